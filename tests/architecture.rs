@@ -90,7 +90,7 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// Layers that know neither files, clocks, sockets nor threads; and their files that do.
-const PURE: &[(&str, &[&str])] = &[
+const PURE_LAYERS: &[(&str, &[&str])] = &[
     // A test, in a file of its own.
     ("codec", &["speculation_tests.rs"]),
     ("tar", &[]),
@@ -111,7 +111,7 @@ const IMPURITIES: &[&str] = &[
 ];
 
 /// The only files that may hold unsafe code.
-const FENCED: &[&str] = &[
+const UNSAFE_FILES: &[&str] = &[
     "src/fuse/takeover.rs",
     "src/fuse/namespace.rs",
     "src/codec/gzip/sys.rs",
@@ -232,7 +232,7 @@ fn layers_in(cell: &str, above: &[&str]) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_says_who_knows_whom() {
+fn architecture_page_lists_imports_of_each_layer() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
     let page = fs::read_to_string(page).expect("readable");
     let (_, table) = page
@@ -261,7 +261,7 @@ fn the_page_says_who_knows_whom() {
 }
 
 #[test]
-fn layers_import_only_what_lies_below_them() {
+fn layers_import_only_lower_layers() {
     let known: BTreeSet<&str> = LAYERS.iter().map(|layer| layer.name).collect();
     let (mut wrong, mut seen) = (Vec::new(), BTreeSet::new());
     for source in sources() {
@@ -320,7 +320,7 @@ fn dependencies(manifest: &str) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn external_crates_are_at_home_where_the_manifest_says() {
+fn external_crates_are_used_only_in_their_declared_layers() {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let manifest = fs::read_to_string(manifest).expect("readable");
     let dependencies = dependencies(&manifest);
@@ -331,7 +331,7 @@ fn external_crates_are_at_home_where_the_manifest_says() {
             .iter()
             .filter(|source| names_crate(&source.code, &name));
         let users: BTreeSet<_> = users.map(|source| source.layer.clone()).collect();
-        let is_pure = |layer: &String| PURE.iter().any(|(pure, _)| layer == pure);
+        let is_pure = |layer: &String| PURE_LAYERS.iter().any(|(pure, _)| layer == pure);
         let is_right = match homes.first().map(String::as_str) {
             Some("every layer") => !users.is_empty(),
             Some("every impure layer") => !users.is_empty() && !users.iter().any(is_pure),
@@ -347,10 +347,10 @@ fn external_crates_are_at_home_where_the_manifest_says() {
 }
 
 #[test]
-fn pure_layers_know_no_files_clocks_or_threads() {
+fn pure_layers_use_no_files_clocks_or_threads() {
     let mut wrong = Vec::new();
     for source in sources() {
-        let Some((_, exceptions)) = PURE.iter().find(|(layer, _)| *layer == source.layer) else {
+        let Some((_, exceptions)) = PURE_LAYERS.iter().find(|(layer, _)| *layer == source.layer) else {
             continue;
         };
         let file = source.path.file_name().expect("a file").to_string_lossy();
@@ -366,9 +366,9 @@ fn pure_layers_know_no_files_clocks_or_threads() {
 }
 
 #[test]
-fn unsafe_code_is_fenced() {
+fn unsafe_code_is_only_in_listed_files() {
     for source in sources() {
-        let fenced = FENCED.iter().any(|fence| source.path == Path::new(fence));
+        let fenced = UNSAFE_FILES.iter().any(|fence| source.path == Path::new(fence));
         let is_unsafe = source.code.contains("unsafe {") || source.code.contains("unsafe_code");
         assert!(
             fenced || !is_unsafe,
@@ -379,7 +379,7 @@ fn unsafe_code_is_fenced() {
 }
 
 #[test]
-fn grouped_imports_are_seen() {
+fn import_scan_finds_grouped_imports() {
     let names = imported_layers("use crate::{codec::{self, Pull}, fetch};\ncrate::tar::Parser");
     assert_eq!(
         names.into_iter().collect::<Vec<_>>(),

@@ -13,7 +13,7 @@ readonly contender_programs=(tar bsdtar wget curl aria2c fastar lz4 zstd xz bzip
 readonly tar_command='tar -xp --numeric-owner --warning=no-timestamp'
 
 # Whether contender $1 is installed.
-is_there() {
+is_available() {
     case $1 in
     fastar*) command -v fastar >/dev/null ;;
     *) true ;;
@@ -21,7 +21,7 @@ is_there() {
 }
 
 # Whether contender $1 can unpack archive $2 on network $3; or, for a floor, has something to say.
-takes_part() {
+is_supported() {
     case $1:$3:$2 in
     tarfs*) true ;;
     inflate:plain:*.gz | inflate:none:*.gz) true ;;
@@ -41,7 +41,7 @@ takes_part() {
 # it, into the directory $5/tree.
 line_of() {
     local place tree="-C '$5/tree'" tar
-    place="'$(place_of "$2" "$3" "$4")'"
+    place="'$(archive_location "$2" "$3" "$4")'"
     tar="$tar_command $(tar_option "$2") $tree"
     case $1 in
     tarfs) echo "'$TARFS' materialize -q --numeric-owner $place $tree" ;;

@@ -12,7 +12,7 @@ readonly contender_programs=(ratarmount archivemount fuse-archive squashfuse mks
     fio nginx)
 
 # Whether contender $1 is installed.
-is_there() {
+is_available() {
     case $1 in
     ratarmount*) command -v ratarmount >/dev/null ;;
     archivemount | fuse-archive) command -v "$1" >/dev/null ;;
@@ -28,7 +28,7 @@ kernel_has() {
 }
 
 # Whether contender $1 can show an archive on network $3: tarfs and ratarmount speak HTTP.
-takes_part() {
+is_supported() {
     case $1:$3 in
     tarfs* | materialize:* | ratarmount* | *:none) true ;;
     *) false ;;

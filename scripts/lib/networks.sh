@@ -41,7 +41,7 @@ networks_stop() {
 }
 
 # Where the archive $1 of the directory $3 is found on network $2.
-place_of() {
+archive_location() {
     case $2 in
     plain) echo "$nginx_url/$1" ;;
     60MB) echo "$nginx_limited_url/$1" ;;

@@ -63,7 +63,7 @@ race() {
     local archive network
     for network in "${on[@]}"; do
         for archive in "${archives[@]}"; do
-            find_racing "$archive" "$network"
+            select_contenders "$archive" "$network"
             run_rounds "$archive" "$network"
             rows_of_table "$archive" "$network"
         done
@@ -71,21 +71,21 @@ race() {
 }
 
 # Sets racing to the contenders that archive $1 is measured with on network $2.
-find_racing() {
+select_contenders() {
     local contender
     racing=()
     for contender in "${wanted[@]}" "${also[@]}"; do
-        if is_there "$contender" && takes_part "$contender" "$1" "$2"; then
+        if is_available "$contender" && is_supported "$contender" "$1" "$2"; then
             racing+=("$contender")
         fi
     done
 }
 
 # Says who was not measured.
-name_missing() {
+print_missing_contenders() {
     local contender
     for contender in "${wanted[@]}"; do
-        is_there "$contender" || echo "$contender: not measured, as it is not on PATH."
+        is_available "$contender" || echo "$contender: not measured, as it is not on PATH."
     done
 }
 

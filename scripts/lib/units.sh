@@ -45,13 +45,13 @@ start() {
 }
 
 # Has somebody be in the directory $1, until `leave`.
-stay_in() {
+keep_directory_busy() {
     # shellcheck disable=SC2016 # The inner shell expands these.
     in_machine bash -c 'cd "$1" && echo $$ >/run/user.pid && exec sleep 1000' bash "$1" >/dev/null 2>&1 &
     expect_soon in_machine test -s /run/user.pid
 }
 
-leave() {
+release_directory() {
     # shellcheck disable=SC2016 # The inner shell expands these.
     in_machine bash -c 'kill "$(cat /run/user.pid)" && rm /run/user.pid'
 }
@@ -73,10 +73,10 @@ try_service() {
     expect success "a service that was stopped" property Result plain
     # Whoever is in it does not hold up the system's end.
     start plain
-    stay_in /srv/plain
+    keep_directory_busy /srv/plain
     in_machine systemctl stop tarfs@plain
     if is_mounted /srv/plain; then fail "a service that was stopped while in use has left its mount"; fi
-    leave
+    release_directory
     echo "a service is ready when it answers, and gone when it was stopped"
 }
 
@@ -92,7 +92,7 @@ try_kills() {
     local main server
     main=$(property MainPID kept)
     server=$(in_machine cat "/proc/$main/task/$main/children")
-    stay_in /srv/kept
+    keep_directory_busy /srv/kept
     in_machine kill -KILL "${server% }"
     expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO another process goes on"'
     expect hello "a service whose server was killed" in_machine cat /srv/kept/file
@@ -102,7 +102,7 @@ try_kills() {
     # It is the same mount, with its users in it.
     # shellcheck disable=SC2016 # The inner shell expands these.
     expect /srv/kept "a user of a mount" in_machine bash -c 'cd "/proc/$(cat /run/user.pid)/cwd/" && pwd -P'
-    leave
+    release_directory
     in_machine systemctl stop tarfs@kept
     expect success "a service that was stopped" property Result kept
     if is_mounted /srv/kept; then fail "a service that was gone on with has left its mount"; fi

@@ -4,9 +4,9 @@
 //! seeds and some thousand mutations of them; `scripts/fuzz` runs the same targets for as long as one
 //! likes, guided by what they cover.
 
-#[path = "../it/support/noise.rs"]
+#[path = "../it/support/rng.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
-mod noise;
+mod rng;
 #[path = "../it/support/packing.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod packing;
@@ -24,7 +24,7 @@ mod targets;
 use tarfs::{archive, base, index, list, tar};
 
 use mutations::mutate;
-use noise::Noise;
+use rng::Rng;
 use targets::Target;
 
 /// More memory than any target may want, all tests at once: an allocation of what an input claims
@@ -47,7 +47,7 @@ fn run(name: &str, mutations: u64) {
         (target.run)(seed);
     }
     for round in 0..rounds::rounds(mutations) {
-        let mut noise = Noise::new(rounds::seed().wrapping_mul(1 << 32) + round);
+        let mut noise = Rng::new(rounds::seed().wrapping_mul(1 << 32) + round);
         let mutation = mutate(&seeds, &mut noise);
         let tried = std::panic::catch_unwind(|| (target.run)(&mutation));
         if tried.is_err() {
@@ -84,11 +84,11 @@ tests! {
     any_bytes_as_xz "xz" 400,
     any_bytes_as_bzip2 "bzip2" 200,
     any_bytes_as_seek_points "resume" 400,
-    any_bytes_as_an_index "index" 3000,
-    any_bytes_as_a_spool "spool" 300,
-    any_bytes_as_a_profile "profile" 3000,
-    any_bytes_as_a_servers_answer "answer" 3000,
-    any_bytes_as_a_keepers_packet "packet" 3000,
-    any_bytes_as_an_image "image" 3000,
+    any_bytes_as_index "index" 3000,
+    any_bytes_as_cache_file "disk_cache" 300,
+    any_bytes_as_access_profile "profile" 3000,
+    any_bytes_as_http_response_head "answer" 3000,
+    any_bytes_as_supervisor_packet "packet" 3000,
+    any_bytes_as_image "image" 3000,
     any_bytes_as_texts "texts" 3000,
 }

@@ -1,9 +1,9 @@
 //! Small damages of all kinds.
 
-use crate::noise::Noise;
+use crate::rng::Rng;
 
 /// Numbers at which lengths, counts and offsets go wrong.
-const EDGES: [u64; 16] = [
+const BOUNDARY_VALUES: [u64; 16] = [
     0,
     1,
     7,
@@ -23,20 +23,20 @@ const EDGES: [u64; 16] = [
 ];
 
 /// One of `seeds` with up to eight damages.
-pub(crate) fn mutate(seeds: &[Vec<u8>], noise: &mut Noise) -> Vec<u8> {
-    let mut bytes = one(seeds, noise).clone();
+pub(crate) fn mutate(seeds: &[Vec<u8>], noise: &mut Rng) -> Vec<u8> {
+    let mut bytes = pick(seeds, noise).clone();
     for _ in 0..=noise.below(4) * noise.below(3) {
-        damage(&mut bytes, seeds, noise);
+        apply_mutation(&mut bytes, seeds, noise);
     }
     bytes
 }
 
-fn one<'a>(seeds: &'a [Vec<u8>], noise: &mut Noise) -> &'a Vec<u8> {
+fn pick<'a>(seeds: &'a [Vec<u8>], noise: &mut Rng) -> &'a Vec<u8> {
     let number = index(noise.below(seeds.len() as u64));
     seeds.get(number).expect("below")
 }
 
-fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], noise: &mut Noise) {
+fn apply_mutation(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], noise: &mut Rng) {
     let at = index(noise.below(bytes.len() as u64));
     let behind = bytes.len() - at;
     // Mostly short.
@@ -56,13 +56,13 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], noise: &mut Noise) {
             drop(bytes.splice(at..at, again));
         }
         6 => {
-            let other = one(seeds, noise);
+            let other = pick(seeds, noise);
             let from = index(noise.below(other.len() as u64));
             let part = other.iter().copied().skip(from).take(4 * len);
             drop(bytes.splice(at..at + len, part));
         }
         _ => {
-            let edge = EDGES.get(index(noise.below(EDGES.len() as u64)));
+            let edge = BOUNDARY_VALUES.get(index(noise.below(BOUNDARY_VALUES.len() as u64)));
             let edge = edge
                 .expect("below")
                 .wrapping_add(noise.below(3))

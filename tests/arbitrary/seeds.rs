@@ -6,7 +6,7 @@ use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::{Builder, Locator, Options, Origin, format};
 use tarfs::tar::{Event, Options as TarOptions, Parser};
 
-use crate::noise::Noise;
+use crate::rng::Rng;
 use crate::packing::Packing;
 use crate::raw::{Archive, GNU, Header, V7, pax_records};
 
@@ -112,7 +112,7 @@ pub(crate) fn packed(compression: Compression) -> Vec<Vec<u8>> {
     let archive: Bytes = archives().swap_remove(0).into();
     // More than a span in few bytes.
     let zeros: Bytes = vec![0; (1 << 20) + 70_000].into();
-    let text: Bytes = Noise::new(7).text(3000).into();
+    let text: Bytes = Rng::new(7).text(3000).into();
     let packings = Packing::ALL.into_iter();
     let packings = packings.filter(|&packing| packs_as(packing) == compression);
     let seeds = packings.flat_map(|packing| {

@@ -25,7 +25,7 @@ use fuser::{
     SessionACL,
 };
 
-const FOR_EVER: Duration = Duration::from_hours(365 * 24);
+const TTL: Duration = Duration::from_hours(365 * 24);
 
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
@@ -34,7 +34,7 @@ fn main() -> anyhow::Result<()> {
     let (Some(directory), Some(mountpoint)) = (words.next(), words.next()) else {
         anyhow::bail!("usage: bare DIR MOUNTPOINT");
     };
-    let tree = Bare::read(Path::new(&directory))?;
+    let tree = MemoryFs::read(Path::new(&directory))?;
     let mut config = Config::default();
     config.n_threads = Some(2);
     config.acl = SessionACL::All;
@@ -64,7 +64,7 @@ fn raise_read_ahead(mountpoint: &Path) -> anyhow::Result<()> {
 }
 
 /// A tree in memory.
-struct Bare {
+struct MemoryFs {
     /// By inode number less one.
     nodes: Vec<Node>,
     names: HashMap<(u64, OsString), u64>,
@@ -78,7 +78,7 @@ struct Node {
     content: Vec<u8>,
 }
 
-impl Bare {
+impl MemoryFs {
     fn read(directory: &Path) -> anyhow::Result<Self> {
         let mut tree = Self {
             nodes: Vec::new(),
@@ -210,7 +210,7 @@ fn attributes(metadata: &Metadata, inode: u64) -> anyhow::Result<FileAttr> {
     })
 }
 
-impl Filesystem for Bare {
+impl Filesystem for MemoryFs {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let wanted = InitFlags::FUSE_DO_READDIRPLUS
             | InitFlags::FUSE_READDIRPLUS_AUTO
@@ -228,14 +228,14 @@ impl Filesystem for Bare {
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         let found = self.names.get(&(parent.0, name.to_owned()));
         match found.map(|&inode| self.node(inode)) {
-            Some(Ok(node)) => reply.entry(&FOR_EVER, &node.attributes, Generation(0)),
+            Some(Ok(node)) => reply.entry(&TTL, &node.attributes, Generation(0)),
             _ => reply.error(Errno::ENOENT),
         }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         match self.node(ino.0) {
-            Ok(node) => reply.attr(&FOR_EVER, &node.attributes),
+            Ok(node) => reply.attr(&TTL, &node.attributes),
             Err(errno) => reply.error(errno),
         }
     }
@@ -321,7 +321,7 @@ impl Filesystem for Bare {
                     attributes.ino,
                     next,
                     name,
-                    &FOR_EVER,
+                    &TTL,
                     attributes,
                     Generation(0),
                 )

@@ -265,8 +265,8 @@ fn walk(mut chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
     'frame: loop {
         let mut buffer = chunks.next().expect("the frame has an end");
         let start = HEADROOM - rest.len();
-        let room = buffer.get_mut(start..HEADROOM).expect("less than a block");
-        room.copy_from_slice(&rest);
+        let output = buffer.get_mut(start..HEADROOM).expect("less than a block");
+        output.copy_from_slice(&rest);
         rest = buffer.freeze().slice(start..);
         let checksum_len = *checksum_len.get_or_insert_with(|| frame_header(&mut rest));
         while let Some((len, behind)) = rest.split_first_chunk() {
@@ -322,10 +322,10 @@ fn decode(jobs: &Mutex<Receiver<Job>>, pool: &BufferPool) {
 
 /// The same decoder that tarfs has.
 #[expect(unsafe_code, reason = "liblz4 has no safe interface")]
-fn unpack(packed: &[u8], room: &mut [u8]) -> Option<usize> {
+fn unpack(packed: &[u8], output: &mut [u8]) -> Option<usize> {
     let packed_len = packed.len().try_into().ok()?;
-    let room_len = room.len().try_into().ok()?;
-    let (from, to) = (packed.as_ptr().cast(), room.as_mut_ptr().cast());
+    let room_len = output.len().try_into().ok()?;
+    let (from, to) = (packed.as_ptr().cast(), output.as_mut_ptr().cast());
     // SAFETY: both point to as many bytes as is said, and do not overlap.
     let len = unsafe { lz4_sys::LZ4_decompress_safe(from, to, packed_len, room_len) };
     len.try_into().ok()
@@ -335,10 +335,10 @@ fn unpack(packed: &[u8], room: &mut [u8]) -> Option<usize> {
 struct Work {
     directory: Arc<OwnedFd>,
     name: Vec<u8>,
-    what: What,
+    what: EntryKind,
 }
 
-enum What {
+enum EntryKind {
     /// Bytes of a file. Whoever comes first creates it.
     Piece {
         offset: u64,
@@ -354,19 +354,19 @@ fn write(batches: &Mutex<Receiver<Vec<Work>>>) {
             let (directory, name) = (&work.directory, &work.name);
             let mode = Mode::from_raw_mode(0o666);
             match work.what {
-                What::Piece { offset, bytes } => {
+                EntryKind::Piece { offset, bytes } => {
                     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
                     let file = rustix::fs::openat(directory, name, flags, mode).expect("a file");
                     let mut written = 0;
                     while let Some(bytes) = bytes.get(written..).filter(|left| !left.is_empty()) {
                         written += rustix::io::pwrite(&file, bytes, offset + written as u64)
-                            .expect("room in DIR");
+                            .expect("output in DIR");
                     }
                 }
-                What::Symlink(target) => {
+                EntryKind::Symlink(target) => {
                     rustix::fs::symlinkat(target, directory, name).expect("a symbolic link");
                 }
-                What::Fifo => {
+                EntryKind::Fifo => {
                     rustix::fs::mknodat(directory, name, FileType::Fifo, mode, 0).expect("a FIFO");
                 }
             }
@@ -506,8 +506,8 @@ impl Tree {
         let link = link.unwrap_or_else(|| field(157, 100).to_vec());
         match kind {
             b'1' => self.links.push((below_root(&link), path)),
-            b'2' => self.add(&path, What::Symlink(link)),
-            b'3' | b'4' | b'6' => self.add(&path, What::Fifo),
+            b'2' => self.add(&path, EntryKind::Symlink(link)),
+            b'3' | b'4' | b'6' => self.add(&path, EntryKind::Fifo),
             b'5' => self.make_directory(&path),
             _ if size == 0 => self.file(&path, 0, Bytes::new()),
             _ => {
@@ -529,12 +529,12 @@ impl Tree {
         match kind {
             b'L' => self.long_name = Some(text(body).to_vec()),
             b'K' => self.long_link = Some(text(body).to_vec()),
-            b'x' => self.keywords(body),
+            b'x' => self.pax_records(body),
             _ => {}
         }
     }
 
-    fn keywords(&mut self, mut body: &[u8]) {
+    fn pax_records(&mut self, mut body: &[u8]) {
         while let Some(space) = body.iter().position(|&byte| byte == b' ') {
             let (len, _) = body.split_at(space);
             let len = std::str::from_utf8(len)
@@ -560,10 +560,10 @@ impl Tree {
     }
 
     fn file(&mut self, path: &[u8], offset: u64, bytes: Bytes) {
-        self.add(path, What::Piece { offset, bytes });
+        self.add(path, EntryKind::Piece { offset, bytes });
     }
 
-    fn add(&mut self, path: &[u8], what: What) {
+    fn add(&mut self, path: &[u8], what: EntryKind) {
         let (parent, name) = split(path);
         if self.current.0 != parent {
             self.make_directory(parent);
@@ -572,7 +572,7 @@ impl Tree {
             let directory = rustix::fs::openat(&self.root, here, flags, Mode::empty());
             self.current = (parent.to_vec(), Arc::new(directory.expect("a directory")));
         }
-        if let What::Piece { bytes, .. } = &what {
+        if let EntryKind::Piece { bytes, .. } = &what {
             self.batch_bytes += bytes.len();
         }
         self.batch.push(Work {
@@ -581,11 +581,11 @@ impl Tree {
             what,
         });
         if self.batch.len() >= BATCH_FILES || self.batch_bytes >= BATCH_BYTES {
-            self.hand_over();
+            self.flush_batch();
         }
     }
 
-    fn hand_over(&mut self) {
+    fn flush_batch(&mut self) {
         self.batch_bytes = 0;
         send(&self.batches, std::mem::take(&mut self.batch));
     }
@@ -604,7 +604,7 @@ impl Tree {
 
     /// What is left: hard links.
     fn finish(mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
-        self.hand_over();
+        self.flush_batch();
         self.links
     }
 }

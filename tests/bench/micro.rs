@@ -10,8 +10,8 @@
     reason = "results are shown with few digits"
 )]
 
-#[path = "../it/support/noise.rs"]
-mod noise;
+#[path = "../it/support/rng.rs"]
+mod rng;
 #[path = "../it/support/raw.rs"]
 #[expect(dead_code, reason = "tests need more of it")]
 mod raw;
@@ -33,7 +33,7 @@ use tarfs::materialize::{Materializer, Options};
 use tarfs::tar::{self, Event, Member, Parser};
 use xxhash_rust::xxh32::xxh32;
 
-use noise::Noise;
+use rng::Rng;
 
 const ROUNDS: usize = 5;
 /// Bytes in which a stream is handed on, as chunks and decoded blocks are.
@@ -96,7 +96,7 @@ fn parser() -> anyhow::Result<()> {
 
 /// Files of `len` bytes and directories for them; with a time and a long name in pax headers.
 fn archive(files: usize, len: usize, pax: bool) -> Bytes {
-    let content = Noise::new(1).text(len);
+    let content = Rng::new(1).text(len);
     let mut archive = raw::Archive::new();
     for number in 0..files {
         let folder = number / FILES_A_DIRECTORY;
@@ -159,7 +159,7 @@ fn decoders() -> anyhow::Result<()> {
 /// words are used far more often than others, and noise.
 fn sources(len: usize) -> Vec<u8> {
     const WORDS: u64 = 5000;
-    let mut noise = Noise::new(2);
+    let mut noise = Rng::new(2);
     let vocabulary: Vec<Vec<u8>> = (0..WORDS)
         .map(|_| {
             let len = 3 + noise.below(9);

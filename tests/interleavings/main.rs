@@ -7,9 +7,9 @@
 //!
 //! Without the usual harness: the unit tests in those files would run outside of the scheduler.
 
-#[path = "../it/support/noise.rs"]
+#[path = "../it/support/rng.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
-mod noise;
+mod rng;
 #[path = "../it/support/rounds.rs"]
 mod rounds;
 
@@ -23,8 +23,8 @@ mod base;
     reason = "the library's, and looked at there"
 )]
 mod single_flight;
-mod flying;
-mod taking;
+mod span_fill;
+mod memory_pool;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
@@ -34,68 +34,68 @@ use std::time::Instant;
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Config, Runner};
 
-use noise::Noise;
+use rng::Rng;
 
 /// Orders of each kind, when nobody asks for more.
-const FEW: u64 = 1500;
+const DEFAULT_ROUNDS: u64 = 1500;
 
 /// Changes of turn that matter, in half of the orders.
-const CHANGES: usize = 3;
+const PREEMPTION_POINTS: usize = 3;
 
 /// Threads, and what must hold whatever their order.
-type Scenario = fn(Noise);
+type Scenario = fn(Rng);
 
 /// Runs `scenario` in many orders; what else is chance in there, it takes from the noise.
 fn explore(scenario: Scenario) {
-    let orders = rounds::rounds(FEW);
+    let orders = rounds::rounds(DEFAULT_ROUNDS);
     let iterations = usize::try_from(orders).expect("small");
     let number = AtomicU64::new(rounds::seed().wrapping_mul(1 << 32));
     let number = std::sync::Arc::new(number);
-    let run = move || scenario(Noise::new(number.fetch_add(1, Ordering::SeqCst)));
+    let run = move || scenario(Rng::new(number.fetch_add(1, Ordering::SeqCst)));
     let any = RandomScheduler::new_from_seed(rounds::seed(), iterations);
     Runner::new(any, Config::new()).run(run.clone());
-    let few_changes = PctScheduler::new_from_seed(rounds::seed(), CHANGES, iterations);
+    let few_changes = PctScheduler::new_from_seed(rounds::seed(), PREEMPTION_POINTS, iterations);
     Runner::new(few_changes, Config::new()).run(run);
 }
 
 /// What is explored, by name.
-const TESTS: [(&str, Scenario); 10] = [
+const SCENARIOS: [(&str, Scenario); 10] = [
     (
-        "one_makes_a_span_for_any_number_of_readers",
-        flying::one_for_all,
+        "one_reader_fills_span_for_all_others",
+        span_fill::shared_fill,
     ),
     (
-        "who_waits_for_one_who_fails_or_panics_gets_the_span_from_the_next",
-        flying::after_failures,
+        "waiters_get_span_from_next_filler_after_failure_or_panic",
+        span_fill::fill_after_failures,
     ),
     (
-        "readers_that_wait_share_the_failure_of_the_one_that_makes_a_span",
-        flying::failing_together,
+        "waiters_share_failure_of_the_filler",
+        span_fill::shared_failure,
     ),
     (
-        "buffers_stay_within_their_budget_and_everyone_gets_one",
-        taking::buffers,
+        "buffers_stay_within_budget_and_every_waiter_gets_one",
+        memory_pool::buffers,
     ),
     (
-        "who_takes_no_more_than_is_enough_gets_it_in_the_end",
-        taking::frugally,
+        "soft_limited_takers_get_memory_eventually",
+        memory_pool::soft_limits,
     ),
     (
-        "what_is_lent_is_not_handed_out_until_it_is_back",
-        taking::beside_a_loan,
+        "granted_memory_is_not_handed_out_until_returned",
+        memory_pool::buffers_beside_grant,
     ),
     (
-        "loans_stay_within_their_limit_and_everyone_gets_one",
-        taking::grants,
+        "grants_stay_within_limit_and_every_waiter_gets_one",
+        memory_pool::grants,
     ),
-    ("a_ration_never_waits_and_comes_back_whole", taking::rations),
+    ("preallocated_memory_never_waits_and_is_returned", memory_pool::preallocations),
     (
-        "a_decoder_ahead_of_its_consumer_never_waits_for_ever",
-        taking::long_jobs,
+        "decoder_ahead_of_consumer_never_deadlocks",
+        memory_pool::long_jobs,
     ),
     (
-        "closing_ends_every_wait_for_memory",
-        taking::until_it_is_closed,
+        "closing_pool_ends_all_waits_for_memory",
+        memory_pool::close_during_waits,
     ),
 ];
 
@@ -107,7 +107,7 @@ fn main() -> ExitCode {
     let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(*word));
     let start = Instant::now();
     let (mut passed, mut failed, mut left_out) = (0, 0, 0);
-    for (name, scenario) in TESTS {
+    for (name, scenario) in SCENARIOS {
         if !is_wanted(name) {
             left_out += 1;
         } else if catch_unwind(|| explore(scenario)).is_ok() {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::http::{Resource, Server};
-use crate::support::program::{self, told};
-use crate::support::raw::{Archive, Header, noise};
-use crate::support::refusal::{self, Refused};
+use crate::support::program::{self, stderr_text};
+use crate::support::raw::{Archive, Header, random_bytes};
+use crate::support::failing_syscall::{self, FailingSyscall};
 use crate::support::wait;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
@@ -63,10 +63,10 @@ impl Place {
     }
 
     /// The same without a system call.
-    fn without(&self, refused: Refused, more: &[&str]) -> Output {
+    fn with_failing_syscall(&self, refused: FailingSyscall, more: &[&str]) -> Output {
         let arguments = ["materialize", "-q", "a.tar", "-C", "in/out"];
         self.run(
-            refusal::without(refused, PROGRAM)
+            failing_syscall::with_failing_syscall(refused, PROGRAM)
                 .args(arguments)
                 .args(more),
         )
@@ -84,7 +84,7 @@ impl Place {
     }
 
     /// Makes `in/out` of what is fed to it.
-    fn feed(&self, command: &mut Command) -> Fed {
+    fn feed(&self, command: &mut Command) -> FedRun {
         let child = command
             .args(["materialize", "-q", "-", "--chunk-size", "64K"])
             .args(["--atomic", "-C", "in/out"])
@@ -92,11 +92,11 @@ impl Place {
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        Fed(child.expect("started"))
+        FedRun(child.expect("started"))
     }
 
     /// Waits until something was written below a temporary name; where.
-    fn half_made(&self) -> PathBuf {
+    fn staging_path(&self) -> PathBuf {
         wait_for(|| {
             let names = self.names();
             let hidden = names.iter().find(|name| name.starts_with(".out.tarfs-"))?;
@@ -107,9 +107,9 @@ impl Place {
 }
 
 /// A run that reads what it is fed.
-struct Fed(Child);
+struct FedRun(Child);
 
-impl Fed {
+impl FedRun {
     fn write(&mut self, bytes: &[u8]) {
         let stdin = self.0.stdin.as_mut().expect("open");
         stdin.write_all(bytes).expect("read");
@@ -131,15 +131,15 @@ fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < wait::PATIENCE, "it does not come");
+        assert!(start.elapsed() < wait::WAIT_TIMEOUT, "it does not come");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[track_caller]
-fn assert_well(output: &Output) {
+fn assert_success(output: &Output) {
     assert_eq!(
-        (output.status.code(), told(output)),
+        (output.status.code(), stderr_text(output)),
         (Some(0), String::new())
     );
 }
@@ -147,7 +147,7 @@ fn assert_well(output: &Output) {
 /// The run failed and said this, in whatever lines.
 #[track_caller]
 fn assert_failed(output: &Output, words: &[&str]) {
-    let text = told(output);
+    let text = stderr_text(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     for word in words {
         assert_eq!(text.matches(word).count(), 1, "'{word}' in: {text}");
@@ -167,7 +167,7 @@ fn assert_same_trees(one: &Path, other: &Path, more: &[&str]) {
 
 fn shell(place: &Place, script: &str) {
     let output = place.run(Command::new("sh").args(["-ec", script]));
-    assert!(output.status.success(), "{script}: {}", told(&output));
+    assert!(output.status.success(), "{script}: {}", stderr_text(&output));
 }
 
 /// The beginning of an archive: enough that something is written.
@@ -176,7 +176,7 @@ fn beginning() -> Archive {
         .directory("top/")
         .file("top/a", "hello\n")
         .add(Header::new("top/closed/", b'5').mode(0o555), "")
-        .file("top/closed/file", noise(100_000))
+        .file("top/closed/file", random_bytes(100_000))
         .symlink("top/link", "a")
         .hard_link("top/hard", "top/a")
         .add(Header::new("top/b", b'0').mode(0o4755).owner(7, 8), "bee")
@@ -187,11 +187,11 @@ const FIRST_BYTES: usize = 2_000_000;
 
 /// An archive that comes in two parts.
 fn long() -> Vec<u8> {
-    beginning().file("top/z", noise(3_000_000)).end()
+    beginning().file("top/z", random_bytes(3_000_000)).end()
 }
 
 fn whole() -> Vec<u8> {
-    beginning().file("top/z", noise(300_000)).end()
+    beginning().file("top/z", random_bytes(300_000)).end()
 }
 
 /// With a say about the root.
@@ -213,7 +213,7 @@ fn special_directory(owner: &str) -> String {
 }
 
 #[test]
-fn a_whole_tree_is_the_same_as_one_made_in_place() {
+fn atomic_tree_equals_tree_written_in_place() {
     let user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
     for archive in [whole(), with_root(0o1711), with_root(0o555)] {
         for (user, before) in [
@@ -246,23 +246,23 @@ fn a_whole_tree_is_the_same_as_one_made_in_place() {
 }
 
 #[test]
-fn nothing_appears_before_all_is_there() {
+fn nothing_appears_before_tree_is_complete() {
     let place = Place::new();
     let mut fed = place.feed(&mut Command::new(PROGRAM));
     fed.write(&long()[..FIRST_BYTES]);
-    let tree = place.half_made();
+    let tree = place.staging_path();
     assert_eq!(place.names().len(), 1);
     let mode = fs::metadata(&tree).expect("there").mode();
     assert_eq!(mode & 0o7777, 0o700, "not for others yet");
     fed.write(&long()[FIRST_BYTES..]);
-    assert_well(&fed.end());
+    assert_success(&fed.end());
     assert_eq!(place.names(), ["out"]);
     let last = fs::read(place.path("in/out/top/z")).expect("there");
-    assert_eq!(last, noise(3_000_000));
+    assert_eq!(last, random_bytes(3_000_000));
 }
 
 #[test]
-fn staging_directory_is_private_in_a_set_group_id_parent() {
+fn staging_directory_is_private_in_set_group_id_parent() {
     for group in [65534, 100] {
         let place = Place::new();
         let script = format!("chgrp {group} in && chmod 2777 in && setfacl -d -m g:10:rx in");
@@ -272,11 +272,11 @@ fn staging_directory_is_private_in_a_set_group_id_parent() {
         user.args(["--reuid=65534", "--regid=65534", "--clear-groups", program]);
         let mut fed = place.feed(&mut user);
         fed.write(&long()[..FIRST_BYTES]);
-        let tree = place.half_made();
+        let tree = place.staging_path();
         let mode = fs::metadata(&tree).expect("there").mode();
         assert_eq!(mode & 0o777, 0o700, "not for others yet");
         fed.write(&long()[FIRST_BYTES..]);
-        assert_well(&fed.end());
+        assert_success(&fed.end());
         shell(
             &place,
             "setpriv --reuid=65534 --regid=65534 --clear-groups mkdir in/plain",
@@ -289,11 +289,11 @@ fn staging_directory_is_private_in_a_set_group_id_parent() {
 }
 
 #[test]
-fn a_tree_that_is_not_whole_does_not_appear() {
+fn incomplete_atomic_tree_does_not_appear() {
     let not_whole = "in/out: nothing was put there, because the tree is not whole";
     let damaged = beginning().add(Header::new("top/bad", b'0').damaged(), "");
-    let damaged = damaged.file("top/z", noise(5000)).end();
-    let truncated = beginning().file("top/z", noise(5000)).unfinished();
+    let damaged = damaged.file("top/z", random_bytes(5000)).end();
+    let truncated = beginning().file("top/z", random_bytes(5000)).unfinished();
     let truncated = truncated.get(..truncated.len() - 3000).expect("longer");
     let refused = beginning().file("../up", "x").file("/a/../b", "x").end();
     for (archive, words) in [
@@ -319,7 +319,7 @@ fn a_tree_that_is_not_whole_does_not_appear() {
 }
 
 #[test]
-fn another_user_s_unfinished_tree_goes_too_whatever_its_modes() {
+fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
     let place = Place::with(beginning().file("top/closed/../x", "").end());
     let program = place.public_program();
     let script = format!(
@@ -335,7 +335,7 @@ fn another_user_s_unfinished_tree_goes_too_whatever_its_modes() {
 }
 
 #[test]
-fn what_is_in_the_way_is_told_before_anything_is_fetched() {
+fn existing_destination_is_reported_before_fetching() {
     let server = Server::start();
     server.serve("/a.tar", Resource::new(whole()));
     let place = Place::new();
@@ -352,7 +352,7 @@ fn what_is_in_the_way_is_told_before_anything_is_fetched() {
         );
         let output = place.run(Command::new("unshare").args(["-m", "sh", "-ec", &script]));
         assert_failed(&output, words);
-        assert_eq!(told(&output).lines().count(), 1);
+        assert_eq!(stderr_text(&output).lines().count(), 1);
     };
     refused(
         "in/full",
@@ -372,7 +372,7 @@ fn what_is_in_the_way_is_told_before_anything_is_fetched() {
     for nameless in [".", "/", "in/.."] {
         refused(nameless, &["has no name"]);
     }
-    assert!(server.seen("/a.tar").is_empty());
+    assert!(server.requests("/a.tar").is_empty());
     assert_eq!(place.names(), ["dangling", "file", "full", "mounted"]);
     assert_eq!(
         fs::read(place.path("in/full/file")).expect("kept"),
@@ -381,22 +381,22 @@ fn what_is_in_the_way_is_told_before_anything_is_fetched() {
 }
 
 #[test]
-fn a_link_to_an_empty_directory_stays_and_leads_to_the_tree() {
+fn link_to_empty_directory_stays_and_leads_to_tree() {
     let place = Place::with(whole());
     fs::create_dir(place.path("in/elsewhere")).expect("fresh");
     symlink("elsewhere", place.path("in/out")).expect("made");
-    assert_well(&place.atomic(&[]));
+    assert_success(&place.atomic(&[]));
     assert_eq!(place.names(), ["elsewhere", "out"]);
     assert!(place.path("in/out").is_symlink());
     assert!(place.path("in/elsewhere/top/z").exists());
 }
 
 #[test]
-fn what_came_there_meanwhile_is_not_replaced() {
+fn destination_created_meanwhile_is_not_replaced() {
     let empty = "mkdir in/out";
     let full = "mkdir -p in/out; echo kept >in/out/file";
     let link = "ln -s nowhere in/out";
-    let noreplace = || refusal::without(refusal::RENAME_NOREPLACE, PROGRAM);
+    let noreplace = || failing_syscall::with_failing_syscall(failing_syscall::RENAME_NOREPLACE, PROGRAM);
     let plain = || Command::new(PROGRAM);
     let kernels: [&dyn Fn() -> Command; 2] = [&plain, &noreplace];
     for program in kernels {
@@ -405,7 +405,7 @@ fn what_came_there_meanwhile_is_not_replaced() {
             shell(&place, before);
             let mut fed = place.feed(&mut program());
             fed.write(&long()[..FIRST_BYTES]);
-            place.half_made();
+            place.staging_path();
             shell(&place, meanwhile);
             let inode = fs::symlink_metadata(place.path("in/out"))
                 .expect("made")
@@ -423,22 +423,22 @@ fn what_came_there_meanwhile_is_not_replaced() {
 }
 
 #[test]
-fn where_rename_cannot_promise_to_replace_nothing_a_tree_appears_all_the_same() {
+fn atomic_tree_appears_without_rename_noreplace_support() {
     let place = Place::with(whole());
-    assert_well(&place.without(refusal::RENAME_NOREPLACE, &["--atomic"]));
+    assert_success(&place.with_failing_syscall(failing_syscall::RENAME_NOREPLACE, &["--atomic"]));
     assert_eq!(place.names(), ["out"]);
     assert!(place.path("in/out/top/z").exists());
 }
 
 /// Lets `env` run the program, which then heeds signals that these tests were started deaf to, as
 /// a shell starts what it runs in the background.
-fn heeding_signals(mut env: Command) -> Command {
+fn with_default_signals(mut env: Command) -> Command {
     env.args(["--default-signal", PROGRAM]);
     env
 }
 
 #[test]
-fn a_signal_in_the_midst_leaves_nothing() {
+fn signal_during_atomic_run_leaves_nothing() {
     for (signal, number) in [(Signal::TERM, 15), (Signal::INT, 2), (Signal::HUP, 1)] {
         let server = Server::start();
         let resource = Resource::new(long()).without_ranges();
@@ -446,45 +446,45 @@ fn a_signal_in_the_midst_leaves_nothing() {
             resource.answer(request).stall_after(FIRST_BYTES)
         });
         let place = Place::new();
-        let child = heeding_signals(Command::new("env"))
+        let child = with_default_signals(Command::new("env"))
             .args(["materialize", "-q", &server.url("/a.tar")])
             .args(["--atomic", "-C", "in/out"])
             .current_dir(place.0.path())
             .stderr(Stdio::piped())
             .spawn()
             .expect("started");
-        let tree = place.half_made();
+        let tree = place.staging_path();
         wait_for(|| tree.join("top/z").exists().then_some(()));
         kill_process(Pid::from_child(&child), signal).expect("alive");
         let output = child.wait_with_output().expect("an end");
         assert_eq!(output.status.signal(), Some(number));
-        assert_eq!(told(&output), "");
+        assert_eq!(stderr_text(&output), "");
         assert_eq!(place.names(), Vec::<String>::new());
     }
 }
 
 #[test]
-fn what_cannot_be_removed_is_told_unless_a_second_signal_comes() {
-    assert!(ends_untidily(false), "nothing was too late");
+fn failed_removal_is_reported_unless_second_signal_comes() {
+    assert!(is_interrupted_in_time(false), "nothing was too late");
     // The second that removal goes on may be over before a busy machine gets that far.
-    assert!((0..5).any(|_| ends_untidily(true)), "always too late");
+    assert!((0..5).any(|_| is_interrupted_in_time(true)), "always too late");
 }
 
 /// Sends a signal to a run that cannot remove anything, and a `second` one; whether that was in time.
-fn ends_untidily(second: bool) -> bool {
+fn is_interrupted_in_time(second: bool) -> bool {
     let place = Place::new();
-    let mut fed = place.feed(&mut heeding_signals(refusal::without(
-        refusal::UNLINKAT,
+    let mut fed = place.feed(&mut with_default_signals(failing_syscall::with_failing_syscall(
+        failing_syscall::UNLINKAT,
         "/usr/bin/env",
     )));
     fed.write(long().get(..FIRST_BYTES).expect("longer"));
-    let tree = place.half_made();
+    let tree = place.staging_path();
     // The end of the archive would end the run by itself.
     let _open = fed.0.stdin.take();
     let start = Instant::now();
     kill_process(fed.pid(), Signal::TERM).expect("alive");
     if second {
-        wait::until("the first is heard", || {
+        wait::wait_until("the first is heard", || {
             !is_pending(fed.pid(), Signal::TERM)
         });
         // Who was told of it is to take note of it.
@@ -499,10 +499,10 @@ fn ends_untidily(second: bool) -> bool {
     assert_eq!(output.status.signal(), Some(if second { 2 } else { 15 }));
     let leftover = format!("in/{}: cannot remove", place.names().concat());
     assert_eq!(
-        told(&output).contains(&leftover),
+        stderr_text(&output).contains(&leftover),
         !second,
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     assert!(tree.join("top/a").exists());
     true
@@ -523,43 +523,43 @@ fn is_pending(process: Pid, signal: Signal) -> bool {
 }
 
 #[test]
-fn a_signal_that_was_to_be_ignored_is_ignored() {
+fn signal_ignored_at_start_stays_ignored() {
     let place = Place::new();
     let mut nohup = Command::new("sh");
     nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", PROGRAM]);
     let mut fed = place.feed(&mut nohup);
     fed.write(&long()[..FIRST_BYTES]);
-    place.half_made();
+    place.staging_path();
     kill_process(fed.pid(), Signal::HUP).expect("alive");
     fed.write(&long()[FIRST_BYTES..]);
-    assert_well(&fed.end());
+    assert_success(&fed.end());
     assert_eq!(place.names(), ["out"]);
 }
 
 #[test]
-fn what_a_killed_run_left_is_in_nobodys_way() {
+fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
     let place = Place::with(whole());
     let mut fed = place.feed(&mut Command::new(PROGRAM));
     fed.write(&long()[..FIRST_BYTES]);
-    let left = place.half_made();
+    let left = place.staging_path();
     kill_process(fed.pid(), Signal::KILL).expect("alive");
     assert_eq!(fed.end().status.signal(), Some(9));
     assert!(left.join("top/a").exists());
-    assert_well(&place.atomic(&[]));
+    assert_success(&place.atomic(&[]));
     assert_eq!(place.names().len(), 2);
     assert!(place.path("in/out/top/z").exists());
 }
 
 #[test]
-fn syncing_is_done_once_and_only_when_asked_for() {
+fn sync_runs_once_and_only_with_flag() {
     let synced = |more: &[&str]| {
         let place = Place::with(whole());
         fs::create_dir(place.path("in/out")).expect("fresh");
         let arguments = ["materialize", "-q", "a.tar", "-C", "in/out", "--stats"];
         let output = place.run(Command::new(PROGRAM).args(arguments).args(more));
-        assert_eq!(output.status.code(), Some(0), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
         assert!(place.path("in/out/top/z").exists());
-        told(&output).contains("synced_file_systems: 1\n")
+        stderr_text(&output).contains("synced_file_systems: 1\n")
     };
     assert!(!synced(&[]));
     assert!(!synced(&["--atomic"]));
@@ -568,20 +568,20 @@ fn syncing_is_done_once_and_only_when_asked_for() {
 }
 
 #[test]
-fn what_cannot_be_synced_is_an_error_and_no_whole_tree() {
+fn failed_sync_is_an_error_and_tree_does_not_appear() {
     let told = &["in/out: cannot bring to disk", "Input/output error"];
     let place = Place::with(whole());
     assert_failed(
-        &place.without(refusal::SYNCFS, &["--sync", "--atomic"]),
+        &place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync", "--atomic"]),
         told,
     );
     assert_eq!(place.names(), Vec::<String>::new());
     fs::create_dir(place.path("in/out")).expect("fresh");
-    assert_failed(&place.without(refusal::SYNCFS, &["--sync"]), told);
-    assert_well(&place.without(refusal::SYNCFS, &[]));
+    assert_failed(&place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync"]), told);
+    assert_success(&place.with_failing_syscall(failing_syscall::SYNCFS, &[]));
     // By then it has appeared.
     fs::remove_dir_all(place.path("in/out")).expect("there");
-    let output = place.without(refusal::FSYNC, &["--sync", "--atomic"]);
+    let output = place.with_failing_syscall(failing_syscall::FSYNC, &["--sync", "--atomic"]);
     assert_failed(&output, &["in: cannot bring to disk", "Input/output error"]);
     assert!(place.path("in/out/top/z").exists());
 }

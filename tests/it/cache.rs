@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, told};
+use crate::support::program::{tarfs, stderr_text};
 use crate::support::tree::Tree;
 
 /// A server with two archives, a place to mount one, and a cache.
@@ -39,22 +39,22 @@ impl Place {
     }
 
     #[track_caller]
-    fn says(&self, words: &[&str]) -> String {
+    fn stdout_of(&self, words: &[&str]) -> String {
         let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
     #[track_caller]
-    fn refuses(&self, words: &[&str]) -> String {
+    fn error_of(&self, words: &[&str]) -> String {
         let output = self.tarfs(words);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        told(&output)
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+        stderr_text(&output)
     }
 
     /// Kind, source and whether it is in use of everything that is kept.
-    fn listed(&self) -> Vec<(String, String, bool)> {
-        let text = self.says(&["cache", "list", "--json"]);
+    fn cache_list(&self) -> Vec<(String, String, bool)> {
+        let text = self.stdout_of(&["cache", "list", "--json"]);
         let mut listed: Vec<_> = text
             .lines()
             .map(|line| {
@@ -79,7 +79,7 @@ impl Place {
     /// Mounts `/mixed`, with an index and a spool, and keeps it mounted.
     fn mount(&self) -> Mounted<'_> {
         let url = self.server.url("/mixed");
-        self.says(&["mount", "--wait-index", &url, "mnt"]);
+        self.stdout_of(&["mount", "--wait-index", &url, "mnt"]);
         Mounted(self)
     }
 }
@@ -92,29 +92,29 @@ impl Drop for Mounted<'_> {
     }
 }
 
-fn kept(kind: &str, source: &str, in_use: bool) -> (String, String, bool) {
+fn cache_entry(kind: &str, source: &str, in_use: bool) -> (String, String, bool) {
     (kind.to_owned(), source.to_owned(), in_use)
 }
 
 #[test]
-fn what_is_kept_is_listed_and_goes_but_for_what_a_mount_uses() {
+fn cache_entries_are_listed_and_pruned_unless_in_use() {
     let place = Place::new();
-    assert_eq!(place.says(&["cache", "list"]), "");
+    assert_eq!(place.stdout_of(&["cache", "list"]), "");
     assert_eq!(
-        place.says(&["cache", "clear"]),
+        place.stdout_of(&["cache", "clear"]),
         "removed 0 files, 0 B, kept 0 files, 0 B\n"
     );
     let other = place.server.url("/other?key=value");
-    place.says(&["index", &other, "--quiet"]);
+    place.stdout_of(&["index", &other, "--quiet"]);
     let mount = place.mount();
     let expected = [
-        kept("disk-cache", "mixed", true),
-        kept("index", "mixed", true),
+        cache_entry("disk-cache", "mixed", true),
+        cache_entry("index", "mixed", true),
     ];
-    let listed = place.listed();
+    let listed = place.cache_list();
     assert_eq!(listed.len(), 3);
     assert_eq!(listed.get(..2), expected.get(..));
-    let words = place.says(&["cache", "list"]);
+    let words = place.stdout_of(&["cache", "list"]);
     assert!(
         words.starts_with("KIND ") && words.contains("in use"),
         "{words}"
@@ -126,49 +126,49 @@ fn what_is_kept_is_listed_and_goes_but_for_what_a_mount_uses() {
             .is_some_and(|sum| sum.starts_with("3 files, "))
     );
 
-    let dry = place.says(&["cache", "clear", "--dry-run"]);
+    let dry = place.stdout_of(&["cache", "clear", "--dry-run"]);
     assert!(dry.contains("/other") && !dry.contains("/mixed"), "{dry}");
-    assert_eq!(place.listed().len(), 3);
+    assert_eq!(place.cache_list().len(), 3);
     assert!(
         place
-            .says(&["cache", "prune"])
+            .stdout_of(&["cache", "prune"])
             .starts_with("removed 0 files")
     );
     assert!(
         place
-            .says(&["cache", "clear"])
+            .stdout_of(&["cache", "clear"])
             .starts_with("removed 1 file, ")
     );
-    assert_eq!(place.listed(), expected);
-    let pruned = place.says(&["cache", "prune", "--max-size", "0", "--older-than", "0"]);
+    assert_eq!(place.cache_list(), expected);
+    let pruned = place.stdout_of(&["cache", "prune", "--max-size", "0", "--older-than", "0"]);
     assert!(pruned.starts_with("removed 0 files"), "{pruned}");
 
     // A later mount finds it all.
     drop(mount);
-    let requests = place.server.seen("/mixed").len();
+    let requests = place.server.requests("/mixed").len();
     drop(place.mount());
     assert_eq!(
-        place.server.seen("/mixed").len(),
+        place.server.requests("/mixed").len(),
         requests + 1,
         "the first one only"
     );
     assert_eq!(
-        place.listed(),
+        place.cache_list(),
         [
-            kept("disk-cache", "mixed", false),
-            kept("index", "mixed", false)
+            cache_entry("disk-cache", "mixed", false),
+            cache_entry("index", "mixed", false)
         ]
     );
-    let pruned = place.says(&["cache", "prune", "--max-size", "0"]);
+    let pruned = place.stdout_of(&["cache", "prune", "--max-size", "0"]);
     assert!(pruned.starts_with("removed 2 files"), "{pruned}");
-    assert!(place.listed().is_empty());
+    assert!(place.cache_list().is_empty());
 }
 
 #[test]
-fn what_is_no_cache_is_refused_and_what_is_not_of_tarfs_stays() {
+fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     let place = Place::new();
     fs::create_dir_all(place.path("home/documents")).expect("made");
-    let told = place.refuses(&["cache", "clear", "--cache-dir", "home"]);
+    let told = place.error_of(&["cache", "clear", "--cache-dir", "home"]);
     assert!(told.contains("home is not a cache of tarfs"), "{told}");
 
     // Names of its own, and behind links, and of others.
@@ -185,10 +185,10 @@ fn what_is_no_cache_is_refused_and_what_is_not_of_tarfs_stays() {
     let theirs = index.join(format!("{}.idx", "1".repeat(64)));
     fs::write(&theirs, b"theirs").expect("written");
     chown(&theirs, Some(1), None).expect("root runs the tests");
-    assert_eq!(place.says(&["cache", "list"]), "");
+    assert_eq!(place.stdout_of(&["cache", "list"]), "");
     assert!(
         place
-            .says(&["cache", "clear"])
+            .stdout_of(&["cache", "clear"])
             .starts_with("removed 0 files")
     );
     for left in [
@@ -204,13 +204,13 @@ fn what_is_no_cache_is_refused_and_what_is_not_of_tarfs_stays() {
     fs::write(index.join(format!("{}.idx", "2".repeat(64))), b"old").expect("written");
     assert!(
         place
-            .says(&["cache", "clear"])
+            .stdout_of(&["cache", "clear"])
             .starts_with("removed 1 file")
     );
 }
 
 #[test]
-fn a_cache_that_others_can_change_is_not_used() {
+fn cache_writable_by_others_is_not_used() {
     let place = Place::new();
     let url = place.server.url("/mixed");
     let open = place.path("open");
@@ -228,13 +228,13 @@ fn a_cache_that_others_can_change_is_not_used() {
         ("link", "is another user's symbolic link"),
     ] {
         let output = place.tarfs(&["index", &url, "--quiet", "--cache-dir", directory]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         assert!(
-            told(&output).contains(why),
+            stderr_text(&output).contains(why),
             "{directory}: {}",
-            told(&output)
+            stderr_text(&output)
         );
-        let refused = place.refuses(&["cache", "list", "--cache-dir", directory]);
+        let refused = place.error_of(&["cache", "list", "--cache-dir", directory]);
         assert!(refused.contains(why), "{refused}");
         let inside = fs::read_dir(place.path(directory)).expect("there");
         assert_eq!(inside.count(), 0, "{directory}");

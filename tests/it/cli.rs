@@ -14,7 +14,7 @@ use xxhash_rust::xxh32::xxh32;
 
 use crate::support::http::{Resource, Response, Server};
 use crate::support::program;
-use crate::support::raw::{Archive, Header, noise};
+use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
 
 /// The programs that pack, and what they are called in messages.
@@ -153,7 +153,7 @@ fn sample() -> Vec<u8> {
         .symlink("top/link", "a")
         .hard_link("top/hard", "top/a")
         .directory("top/sub/")
-        .file("top/sub/noise", noise(300_000))
+        .file("top/sub/noise", random_bytes(300_000))
         .file("top/sub/last", "end\n")
         .end()
 }
@@ -179,7 +179,7 @@ fn pack(packer: &[&str], plain: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_source_that_is_not_there_is_told_with_its_place_and_a_way_out() {
+fn missing_source_error_names_location_and_remedy() {
     let place = Place::new();
     place.fails(
         &["ls", "missing.tar"],
@@ -196,7 +196,7 @@ fn a_source_that_is_not_there_is_told_with_its_place_and_a_way_out() {
 }
 
 #[test]
-fn a_source_that_is_no_archive_is_told_apart() {
+fn source_that_is_no_archive_has_its_own_error() {
     let place = Place::new();
     place.put("text", "hello\n");
     place.put("empty", "");
@@ -224,7 +224,7 @@ fn a_source_that_is_no_archive_is_told_apart() {
 }
 
 #[test]
-fn an_lz4_dictionary_is_named() {
+fn error_names_lz4_dictionary() {
     let place = Place::new();
     // Version 1, independent blocks, a dictionary id; blocks of 64 KiB.
     let descriptor = [0x61, 0x40, 0x2a, 0, 0, 0];
@@ -238,7 +238,7 @@ fn an_lz4_dictionary_is_named() {
 }
 
 #[test]
-fn a_truncated_archive_is_told_by_member_or_byte_and_its_readable_part_can_be_had() {
+fn truncated_archive_error_names_position_and_flag() {
     for packer in PACKERS {
         let place = Place::new();
         let packed = pack(packer, &sample());
@@ -254,7 +254,7 @@ fn a_truncated_archive_is_told_by_member_or_byte_and_its_readable_part_can_be_ha
 }
 
 #[test]
-fn a_truncated_plain_archive_names_the_member_and_the_record() {
+fn truncated_plain_archive_error_names_member_and_record() {
     let place = Place::new();
     place.put("cut.tar", sample().get(..200_000).expect("longer"));
     place.fails(
@@ -289,7 +289,7 @@ fn a_truncated_plain_archive_names_the_member_and_the_record() {
 }
 
 #[test]
-fn damage_is_told_where_it_is_noticed() {
+fn damage_error_names_its_position() {
     let changes: [(&[&str], &str); 5] = [
         (PACKERS[1], "gzip"),
         (PACKERS[2], "lz4"),
@@ -315,7 +315,7 @@ fn damage_is_told_where_it_is_noticed() {
 }
 
 #[test]
-fn a_damaged_header_loses_its_member_and_fails_the_run() {
+fn damaged_header_loses_its_member_and_fails_run() {
     let place = Place::new();
     let archive = Archive::new()
         .file("a", "1")
@@ -347,7 +347,7 @@ fn plain_server() -> (SocketAddr, Thread<()>) {
 }
 
 #[test]
-fn what_the_network_does_is_told_in_words() {
+fn network_errors_are_described_in_words() {
     let place = Place::new();
     let server = Server::start();
     server.route("/401", |_| Response::new(401));
@@ -403,7 +403,7 @@ fn what_the_network_does_is_told_in_words() {
 }
 
 #[test]
-fn no_secret_is_ever_told() {
+fn no_message_contains_secrets() {
     let place = Place::new();
     let server = Server::start();
     server.serve("/good", Resource::new(sample()).etag("\"1\""));
@@ -444,7 +444,7 @@ fn no_secret_is_ever_told() {
 }
 
 #[test]
-fn a_destination_that_is_of_no_use_is_told() {
+fn unusable_destination_is_reported() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.fails(
@@ -471,7 +471,7 @@ fn a_destination_that_is_of_no_use_is_told() {
 }
 
 #[test]
-fn a_path_that_is_not_in_the_archive_is_told() {
+fn path_missing_in_archive_is_reported() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.fails(
@@ -567,7 +567,7 @@ fn extended_attributes_are_selected_by_flags() {
                 "{flags:?} {name}: {found:?}"
             );
         }
-        wait::until("the copy is complete", || {
+        wait::wait_until("the copy is complete", || {
             let status = place.run(&["status", "--json", "mnt"]);
             status.text().contains(r#""state":"complete""#)
         });
@@ -583,7 +583,7 @@ fn extended_attributes_are_selected_by_flags() {
 }
 
 #[test]
-fn labels_that_are_not_shown_are_not_supported() {
+fn hidden_security_labels_are_not_supported() {
     let place = Place::new();
     let labelled = Archive::new()
         .pax(&[(
@@ -607,7 +607,7 @@ fn labels_that_are_not_shown_are_not_supported() {
 }
 
 #[test]
-fn a_mount_that_cannot_be_made_is_told_and_leaves_nothing() {
+fn failed_mount_is_reported_and_leaves_nothing() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.put("text", "hello");
@@ -660,7 +660,7 @@ fn a_mount_that_cannot_be_made_is_told_and_leaves_nothing() {
 }
 
 #[test]
-fn a_mount_answers_as_soon_as_the_command_returns() {
+fn mount_answers_when_command_returns() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.succeeds(&["mount", "a.tar", "mnt"]);
@@ -668,14 +668,14 @@ fn a_mount_answers_as_soon_as_the_command_returns() {
     assert_eq!((found.len(), found.uid(), found.gid()), (3, 7, 8));
     assert_eq!(
         fs::read(place.path("mnt/top/sub/noise")).expect("readable"),
-        noise(300_000)
+        random_bytes(300_000)
     );
     place.succeeds(&["umount", "mnt"]);
     assert_eq!(place.mounts(), 0);
 }
 
 #[test]
-fn the_command_line_is_explained_with_exit_code_64() {
+fn usage_errors_exit_with_code_64() {
     let place = Place::new();
     place.put("a.tar", sample());
     for arguments in [
@@ -765,7 +765,7 @@ fn every_packing_is_materialized_from_standard_input() {
         assert_eq!((outcome.code, outcome.complaints.as_str()), (0, ""));
         assert_eq!(
             fs::read(place.path("out/top/sub/noise")).expect("written"),
-            noise(300_000)
+            random_bytes(300_000)
         );
     }
     // Nor does it need to be a file.
@@ -782,7 +782,7 @@ fn every_packing_is_materialized_from_standard_input() {
 }
 
 #[test]
-fn contents_and_rehearsals_write_nothing() {
+fn to_stdout_and_dry_run_write_nothing() {
     let place = Place::new();
     place.put("a.tar", sample());
     let told = place.succeeds(&["materialize", "a.tar", "-C", "out", "-O", "top/a", "top/b"]);
@@ -807,7 +807,7 @@ fn paths(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn members_are_chosen_and_renamed() {
+fn members_are_selected_and_renamed() {
     let chosen = |more: &[&str]| {
         let place = Place::new();
         place.put("a.tar", sample());
@@ -830,7 +830,7 @@ fn members_are_chosen_and_renamed() {
 }
 
 #[test]
-fn existing_files_are_replaced_kept_or_skipped() {
+fn existing_files_are_replaced_kept_or_skipped_by_flag() {
     let run = |more: &[&str]| {
         let place = Place::new();
         place.put("a.tar", sample());
@@ -856,7 +856,7 @@ fn existing_files_are_replaced_kept_or_skipped() {
 }
 
 #[test]
-fn owners_and_modes_are_the_archives_for_root_and_the_users_for_others() {
+fn owners_and_modes_are_restored_for_root_only() {
     let place = Place::new();
     place.put("a.tar", sample());
     fs::set_permissions(&place.directory, PermissionsExt::from_mode(0o755)).expect("ours");
@@ -937,7 +937,7 @@ fn listings_are_plain_long_recursive_or_json() {
 }
 
 #[test]
-fn an_index_in_a_file_serves_listings_of_its_own_archive_only() {
+fn index_file_serves_listings_of_its_archive_only() {
     let place = Place::new();
     place.put("a.tar", sample());
     place.put("b.tar", Archive::new().file("b", "").end());
@@ -959,7 +959,7 @@ fn an_index_in_a_file_serves_listings_of_its_own_archive_only() {
 }
 
 #[test]
-fn headers_are_sent_to_their_host_alone() {
+fn headers_are_sent_to_their_host_only() {
     let place = Place::new();
     let server = Server::start();
     server.serve("/target", Resource::new(sample()).etag("\"1\""));
@@ -973,9 +973,9 @@ fn headers_are_sent_to_their_host_alone() {
         (server.url("/start"), "/target", None),
     ] {
         let arguments = arguments(&url);
-        let before = server.seen(path).len();
+        let before = server.requests(path).len();
         place.succeeds(&arguments.lines().collect::<Vec<_>>());
-        let seen = server.seen(path);
+        let seen = server.requests(path);
         let new = seen.get(before..).expect("it grows");
         assert!(!new.is_empty());
         for seen in new {
@@ -985,7 +985,7 @@ fn headers_are_sent_to_their_host_alone() {
 }
 
 #[test]
-fn a_link_as_a_source_or_destination_is_followed() {
+fn link_as_source_or_destination_is_followed() {
     let place = Place::new();
     place.put("a.tar", sample());
     symlink("a.tar", place.path("link.tar")).expect("fresh");

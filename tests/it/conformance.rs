@@ -21,7 +21,7 @@ use rustix::time::Timespec;
 
 use tarfs::base::thread::Thread;
 
-use crate::support::program::{tarfs, told};
+use crate::support::program::{tarfs, stderr_text};
 
 /// What a case does in a tree, and what it sees there.
 type Case = (&'static str, fn(&Path) -> Result<String, Errno>);
@@ -50,7 +50,7 @@ impl Place {
         fs::create_dir(place.path("mnt")).expect("made");
         let words = ["mount", "-o", "allow_other", "--wait-index", "a.tar", "mnt"];
         let output = tarfs(place.0.path(), &words);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         place
     }
 
@@ -58,7 +58,7 @@ impl Place {
         let mut shell = Command::new("sh");
         let output = shell.args(["-euc", script]).current_dir(&self.0).output();
         let output = output.expect("started");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -72,7 +72,7 @@ impl Drop for Place {
     }
 }
 
-fn opened(root: &Path, name: &str, flags: OFlags) -> Result<String, Errno> {
+fn try_open(root: &Path, name: &str, flags: OFlags) -> Result<String, Errno> {
     open(root.join(name), flags | OFlags::NONBLOCK, Mode::RUSR)?;
     Ok("opened".to_owned())
 }
@@ -81,7 +81,7 @@ fn done(result: rustix::io::Result<()>) -> Result<String, Errno> {
     result.map(|()| "done".to_owned())
 }
 
-fn renamed(root: &Path, old: &str, new: &str, flags: RenameFlags) -> Result<String, Errno> {
+fn try_rename(root: &Path, old: &str, new: &str, flags: RenameFlags) -> Result<String, Errno> {
     done(renameat_with(
         CWD,
         root.join(old),
@@ -91,11 +91,11 @@ fn renamed(root: &Path, old: &str, new: &str, flags: RenameFlags) -> Result<Stri
     ))
 }
 
-fn removed(root: &Path, name: &str, flags: AtFlags) -> Result<String, Errno> {
+fn try_unlink(root: &Path, name: &str, flags: AtFlags) -> Result<String, Errno> {
     done(unlinkat(CWD, root.join(name), flags))
 }
 
-fn linked(root: &Path, old: &str, new: &str) -> Result<String, Errno> {
+fn try_link(root: &Path, old: &str, new: &str) -> Result<String, Errno> {
     done(linkat(
         CWD,
         root.join(old),
@@ -105,7 +105,7 @@ fn linked(root: &Path, old: &str, new: &str) -> Result<String, Errno> {
     ))
 }
 
-fn made(root: &Path, name: &str, kind: FileType) -> Result<String, Errno> {
+fn try_mknod(root: &Path, name: &str, kind: FileType) -> Result<String, Errno> {
     let device = makedev(1, 3);
     done(mknodat(CWD, root.join(name), kind, Mode::RUSR, device))
 }
@@ -114,7 +114,7 @@ fn read_only(root: &Path, name: &str) -> Result<rustix::fd::OwnedFd, Errno> {
     open(root.join(name), OFlags::RDONLY, Mode::empty())
 }
 
-fn timed(root: &Path, name: &str, nanos: i64) -> Result<String, Errno> {
+fn try_set_mtime(root: &Path, name: &str, nanos: i64) -> Result<String, Errno> {
     let time = Timespec {
         tv_sec: 7,
         tv_nsec: nanos,
@@ -132,7 +132,7 @@ fn timed(root: &Path, name: &str, nanos: i64) -> Result<String, Errno> {
 }
 
 /// By truncate(2), for which another language is needed.
-fn truncated(root: &Path, name: &str) -> Result<String, Errno> {
+fn try_truncate(root: &Path, name: &str) -> Result<String, Errno> {
     let script = "import os, sys
 try: os.truncate(sys.argv[1], 0)
 except OSError as error: print(error.errno)";
@@ -145,7 +145,7 @@ except OSError as error: print(error.errno)";
     }
 }
 
-fn seen(root: &Path, name: &str) -> Result<String, Errno> {
+fn try_stat(root: &Path, name: &str) -> Result<String, Errno> {
     let found = stat(root.join(name))?;
     let kind = FileType::from_raw_mode(found.st_mode);
     let len = if kind == FileType::RegularFile {
@@ -156,11 +156,11 @@ fn seen(root: &Path, name: &str) -> Result<String, Errno> {
     Ok(format!("{:o} {} {len}", found.st_mode, found.st_uid))
 }
 
-fn granted(root: &Path, name: &str, access: Access) -> Result<String, Errno> {
+fn try_access(root: &Path, name: &str, access: Access) -> Result<String, Errno> {
     done(accessat(CWD, root.join(name), access, AtFlags::empty()))
 }
 
-fn owned(root: &Path, name: &str) -> Result<String, Errno> {
+fn try_chown(root: &Path, name: &str) -> Result<String, Errno> {
     let (user, group) = (Some(Uid::from_raw(7)), Some(Gid::from_raw(7)));
     done(chownat(
         CWD,
@@ -171,7 +171,7 @@ fn owned(root: &Path, name: &str) -> Result<String, Errno> {
     ))
 }
 
-fn attribute(root: &Path, path: &str, name: &str, room: usize) -> Result<String, Errno> {
+fn try_getxattr(root: &Path, path: &str, name: &str, room: usize) -> Result<String, Errno> {
     let mut value = vec![0; room];
     let len = getxattr(root.join(path), name, &mut value)?;
     Ok(format!("{len} bytes, {:?}", value.get(..len)))
@@ -181,7 +181,7 @@ fn set(root: &Path, path: &str, name: &str, flags: XattrFlags) -> Result<String,
     done(setxattr(root.join(path), name, b"new", flags))
 }
 
-fn ran(root: &Path, name: &str) -> Result<String, Errno> {
+fn try_exec(root: &Path, name: &str) -> Result<String, Errno> {
     match Command::new(root.join(name)).status() {
         Ok(status) => Ok(status.to_string()),
         Err(error) => Err(errno(&error)),
@@ -194,77 +194,77 @@ const EXCLUSIVE: OFlags = NEW.union(OFlags::EXCL);
 const NONE: RenameFlags = RenameFlags::empty();
 
 const OPENS: &[Case] = &[
-    ("open to write", |root| opened(root, "file", WRITE)),
+    ("open to write", |root| try_open(root, "file", WRITE)),
     ("open to read and write", |root| {
-        opened(root, "file", OFlags::RDWR)
+        try_open(root, "file", OFlags::RDWR)
     }),
     ("open to append", |root| {
-        opened(root, "file", WRITE | OFlags::APPEND)
+        try_open(root, "file", WRITE | OFlags::APPEND)
     }),
     ("open and truncate", |root| {
-        opened(root, "file", WRITE | OFlags::TRUNC)
+        try_open(root, "file", WRITE | OFlags::TRUNC)
     }),
     ("open to read and truncate", |root| {
-        opened(root, "file", OFlags::TRUNC)
+        try_open(root, "file", OFlags::TRUNC)
     }),
     ("open to write by a link", |root| {
-        opened(root, "link", WRITE)
+        try_open(root, "link", WRITE)
     }),
     ("open to write by a dangling link", |root| {
-        opened(root, "dangling", WRITE)
+        try_open(root, "dangling", WRITE)
     }),
     ("create by a dangling link", |root| {
-        opened(root, "dangling", NEW)
+        try_open(root, "dangling", NEW)
     }),
-    ("create", |root| opened(root, "new", NEW)),
-    ("create to read", |root| opened(root, "new", OFlags::CREATE)),
-    ("create exclusively", |root| opened(root, "new", EXCLUSIVE)),
+    ("create", |root| try_open(root, "new", NEW)),
+    ("create to read", |root| try_open(root, "new", OFlags::CREATE)),
+    ("create exclusively", |root| try_open(root, "new", EXCLUSIVE)),
     ("create in a missing directory", |root| {
-        opened(root, "none/new", NEW)
+        try_open(root, "none/new", NEW)
     }),
-    ("create in a file", |root| opened(root, "file/new", NEW)),
-    ("create what is there", |root| opened(root, "file", NEW)),
+    ("create in a file", |root| try_open(root, "file/new", NEW)),
+    ("create what is there", |root| try_open(root, "file", NEW)),
     ("create what is there to read", |root| {
-        opened(root, "file", OFlags::CREATE)
+        try_open(root, "file", OFlags::CREATE)
     }),
     ("create what is there exclusively", |root| {
-        opened(root, "file", EXCLUSIVE)
+        try_open(root, "file", EXCLUSIVE)
     }),
-    ("create a directory's name", |root| opened(root, "dir", NEW)),
+    ("create a directory's name", |root| try_open(root, "dir", NEW)),
     ("create over a link exclusively", |root| {
-        opened(root, "link", EXCLUSIVE)
+        try_open(root, "link", EXCLUSIVE)
     }),
     ("create what is nameless", |root| {
-        opened(root, "dir", WRITE | OFlags::TMPFILE)
+        try_open(root, "dir", WRITE | OFlags::TMPFILE)
     }),
     ("open a directory to write", |root| {
-        opened(root, "dir", WRITE)
+        try_open(root, "dir", WRITE)
     }),
-    ("open a fifo to write", |root| opened(root, "fifo", WRITE)),
+    ("open a fifo to write", |root| try_open(root, "fifo", WRITE)),
     ("open a fifo to read", |root| {
-        opened(root, "fifo", OFlags::RDONLY)
+        try_open(root, "fifo", OFlags::RDONLY)
     }),
-    ("open a device", |root| opened(root, "device", WRITE)),
+    ("open a device", |root| try_open(root, "device", WRITE)),
     ("open a device to read", |root| {
-        opened(root, "device", OFlags::RDONLY)
+        try_open(root, "device", OFlags::RDONLY)
     }),
     ("open a file as a directory", |root| {
-        opened(root, "file", OFlags::DIRECTORY)
+        try_open(root, "file", OFlags::DIRECTORY)
     }),
     ("open a link itself", |root| {
-        opened(root, "link", OFlags::NOFOLLOW)
+        try_open(root, "link", OFlags::NOFOLLOW)
     }),
     ("open what is not there", |root| {
-        opened(root, "none", OFlags::RDONLY)
+        try_open(root, "none", OFlags::RDONLY)
     }),
     ("open in circles", |root| {
-        opened(root, "loop", OFlags::RDONLY)
+        try_open(root, "loop", OFlags::RDONLY)
     }),
-    ("open directly", |root| opened(root, "file", OFlags::DIRECT)),
+    ("open directly", |root| try_open(root, "file", OFlags::DIRECT)),
     ("open without access time", |root| {
-        opened(root, "file", OFlags::NOATIME)
+        try_open(root, "file", OFlags::NOATIME)
     }),
-    ("open a path", |root| opened(root, "file", OFlags::PATH)),
+    ("open a path", |root| try_open(root, "file", OFlags::PATH)),
 ];
 
 const NAMES: &[Case] = &[
@@ -280,15 +280,15 @@ const NAMES: &[Case] = &[
     ("mkdir in a missing directory", |root| {
         done(mkdirat(CWD, root.join("none/new"), Mode::RWXU))
     }),
-    ("mknod of a fifo", |root| made(root, "new", FileType::Fifo)),
+    ("mknod of a fifo", |root| try_mknod(root, "new", FileType::Fifo)),
     ("mknod of a device", |root| {
-        made(root, "new", FileType::CharacterDevice)
+        try_mknod(root, "new", FileType::CharacterDevice)
     }),
     ("mknod of a file", |root| {
-        made(root, "new", FileType::RegularFile)
+        try_mknod(root, "new", FileType::RegularFile)
     }),
     ("mknod over a file", |root| {
-        made(root, "file", FileType::Fifo)
+        try_mknod(root, "file", FileType::Fifo)
     }),
     ("symlink", |root| {
         done(symlinkat("x", CWD, root.join("new")))
@@ -296,57 +296,57 @@ const NAMES: &[Case] = &[
     ("symlink over a file", |root| {
         done(symlinkat("x", CWD, root.join("file")))
     }),
-    ("link", |root| linked(root, "file", "new")),
-    ("link over a file", |root| linked(root, "file", "dir/f1")),
-    ("link of a directory", |root| linked(root, "dir", "new")),
-    ("link of nothing", |root| linked(root, "none", "new")),
-    ("link of a link", |root| linked(root, "link", "new")),
-    ("rename", |root| renamed(root, "file", "new", NONE)),
+    ("link", |root| try_link(root, "file", "new")),
+    ("link over a file", |root| try_link(root, "file", "dir/f1")),
+    ("link of a directory", |root| try_link(root, "dir", "new")),
+    ("link of nothing", |root| try_link(root, "none", "new")),
+    ("link of a link", |root| try_link(root, "link", "new")),
+    ("rename", |root| try_rename(root, "file", "new", NONE)),
     ("rename over a file", |root| {
-        renamed(root, "file", "dir/f1", NONE)
+        try_rename(root, "file", "dir/f1", NONE)
     }),
     ("rename to another link of it", |root| {
-        renamed(root, "file", "hard", NONE)
+        try_rename(root, "file", "hard", NONE)
     }),
     ("rename to itself", |root| {
-        renamed(root, "file", "file", NONE)
+        try_rename(root, "file", "file", NONE)
     }),
     ("rename of a directory", |root| {
-        renamed(root, "dir", "new", NONE)
+        try_rename(root, "dir", "new", NONE)
     }),
     ("rename into itself", |root| {
-        renamed(root, "dir", "dir/sub/new", NONE)
+        try_rename(root, "dir", "dir/sub/new", NONE)
     }),
     ("rename of nothing", |root| {
-        renamed(root, "none", "new", NONE)
+        try_rename(root, "none", "new", NONE)
     }),
     ("rename of a file over a directory", |root| {
-        renamed(root, "file", "dir", NONE)
+        try_rename(root, "file", "dir", NONE)
     }),
     ("rename of a directory over a file", |root| {
-        renamed(root, "dir", "file", NONE)
+        try_rename(root, "dir", "file", NONE)
     }),
     ("rename over nothing only", |root| {
-        renamed(root, "file", "hard", RenameFlags::NOREPLACE)
+        try_rename(root, "file", "hard", RenameFlags::NOREPLACE)
     }),
     ("exchange", |root| {
-        renamed(root, "file", "dir", RenameFlags::EXCHANGE)
+        try_rename(root, "file", "dir", RenameFlags::EXCHANGE)
     }),
     ("rename and leave a whiteout", |root| {
-        renamed(root, "file", "new", RenameFlags::WHITEOUT)
+        try_rename(root, "file", "new", RenameFlags::WHITEOUT)
     }),
-    ("unlink", |root| removed(root, "file", AtFlags::empty())),
+    ("unlink", |root| try_unlink(root, "file", AtFlags::empty())),
     ("unlink of a link", |root| {
-        removed(root, "link", AtFlags::empty())
+        try_unlink(root, "link", AtFlags::empty())
     }),
     ("unlink of nothing", |root| {
-        removed(root, "none", AtFlags::empty())
+        try_unlink(root, "none", AtFlags::empty())
     }),
     ("unlink of a directory", |root| {
-        removed(root, "dir", AtFlags::empty())
+        try_unlink(root, "dir", AtFlags::empty())
     }),
     ("unlink in a file", |root| {
-        removed(root, "file/x", AtFlags::empty())
+        try_unlink(root, "file/x", AtFlags::empty())
     }),
     ("rmdir", |root| done(rmdir(root.join("empty")))),
     ("rmdir of a full one", |root| done(rmdir(root.join("dir")))),
@@ -381,9 +381,9 @@ const CHANGES: &[Case] = &[
     ("fchmod", |root| {
         done(fchmod(read_only(root, "file")?, Mode::RWXU))
     }),
-    ("chown", |root| owned(root, "file")),
-    ("chown of a link", |root| owned(root, "link")),
-    ("chown of nothing", |root| owned(root, "none")),
+    ("chown", |root| try_chown(root, "file")),
+    ("chown of a link", |root| try_chown(root, "link")),
+    ("chown of nothing", |root| try_chown(root, "none")),
     ("fchown", |root| {
         done(fchown(
             read_only(root, "file")?,
@@ -391,16 +391,16 @@ const CHANGES: &[Case] = &[
             None,
         ))
     }),
-    ("times", |root| timed(root, "file", 8)),
-    ("times of now", |root| timed(root, "file", UTIME_NOW)),
-    ("times of a link", |root| timed(root, "link", 8)),
-    ("times of nothing", |root| timed(root, "none", 8)),
+    ("times", |root| try_set_mtime(root, "file", 8)),
+    ("times of now", |root| try_set_mtime(root, "file", UTIME_NOW)),
+    ("times of a link", |root| try_set_mtime(root, "link", 8)),
+    ("times of nothing", |root| try_set_mtime(root, "none", 8)),
     ("times that make no sense", |root| {
-        timed(root, "file", 2_000_000_000)
+        try_set_mtime(root, "file", 2_000_000_000)
     }),
-    ("truncate", |root| truncated(root, "file")),
-    ("truncate of a directory", |root| truncated(root, "dir")),
-    ("truncate of nothing", |root| truncated(root, "none")),
+    ("truncate", |root| try_truncate(root, "file")),
+    ("truncate of a directory", |root| try_truncate(root, "dir")),
+    ("truncate of nothing", |root| try_truncate(root, "none")),
     ("ftruncate", |root| {
         done(ftruncate(read_only(root, "file")?, 0))
     }),
@@ -464,22 +464,22 @@ const CHANGES: &[Case] = &[
 ];
 
 const READS: &[Case] = &[
-    ("stat", |root| seen(root, "file")),
-    ("stat by a link", |root| seen(root, "way/f1")),
-    ("stat of a directory", |root| seen(root, "dir/.")),
-    ("stat of nothing", |root| seen(root, "none")),
-    ("stat below nothing", |root| seen(root, "none/none")),
-    ("stat below a file", |root| seen(root, "file/x")),
-    ("stat of a file as a directory", |root| seen(root, "file/")),
-    ("stat by a dangling link", |root| seen(root, "dangling")),
-    ("stat in circles", |root| seen(root, "loop")),
-    ("stat of a long name", |root| seen(root, &"n".repeat(255))),
-    ("stat of a longer one", |root| seen(root, &"n".repeat(256))),
+    ("stat", |root| try_stat(root, "file")),
+    ("stat by a link", |root| try_stat(root, "way/f1")),
+    ("stat of a directory", |root| try_stat(root, "dir/.")),
+    ("stat of nothing", |root| try_stat(root, "none")),
+    ("stat below nothing", |root| try_stat(root, "none/none")),
+    ("stat below a file", |root| try_stat(root, "file/x")),
+    ("stat of a file as a directory", |root| try_stat(root, "file/")),
+    ("stat by a dangling link", |root| try_stat(root, "dangling")),
+    ("stat in circles", |root| try_stat(root, "loop")),
+    ("stat of a long name", |root| try_stat(root, &"n".repeat(255))),
+    ("stat of a longer one", |root| try_stat(root, &"n".repeat(256))),
     ("stat of one beyond all", |root| {
-        seen(root, &"n".repeat(1100))
+        try_stat(root, &"n".repeat(1100))
     }),
     ("stat of a long path", |root| {
-        seen(root, &"dir/../".repeat(600))
+        try_stat(root, &"dir/../".repeat(600))
     }),
     ("stat of a name that is no text", |root| {
         let name = OsStr::from_bytes(b"\xff\xfe");
@@ -529,28 +529,28 @@ const READS: &[Case] = &[
     ("readlink of nothing", |root| {
         readlink(root.join("none"), Vec::new()).map(|target| format!("{target:?}"))
     }),
-    ("an attribute", |root| attribute(root, "file", "user.x", 99)),
-    ("its length", |root| attribute(root, "file", "user.x", 0)),
+    ("an attribute", |root| try_getxattr(root, "file", "user.x", 99)),
+    ("its length", |root| try_getxattr(root, "file", "user.x", 0)),
     ("too little room", |root| {
-        attribute(root, "file", "user.x", 2)
+        try_getxattr(root, "file", "user.x", 2)
     }),
     ("a missing attribute", |root| {
-        attribute(root, "file", "user.no", 99)
+        try_getxattr(root, "file", "user.no", 99)
     }),
     ("a trusted one", |root| {
-        attribute(root, "file", "trusted.no", 99)
+        try_getxattr(root, "file", "trusted.no", 99)
     }),
     ("one of no kind", |root| {
-        attribute(root, "file", "bogus.no", 99)
+        try_getxattr(root, "file", "bogus.no", 99)
     }),
     ("a user's one of a fifo", |root| {
-        attribute(root, "fifo", "user.no", 99)
+        try_getxattr(root, "fifo", "user.no", 99)
     }),
     ("one of nothing", |root| {
-        attribute(root, "none", "user.no", 99)
+        try_getxattr(root, "none", "user.no", 99)
     }),
     ("too long a name", |root| {
-        attribute(root, "file", &format!("user.{}", "n".repeat(256)), 9)
+        try_getxattr(root, "file", &format!("user.{}", "n".repeat(256)), 9)
     }),
     ("all attributes", |root| {
         let mut names = [0; 99];
@@ -560,27 +560,27 @@ const READS: &[Case] = &[
     ("too little room for all", |root| {
         listxattr(root.join("dir"), &mut [0; 3]).map(|len| len.to_string())
     }),
-    ("may read", |root| granted(root, "file", Access::READ_OK)),
-    ("may write", |root| granted(root, "file", Access::WRITE_OK)),
+    ("may read", |root| try_access(root, "file", Access::READ_OK)),
+    ("may write", |root| try_access(root, "file", Access::WRITE_OK)),
     ("may write to a directory", |root| {
-        granted(root, "dir", Access::WRITE_OK)
+        try_access(root, "dir", Access::WRITE_OK)
     }),
     ("may write to a fifo", |root| {
-        granted(root, "fifo", Access::WRITE_OK)
+        try_access(root, "fifo", Access::WRITE_OK)
     }),
-    ("may run", |root| granted(root, "program", Access::EXEC_OK)),
+    ("may run", |root| try_access(root, "program", Access::EXEC_OK)),
     ("may run what is none", |root| {
-        granted(root, "file", Access::EXEC_OK)
+        try_access(root, "file", Access::EXEC_OK)
     }),
-    ("is there", |root| granted(root, "none", Access::EXISTS)),
+    ("is there", |root| try_access(root, "none", Access::EXISTS)),
     ("list a file", |root| {
         let listed = fs::read_dir(root.join("file"));
         listed.map(|_| String::new()).map_err(|error| errno(&error))
     }),
-    ("run", |root| ran(root, "program")),
-    ("run what is not to be run", |root| ran(root, "script")),
-    ("run a directory", |root| ran(root, "dir")),
-    ("run nothing", |root| ran(root, "none")),
+    ("run", |root| try_exec(root, "program")),
+    ("run what is not to be run", |root| try_exec(root, "script")),
+    ("run a directory", |root| try_exec(root, "dir")),
+    ("run nothing", |root| try_exec(root, "none")),
     ("file system", |root| {
         let found = statvfs(root.join("file"))?;
         Ok(format!("{:?} {}", found.f_flag, found.f_namemax))
@@ -588,28 +588,28 @@ const READS: &[Case] = &[
 ];
 
 /// Without root's say over permissions.
-const ANOTHERS: &[Case] = &[
+const UNPRIVILEGED: &[Case] = &[
     ("another's file", |root| {
-        opened(root, "secret", OFlags::RDONLY)
+        try_open(root, "secret", OFlags::RDONLY)
     }),
     ("another's directory", |root| {
-        opened(root, "closed", OFlags::RDONLY)
+        try_open(root, "closed", OFlags::RDONLY)
     }),
     ("in another's directory", |root| {
-        opened(root, "closed/inner", OFlags::RDONLY)
+        try_open(root, "closed/inner", OFlags::RDONLY)
     }),
-    ("stat of another's", |root| seen(root, "secret")),
+    ("stat of another's", |root| try_stat(root, "secret")),
     ("stat in another's directory", |root| {
-        seen(root, "closed/inner")
+        try_stat(root, "closed/inner")
     }),
     ("nothing in another's directory", |root| {
-        seen(root, "closed/none")
+        try_stat(root, "closed/none")
     }),
     ("into another's directory", |root| {
-        opened(root, "closed/new", NEW)
+        try_open(root, "closed/new", NEW)
     }),
     ("may read another's", |root| {
-        granted(root, "secret", Access::READ_OK)
+        try_access(root, "secret", Access::READ_OK)
     }),
     ("chmod of another's", |root| {
         done(chmodat(
@@ -620,15 +620,15 @@ const ANOTHERS: &[Case] = &[
         ))
     }),
     ("attribute of another's", |root| {
-        attribute(root, "secret", "user.x", 9)
+        try_getxattr(root, "secret", "user.x", 9)
     }),
     ("unlink in another's directory", |root| {
-        removed(root, "closed/inner", AtFlags::empty())
+        try_unlink(root, "closed/inner", AtFlags::empty())
     }),
     ("no access time of another's", |root| {
-        opened(root, "secret", OFlags::NOATIME)
+        try_open(root, "secret", OFlags::NOATIME)
     }),
-    ("run another's", |root| ran(root, "secret")),
+    ("run another's", |root| try_exec(root, "secret")),
 ];
 
 fn errno(error: &io::Error) -> Errno {
@@ -641,24 +641,24 @@ fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
     let told = |result: Result<String, Errno>| result.unwrap_or_else(|errno| errno.to_string());
     cases
         .iter()
-        .map(|(name, case)| (name, told(case(&mount)), told(case(&local))))
+        .map(|(name, case)| (name, stderr_text(case(&mount)), stderr_text(case(&local))))
         .filter(|(_, here, there)| here != there)
         .map(|(name, here, there)| format!("{name}: {here}, and locally {there}"))
         .collect()
 }
 
 #[test]
-fn whatever_writes_is_refused_as_on_a_read_only_bind_mount() {
+fn write_calls_fail_as_on_read_only_bind_mount() {
     let place = Place::new();
     for cases in [OPENS, NAMES, CHANGES] {
         assert_eq!(differences(&place, cases), [""; 0]);
     }
-    let refused = opened(&place.path("mnt"), "file", WRITE);
+    let refused = try_open(&place.path("mnt"), "file", WRITE);
     assert_eq!(refused, Err(Errno::ROFS));
 }
 
 #[test]
-fn whatever_reads_is_answered_as_on_a_local_file_system() {
+fn read_calls_answer_as_on_local_file_system() {
     let place = Place::new();
     assert_eq!(differences(&place, READS), [""; 0]);
     let thread = Thread::spawn("another", move || {
@@ -668,8 +668,8 @@ fn whatever_reads_is_answered_as_on_a_local_file_system() {
             inheritable: CapabilitySet::empty(),
         };
         set_capabilities(None, none).expect("given up");
-        let found = differences(&place, ANOTHERS);
-        let open = |flags| opened(&place.path("mnt"), "secret", flags);
+        let found = differences(&place, UNPRIVILEGED);
+        let open = |flags| try_open(&place.path("mnt"), "secret", flags);
         let closed = (open(OFlags::RDONLY), open(WRITE));
         (place, found, closed)
     });

@@ -14,11 +14,11 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat}
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::support::mounts::is_mounted;
-use crate::support::namespace::Elsewhere;
+use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
-use crate::support::program::{children, told};
+use crate::support::program::{children, stderr_text};
 use crate::support::raw::Archive;
-use crate::support::wait::{self, process_ends};
+use crate::support::wait::{self, process_exits};
 
 /// An archive, a place to mount it on, and a runtime directory of their own.
 struct Place {
@@ -58,8 +58,8 @@ impl Place {
 
     fn mount(&self) {
         let output = self.mount_command().output().expect("started");
-        assert!(output.status.success(), "{}", told(&output));
-        assert_eq!(told(&output), "");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        assert_eq!(stderr_text(&output), "");
         assert!(self.path("mnt/file").exists());
     }
 
@@ -72,7 +72,7 @@ impl Place {
     fn status(&self) -> serde_json::Value {
         let output = self.tarfs("status").arg("--json").output();
         let output = output.expect("started");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         serde_json::from_slice(&output.stdout).expect("one mount")
     }
 
@@ -84,13 +84,13 @@ impl Place {
         (pid, pidfd_open(pid, PidfdFlags::empty()).expect("running"))
     }
 
-    fn answers(&self) -> bool {
+    fn is_answering(&self) -> bool {
         let output = self.tarfs("status").arg(self.path("mnt")).output();
         output.expect("started").status.success()
     }
 
     /// The process that watches over `server`.
-    fn keeper_pid(&self, server: Pid) -> Pid {
+    fn supervisor_pid(&self, server: Pid) -> Pid {
         match *children(server) {
             [keeper] => keeper,
             ref more => panic!(
@@ -100,8 +100,8 @@ impl Place {
         }
     }
 
-    fn keeper(&self, server: Pid) -> OwnedFd {
-        pidfd_open(self.keeper_pid(server), PidfdFlags::empty()).expect("running")
+    fn supervisor(&self, server: Pid) -> OwnedFd {
+        pidfd_open(self.supervisor_pid(server), PidfdFlags::empty()).expect("running")
     }
 
     fn is_mounted(&self) -> bool {
@@ -118,32 +118,32 @@ impl Drop for Place {
 }
 
 #[test]
-fn umount_unmounts_and_leaves_no_process() {
+fn umount_leaves_no_process() {
     let place = Place::new();
     place.mount();
     let (_, process) = place.server();
     let output = place.umount(&[]);
-    assert!(output.status.success(), "{}", told(&output));
-    assert!(process_ends(&process));
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert!(process_exits(&process));
     assert!(!place.is_mounted());
     let sockets = fs::read_dir(place.path("tarfs")).expect("there");
     assert_eq!(sockets.count(), 0);
 }
 
 #[test]
-fn signals_unmount_and_leave_no_process() {
+fn signal_unmounts_and_leaves_no_process() {
     for signal in [Signal::TERM, Signal::INT] {
         let place = Place::new();
         place.mount();
         let (pid, process) = place.server();
         kill_process(pid, signal).expect("running");
-        assert!(process_ends(&process));
+        assert!(process_exits(&process));
         assert!(!place.is_mounted());
     }
 }
 
 #[test]
-fn unmounting_by_other_means_leaves_no_process() {
+fn foreign_unmount_leaves_no_process() {
     for helper in ["fusermount3 -u", "umount"] {
         let place = Place::new();
         place.mount();
@@ -154,24 +154,24 @@ fn unmounting_by_other_means_leaves_no_process() {
             .arg(place.path("mnt"))
             .status();
         assert!(helped.expect("installed").success());
-        assert!(process_ends(&process));
+        assert!(process_exits(&process));
     }
 }
 
 #[test]
-fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
+fn busy_mount_stays_until_second_signal_or_lazy() {
     let place = Place::new();
     place.mount();
     let (pid, process) = place.server();
     let user = fs::File::open(place.path("mnt/file")).expect("there");
     let refused = place.umount(&[]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(told(&refused).contains("in use"), "{}", told(&refused));
+    assert!(stderr_text(&refused).contains("in use"), "{}", stderr_text(&refused));
     assert!(place.is_mounted());
     // Two of a kind that come at once would count as one.
     kill_process(pid, Signal::TERM).expect("running");
     kill_process(pid, Signal::INT).expect("running");
-    assert!(process_ends(&process));
+    assert!(process_exits(&process));
     assert!(!place.is_mounted());
     drop(user);
 
@@ -179,18 +179,18 @@ fn a_mount_in_use_stays_until_a_second_signal_or_lazy() {
     place.mount();
     let user = fs::File::open(place.path("mnt/file")).expect("there");
     let output = place.umount(&["--lazy"]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(!place.is_mounted());
     drop(user);
 }
 
 #[test]
-fn of_two_on_top_of_each_other_the_upper_goes_first() {
+fn umount_of_stacked_mounts_takes_the_upper_first() {
     let place = Place::new();
     place.mount();
     let output = place.mount_command().output().expect("started");
     assert!(output.status.success());
-    let told = told(&output);
+    let told = stderr_text(&output);
     assert!(
         told.contains("hides a mount of the type fuse.tarfs"),
         "{told}"
@@ -203,7 +203,7 @@ fn of_two_on_top_of_each_other_the_upper_goes_first() {
 }
 
 #[test]
-fn a_process_goes_on_with_a_mount_below_another() {
+fn daemon_keeps_serving_mount_below_another() {
     let place = Place::new();
     let restarted = place.mount_command().arg("--restart").status();
     assert!(restarted.expect("started").success());
@@ -211,7 +211,7 @@ fn a_process_goes_on_with_a_mount_below_another() {
     let covered = place.mount_command().stderr(Stdio::null()).status();
     assert!(covered.expect("started").success());
     kill_process(lower, Signal::KILL).expect("running");
-    assert!(process_ends(&process));
+    assert!(process_exits(&process));
     for _ in 0..2 {
         assert!(place.path("mnt/file").exists());
         assert!(place.umount(&[]).status.success());
@@ -220,19 +220,19 @@ fn a_process_goes_on_with_a_mount_below_another() {
 }
 
 #[test]
-fn the_processes_of_a_mount_have_the_name_that_it_was_called_by() {
+fn process_names_follow_the_program_name() {
     let place = Place::new();
     let output = place.mount_command().arg0("@tarfs").output();
     assert!(output.expect("started").status.success());
     let (pid, _) = place.server();
-    for pid in [pid, place.keeper_pid(pid)] {
+    for pid in [pid, place.supervisor_pid(pid)] {
         let line = fs::read(format!("/proc/{}/cmdline", pid.as_raw_nonzero())).expect("running");
         assert!(line.starts_with(b"@tarfs\0"), "{line:?}");
     }
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_taken_out() {
+fn mount_of_killed_process_is_unmounted() {
     for how in ["in the background", "--foreground"] {
         let place = Place::new();
         let mut served = None;
@@ -246,63 +246,63 @@ fn what_a_killed_process_leaves_is_taken_out() {
                         .spawn()
                         .expect("started"),
                 );
-                wait::until("it is mounted", || place.path("mnt/file").exists());
-                wait::until("it answers", || place.answers());
+                wait::wait_until("it is mounted", || place.path("mnt/file").exists());
+                wait::wait_until("it answers", || place.is_answering());
             }
             _ => place.mount(),
         }
         let (pid, process) = place.server();
-        let keeper = place.keeper(pid);
+        let keeper = place.supervisor(pid);
         let user = fs::File::open(place.path("mnt/file")).expect("there");
         kill_process(pid, Signal::KILL).expect("running");
-        assert!(process_ends(&process));
-        assert!(process_ends(&keeper), "{how}");
+        assert!(process_exits(&process));
+        assert!(process_exits(&keeper), "{how}");
         assert!(!place.is_mounted(), "{how}");
         drop((user, served.map(|mut served| served.wait())));
     }
 }
 
 #[test]
-fn a_dead_mount_can_be_unmounted_and_is_in_no_mounts_way() {
+fn dead_mount_can_be_unmounted_or_mounted_over() {
     let place = Place::new();
     for _ in 0..2 {
         let output = place.mount_command().output().expect("started");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         let (pid, process) = place.server();
-        kill_process(place.keeper_pid(pid), Signal::KILL).expect("running");
+        kill_process(place.supervisor_pid(pid), Signal::KILL).expect("running");
         kill_process(pid, Signal::KILL).expect("running");
-        assert!(process_ends(&process));
+        assert!(process_exits(&process));
         assert!(place.is_mounted());
     }
     let output = place.umount(&[]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(!place.is_mounted());
 }
 
 #[test]
-fn what_a_mount_hides_is_told() {
+fn mount_over_nonempty_directory_is_reported() {
     let place = Place::new();
     fs::write(place.path("mnt/hidden"), "").expect("written");
     let output = place.mount_command().output().expect("started");
     assert!(output.status.success());
     assert!(
-        told(&output).contains("hides what is in that directory"),
+        stderr_text(&output).contains("hides what is in that directory"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     assert!(place.umount(&[]).status.success());
     assert!(place.path("mnt/hidden").exists());
 }
 
 #[test]
-fn nothing_but_our_mounts_is_unmounted() {
+fn umount_rejects_foreign_mounts() {
     let place = Place::new();
     let output = place.umount(&[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("is not a tarfs mount"),
+        stderr_text(&output).contains("is not a tarfs mount"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     let proc = place
         .tarfs("umount")
@@ -314,30 +314,30 @@ fn nothing_but_our_mounts_is_unmounted() {
 }
 
 #[test]
-fn errors_before_readiness_reach_the_terminal() {
+fn startup_errors_reach_the_terminal() {
     let place = Place::new();
     let mut missing = place.tarfs("mount");
     missing.arg(place.path("a.tar")).arg(place.path("missing"));
     let output = missing.output().expect("started");
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("missing"), "{}", told(&output));
+    assert!(stderr_text(&output).contains("missing"), "{}", stderr_text(&output));
     let output = place.mount_command().args(["-o", "sparkle"]).output();
     let output = output.expect("started");
     assert!(!output.status.success());
-    assert!(told(&output).contains("unknown mount option `sparkle`"));
+    assert!(stderr_text(&output).contains("unknown mount option `sparkle`"));
     let output = place.mount_command().args(["--root", "nowhere"]).output();
     let output = output.expect("started");
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("no entry nowhere"),
+        stderr_text(&output).contains("no entry nowhere"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     assert!(!place.is_mounted());
 }
 
 #[test]
-fn status_tells_of_every_mount_or_of_one() {
+fn status_shows_all_mounts_or_one() {
     let place = Place::new();
     place.mount();
     let status = place.status();
@@ -360,7 +360,7 @@ fn status_tells_of_every_mount_or_of_one() {
 
 /// Its process knows it by the name that its place had, which is another mount's by now.
 #[test]
-fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
+fn status_by_path_means_the_present_mount() {
     let place = Place::new();
     let second = Archive::new().file("second", "").end();
     fs::write(place.path("b.tar"), second).expect("written");
@@ -370,7 +370,7 @@ fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
         let mut command = place.tarfs("mount");
         let output = command.arg(place.path(archive)).arg(&mnt).output();
         let output = output.expect("started");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     };
     let (moved, other) = (place.path("y/mnt"), place.path("z/mnt"));
     let run = |verb: &str, path: &Path| {
@@ -392,10 +392,10 @@ fn the_mount_that_is_there_is_meant_and_not_one_that_was() {
 }
 
 #[test]
-fn a_mount_of_another_namespace_is_not_meant() {
+fn mount_of_another_namespace_is_not_found() {
     let place = Place::new();
     let script = r#""$TARFS" mount a.tar mnt && touch ready"#;
-    let elsewhere = Elsewhere::start(place.directory.path(), script, |command| {
+    let elsewhere = NamespaceProcess::start(place.directory.path(), script, |command| {
         command
             .env("TARFS", env!("CARGO_BIN_EXE_tarfs"))
             .env("XDG_RUNTIME_DIR", place.directory.path())
@@ -403,38 +403,38 @@ fn a_mount_of_another_namespace_is_not_meant() {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
     });
-    wait::until("it is mounted", || place.path("ready").exists());
+    wait::wait_until("it is mounted", || place.path("ready").exists());
     let (pid, process) = place.server();
     assert!(!place.umount(&[]).status.success(), "nothing is there");
-    let inside = elsewhere.sees(&place.path("mnt/file"));
+    let inside = elsewhere.path_inside(&place.path("mnt/file"));
     assert!(fs::metadata(inside).is_ok(), "it is still mounted there");
     drop(elsewhere);
     // Its processes keep the namespace.
     kill_process(pid, Signal::TERM).expect("running");
-    assert!(process_ends(&process));
+    assert!(process_exits(&process));
 }
 
 /// As with a container that was started while it was there.
 #[test]
-fn who_unmounts_is_told_that_a_copy_is_served_on() {
+fn umount_reports_copy_in_another_namespace() {
     let place = Place::new();
     place.mount();
     let (_, process) = place.server();
-    let elsewhere = Elsewhere::start(place.directory.path(), "touch ready", |command| command);
-    wait::until("it has a copy", || place.path("ready").exists());
+    let elsewhere = NamespaceProcess::start(place.directory.path(), "touch ready", |command| command);
+    wait::wait_until("it has a copy", || place.path("ready").exists());
     let output = place.umount(&[]);
-    let said = told(&output);
+    let said = stderr_text(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("in another mount namespace"), "{said}");
     assert!(!place.is_mounted());
-    let inside = elsewhere.sees(&place.path("mnt/file"));
+    let inside = elsewhere.path_inside(&place.path("mnt/file"));
     assert!(fs::read(inside).is_ok(), "it is served there");
     drop(elsewhere);
-    assert!(process_ends(&process), "nobody is left to serve");
+    assert!(process_exits(&process), "nobody is left to serve");
 }
 
 #[test]
-fn a_hangup_that_was_to_be_ignored_leaves_the_mount() {
+fn ignored_hangup_leaves_the_mount() {
     let place = Place::new();
     let mount = place.mount_command();
     let mut nohup = Command::new("sh");
@@ -448,20 +448,20 @@ fn a_hangup_that_was_to_be_ignored_leaves_the_mount() {
         nohup.env(name, value.unwrap_or_default());
     }
     let mut server = nohup.spawn().expect("started");
-    wait::until("it answers", || place.answers());
+    wait::wait_until("it answers", || place.is_answering());
     let (pid, _) = place.server();
     kill_process(pid, Signal::HUP).expect("running");
     kill_process(pid, Signal::HUP).expect("running");
     // Its next question is answered after a signal that it hears.
     std::thread::sleep(Duration::from_millis(500));
-    assert!(place.answers() && place.is_mounted());
+    assert!(place.is_answering() && place.is_mounted());
     kill_process(pid, Signal::TERM).expect("running");
     assert!(server.wait().expect("a child").success());
 }
 
 /// As many as an image of a thousand layers takes.
 #[test]
-fn a_mount_has_as_many_descriptors_as_it_may() {
+fn mount_raises_descriptor_limit_to_maximum() {
     let place = Place::new();
     let mut command = Command::new("sh");
     let script = r#"ulimit -Sn 64; exec "$0" mount "$1" "$2""#;
@@ -471,7 +471,7 @@ fn a_mount_has_as_many_descriptors_as_it_may() {
         .env("XDG_RUNTIME_DIR", place.directory.path())
         .env("TARFS_CACHE_DIR", place.path("cache"));
     let output = command.output().expect("started");
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let (pid, _) = place.server();
     let limits = fs::read_to_string(format!("/proc/{}/limits", pid.as_raw_nonzero()));
     let limits = limits.expect("running");
@@ -484,24 +484,24 @@ fn a_mount_has_as_many_descriptors_as_it_may() {
 
 /// As when a terminal is stopped, or the pager behind a pipe waits.
 #[test]
-fn who_does_not_read_its_messages_does_not_stop_a_mount() {
+fn unread_terminal_does_not_block_mount() {
     let place = Place::new();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let stderr = writer.try_clone().expect("a descriptor");
-    serves_whoever_reads(&place, &writer, |command| {
+    assert_serves_with_full_pipe(&place, &writer, |command| {
         Some(command.arg("--foreground").stderr(stderr).spawn())
     });
     drop(reader);
 }
 
 #[test]
-fn who_does_not_read_its_log_does_not_stop_a_mount() {
+fn unread_log_pipe_does_not_block_mount() {
     for is_in_front in [true, false] {
         let place = Place::new();
         let log = place.path("log");
         mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
         let both = fs::OpenOptions::new().read(true).write(true).open(&log);
-        serves_whoever_reads(&place, both.expect("a pipe"), |command| {
+        assert_serves_with_full_pipe(&place, both.expect("a pipe"), |command| {
             command.arg("--log-file").arg(&log).stderr(Stdio::null());
             if is_in_front {
                 return Some(command.arg("--foreground").spawn());
@@ -514,7 +514,7 @@ fn who_does_not_read_its_log_does_not_stop_a_mount() {
 
 /// Mounts by `start`, which gives the process in the foreground if there is one, fills the pipe that
 /// messages go to, and makes for many of them.
-fn serves_whoever_reads(
+fn assert_serves_with_full_pipe(
     place: &Place,
     pipe: impl AsFd,
     start: impl FnOnce(&mut Command) -> Option<std::io::Result<Child>>,
@@ -527,7 +527,7 @@ fn serves_whoever_reads(
     let mut command = place.mount_command();
     command.args(["--wait-index", "--no-disk-cache", "--memory=32MiB"]);
     let server = start(&mut command);
-    wait::until("it answers", || place.answers());
+    wait::wait_until("it answers", || place.is_answering());
     fill(pipe);
     // Each of these is told.
     let damaged = fs::OpenOptions::new().write(true).open(place.path("a.tar"));
@@ -535,16 +535,16 @@ fn serves_whoever_reads(
     let files: Vec<_> = (0..100)
         .map(|number| place.path(&format!("mnt/{number}")))
         .collect();
-    let failed = wait::ends(move || files.iter().filter(|file| fs::read(file).is_err()).count());
+    let failed = wait::finish_in_time(move || files.iter().filter(|file| fs::read(file).is_err()).count());
     assert!(failed > 2, "{failed}");
-    assert!(place.answers());
+    assert!(place.is_answering());
     let (pid, process) = place.server();
     kill_process(pid, Signal::TERM).expect("running");
     if let Some(server) = server {
         let mut server = server.expect("started");
-        wait::until("it ends", || server.try_wait().expect("a child").is_some());
+        wait::wait_until("it ends", || server.try_wait().expect("a child").is_some());
     }
-    assert!(process_ends(&process));
+    assert!(process_exits(&process));
     assert!(!place.is_mounted());
 }
 
@@ -557,7 +557,7 @@ fn fill(pipe: impl AsFd) {
 }
 
 #[test]
-fn a_silent_connection_does_not_stop_an_unmount() {
+fn silent_control_connection_does_not_block_unmount() {
     let place = Place::new();
     place.mount();
     let (pid, process) = place.server();
@@ -566,13 +566,13 @@ fn a_silent_connection_does_not_stop_an_unmount() {
     let mut silent = UnixStream::connect(socket).expect("listening");
     silent.write_all(b"{\"verb\":").expect("taken");
     kill_process(pid, Signal::TERM).expect("running");
-    wait::until("it is unmounted", || !place.is_mounted());
+    wait::wait_until("it is unmounted", || !place.is_mounted());
     drop(silent);
-    assert!(process_ends(&process));
+    assert!(process_exits(&process));
 }
 
 #[test]
-fn in_the_foreground_it_stays_and_ends_with_the_mount() {
+fn foreground_process_ends_with_the_mount() {
     let place = Place::new();
     let mut server: Child = place
         .mount_command()
@@ -580,15 +580,15 @@ fn in_the_foreground_it_stays_and_ends_with_the_mount() {
         .stderr(Stdio::null())
         .spawn()
         .expect("started");
-    wait::until("it answers", || place.answers());
+    wait::wait_until("it answers", || place.is_answering());
     assert!(place.path("mnt/file").exists());
     let output = place.umount(&[]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(server.wait().expect("a child").success());
 }
 
 #[test]
-fn messages_of_the_background_go_to_the_log_file() {
+fn background_messages_go_to_log_file() {
     let place = Place::new();
     let log = place.path("log");
     let mut command = place.mount_command();
@@ -603,7 +603,7 @@ fn messages_of_the_background_go_to_the_log_file() {
 }
 
 #[test]
-fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
+fn process_ending_late_leaves_next_mount_alone() {
     let place = Place::new();
     let number = || fs::metadata(place.path("mnt")).expect("mounted").dev();
     // The next mount in its place has its number, unless another test's mount was faster.
@@ -616,10 +616,10 @@ fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
         rustix::mount::unmount(place.path("mnt"), rustix::mount::UnmountFlags::empty())
             .expect("unmounted");
         let output = place.mount_command().output().expect("started");
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         let second = number();
         kill_process(pid, Signal::CONT).expect("stopped");
-        assert!(process_ends(&process));
+        assert!(process_exits(&process));
         assert!(place.path("mnt/file").exists());
         assert!(place.umount(&[]).status.success());
         if first == second {
@@ -630,7 +630,7 @@ fn a_process_that_hears_late_of_its_end_leaves_the_next_mount_alone() {
 }
 
 #[test]
-fn a_service_manager_hears_when_a_mount_answers_how_it_is_and_that_it_ends() {
+fn service_manager_is_notified_of_ready_status_and_stop() {
     let place = Place::new();
     let manager = UnixDatagram::bind(place.path("notify")).expect("bound");
     let mut server: Child = place
@@ -642,13 +642,13 @@ fn a_service_manager_hears_when_a_mount_answers_how_it_is_and_that_it_ends() {
         .expect("started");
     let hear = || {
         let mut bytes = [0; 512];
-        let patience = Some(wait::PATIENCE);
-        manager.set_read_timeout(patience).expect("set");
+        let timeout = Some(wait::WAIT_TIMEOUT);
+        manager.set_read_timeout(timeout).expect("set");
         let len = manager.recv(&mut bytes).expect("told");
         String::from_utf8_lossy(bytes.get(..len).expect("read")).into_owned()
     };
     while hear() != "READY=1" {}
-    assert!(place.answers() && place.path("mnt/file").exists());
+    assert!(place.is_answering() && place.path("mnt/file").exists());
     let location = place.path("a.tar");
     let complete = format!("STATUS={}: complete", location.display());
     while hear() != complete {}
@@ -658,7 +658,7 @@ fn a_service_manager_hears_when_a_mount_answers_how_it_is_and_that_it_ends() {
 }
 
 #[test]
-fn in_the_foreground_messages_go_to_the_journal_or_the_log_file() {
+fn foreground_messages_go_to_journal_or_log_file() {
     let place = Place::new();
     let stderr = fs::File::create(place.path("stderr")).expect("made");
     let found = stderr.metadata().expect("open");
@@ -670,7 +670,7 @@ fn in_the_foreground_messages_go_to_the_journal_or_the_log_file() {
             .env("JOURNAL_STREAM", &stream)
             .stderr(stderr.try_clone().expect("cloned"));
         let mut server = command.spawn().expect("started");
-        wait::until("it answers", || place.answers());
+        wait::wait_until("it answers", || place.is_answering());
         assert!(place.umount(&[]).status.success());
         assert!(server.wait().expect("a child").success());
     };
@@ -695,5 +695,5 @@ fn in_the_foreground_messages_go_to_the_journal_or_the_log_file() {
     // Another stream is no journal.
     failing.stderr(Stdio::piped());
     let output = failing.output().expect("started");
-    assert!(told(&output).starts_with("tarfs: "), "{}", told(&output));
+    assert!(stderr_text(&output).starts_with("tarfs: "), "{}", stderr_text(&output));
 }

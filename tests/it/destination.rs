@@ -9,8 +9,8 @@ use std::process::{Command, Output, Stdio};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::http::{Resource, Server};
-use crate::support::program::{self, told};
-use crate::support::raw::{Archive, noise};
+use crate::support::program::{self, stderr_text};
+use crate::support::raw::{Archive, random_bytes};
 use crate::support::wait;
 
 /// A directory that other users reach, with the archive `a.tar` of many files and a copy of the program.
@@ -50,8 +50,8 @@ impl Place {
     }
 }
 
-fn complaints(output: &Output) -> Vec<String> {
-    assert_eq!(output.status.code(), Some(2), "{}", told(output));
+fn error_lines(output: &Output) -> Vec<String> {
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(output));
     let text = String::from_utf8_lossy(&output.stderr);
     text.lines().map(str::to_owned).collect()
 }
@@ -62,7 +62,7 @@ fn make(path: &Path, mode: u32) {
 }
 
 #[test]
-fn unwritable_destination_is_reported_by_one_line() {
+fn unwritable_destination_is_reported_in_one_line() {
     let place = Place::new();
     make(&place.path("closed"), 0o755);
     fs::write(place.path("closed/own"), "").expect("space");
@@ -70,7 +70,7 @@ fn unwritable_destination_is_reported_by_one_line() {
     make(&place.path("half/d"), 0o777);
     for (directory, missing) in [("closed", 101), ("half", 51)] {
         let output = place.run_as_nobody(&["materialize", "-q", "a.tar", "-C", directory]);
-        let lines = complaints(&output);
+        let lines = error_lines(&output);
         let expected = format!("tarfs: {directory}: cannot write to the destination directory: ");
         let about: Vec<_> = lines
             .iter()
@@ -112,7 +112,7 @@ fn read_only_destination_is_named() {
     let output = with_read_only_mount(&place.path("mounted"), || {
         place.run(&["materialize", "-q", "a.tar", "-C", "mounted"])
     });
-    let lines = complaints(&output);
+    let lines = error_lines(&output);
     assert_eq!(lines.len(), 1, "{lines:?}");
     let line = lines.first().expect("one");
     assert!(line.starts_with("tarfs: mounted: "), "{line}");
@@ -120,7 +120,7 @@ fn read_only_destination_is_named() {
 }
 
 #[test]
-fn empty_unwritable_destination_is_refused_before_fetching() {
+fn empty_unwritable_destination_is_rejected_before_fetching() {
     let place = Place::new();
     make(&place.path("closed"), 0o755);
     make(&place.path("mounted"), 0o755);
@@ -134,9 +134,9 @@ fn empty_unwritable_destination_is_refused_before_fetching() {
             directory,
         ]
     };
-    let closed = complaints(&place.run_as_nobody(&words("closed")));
+    let closed = error_lines(&place.run_as_nobody(&words("closed")));
     let mounted = with_read_only_mount(&place.path("mounted"), || {
-        complaints(&place.run(&words("mounted")))
+        error_lines(&place.run(&words("mounted")))
     });
     for (lines, name, reason) in [
         (closed, "closed", "Permission denied"),
@@ -151,24 +151,24 @@ fn empty_unwritable_destination_is_refused_before_fetching() {
     // Nothing is written there.
     for flag in ["-O", "--dry-run"] {
         let output = place.run_as_nobody(&["materialize", "-q", "a.tar", "-C", "closed", flag]);
-        assert!(output.status.success(), "{flag}: {}", told(&output));
+        assert!(output.status.success(), "{flag}: {}", stderr_text(&output));
     }
 }
 
 #[test]
-fn empty_directory_as_path_is_refused_before_fetching() {
+fn empty_directory_as_path_is_rejected_before_fetching() {
     let place = Place::new();
     make(&place.path("out"), 0o755);
     // Nothing listens there.
     let url = "http://127.0.0.1:1/a.tar";
-    let lines = complaints(&place.run(&["materialize", url, "out"]));
+    let lines = error_lines(&place.run(&["materialize", url, "out"]));
     let [line] = lines.as_slice() else {
         panic!("{lines:?}")
     };
     assert!(line.contains("out: is an empty directory here"), "{line}");
     assert!(line.contains("-C out") && line.contains("-C ."), "{line}");
     // Meant as a member.
-    let lines = complaints(&place.run(&["materialize", "a.tar", "out", "-C", "."]));
+    let lines = error_lines(&place.run(&["materialize", "a.tar", "out", "-C", "."]));
     assert!(
         lines.concat().contains("out: not in the archive"),
         "{lines:?}"
@@ -176,22 +176,22 @@ fn empty_directory_as_path_is_refused_before_fetching() {
     fs::create_dir(place.path("d")).expect("fresh");
     fs::write(place.path("d/own"), "").expect("space");
     let output = place.run(&["materialize", "-q", "a.tar", "d"]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(place.path("d/f3").exists());
 }
 
 #[test]
-fn path_in_the_form_of_a_destination_is_refused_before_fetching() {
+fn path_like_destination_is_rejected_before_fetching() {
     let place = Place::new();
     let server = Server::start();
-    let archive = Archive::new().file("d/f", noise(20 << 20)).end();
+    let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
     server.serve("/a", Resource::new(archive).etag("\"1\""));
     let url = server.url("/a");
     for path in ["../d", "/srv/d", "~/d", ".."] {
         let before = server.sent_bytes("/a");
         let output = place.run(&["materialize", "-q", &url, path]);
         assert_eq!(output.status.code(), Some(2), "{path}");
-        let lines = complaints(&output);
+        let lines = error_lines(&output);
         let [line] = lines.as_slice() else {
             panic!("{lines:?}")
         };
@@ -212,26 +212,26 @@ fn path_in_the_form_of_a_destination_is_refused_before_fetching() {
         &["materialize", "-q", "a.tar", "/d"],
     ] {
         let output = place.run(words);
-        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
     }
     // So it is if a saved index has it.
     let output = place.run(&["index", "-q", &url]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let output = place.run(&["materialize", "-q", &url, "/d"]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
 #[test]
-fn path_that_a_saved_index_lacks_is_refused_before_fetching() {
+fn path_missing_in_saved_index_is_rejected_before_fetching() {
     let place = Place::new();
     let server = Server::start();
-    let archive = Archive::new().file("d/f", noise(20 << 20)).end();
+    let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
     server.serve("/a", Resource::new(archive).etag("\"1\""));
     let url = server.url("/a");
     let output = place.run(&["index", "-q", &url]);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let before = server.sent_bytes("/a");
-    let lines = complaints(&place.run(&["materialize", "-q", &url, "missing", "other/x"]));
+    let lines = error_lines(&place.run(&["materialize", "-q", &url, "missing", "other/x"]));
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(
         lines.iter().all(|line| line.contains("not in the archive")),
@@ -245,12 +245,12 @@ fn path_that_a_saved_index_lacks_is_refused_before_fetching() {
     );
     assert!(server.sent_bytes("/a") - before < 1 << 20, "fetched");
     let output = place.run(&["materialize", "-q", &url, "missing", "d"]);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(place.path("d/f").exists(), "the other one is there");
 }
 
 #[test]
-fn interrupted_run_says_what_was_written_and_how_to_go_on() {
+fn interrupted_run_reports_progress_and_how_to_resume() {
     let place = Place::new();
     make(&place.path("out"), 0o755);
     let mut child = Command::new("env")
@@ -261,12 +261,12 @@ fn interrupted_run_says_what_was_written_and_how_to_go_on() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("started");
-    let archive = Archive::new().directory("d").file("d/a", noise(3000));
-    let archive = archive.file("z", noise(4 << 20)).unfinished();
+    let archive = Archive::new().directory("d").file("d/a", random_bytes(3000));
+    let archive = archive.file("z", random_bytes(4 << 20)).unfinished();
     let front = archive.get(..3 << 20).expect("longer");
     let mut input = child.stdin.take().expect("a pipe");
     input.write_all(front).expect("read");
-    wait::until("something is written", || place.path("out/d/a").exists());
+    wait::wait_until("something is written", || place.path("out/d/a").exists());
     kill_process(Pid::from_child(&child), Signal::INT).expect("running");
     let output = child.wait_with_output().expect("an end");
     drop(input);

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use crate::support::raw::{Archive, GNU, Header, V7, noise};
+use crate::support::raw::{Archive, GNU, Header, V7, random_bytes};
 
 /// How GNU tar extracts what it is compared with.
 const TAR: [&str; 5] = [
@@ -30,7 +30,7 @@ const NAMED_ACLS: &str = "GNU tar's pax with xattrs";
 const BSDTAR: [&str; 4] = ["-xpf", "a.tar", "--numeric-owner", "-C"];
 
 /// Has GNU tar alone give directories their attributes where it leaves them.
-const AT_ONCE: &str = "--no-delay-directory-restore";
+const NO_DELAY: &str = "--no-delay-directory-restore";
 
 /// Why bsdtar does otherwise, more than once.
 const NO_LINKS: &str = "nothing is extracted through a link there, unless asked for";
@@ -82,7 +82,7 @@ fn case(name: impl Into<String>, archive: Archive) -> Case {
 }
 
 impl Case {
-    fn but(mut self, expected: Expected) -> Self {
+    fn expecting(mut self, expected: Expected) -> Self {
         self.expected = expected;
         self
     }
@@ -105,7 +105,7 @@ impl Case {
 }
 
 /// What came of an archive.
-struct Finding {
+struct Findings {
     /// Whether GNU tar, materialize and the mount succeeded.
     verdicts: [bool; 3],
     /// What they said.
@@ -149,11 +149,11 @@ impl Place {
     }
 
     /// The archive `a.tar`, all four ways.
-    fn examine(&self, options: &[&str]) -> Finding {
+    fn examine(&self, options: &[&str]) -> Findings {
         let gnu = ["-xpf", "a.tar", "-C", "gnu"];
         let gnu = self.run("tar", &[&gnu[..], &TAR, options].concat());
         let options = options.iter().copied();
-        let options: Vec<&str> = options.filter(|&option| option != AT_ONCE).collect();
+        let options: Vec<&str> = options.filter(|&option| option != NO_DELAY).collect();
         let bsd = options.iter().map(|option| match *option {
             "-i" => "--ignore-zeros",
             same => same,
@@ -188,7 +188,7 @@ impl Place {
         let unlike_bsdtar = self.compare("bsd", "own");
         let told = [&gnu, &bsd, &own, &mount].map(|output| text(&output.stderr));
         let all = [gnu, own, mount];
-        Finding {
+        Findings {
             complaints: told.concat(),
             unlike_bsdtar,
             verdicts: all.map(|output| output.status.success()),
@@ -229,12 +229,12 @@ fn text(bytes: &[u8]) -> String {
 fn check(cases: impl IntoIterator<Item = Case>) {
     let surprises: Vec<String> = cases
         .into_iter()
-        .filter_map(|case| surprise(&case))
+        .filter_map(|case| mismatch(&case))
         .collect();
     assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
 }
 
-fn surprise(case: &Case) -> Option<String> {
+fn mismatch(case: &Case) -> Option<String> {
     let place = Place::new();
     fs::write(place.path("a.tar"), &case.archive).expect("space");
     let finding = place.examine(case.options);
@@ -288,7 +288,7 @@ fn each_type_replaces_each_type() {
 }
 
 #[test]
-fn directories_behind_a_link_get_their_attributes_though_it_goes() {
+fn directories_behind_removed_link_get_their_attributes() {
     let directory = |name: &str, mode| Header::new(name, b'5').mode(mode).mtime(1_000_000_007);
     let behind = || {
         let archive = base().directory("to/").directory("to/a/");
@@ -302,22 +302,22 @@ fn directories_behind_a_link_get_their_attributes_though_it_goes() {
     // It had left that one before the others came.
     let ends = |archive: Archive| archive.directory("to/a/");
     let cases = [
-        case("a link stays", ends(behind())),
-        case("a file takes its place", ends(behind().file("l", "2"))),
+        case("a link stays", finish_in_time(behind())),
+        case("a file takes its place", finish_in_time(behind().file("l", "2"))),
         case(
             "a link takes its place",
-            ends(behind().symlink("l", "keep")),
+            finish_in_time(behind().symlink("l", "keep")),
         ),
         case(
             "more comes by its target",
-            ends(behind().file("l", "3").file("to/a/y", "4")),
+            finish_in_time(behind().file("l", "3").file("to/a/y", "4")),
         ),
     ];
-    check(cases.map(|case| case.with(&[AT_ONCE]).unlike_bsdtar(NO_LINKS)));
+    check(cases.map(|case| case.with(&[NO_DELAY]).unlike_bsdtar(NO_LINKS)));
 }
 
 #[test]
-fn what_takes_a_directorys_place_and_inode_keeps_its_own_attributes() {
+fn entry_reusing_directory_inode_keeps_its_attributes() {
     let directory = Header::new("x/", b'5').mode(0o711).mtime(1_000_000_007);
     let first = || base().add(directory.clone(), "");
     check([
@@ -332,7 +332,7 @@ fn what_takes_a_directorys_place_and_inode_keeps_its_own_attributes() {
 }
 
 #[test]
-fn a_path_beyond_what_a_system_call_takes_is_written_and_shown() {
+fn path_longer_than_path_max_is_written_and_shown() {
     let mut archive = Archive::new();
     let mut path = String::new();
     for _ in 0..20 {
@@ -355,7 +355,7 @@ fn a_path_beyond_what_a_system_call_takes_is_written_and_shown() {
 }
 
 #[test]
-fn names_of_every_length_in_every_dialect() {
+fn names_of_every_length_match_in_every_dialect() {
     let long = "n".repeat(200);
     let deep = ["d".repeat(99), "e".repeat(99), "f".repeat(50)].join("/");
     let most = "m".repeat(255);
@@ -419,7 +419,7 @@ fn names_of_every_length_in_every_dialect() {
 }
 
 #[test]
-fn names_stay_inside() {
+fn names_stay_inside_the_root() {
     check([
         case("absolute", Archive::new().file("/absolute", "1")),
         case("above", Archive::new().file("../above", "1")),
@@ -488,7 +488,7 @@ fn names_stay_inside() {
 }
 
 #[test]
-fn hard_links_of_every_kind() {
+fn hard_links_of_every_kind_match() {
     check([
         case(
             "a chain",
@@ -524,7 +524,7 @@ fn hard_links_of_every_kind() {
             "forward",
             Archive::new().hard_link("h", "later").file("later", "1"),
         )
-        .but(Expected::OtherTree(
+        .expecting(Expected::OtherTree(
             "a forward link is made at the end; GNU tar gives it up",
         ))
         .unlike_bsdtar("it is given up there, too"),
@@ -542,7 +542,7 @@ fn hard_links_of_every_kind() {
 }
 
 #[test]
-fn numbers_and_times_at_their_limits() {
+fn numbers_and_times_at_their_limits_match() {
     let file = |header: Header| Archive::new().add(header, "1");
     let header = || Header::new("x", b'0');
     check([
@@ -594,7 +594,7 @@ fn numbers_and_times_at_their_limits() {
             "an owner that makes no sense",
             file(header().put(108, "zzzzzzz\0")),
         )
-        .but(Expected::OtherMount(
+        .expecting(Expected::OtherMount(
             "4294967295 asks chown(2) for no change; a mount has no owner to keep",
         ))
         .unlike_bsdtar(NO_TAR),
@@ -648,7 +648,7 @@ fn numbers_and_times_at_their_limits() {
 }
 
 #[test]
-fn pax_headers_and_attributes() {
+fn pax_headers_and_attributes_match() {
     let acl = "user::rw-,user:7:r--,group::r--,mask::r--,other::---";
     check([
         case("a global header", {
@@ -670,14 +670,14 @@ fn pax_headers_and_attributes() {
                 .global(&[("gid", "7")])
                 .file("a", "1")
         })
-        .but(Expected::OtherTree(
+        .expecting(Expected::OtherTree(
             "global headers add up, as POSIX has it",
         ))
         .unlike_bsdtar(NO_GLOBALS),
         case("an empty value", {
             Archive::new().pax(&[("path", "")]).file("a", "1")
         })
-        .but(Expected::OtherTree(
+        .expecting(Expected::OtherTree(
             "an empty value deletes, as POSIX has it",
         )),
         case("an unknown keyword", {
@@ -708,7 +708,7 @@ fn pax_headers_and_attributes() {
                 .pax(&[("LIBARCHIVE.xattr.user.key", "dmFsdWU=")])
                 .file("a", "1")
         })
-        .but(Expected::OtherTree("LIBARCHIVE.xattr is known")),
+        .expecting(Expected::OtherTree("LIBARCHIVE.xattr is known")),
         case("an access ACL", {
             Archive::new()
                 .pax(&[("SCHILY.acl.access", acl)])
@@ -742,8 +742,8 @@ fn number(value: u64) -> String {
 }
 
 #[test]
-fn sparse_files_of_every_format() {
-    let piece = noise(4096);
+fn sparse_files_of_every_format_match() {
+    let piece = random_bytes(4096);
     let two = [&piece[..], &piece].concat();
     // GNU tar ends a map by an empty piece where the file ends.
     let mut many: Vec<(u64, u64)> = (0..30).map(|n| (n * 8192, 4096)).collect();
@@ -789,7 +789,7 @@ fn sparse_files_of_every_format() {
         case("a map that ends before the file", {
             Archive::new().add(old_sparse("x", &[(4096, 4096)], 20480, false), &piece)
         })
-        .but(Expected::OtherTree(
+        .expecting(Expected::OtherTree(
             "a sparse file's size is the one in its header",
         )),
         case("all hole", {
@@ -835,7 +835,7 @@ fn sparse_files_of_every_format() {
                 &two,
             )
         })
-        .but(Expected::OtherTree(
+        .expecting(Expected::OtherTree(
             "maps must be in order, or the file is lost",
         ))
         .unlike_bsdtar("such maps are taken there"),
@@ -843,13 +843,13 @@ fn sparse_files_of_every_format() {
 }
 
 #[test]
-fn ends_of_every_kind() {
+fn archive_ends_of_every_kind_match() {
     let one = || Archive::new().file("a", "1");
     let two = || Archive::new().file("b", "2").end();
     let twice = [one().end(), two()].concat();
     let lone = one().raw([0; 512]).file("b", "2").end();
     let garbage = [one().unfinished(), vec![7; 1024], two()].concat();
-    let cut = one().file("b", noise(5000)).unfinished();
+    let cut = one().file("b", random_bytes(5000)).unfinished();
     check([
         case("concatenated", one()).bytes(twice.clone()),
         case("concatenated, all of them", one())
@@ -864,13 +864,13 @@ fn ends_of_every_kind() {
         case("garbage in the middle", one()).bytes(garbage),
         case("cut in a payload", one())
             .bytes(cut.get(..4000).expect("longer").to_vec())
-            .but(Expected::OtherTree(
+            .expecting(Expected::OtherTree(
                 "all there is of a cut file is kept, with its attributes",
             ))
             .unlike_bsdtar("there it has the length it should have had"),
         case("cut in a header", one())
             .bytes(cut.get(..1200).expect("longer").to_vec())
-            .but(Expected::OtherVerdict(
+            .expecting(Expected::OtherVerdict(
                 "a header that is cut is a truncation; GNU tar is silent",
             )),
         case(
@@ -883,13 +883,13 @@ fn ends_of_every_kind() {
 }
 
 /// A tree with most of what a file system can hold; `modest` leaves out what v7 cannot say.
-fn plant(root: &Path, modest: bool) {
+fn create_tree(root: &Path, modest: bool) {
     let at = |name: &str| root.join(name);
     for name in ["d", "d/e", "closed", "sticky"] {
         fs::create_dir(at(name)).expect("fresh");
     }
     fs::write(at("d/a"), "hello\n").expect("space");
-    fs::write(at("d/e/noise"), noise(20_000)).expect("space");
+    fs::write(at("d/e/noise"), random_bytes(20_000)).expect("space");
     fs::write(at("empty"), "").expect("space");
     fs::write(at("setuid"), "s").expect("space");
     fs::hard_link(at("d/a"), at("hard")).expect("same file system");
@@ -918,7 +918,7 @@ fn plant(root: &Path, modest: bool) {
 }
 
 #[test]
-fn dialects_as_programs_write_them() {
+fn archives_of_other_programs_match() {
     let python = "import sys,tarfile; \
         t=tarfile.open('a.tar','w',format=getattr(tarfile,sys.argv[1])); \
         t.add('tree','.'); t.close()";
@@ -926,7 +926,7 @@ fn dialects_as_programs_write_them() {
     let mut examine = |name: &str, modest: bool, program: &str, arguments: &[&str]| {
         let place = Place::new();
         fs::create_dir(place.path("tree")).expect("fresh");
-        plant(&place.path("tree"), modest);
+        create_tree(&place.path("tree"), modest);
         if name.contains("xattrs") {
             for (program, arguments) in [
                 (
@@ -1000,7 +1000,7 @@ fn dialects_as_programs_write_them() {
 
 /// What to do next while planting a random tree.
 #[derive(Clone, Debug)]
-enum Plant {
+enum TreeOperation {
     File { name: u8, len: usize, mode: u32 },
     Directory { name: u8, mode: u32 },
     Symlink { name: u8, target: u8 },
@@ -1008,7 +1008,7 @@ enum Plant {
     Sparse { name: u8, at: u64 },
 }
 
-fn plants() -> impl Strategy<Value = Vec<Plant>> {
+fn tree_operations() -> impl Strategy<Value = Vec<TreeOperation>> {
     let name = || 0_u8..24;
     let mode = || {
         prop_oneof![
@@ -1021,17 +1021,17 @@ fn plants() -> impl Strategy<Value = Vec<Plant>> {
     };
     let plant = prop_oneof![
         3 => (name(), 0_usize..20_000, mode())
-            .prop_map(|(name, len, mode)| Plant::File { name, len, mode }),
-        2 => (name(), mode()).prop_map(|(name, mode)| Plant::Directory { name, mode }),
-        1 => (name(), name()).prop_map(|(name, target)| Plant::Symlink { name, target }),
-        1 => (name(), name()).prop_map(|(name, target)| Plant::HardLink { name, target }),
-        1 => (name(), 1_u64..50).prop_map(|(name, at)| Plant::Sparse { name, at: at * 8192 }),
+            .prop_map(|(name, len, mode)| TreeOperation::File { name, len, mode }),
+        2 => (name(), mode()).prop_map(|(name, mode)| TreeOperation::Directory { name, mode }),
+        1 => (name(), name()).prop_map(|(name, target)| TreeOperation::Symlink { name, target }),
+        1 => (name(), name()).prop_map(|(name, target)| TreeOperation::HardLink { name, target }),
+        1 => (name(), 1_u64..50).prop_map(|(name, at)| TreeOperation::Sparse { name, at: at * 8192 }),
     ];
     proptest::collection::vec(plant, 0..16)
 }
 
 /// Where the plant called `number` goes: some below others, which need not be directories.
-fn spot(root: &Path, number: u8) -> PathBuf {
+fn operation_path(root: &Path, number: u8) -> PathBuf {
     let name = |number: u8| format!("n{}", "é".repeat(usize::from(number) * 4));
     if number < 8 {
         root.join(name(number))
@@ -1040,34 +1040,34 @@ fn spot(root: &Path, number: u8) -> PathBuf {
     }
 }
 
-impl Plant {
+impl TreeOperation {
     /// Grows if it can: where something is in the way, or nothing to stand on, nothing happens.
-    fn grow(&self, root: &Path) {
+    fn apply(&self, root: &Path) {
         let set = |path: &Path, mode: u32| {
             fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
         };
         match *self {
             Self::File { name, len, mode } => {
-                let path = spot(root, name);
-                if !path.is_symlink() && fs::write(&path, noise(len)).is_ok() {
+                let path = operation_path(root, name);
+                if !path.is_symlink() && fs::write(&path, random_bytes(len)).is_ok() {
                     set(&path, mode);
                 }
             }
             Self::Directory { name, mode } => {
-                let path = spot(root, name);
+                let path = operation_path(root, name);
                 if fs::create_dir(&path).is_ok() {
                     set(&path, mode);
                 }
             }
             Self::Symlink { name, target } => {
-                drop(symlink(format!("n{target}"), spot(root, name)));
+                drop(symlink(format!("n{target}"), operation_path(root, name)));
             }
             Self::HardLink { name, target } => {
-                drop(fs::hard_link(spot(root, target), spot(root, name)));
+                drop(fs::hard_link(operation_path(root, target), operation_path(root, name)));
             }
             Self::Sparse { name, at } => {
-                let path = spot(root, name);
-                if !path.exists() && fs::write(&path, noise(4096)).is_ok() {
+                let path = operation_path(root, name);
+                if !path.exists() && fs::write(&path, random_bytes(4096)).is_ok() {
                     let file = fs::File::options().write(true).open(&path).expect("ours");
                     file.set_len(at + 4096).expect("space");
                 }
@@ -1077,9 +1077,9 @@ impl Plant {
 }
 
 #[test]
-fn random_trees_come_back_as_they_were() {
+fn random_trees_survive_a_round_trip() {
     let packings = ["cat", "gzip", "lz4", "zstd", "xz", "bzip2"];
-    let strategy = (plants(), 0_usize..2, 0..packings.len());
+    let strategy = (tree_operations(), 0_usize..2, 0..packings.len());
     let mut runner = TestRunner::new(Config {
         cases: 60,
         failure_persistence: None,
@@ -1090,7 +1090,7 @@ fn random_trees_come_back_as_they_were() {
         let place = Place::new();
         let tree = place.path("gnu");
         for plant in &plants {
-            plant.grow(&tree);
+            plant.apply(&tree);
         }
         // GNU's own format holds whole seconds.
         let (format, time) = [("--format=gnu", "@1000"), ("--format=pax", "@-1000.25")][format];

@@ -166,7 +166,7 @@ fn named_tests(promise: &str) -> Vec<&str> {
 }
 
 #[test]
-fn promises_name_tests_that_exist() {
+fn promises_name_existing_tests() {
     let tests = tests();
     let text = read(&root().join("docs/semantics.md"));
     let promises = promises(&text);
@@ -184,7 +184,7 @@ fn promises_name_tests_that_exist() {
 }
 
 #[test]
-fn links_and_scripts_lead_to_files() {
+fn links_and_scripts_name_existing_files() {
     let mut wrong = Vec::new();
     for document in documents() {
         let text = read(&document);
@@ -213,7 +213,7 @@ fn leading_path(text: &str) -> &str {
 }
 
 #[test]
-fn files_that_documents_name_exist() {
+fn files_named_in_documents_exist() {
     let (mut wrong, mut count) = (Vec::new(), 0);
     for document in documents() {
         let text = read(&document);
@@ -259,7 +259,7 @@ fn flags(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn flags_are_those_of_the_program() {
+fn flags_in_documents_exist_in_program() {
     let mut help = String::new();
     for verb in VERBS {
         let program = env!("CARGO_BIN_EXE_tarfs");
@@ -289,7 +289,7 @@ fn flags_are_those_of_the_program() {
 }
 
 #[test]
-fn documents_name_no_hosts_but_examples() {
+fn documents_name_example_hosts_only() {
     for document in documents() {
         let text = read(&document);
         for rest in text.split("://").skip(1) {

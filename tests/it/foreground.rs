@@ -17,7 +17,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::program::{self, children};
 use crate::support::raw::Archive;
-use crate::support::wait::{self, process_ends};
+use crate::support::wait::{self, process_exits};
 
 /// An archive behind a server, and a service manager that hears all.
 struct Place {
@@ -32,20 +32,20 @@ impl Place {
         fs::create_dir(directory.path().join("mnt")).expect("made");
         let manager = UnixDatagram::bind(directory.path().join("notify")).expect("bound");
         sockopt::set_socket_passcred(&manager, true).expect("set");
-        let patience = Some(wait::PATIENCE);
-        manager.set_read_timeout(patience).expect("set");
+        let timeout = Some(wait::WAIT_TIMEOUT);
+        manager.set_read_timeout(timeout).expect("set");
         let server = Server::start();
         let place = Self {
             server,
             manager,
             directory,
         };
-        place.offer("old");
+        place.write_archive("old");
         place
     }
 
     /// The archive with `content` from now on.
-    fn offer(&self, content: &str) {
+    fn write_archive(&self, content: &str) {
         let archive = Archive::new().file("file", content).end();
         let resource = Resource::new(archive).etag(&format!("\"{content}\""));
         self.server
@@ -75,7 +75,7 @@ impl Place {
             .expect("started")
     }
 
-    fn said(&self) -> String {
+    fn messages(&self) -> String {
         fs::read_to_string(self.path("said")).unwrap_or_default()
     }
 
@@ -87,7 +87,7 @@ impl Place {
     }
 
     /// What the service manager hears next, and of whom.
-    fn hear(&self) -> (String, Pid) {
+    fn next_notification(&self) -> (String, Pid) {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -108,9 +108,9 @@ impl Place {
 
     /// Waits until the service manager hears `words`, and sees that all is said by `teller`, the only one
     /// that a manager listens to.
-    fn hears(&self, words: &str, teller: &Child) {
+    fn expect_notification(&self, words: &str, teller: &Child) {
         loop {
-            let (heard, by) = self.hear();
+            let (heard, by) = self.next_notification();
             assert_eq!(by, pid_of(teller), "{heard}");
             if heard == words {
                 return;
@@ -140,9 +140,9 @@ fn kill(pid: Pid, signal: Signal) {
 }
 
 /// How `child` ends, in time.
-fn end_of(child: &mut Child) -> ExitStatus {
+fn wait_for_exit(child: &mut Child) -> ExitStatus {
     let mut status = None;
-    wait::until("it ends", || {
+    wait::wait_until("it ends", || {
         status = child.try_wait().expect("a child");
         status.is_some()
     });
@@ -150,20 +150,20 @@ fn end_of(child: &mut Child) -> ExitStatus {
 }
 
 #[test]
-fn who_was_started_stays_and_speaks_for_who_goes_on() {
+fn foreground_process_stays_and_reports_for_restarted_worker() {
     let place = Place::new();
     let mut front = place.start(&[]);
-    place.hears("READY=1", &front);
+    place.expect_notification("READY=1", &front);
     let complete = format!("STATUS={}: complete", place.server.url("/archive"));
-    place.hears(&complete, &front);
+    place.expect_notification(&complete, &front);
     let mut open = File::open(place.path("mnt/file")).expect("there");
     for _ in 0..2 {
         let before = place.server_pid().expect("mounted");
         assert_ne!(before, pid_of(&front));
         kill(before, Signal::KILL);
-        place.hears("STATUS=the process that served it has died", &front);
-        place.hears("READY=1", &front);
-        place.hears(&complete, &front);
+        place.expect_notification("STATUS=the process that served it has died", &front);
+        place.expect_notification("READY=1", &front);
+        place.expect_notification(&complete, &front);
         let now = place.server_pid().expect("somebody goes on");
         assert!(now != before && children(pid_of(&front)) == [now]);
         let mut content = String::new();
@@ -173,129 +173,129 @@ fn who_was_started_stays_and_speaks_for_who_goes_on() {
     }
     assert!(front.try_wait().expect("a child").is_none());
     // Messages of all of them go where those of the first did.
-    assert_eq!(place.said().matches("INFO mounted").count(), 3);
+    assert_eq!(place.messages().matches("INFO mounted").count(), 3);
     drop(open);
     let last = place.server_pid().expect("mounted");
     let last = pidfd_open(last, PidfdFlags::empty()).expect("running");
     kill(pid_of(&front), Signal::TERM);
-    place.hears("STOPPING=1", &front);
-    assert!(end_of(&mut front).success());
-    assert!(process_ends(&last) && !is_mounted(&place.path("mnt")));
+    place.expect_notification("STOPPING=1", &front);
+    assert!(wait_for_exit(&mut front).success());
+    assert!(process_exits(&last) && !is_mounted(&place.path("mnt")));
 }
 
 #[test]
-fn signals_to_who_was_started_are_for_who_serves() {
+fn signals_to_foreground_process_reach_the_worker() {
     let place = Place::new();
     let mut front = place.start(&[]);
-    place.hears("READY=1", &front);
+    place.expect_notification("READY=1", &front);
     let open = File::open(place.path("mnt/file")).expect("there");
     kill(pid_of(&front), Signal::INT);
-    wait::until("it is refused", || {
+    wait::wait_until("it is refused", || {
         place
-            .said()
+            .messages()
             .contains("a second signal unmounts all the same")
     });
     assert!(front.try_wait().expect("a child").is_none());
     assert_eq!(place.content(), "old");
     kill(pid_of(&front), Signal::HUP);
-    assert!(end_of(&mut front).success());
+    assert!(wait_for_exit(&mut front).success());
     assert!(!is_mounted(&place.path("mnt")));
     drop(open);
 }
 
 #[test]
-fn who_is_asked_to_end_before_anything_is_mounted_ends_by_that_signal() {
+fn signal_before_mount_ends_foreground_process() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
         let place = Place::new();
         let resource = Resource::new(Archive::new().file("file", "old").end());
         let silent = move |request: &_| resource.answer(request).stall_after(0);
         place.server.route("/archive", silent);
         let mut front = place.start(&["--wait-index"]);
-        wait::until("it asks", || !place.server.seen("/archive").is_empty());
+        wait::wait_until("it asks", || !place.server.requests("/archive").is_empty());
         kill(pid_of(&front), signal);
-        let status = end_of(&mut front);
+        let status = wait_for_exit(&mut front);
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
         assert!(!is_mounted(&place.path("mnt")));
     }
 }
 
 #[test]
-fn who_dies_when_it_is_to_end_is_not_followed() {
+fn worker_killed_while_stopping_is_not_restarted() {
     let place = Place::new();
     let mut front = place.start(&[]);
-    place.hears("READY=1", &front);
+    place.expect_notification("READY=1", &front);
     let server = place.server_pid().expect("mounted");
     kill(server, Signal::STOP);
     kill(pid_of(&front), Signal::TERM);
     std::thread::sleep(std::time::Duration::from_millis(300));
     kill(server, Signal::KILL);
-    let status = end_of(&mut front);
+    let status = wait_for_exit(&mut front);
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
     assert!(!is_mounted(&place.path("mnt")));
 }
 
 #[test]
-fn what_is_wrong_at_the_start_is_told_once_and_is_the_exit_code() {
+fn startup_error_is_reported_once_with_its_exit_code() {
     let place = Place::new();
     let mut front = place.start(&["--root", "nowhere"]);
-    assert_eq!(end_of(&mut front).code(), Some(2));
-    let said = place.said();
+    assert_eq!(wait_for_exit(&mut front).code(), Some(2));
+    let said = place.messages();
     assert_eq!(said.matches("tarfs: ").count(), 1, "{said}");
 }
 
 #[test]
-fn nobody_goes_on_with_what_is_to_end() {
+fn worker_is_not_restarted_after_stop_request() {
     // While somebody tries to, and in the pause after three who did.
     for (words, times) in [("has changed since it was", 1), ("to go on has failed", 3)] {
         let place = Place::new();
         let mut front = place.start(&[]);
-        place.hears("READY=1", &front);
+        place.expect_notification("READY=1", &front);
         let before = place.server_pid().expect("mounted");
-        place.offer("new");
+        place.write_archive("new");
         kill(before, Signal::KILL);
-        wait::until("it is tried", || {
-            place.said().matches(words).count() >= times
+        wait::wait_until("it is tried", || {
+            place.messages().matches(words).count() >= times
         });
         kill(pid_of(&front), Signal::TERM);
-        let status = end_of(&mut front);
+        let status = wait_for_exit(&mut front);
         assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
         assert!(!is_mounted(&place.path("mnt")));
-        let said = place.said();
+        let said = place.messages();
         let told = |words| said.matches(words).count();
         assert!(
-            told("has changed since it was") <= told("to go on has failed"),
+            stderr_text("has changed since it was") <= stderr_text("to go on has failed"),
             "{said}"
         );
     }
 }
 
 #[test]
-fn when_nobody_goes_on_any_more_who_was_started_has_failed() {
+fn foreground_process_fails_if_worker_is_not_restarted() {
     let place = Place::new();
     let mut front = place.start(&[]);
     for _ in 0..6 {
-        place.hears("READY=1", &front);
+        place.expect_notification("READY=1", &front);
         kill(place.server_pid().expect("mounted"), Signal::KILL);
     }
-    assert_eq!(end_of(&mut front).code(), Some(2));
+    assert_eq!(wait_for_exit(&mut front).code(), Some(2));
     assert!(
-        place.said().contains("was ended by signal 9"),
+        place.messages().contains("was ended by signal 9"),
         "{}",
-        place.said()
+        place.messages()
     );
     assert!(!is_mounted(&place.path("mnt")));
 }
 
 #[test]
-fn when_who_was_started_is_killed_nothing_stays() {
+fn killed_foreground_process_leaves_nothing() {
     let place = Place::new();
     let mut front = place.start(&[]);
-    place.hears("READY=1", &front);
+    place.expect_notification("READY=1", &front);
     kill(place.server_pid().expect("mounted"), Signal::KILL);
-    place.hears("READY=1", &front);
+    place.expect_notification("READY=1", &front);
     let last = place.server_pid().expect("somebody goes on");
     let last = pidfd_open(last, PidfdFlags::empty()).expect("running");
     kill(pid_of(&front), Signal::KILL);
-    assert!(!end_of(&mut front).success());
-    assert!(process_ends(&last) && !is_mounted(&place.path("mnt")));
+    assert!(!wait_for_exit(&mut front).success());
+    assert!(process_exits(&last) && !is_mounted(&place.path("mnt")));
 }

@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::http::{Resource, Server};
-use crate::support::program::{tarfs, told};
+use crate::support::program::{tarfs, stderr_text};
 use crate::support::raw::Archive;
 
 /// The one line with which `words` fail in `directory`.
 #[track_caller]
-fn complaint(directory: &Path, words: &[&str]) -> String {
+fn error_line(directory: &Path, words: &[&str]) -> String {
     let output = tarfs(directory, words);
-    let text = told(&output);
+    let text = stderr_text(&output);
     assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
     assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
     text
@@ -28,17 +28,17 @@ fn place() -> tempfile::TempDir {
 
 /// The error line of each verb that reads `source`.
 #[track_caller]
-fn complaints(directory: &Path, source: &str) -> [String; 3] {
+fn error_lines(directory: &Path, source: &str) -> [String; 3] {
     [
         &["ls", source][..],
         &["mount", source, "mnt"],
         &["materialize", "-q", source, "-C", "out"],
     ]
-    .map(|words| complaint(directory, words))
+    .map(|words| error_line(directory, words))
 }
 
 #[test]
-fn unknown_scheme_is_answered_with_what_can_be_read() {
+fn unknown_scheme_error_lists_supported_schemes() {
     let place = place();
     for (source, words) in [
         (
@@ -59,7 +59,7 @@ fn unknown_scheme_is_answered_with_what_can_be_read() {
         ),
         ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
     ] {
-        for text in complaints(place.path(), source) {
+        for text in error_lines(place.path(), source) {
             assert!(text.contains("is not a known scheme"), "{text}");
             for word in words {
                 assert!(text.contains(word), "'{word}' in: {text}");
@@ -69,7 +69,7 @@ fn unknown_scheme_is_answered_with_what_can_be_read() {
 }
 
 #[test]
-fn url_without_scheme_gets_a_hint_with_its_scheme() {
+fn url_without_scheme_gets_hint_with_scheme() {
     let place = place();
     fs::create_dir(place.path().join("release.d")).expect("fresh");
     for (source, url) in [
@@ -81,13 +81,13 @@ fn url_without_scheme_gets_a_hint_with_its_scheme() {
         ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
         ("127.0.0.1:8000/a.tar", "http://127.0.0.1:8000/a.tar"),
     ] {
-        for text in complaints(place.path(), source) {
+        for text in error_lines(place.path(), source) {
             let question = format!("(did you mean {url}?)");
             assert!(text.contains(&question), "{text}");
             assert!(text.contains("not found"), "{text}");
         }
     }
-    let signed = complaint(place.path(), &["ls", "example.com/a.tar?sig=s3cret"]);
+    let signed = error_line(place.path(), &["ls", "example.com/a.tar?sig=s3cret"]);
     assert!(
         signed.contains("did you mean https://example.com/a.tar"),
         "{signed}"
@@ -102,7 +102,7 @@ fn url_without_scheme_gets_a_hint_with_its_scheme() {
         "release.d/a.tar",
         "a.b:c",
     ] {
-        let text = complaint(place.path(), &["ls", source]);
+        let text = error_line(place.path(), &["ls", source]);
         assert!(text.contains("not found"), "{text}");
         assert!(!text.contains("did you mean"), "{text}");
     }
@@ -136,11 +136,11 @@ const ENCRYPTED: [(&[u8], &str); 10] = [
 ];
 
 #[test]
-fn encrypted_file_names_the_command_that_decrypts_it() {
+fn encrypted_file_error_names_decryption_command() {
     let place = place();
     for (first, command) in ENCRYPTED {
         fs::write(place.path().join("a.tar.x"), [first, &[7; 2000]].concat()).expect("space");
-        for text in complaints(place.path(), "a.tar.x") {
+        for text in error_lines(place.path(), "a.tar.x") {
             assert!(text.contains("a.tar.x: it is encrypted"), "{text}");
             assert!(text.contains(command), "'{command}' in: {text}");
         }
@@ -166,12 +166,12 @@ fn hints_for_local_files_name_no_servers() {
     }
     let mut texts = Vec::new();
     for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
-        texts.extend(complaints(place.path(), source));
+        texts.extend(error_lines(place.path(), source));
     }
     // A mount shows what can be read of it.
     let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
     for words in [&["ls", "cut.tar"][..], &cut] {
-        texts.push(complaint(place.path(), words));
+        texts.push(error_line(place.path(), words));
     }
     for text in texts {
         let (_, hint) = text.rsplit_once(" (").expect("a hint");
@@ -182,6 +182,6 @@ fn hints_for_local_files_name_no_servers() {
 
     let server = Server::start();
     server.serve("/page", Resource::new(b"<!DOCTYPE html>".to_vec()));
-    let text = complaint(place.path(), &["ls", &server.url("/page")]);
+    let text = error_line(place.path(), &["ls", &server.url("/page")]);
     assert!(text.contains("error page"), "{text}");
 }

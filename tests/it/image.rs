@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 
 use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Files, Image};
-use crate::support::measured::Supervisor;
-use crate::support::noise::Noise;
+use crate::support::measured_runner::Supervisor;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{self, tarfs, told};
+use crate::support::program::{self, tarfs, stderr_text};
 use crate::support::raw::{self, Archive, Header};
-use crate::support::sums::sha256;
+use crate::support::sha256::sha256;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
@@ -49,23 +49,23 @@ impl Place {
 
     /// What it writes when all goes well.
     #[track_caller]
-    fn says(&self, words: &[&str]) -> String {
+    fn stdout_of(&self, words: &[&str]) -> String {
         let output = self.run(words);
-        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
     /// What it complains about when it fails.
     #[track_caller]
-    fn complains(&self, words: &[&str]) -> String {
+    fn error_of(&self, words: &[&str]) -> String {
         let output = self.run(words);
         assert_eq!(
             output.status.code(),
             Some(2),
             "{words:?}: {}",
-            told(&output)
+            stderr_text(&output)
         );
-        told(&output)
+        stderr_text(&output)
     }
 }
 
@@ -77,7 +77,7 @@ fn layer() -> Vec<u8> {
 fn files() -> Archive {
     Archive::new()
         .directory("d/")
-        .file("d/noise", Noise::new(7).bytes(3 << 20))
+        .file("d/noise", Rng::new(7).bytes(3 << 20))
         .file("d/text", "some text")
         .symlink("link", "d/text")
 }
@@ -97,7 +97,7 @@ fn two() -> Image {
 }
 
 /// Every way to keep an image, as SOURCE.
-fn kept(place: &Place, image: &Image) -> Vec<String> {
+fn image_sources(place: &Place, image: &Image) -> Vec<String> {
     let oci = image::oci(std::slice::from_ref(image));
     oci.write(&place.path().join("layout"));
     place.put("oci.tar", &oci.tar());
@@ -121,27 +121,27 @@ fn kept(place: &Place, image: &Image) -> Vec<String> {
 }
 
 #[test]
-fn an_image_is_a_source_however_it_is_kept() {
-    let noise = Noise::new(7).bytes(3 << 20);
+fn image_is_a_source_in_every_storage_format() {
+    let noise = Rng::new(7).bytes(3 << 20);
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Plain] {
         let place = Place::new();
-        for (number, source) in kept(&place, &two().packed(packing)).iter().enumerate() {
-            let listed = place.says(&["ls", "-R", source]);
+        for (number, source) in image_sources(&place, &two().packed(packing)).iter().enumerate() {
+            let listed = place.stdout_of(&["ls", "-R", source]);
             assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n", "{source}");
             let out = format!("out/{number}");
             fs::create_dir(place.path().join(&out)).expect("made");
-            place.says(&["materialize", "-q", source, "-C", &out]);
+            place.stdout_of(&["materialize", "-q", source, "-C", &out]);
             let written = fs::read(place.path().join(&out).join("d/noise")).expect("written");
             assert!(written == noise, "{source}");
             let names = fs::read_dir(place.path().join(&out).join("d")).expect("a directory");
             assert_eq!(names.count(), 2, "{source}: what is gone is gone");
-            place.says(&["verify", "-q", source]);
+            place.stdout_of(&["verify", "-q", source]);
         }
     }
 }
 
 #[test]
-fn an_image_can_be_a_part_of_something() {
+fn image_inside_an_archive_is_a_source() {
     let place = Place::new();
     let image = image::oci(&[two()]).tar();
     let outer = Archive::new().file("i/x.tar", &image).end();
@@ -157,26 +157,26 @@ fn an_image_can_be_a_part_of_something() {
             two().name
         ),
     ] {
-        assert_eq!(place.says(&["ls", &source]), "d\nlink\nlow\n", "{source}");
-        place.says(&["mount", &source, "mnt"]);
+        assert_eq!(place.stdout_of(&["ls", &source]), "d\nlink\nlow\n", "{source}");
+        place.stdout_of(&["mount", &source, "mnt"]);
         let below = fs::read(place.path().join("mnt/low"));
-        place.says(&["umount", "mnt"]);
+        place.stdout_of(&["umount", "mnt"]);
         assert_eq!(below.expect("readable"), b"below", "{source}");
     }
 }
 
 #[test]
-fn a_mount_of_an_image_serves_its_layers() {
+fn mount_of_image_serves_its_layers() {
     let place = Place::new();
     let mnt = place.path().join("mnt");
-    for source in kept(&place, &two()) {
-        place.says(&["mount", &source, "mnt"]);
+    for source in image_sources(&place, &two()) {
+        place.stdout_of(&["mount", &source, "mnt"]);
         let read = fs::read(mnt.join("d/noise"));
         let linked = fs::read(mnt.join("link"));
         let (below, gone) = (fs::read(mnt.join("low")), mnt.join("d/gone").exists());
-        place.says(&["umount", "mnt"]);
+        place.stdout_of(&["umount", "mnt"]);
         assert!(
-            read.expect("readable") == Noise::new(7).bytes(3 << 20),
+            read.expect("readable") == Rng::new(7).bytes(3 << 20),
             "{source}"
         );
         assert_eq!(linked.expect("readable"), b"some text", "{source}");
@@ -187,7 +187,7 @@ fn a_mount_of_an_image_serves_its_layers() {
 
 /// An archive with a huge image and a small one.
 fn huge_and_small() -> Files {
-    let huge = Archive::new().file("huge", Noise::new(1).bytes(HUGE)).end();
+    let huge = Archive::new().file("huge", Rng::new(1).bytes(HUGE)).end();
     image::oci(&[
         Image::new("huge", vec![huge]).packed(Packing::Plain),
         Image::new("small", vec![layer()]),
@@ -195,7 +195,7 @@ fn huge_and_small() -> Files {
 }
 
 #[test]
-fn of_an_archive_with_several_images_only_what_is_wanted_is_fetched() {
+fn only_the_selected_image_is_fetched() {
     let server = Server::start();
     server.serve(
         "/i.tar",
@@ -207,9 +207,9 @@ fn of_an_archive_with_several_images_only_what_is_wanted_is_fetched() {
     let small = format!("oci-archive:{url}:small");
     // Where everything is is found out once: passing over what is large or reading through it, whatever
     // is faster here.
-    place.says(&["image", &small]);
+    place.stdout_of(&["image", &small]);
     let sent = server.sent_bytes("/i.tar");
-    place.says(&["materialize", "-q", &small, "-C", "out"]);
+    place.stdout_of(&["materialize", "-q", &small, "-C", "out"]);
     assert_eq!(
         fs::read(place.path().join("out/link")).expect("there"),
         b"some text"
@@ -218,33 +218,33 @@ fn of_an_archive_with_several_images_only_what_is_wanted_is_fetched() {
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
     let sent = sent + more;
-    place.says(&["ls", &small]);
+    place.stdout_of(&["ls", &small]);
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
     // And nothing of the layer, once it has an index.
-    place.says(&["ls", &small]);
+    place.stdout_of(&["ls", &small]);
     let least = server.sent_bytes("/i.tar") - sent - more;
     assert!(least < 1 << 17, "{least}");
 }
 
 #[test]
-fn images_without_names_are_told_and_named_by_their_digests() {
+fn unnamed_images_are_listed_and_selected_by_digest() {
     let place = Place::new();
     let image = |file: &str| Image::new("", vec![Archive::new().file(file, "").end()]);
     let images = [image("one"), image("two")];
     // In an index, in which nothing has a name.
     let mut files = image::oci_for_all(&images);
     files.write(&place.path().join("layout"));
-    let complaint = place.complains(&["ls", "oci:layout"]);
+    let complaint = place.error_of(&["ls", "oci:layout"]);
     for (image, file) in images.iter().zip(["one", "two"]) {
         let manifest = files.manifest(image);
         let digest = manifest["digest"].as_str().expect("a digest");
         assert!(complaint.contains(&format!("'{digest}'")), "{complaint}");
         let source = format!("oci:layout:{digest}");
-        assert_eq!(place.says(&["ls", &source]), format!("{file}\n"));
+        assert_eq!(place.stdout_of(&["ls", &source]), format!("{file}\n"));
     }
     let unknown = format!("oci:layout:sha256:{}", "0".repeat(64));
-    let complaint = place.complains(&["ls", &unknown]);
+    let complaint = place.error_of(&["ls", &unknown]);
     assert!(
         complaint.contains("no image there is called"),
         "{complaint}"
@@ -252,7 +252,7 @@ fn images_without_names_are_told_and_named_by_their_digests() {
 }
 
 #[test]
-fn a_layer_is_known_by_its_digest_wherever_it_lies() {
+fn layer_is_cached_by_digest_for_any_location() {
     let server = Server::start();
     let (mut first, mut second) = (huge_and_small(), huge_and_small());
     first.put("note", "the first");
@@ -263,7 +263,7 @@ fn a_layer_is_known_by_its_digest_wherever_it_lies() {
     let place = Place::new();
     let list = |path: &str| {
         let source = format!("oci-archive:{}:huge", server.url(path));
-        assert_eq!(place.says(&["ls", &source]), "huge\n");
+        assert_eq!(place.stdout_of(&["ls", &source]), "huge\n");
         server.sent_bytes(path)
     };
     let sent = list("/1.tar");
@@ -271,7 +271,7 @@ fn a_layer_is_known_by_its_digest_wherever_it_lies() {
         sent > HUGE as u64,
         "all of a layer is held against its digest"
     );
-    place.says(&[
+    place.stdout_of(&[
         "image",
         &format!("oci-archive:{}:huge", server.url("/2.tar")),
     ]);
@@ -281,7 +281,7 @@ fn a_layer_is_known_by_its_digest_wherever_it_lies() {
 }
 
 #[test]
-fn a_layer_that_is_not_what_its_digest_says_is_refused() {
+fn layer_with_wrong_digest_is_rejected() {
     let place = Place::new();
     let image = one().packed(Packing::Plain);
     let path = format!("blobs/sha256/{}", sha256(&layer()));
@@ -301,7 +301,7 @@ fn a_layer_that_is_not_what_its_digest_says_is_refused() {
         "docker-archive:docker.tar",
     ] {
         let words = ["materialize", "-q", source, "--atomic", "-C", "out"];
-        let complaint = place.complains(&words);
+        let complaint = place.error_of(&words);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
         assert_eq!(
             fs::read_dir(place.path().join("out"))
@@ -309,17 +309,17 @@ fn a_layer_that_is_not_what_its_digest_says_is_refused() {
                 .count(),
             0
         );
-        let complaint = place.complains(&["mount", "--wait-index", source, "mnt"]);
+        let complaint = place.error_of(&["mount", "--wait-index", source, "mnt"]);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
-        let complaint = place.complains(&["ls", source]);
+        let complaint = place.error_of(&["ls", source]);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
-        let complaint = place.complains(&["verify", "-q", source]);
+        let complaint = place.error_of(&["verify", "-q", source]);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
     }
 }
 
 #[test]
-fn docker_layer_with_other_plain_bytes_is_refused() {
+fn docker_layer_with_wrong_plain_bytes_is_rejected() {
     let bottom = Archive::new().file("base", "good").end();
     let top = Archive::new().file("tool", "good").end();
     let evil = Archive::new().file("tool", "evil").end();
@@ -346,11 +346,11 @@ fn docker_layer_with_other_plain_bytes_is_refused() {
 
             let source = "docker-archive:good.tar";
             for _ in 0..2 {
-                assert_eq!(place.says(&["ls", &expected, source]), "base\ntool\n");
+                assert_eq!(place.stdout_of(&["ls", &expected, source]), "base\ntool\n");
             }
-            place.says(&["verify", "-q", &expected, source]);
-            place.says(&["materialize", "-q", &expected, source, "-C", "out"]);
-            place.says(&["bundle", "-q", &expected, source, "box"]);
+            place.stdout_of(&["verify", "-q", &expected, source]);
+            place.stdout_of(&["materialize", "-q", &expected, source, "-C", "out"]);
+            place.stdout_of(&["bundle", "-q", &expected, source, "box"]);
             fs::remove_dir_all(place.path().join("out")).expect("removed");
             fs::remove_dir_all(place.path().join("box")).expect("removed");
 
@@ -372,20 +372,20 @@ fn docker_layer_with_other_plain_bytes_is_refused() {
                 ],
                 &["bundle", "-q", &expected, source, "box"],
             ] {
-                let complaint = place.complains(words);
+                let complaint = place.error_of(words);
                 let (found, told) = (sha256(&evil), sha256(&top));
                 for digest in [&found, &told] {
                     assert!(complaint.contains(digest), "{kind} {words:?}: {complaint}");
                 }
             }
             assert!(!place.path().join("out").exists());
-            assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+            assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
         }
     }
 }
 
 #[test]
-fn oci_layer_with_other_plain_bytes_is_refused() {
+fn oci_layer_with_wrong_plain_bytes_is_rejected() {
     let good = Archive::new().file("tool", "good").end();
     let evil = Archive::new().file("tool", "evil").end();
     for packing in [Packing::Plain, Packing::Gzip, Packing::Zstd] {
@@ -406,18 +406,18 @@ fn oci_layer_with_other_plain_bytes_is_refused() {
                 &["materialize", "-q", "--atomic", source, "-C", "out"],
                 &["bundle", "-q", source, "box"],
             ] {
-                let complaint = place.complains(words);
+                let complaint = place.error_of(words);
                 for digest in [sha256(&evil), sha256(&good)] {
                     assert!(complaint.contains(&digest), "{words:?}: {complaint}");
                 }
             }
-            assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+            assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
         }
     }
 }
 
 #[test]
-fn empty_layers_and_images_without_layers_are_trees() {
+fn empty_layers_and_images_without_layers_are_valid() {
     let empty = Vec::new();
     for packing in [Packing::Plain, Packing::Gzip] {
         let layers = vec![empty.clone(), two().layers[0].clone(), empty.clone()];
@@ -427,21 +427,21 @@ fn empty_layers_and_images_without_layers_are_trees() {
         for (image, expected) in [(some, "d\nd/gone\nlow\n"), (none, "")] {
             let place = Place::new();
             let image = image.running(runs.clone());
-            for (number, source) in kept(&place, &image).iter().enumerate() {
-                assert_eq!(place.says(&["ls", "-R", source]), expected, "{source}");
-                place.says(&["verify", "-q", source]);
-                place.says(&["bundle", "-q", source, &format!("box-{number}")]);
+            for (number, source) in image_sources(&place, &image).iter().enumerate() {
+                assert_eq!(place.stdout_of(&["ls", "-R", source]), expected, "{source}");
+                place.stdout_of(&["verify", "-q", source]);
+                place.stdout_of(&["bundle", "-q", source, &format!("box-{number}")]);
                 let out = format!("out/{number}");
                 fs::create_dir(place.path().join(&out)).expect("made");
-                place.says(&["materialize", "-q", source, "-C", &out]);
-                place.says(&["mount", source, "mnt"]);
-                let names = |name: &str| all_in(&place.path().join(name));
+                place.stdout_of(&["materialize", "-q", source, "-C", &out]);
+                place.stdout_of(&["mount", source, "mnt"]);
+                let names = |name: &str| names_in(&place.path().join(name));
                 let found = [
                     names("mnt"),
                     names(&out),
                     names(&format!("box-{number}/rootfs")),
                 ];
-                place.says(&["umount", "mnt"]);
+                place.stdout_of(&["umount", "mnt"]);
                 let count = if expected.is_empty() { 0 } else { 2 };
                 assert!(
                     found.iter().all(|names| names.len() == count),
@@ -453,7 +453,7 @@ fn empty_layers_and_images_without_layers_are_trees() {
 }
 
 #[test]
-fn entries_left_out_of_an_image_are_named_by_every_verb() {
+fn skipped_entries_of_image_are_named_by_every_verb() {
     let bottom = Archive::new().file("f", "below").file("f/x", "lost");
     let top = Archive::new()
         .hard_link("h", "nowhere")
@@ -471,21 +471,21 @@ fn entries_left_out_of_an_image_are_named_by_every_verb() {
             assert!(text.contains(told), "{told}: {text}");
         }
     };
-    names(&place.complains(&["ls", source]));
-    names(&place.complains(&["materialize", "-q", source, "-C", "out"]));
-    names(&place.complains(&["bundle", "-q", source, "box"]));
+    names(&place.error_of(&["ls", source]));
+    names(&place.error_of(&["materialize", "-q", source, "-C", "out"]));
+    names(&place.error_of(&["bundle", "-q", source, "box"]));
     let output = place.run(&["mount", source, "mnt"]);
-    assert!(output.status.success(), "{}", told(&output));
-    let status = place.says(&["status", "mnt"]);
-    place.says(&["umount", "mnt"]);
-    names(&told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    let status = place.stdout_of(&["status", "mnt"]);
+    place.stdout_of(&["umount", "mnt"]);
+    names(&stderr_text(&output));
     names(&status);
 
     let output = place.run(&["verify", "-q", source]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.matches(": not good\n").count(), 2, "{text}");
-    let complaints = told(&output);
+    let complaints = stderr_text(&output);
     for what in [
         "f/x: something on the way is not a directory",
         "h: the target of the hard link is missing",
@@ -507,7 +507,7 @@ fn entries_left_out_of_an_image_are_named_by_every_verb() {
 }
 
 #[test]
-fn implied_directories_of_an_image_have_one_time_everywhere() {
+fn implied_directories_of_image_have_one_mtime() {
     let at = |name: &str, mtime| Header::new(name, b'0').mtime(mtime);
     let bottom = Archive::new()
         .add(at("a/b/c", 1_000), "")
@@ -517,9 +517,9 @@ fn implied_directories_of_an_image_have_one_time_everywhere() {
     let place = Place::new();
     place.put("oci.tar", &image::oci(&[image]).tar());
     let source = "oci-archive:oci.tar";
-    place.says(&["materialize", "-q", source, "-C", "out"]);
-    place.says(&["bundle", "-q", source, "box"]);
-    place.says(&["mount", source, "mnt"]);
+    place.stdout_of(&["materialize", "-q", source, "-C", "out"]);
+    place.stdout_of(&["bundle", "-q", source, "box"]);
+    place.stdout_of(&["mount", source, "mnt"]);
     let times = |root: &str| {
         [".", "a", "a/b", "e"].map(|name| {
             let path = place.path().join(root).join(name);
@@ -527,12 +527,12 @@ fn implied_directories_of_an_image_have_one_time_everywhere() {
         })
     };
     let found = [times("mnt"), times("out"), times("box/rootfs")];
-    place.says(&["umount", "mnt"]);
+    place.stdout_of(&["umount", "mnt"]);
     assert_eq!(found, [[0; 4]; 3]);
 }
 
 #[test]
-fn interrupted_run_leaves_no_unplaced_files() {
+fn interrupted_run_leaves_no_temporary_files() {
     let place = Place::new();
     let image = Image::new("one", vec![Archive::new().file("big", vec![7; HUGE]).end()]);
     place.put(
@@ -554,7 +554,7 @@ fn interrupted_run_leaves_no_unplaced_files() {
     kill_process(pid, Signal::TERM).expect("alive");
     let status = child.wait().expect("a child");
     if status.signal().is_some() {
-        assert_eq!(all_in(&out), Vec::<String>::new());
+        assert_eq!(names_in(&out), Vec::<String>::new());
     }
 }
 
@@ -573,7 +573,7 @@ fn blob_with(files: &Files, what: &str) -> String {
 }
 
 #[test]
-fn documents_that_lie_are_refused_before_they_are_believed() {
+fn inconsistent_image_documents_are_rejected() {
     let place = Place::new();
     let good = image::oci(&[one()]);
     let (manifest, config) = (
@@ -587,7 +587,7 @@ fn documents_that_lie_are_refused_before_they_are_believed() {
     let layer = layer.expect("packed").0.clone();
     let refused = |files: &Files, why: &str| {
         place.put("oci.tar", &files.tar());
-        let complaint = place.complains(&["ls", "oci-archive:oci.tar"]);
+        let complaint = place.error_of(&["ls", "oci-archive:oci.tar"]);
         assert!(complaint.contains(why), "{complaint}");
     };
     for document in [&manifest, &config] {
@@ -655,7 +655,7 @@ fn with_documents(config: &str, manifest_more: &str, index_more: &str) -> Vec<u8
 }
 
 #[test]
-fn documents_that_swell_when_they_are_read_stay_within_the_memory() {
+fn expanding_image_documents_stay_within_memory() {
     const MOST_BYTES: u64 = (32 + 64) << 20;
     // What goes through, and is not refused for its length.
     const LEN: usize = 4_000_000;
@@ -707,7 +707,7 @@ fn documents_that_swell_when_they_are_read_stay_within_the_memory() {
 }
 
 #[test]
-fn no_name_in_an_image_leads_out_of_it() {
+fn names_in_image_do_not_escape_it() {
     let place = Place::new();
     place.put("secret.tar", &layer());
     let image = one().packed(Packing::Plain);
@@ -717,7 +717,7 @@ fn no_name_in_an_image_leads_out_of_it() {
     let blob = directory.join("blobs/sha256").join(sha256(&layer()));
     fs::remove_file(&blob).expect("there");
     symlink(place.path().join("secret.tar"), &blob).expect("linked");
-    let complaint = place.complains(&["ls", "oci:layout"]);
+    let complaint = place.error_of(&["ls", "oci:layout"]);
     assert!(
         complaint.contains("what lies outside it is not supported"),
         "{complaint}"
@@ -741,13 +741,13 @@ fn no_name_in_an_image_leads_out_of_it() {
             .symlink("round", "round")
             .end();
         place.put("docker.tar", &archive);
-        let complaint = place.complains(&["ls", "docker-archive:docker.tar"]);
+        let complaint = place.error_of(&["ls", "docker-archive:docker.tar"]);
         assert!(complaint.contains(why), "{path}: {complaint}");
     }
 }
 
 #[test]
-fn the_image_for_the_platform_is_taken() {
+fn image_of_the_requested_platform_is_selected() {
     let place = Place::new();
     let layer = |name: &str| vec![Archive::new().file(name, name).end()];
     let here = Image::new("here", layer("here"));
@@ -757,41 +757,41 @@ fn the_image_for_the_platform_is_taken() {
         Image::new("windows", layer("windows")).on("windows", here.platform.1),
     ]);
     place.put("i.tar", &files.tar());
-    assert_eq!(place.says(&["ls", "oci-archive:i.tar"]), "here\n");
+    assert_eq!(place.stdout_of(&["ls", "oci-archive:i.tar"]), "here\n");
     for (platform, listed) in [("linux/s390x", "s390x\n"), ("linux/s390x/v1", "")] {
         let words = ["ls", "oci-archive:i.tar", "--platform", platform];
         if listed.is_empty() {
-            let complaint = place.complains(&words);
+            let complaint = place.error_of(&words);
             assert!(
                 complaint.contains("no image there is for linux/s390x/v1"),
                 "{complaint}"
             );
         } else {
-            assert_eq!(place.says(&words), listed);
+            assert_eq!(place.stdout_of(&words), listed);
         }
     }
     let docker = Image::new("alien", layer("alien")).on("linux", "s390x");
     place.put("d.tar", &image::docker(&docker).end());
     assert_eq!(
-        place.says(&["ls", "docker-archive:d.tar"]),
+        place.stdout_of(&["ls", "docker-archive:d.tar"]),
         "alien\n",
         "the only one there is"
     );
     let words = ["ls", "docker-archive:d.tar", "--platform", "linux/riscv64"];
-    let complaint = place.complains(&words);
+    let complaint = place.error_of(&words);
     assert!(complaint.contains("there is 'linux/s390x'"), "{complaint}");
 }
 
 #[test]
-fn what_an_image_is_and_runs_is_told() {
+fn image_verb_prints_config_and_command() {
     let place = Place::new();
     let execution = json!({ "Entrypoint": ["/bin/app"], "Env": ["A=b"], "User": "www",
                             "WorkingDir": "/srv", "Volumes": { "/data": {} },
                             "Labels": { "maker": "me" } });
     let image = one().running(execution.clone());
-    for source in kept(&place, &image) {
+    for source in image_sources(&place, &image) {
         let told: Value =
-            serde_json::from_str(&place.says(&["image", "--json", &source])).expect("JSON");
+            serde_json::from_str(&place.stdout_of(&["image", "--json", &source])).expect("JSON");
         assert_eq!(told["config"]["config"], execution, "{source}");
         assert_eq!(told["names"][0], "one", "{source}");
         assert_eq!(told["layers"].as_array().map(Vec::len), Some(1));
@@ -805,7 +805,7 @@ fn what_an_image_is_and_runs_is_told() {
         assert_eq!(digest, format!("sha256:{}", sha256(&layer)), "{source}");
 
         let digest = told["digest"].as_str().expect("a digest").to_owned();
-        let words = place.says(&["image", &source]);
+        let words = place.stdout_of(&["image", &source]);
         for part in [
             &digest,
             "entry point   /bin/app",
@@ -817,14 +817,14 @@ fn what_an_image_is_and_runs_is_told() {
         ] {
             assert!(words.contains(part), "{words}");
         }
-        place.says(&["ls", &source, "--expect-sha256", &digest]);
+        place.stdout_of(&["ls", &source, "--expect-sha256", &digest]);
         let other = sha256(b"other");
-        let complaint = place.complains(&["ls", &source, "--expect-sha256", &other]);
+        let complaint = place.error_of(&["ls", &source, "--expect-sha256", &other]);
         assert!(complaint.contains("the image's digest is"), "{complaint}");
     }
     place.put("a.tar", &layer());
     let words = ["materialize", "-q", "--resume", "oci:layout", "-C", "out"];
-    let complaint = place.complains(&words);
+    let complaint = place.error_of(&words);
     assert!(
         complaint.contains("--resume cannot be used with an image"),
         "{complaint}"
@@ -836,7 +836,7 @@ fn what_an_image_is_and_runs_is_told() {
             _ => &[],
         };
         let with = |flags: &[&str]| {
-            place.complains(&[&[verb, "oci:layout"], place_for_it, flags].concat())
+            place.error_of(&[&[verb, "oci:layout"], place_for_it, flags].concat())
         };
         let complaint = with(&["--compression", "gzip"]);
         assert!(
@@ -844,7 +844,7 @@ fn what_an_image_is_and_runs_is_told() {
             "{verb}: {complaint}"
         );
         if verb != "image" {
-            place.says(&["index", "-q", "--output", "a.idx", "a.tar"]);
+            place.stdout_of(&["index", "-q", "--output", "a.idx", "a.tar"]);
             let complaint = with(&["--index", "a.idx"]);
             assert!(
                 complaint.contains("--index is of one"),
@@ -852,16 +852,16 @@ fn what_an_image_is_and_runs_is_told() {
             );
         }
     }
-    let complaint = place.complains(&["image", "oci.tar"]);
+    let complaint = place.error_of(&["image", "oci.tar"]);
     assert!(complaint.contains("names no image"), "{complaint}");
-    let complaint = place.complains(&["ls", "docker-archive:oci.tar"]);
+    let complaint = place.error_of(&["ls", "docker-archive:oci.tar"]);
     assert!(
         complaint.contains("there is no manifest.json"),
         "{complaint}"
     );
-    let complaint = place.complains(&["ls", "oci-archive:-"]);
+    let complaint = place.error_of(&["ls", "oci-archive:-"]);
     assert!(complaint.contains("standard input"), "{complaint}");
-    let complaint = place.complains(&["ls", "oci:layout:two"]);
+    let complaint = place.error_of(&["ls", "oci:layout:two"]);
     assert!(
         complaint.contains("called 'two'; there is 'one'"),
         "{complaint}"
@@ -913,7 +913,7 @@ const USER: u32 = 65534;
 /// What the container from the bundle at `bundle` says, run by `runtime`; with `before` in front of
 /// the command.
 #[track_caller]
-fn contained(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> String {
+fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> String {
     let name = format!("tarfs-{}-{bundle}-{runtime}", std::process::id());
     // Runtimes do not run where both versions of cgroups are mounted.
     let script = "umount -R /sys/fs/cgroup
@@ -933,12 +933,12 @@ fn contained(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> Str
         .current_dir(place.path())
         .output()
         .expect("unshare is installed");
-    assert!(output.status.success(), "{runtime}: {}", told(&output));
+    assert!(output.status.success(), "{runtime}: {}", stderr_text(&output));
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
 #[test]
-fn a_bundle_is_run_by_a_container_runtime() {
+fn bundle_runs_in_container_runtime() {
     let place = Place::new();
     let script = "id -u; id -g; id -G; cat /proc/self/mounts >/dev/null && echo $HOME $A; \
                   echo written >file";
@@ -951,10 +951,10 @@ fn a_bundle_is_run_by_a_container_runtime() {
     });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    place.stdout_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     for flag in ["--allow-truncated", "--compression=none"] {
         let words = ["bundle", "-q", "--force", flag, "oci-archive:i.tar", "box"];
-        let complaint = place.complains(&words);
+        let complaint = place.error_of(&words);
         assert!(
             complaint.contains("cannot be used") || complaint.contains("is of one"),
             "{complaint}"
@@ -963,14 +963,14 @@ fn a_bundle_is_run_by_a_container_runtime() {
     }
     let written = place.path().join("box/rootfs/home/app/file");
     for runtime in ["crun", "runc"] {
-        let said = contained(&place, &[], runtime, "box");
+        let said = run_in_container(&place, &[], runtime, "box");
         assert_eq!(said, "1234\n77\n77 88\n/home/app b\n", "{runtime}");
         assert_eq!(fs::read_to_string(&written).expect("written"), "written\n");
         fs::remove_file(&written).expect("ours");
     }
     fs::write(&written, "old").expect("written");
 
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("--force"), "{complaint}");
     let words = [
         "bundle",
@@ -981,13 +981,13 @@ fn a_bundle_is_run_by_a_container_runtime() {
         "--",
         "hostname; id -u",
     ];
-    place.says(&words);
-    assert_eq!(contained(&place, &[], "crun", "box"), "box\n1234\n");
+    place.stdout_of(&words);
+    assert_eq!(run_in_container(&place, &[], "crun", "box"), "box\n1234\n");
     assert!(!written.exists(), "a new tree");
 }
 
 #[test]
-fn bundle_directory_is_closed_to_other_users() {
+fn bundle_directory_is_private() {
     let place = Place::new();
     let execution = json!({ "Cmd": ["/bin/sh"], "Volumes": { "/proc/x": {}, "/data": {} } });
     let image = Image::new("one", vec![busybox()]).running(execution);
@@ -998,30 +998,30 @@ fn bundle_directory_is_closed_to_other_users() {
         status.permissions().mode() & 0o7777
     };
     let output = bundle("new/box");
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!((mode("new/box"), mode("new") & 0o700), (0o700, 0o700));
-    assert!(!told(&output).contains("other users"), "{}", told(&output));
+    assert!(!stderr_text(&output).contains("other users"), "{}", stderr_text(&output));
     assert!(
-        told(&output).contains("'/proc/x' is left out"),
+        stderr_text(&output).contains("'/proc/x' is left out"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
 
     fs::create_dir(place.path().join("open")).expect("fresh");
     let open = fs::Permissions::from_mode(0o755);
     fs::set_permissions(place.path().join("open"), open).expect("ours");
     let output = bundle("open");
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!(mode("open"), 0o755, "the user's own");
     assert!(
-        told(&output).contains("chmod 700 open"),
+        stderr_text(&output).contains("chmod 700 open"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
 }
 
 #[test]
-fn volumes_that_lead_to_system_directories_are_left_out() {
+fn volumes_at_system_directories_are_skipped() {
     let place = Place::new();
     let volumes = json!({
         "/link/sys": {}, "/link/srv/data": {}, "/relative/x": {}, "/up/proc": {}, "/chain": {},
@@ -1042,8 +1042,8 @@ fn volumes_that_lead_to_system_directories_are_left_out() {
     let image = Image::new("one", vec![tree]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
     let output = place.run(&["bundle", "-q", "oci-archive:i.tar", "box"]);
-    assert!(output.status.success(), "{}", told(&output));
-    let said = told(&output);
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    let said = stderr_text(&output);
     for left_out in [
         "/link/sys",
         "/relative/x",
@@ -1079,12 +1079,12 @@ fn bundle_as_user(place: &Place, umask: &str) -> String {
         .current_dir(place.path())
         .output()
         .expect("setpriv is installed");
-    assert!(made.status.success(), "{}", told(&made));
-    told(&made)
+    assert!(made.status.success(), "{}", stderr_text(&made));
+    stderr_text(&made)
 }
 
 #[test]
-fn bundle_of_a_user_has_empty_files_for_devices() {
+fn user_bundle_has_empty_files_for_devices() {
     let place = Place::new();
     let device = |name: &str, kind: u8| Header::new(name, kind).mode(0o640).device(1, 3);
     let lower = Archive::new()
@@ -1112,13 +1112,13 @@ fn bundle_of_a_user_has_empty_files_for_devices() {
     assert!(status("fifo").file_type().is_fifo());
 
     // Root makes them.
-    place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+    place.stdout_of(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
     assert!(status("dev/null").file_type().is_char_device());
     assert!(status("disk").file_type().is_block_device());
 }
 
 #[test]
-fn bundle_of_a_user_keeps_modes_under_a_umask() {
+fn user_bundle_keeps_modes_under_any_umask() {
     let place = Place::new();
     let modes = [
         ("tmp", b'5', 0o1777_u32),
@@ -1178,7 +1178,7 @@ fn volume_layers() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn volumes_have_the_content_and_owner_of_the_image() {
+fn volumes_have_content_and_owner_of_image() {
     let place = Place::new();
     let execution = json!({
         "Cmd": ["/bin/sh", "-c", LIST_VOLUMES],
@@ -1209,23 +1209,23 @@ fn volumes_have_the_content_and_owner_of_the_image() {
         [lines.collect::<Vec<_>>().join("\n"), "\n".to_owned()].concat()
     };
     for runtime in ["crun", "runc"] {
-        place.says(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
-        let said = contained(&place, &[], runtime, "box");
+        place.stdout_of(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+        let said = run_in_container(&place, &[], runtime, "box");
         assert_eq!(
             without_new_time(&said),
             expected("1234:77", "0:0"),
             "{runtime}"
         );
     }
-    assert_eq!(all_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
+    assert_eq!(names_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
     let mount_point = place.path().join("box/rootfs/srv/data");
-    assert_eq!(all_in(&mount_point), Vec::<String>::new());
+    assert_eq!(names_in(&mount_point), Vec::<String>::new());
     // An ordinary user has none of the files of runtimes that root has run.
     let place = Place::new();
     place.put("i.tar", &archive);
     for runtime in ["crun", "runc"] {
         bundle_as_user(&place, "077");
-        let said = contained(&place, AS_USER, runtime, "box");
+        let said = run_in_container(&place, AS_USER, runtime, "box");
         assert_eq!(without_new_time(&said), expected("0:0", "0:0"), "{runtime}");
         let made = place.path().join("box/volumes/1/made");
         let status = fs::metadata(made).expect("in the volume");
@@ -1265,7 +1265,7 @@ int main(void) {
 }"#;
 
 #[test]
-fn bundle_refuses_system_calls_as_docker_does() {
+fn bundle_denies_system_calls_as_docker_does() {
     let place = Place::new();
     place.put("calls.c", SYSTEM_CALLS.as_bytes());
     let compiled = Command::new("cc")
@@ -1281,8 +1281,8 @@ fn bundle_refuses_system_calls_as_docker_does() {
     place.put("i.tar", &image::oci(&[image]).tar());
     let runs = |flags: &[&str]| {
         let words = ["bundle", "-q", "--force", "oci-archive:i.tar", "box"];
-        place.says(&[&words[..], flags].concat());
-        let said = ["crun", "runc"].map(|runtime| contained(&place, &[], runtime, "box"));
+        place.stdout_of(&[&words[..], flags].concat());
+        let said = ["crun", "runc"].map(|runtime| run_in_container(&place, &[], runtime, "box"));
         assert_eq!(said[0], said[1], "{flags:?}");
         let [said, _] = said;
         let words: Vec<_> = said.split_whitespace().map(str::to_owned).collect();
@@ -1339,7 +1339,7 @@ fn bundle_refuses_system_calls_as_docker_does() {
 }
 
 #[test]
-fn capabilities_and_profiles_that_are_none_are_refused() {
+fn invalid_capabilities_and_profiles_are_rejected() {
     let place = Place::new();
     let image = one();
     place.put("i.tar", &image::oci(&[image]).tar());
@@ -1362,19 +1362,19 @@ fn capabilities_and_profiles_that_are_none_are_refused() {
             output.status.code(),
             Some(status),
             "{flag}: {}",
-            told(&output)
+            stderr_text(&output)
         );
         assert!(
-            told(&output).contains(complaint),
+            stderr_text(&output).contains(complaint),
             "{flag}: {}",
-            told(&output)
+            stderr_text(&output)
         );
         assert!(!place.path().join("box").exists(), "{flag}");
     }
 }
 
 #[test]
-fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
+fn ordinary_user_runs_bundle_without_privileges() {
     let place = Place::new();
     let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
@@ -1382,7 +1382,7 @@ fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
     place.put("i.tar", &image::oci(&[image]).tar());
     bundle_as_user(&place, "022");
     for runtime in ["crun", "runc"] {
-        let said = contained(&place, AS_USER, runtime, "box");
+        let said = run_in_container(&place, AS_USER, runtime, "box");
         let said: Vec<&str> = said.split_whitespace().collect();
         assert_eq!(said, ["0", "0", "0", "65534", "1"], "{runtime}");
         let written = fs::metadata(place.path().join("box/rootfs/file")).expect("written");
@@ -1392,12 +1392,12 @@ fn an_ordinary_user_runs_its_bundle_without_any_privilege() {
 }
 
 #[test]
-fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
+fn failed_bundle_leaves_nothing() {
     let place = Place::new();
     let image = one().packed(Packing::Plain).running(json!({}));
     let mut files = image::oci(std::slice::from_ref(&image));
     place.put("i.tar", &files.tar());
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("it names no command"), "{complaint}");
     assert!(!place.path().join("box").exists());
 
@@ -1405,7 +1405,7 @@ fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
     let middle = layer().len() / 2;
     files.get(&path)[middle] ^= 1;
     place.put("i.tar", &files.tar());
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box", "--", "x"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box", "--", "x"]);
     assert!(complaint.contains("its SHA-256 is"), "{complaint}");
     assert_eq!(
         fs::read_dir(place.path().join("box"))
@@ -1416,33 +1416,33 @@ fn a_bundle_that_cannot_be_made_leaves_no_half_of_one() {
 
     let image = image.running(json!({ "User": "nobody", "Cmd": ["x"] }));
     place.put("i.tar", &image::oci(&[image]).tar());
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(
         complaint.contains("runs as 'nobody', who is not in"),
         "{complaint}"
     );
-    assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+    assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
 
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "/proc"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "/proc"]);
     assert!(!complaint.contains("--atomic"), "{complaint}");
 
     let image = one().running(json!({ "User": "4294967295", "Cmd": ["x"] }));
     place.put("i.tar", &image::oci(&[image]).tar());
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("is larger than"), "{complaint}");
-    assert_eq!(all_in(&place.path().join("box")), Vec::<String>::new());
+    assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
 }
 
-/// Makes a bundle in `box` by `--force`, and sends SIGTERM as soon as `is_time`; the signal that ended it,
+/// Makes a bundle in `box` by `--force`, and sends SIGTERM as soon as `should_signal`; the signal that ended it,
 /// if one did.
-fn bundle_until(place: &Place, is_time: impl Fn() -> bool) -> Option<i32> {
+fn bundle_until(place: &Place, should_signal: impl Fn() -> bool) -> Option<i32> {
     let mut child = Command::new("env")
         .args(["--default-signal", PROGRAM, "bundle", "-q", "--force"])
         .args(["oci-archive:i.tar", "box"])
         .current_dir(place.path())
         .spawn()
         .expect("started");
-    while !is_time() {
+    while !should_signal() {
         if let Some(status) = child.try_wait().expect("a child") {
             return status.signal();
         }
@@ -1453,7 +1453,7 @@ fn bundle_until(place: &Place, is_time: impl Fn() -> bool) -> Option<i32> {
 }
 
 #[test]
-fn a_signal_leaves_a_whole_bundle_or_none() {
+fn signal_leaves_whole_bundle_or_none() {
     let place = Place::new();
     let bundle = place.path().join("box");
     // Who runs it is long to find.
@@ -1467,9 +1467,9 @@ fn a_signal_leaves_a_whole_bundle_or_none() {
     // In time or not, which is up to chance.
     let mut ended = 0;
     for _ in 0..50 {
-        let is_made = || bundle.exists() && all_in(&bundle).iter().any(is_new_tree);
+        let is_made = || bundle.exists() && names_in(&bundle).iter().any(is_new_tree);
         let signal = bundle_until(&place, is_made);
-        let left = all_in(&bundle);
+        let left = names_in(&bundle);
         if left.is_empty() {
             assert_eq!(signal, Some(15));
             ended += 1;
@@ -1483,7 +1483,7 @@ fn a_signal_leaves_a_whole_bundle_or_none() {
     }
 
     // What it replaces is long to remove.
-    place.says(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    place.stdout_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     let (tree, many) = (bundle.join("rootfs"), bundle.join("rootfs/many"));
     fs::create_dir(&many).expect("made");
     for number in 0..20_000 {
@@ -1494,12 +1494,12 @@ fn a_signal_leaves_a_whole_bundle_or_none() {
     bundle_until(&place, || {
         fs::metadata(&tree).is_ok_and(|tree| tree.ino() != old)
     });
-    assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
-    assert_eq!(all_in(&tree), ["etc"]);
+    assert_eq!(names_in(&bundle), ["config.json", "rootfs"]);
+    assert_eq!(names_in(&tree), ["etc"]);
 }
 
 /// The names of all that is in a directory.
-fn all_in(directory: &Path) -> Vec<String> {
+fn names_in(directory: &Path) -> Vec<String> {
     let names = fs::read_dir(directory).expect("a directory");
     let names = names.map(|entry| entry.expect("a name").file_name().into_string());
     let mut names: Vec<_> = names.map(|name| name.expect("UTF-8")).collect();
@@ -1508,20 +1508,20 @@ fn all_in(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_bundle_stays_until_there_is_a_better_one() {
+fn old_bundle_stays_until_it_is_replaced() {
     let place = Place::new();
     let bundle = place.path().join("box");
     let good = one()
         .packed(Packing::Plain)
         .running(json!({ "Cmd": ["good"] }));
     place.put("good.tar", &image::oci(std::slice::from_ref(&good)).tar());
-    place.says(&["bundle", "-q", "oci-archive:good.tar", "box"]);
+    place.stdout_of(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     fs::write(bundle.join("rootfs/own"), "mine").expect("written");
     let config = fs::read(bundle.join("config.json")).expect("there");
     let is_as_it_was = || {
-        assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
+        assert_eq!(names_in(&bundle), ["config.json", "rootfs"]);
         assert_eq!(fs::read(bundle.join("config.json")).expect("there"), config);
-        assert_eq!(all_in(&bundle.join("rootfs")), ["d", "link", "own"]);
+        assert_eq!(names_in(&bundle.join("rootfs")), ["d", "link", "own"]);
     };
 
     let mut files = image::oci(&[good]);
@@ -1533,17 +1533,17 @@ fn a_bundle_stays_until_there_is_a_better_one() {
     place.put("ghost.tar", &image::oci(&[ghost]).tar());
     for (archive, why) in [("bad", "its SHA-256 is"), ("ghost", "runs as 'ghost'")] {
         let source = format!("oci-archive:{archive}.tar");
-        let complaint = place.complains(&["bundle", "-q", "--force", &source, "box"]);
+        let complaint = place.error_of(&["bundle", "-q", "--force", &source, "box"]);
         assert!(complaint.contains(why), "{complaint}");
         assert!(!complaint.contains("--atomic"), "{complaint}");
         is_as_it_was();
-        let complaint = place.complains(&["bundle", "-q", &source, "box"]);
+        let complaint = place.error_of(&["bundle", "-q", &source, "box"]);
         assert!(complaint.contains("--force"), "{complaint}");
         is_as_it_was();
     }
     // A tree alone is in the way as well.
     fs::rename(bundle.join("config.json"), place.path().join("kept")).expect("moved");
-    let complaint = place.complains(&["bundle", "-q", "oci-archive:good.tar", "box"]);
+    let complaint = place.error_of(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     assert!(
         complaint.contains("not empty (replace it with --force)"),
         "{complaint}"
@@ -1553,9 +1553,9 @@ fn a_bundle_stays_until_there_is_a_better_one() {
 
     let better = one().running(json!({ "Cmd": ["better"] }));
     place.put("better.tar", &image::oci(&[better]).tar());
-    place.says(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
-    assert_eq!(all_in(&bundle), ["config.json", "rootfs"]);
-    assert_eq!(all_in(&bundle.join("rootfs")), ["d", "link"]);
+    place.stdout_of(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
+    assert_eq!(names_in(&bundle), ["config.json", "rootfs"]);
+    assert_eq!(names_in(&bundle.join("rootfs")), ["d", "link"]);
     let config: Value =
         serde_json::from_slice(&fs::read(bundle.join("config.json")).expect("there"))
             .expect("JSON");

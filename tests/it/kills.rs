@@ -18,7 +18,7 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
@@ -26,7 +26,7 @@ use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
 /// Rounds when nobody asks for more: three of each kind.
-const FEW: u64 = 18;
+const DEFAULT_ROUNDS: u64 = 18;
 
 /// Files of the archive, and their lengths: some in many spans, many in one.
 const FILES: usize = 60;
@@ -42,16 +42,16 @@ const PAUSE: Duration = Duration::from_millis(5);
 const SOURCE: [&str; 4] = ["--connections", "4", "--chunk-size", "128KiB"];
 
 /// How long who is killed may live, at the most.
-const LIFE: Duration = Duration::from_millis(250);
+const MAX_LIFETIME: Duration = Duration::from_millis(250);
 /// The same of one who finds all it needs in the cache.
-const SHORT_LIFE: Duration = Duration::from_millis(40);
+const MAX_CACHED_LIFETIME: Duration = Duration::from_millis(40);
 
 /// How often one is killed while it saves until what it leaves shows that it has not come to the end.
 const ATTEMPTS: usize = 50;
 
 /// What everybody has, and what they may take besides, the index included.
 const MEMORY_MIB: u64 = 32;
-const BESIDES_MIB: u64 = 64;
+const OVERHEAD_MIB: u64 = 64;
 
 const PACKINGS: [Packing; 4] = [
     Packing::Plain,
@@ -87,7 +87,7 @@ fn content(number: usize) -> Vec<u8> {
         2 => 120_000,
         _ => 600_000,
     };
-    Noise::new(number as u64 + 1).text(len)
+    Rng::new(number as u64 + 1).text(len)
 }
 
 fn name(number: usize) -> String {
@@ -95,15 +95,15 @@ fn name(number: usize) -> String {
 }
 
 /// A time below `longest`.
-fn below(dice: &mut Noise, longest: Duration) -> Duration {
+fn below(rng: &mut Rng, longest: Duration) -> Duration {
     let micros = u64::try_from(longest.as_micros()).expect("short");
-    Duration::from_micros(dice.below(micros))
+    Duration::from_micros(rng.below(micros))
 }
 
 /// Tells when something is made in a directory.
-struct Watch(OwnedFd);
+struct DirectoryWatch(OwnedFd);
 
-impl Watch {
+impl DirectoryWatch {
     fn new(directory: &Path) -> Self {
         let events = inotify::init(CreateFlags::CLOEXEC).expect("a descriptor");
         inotify::add_watch(&events, directory, WatchFlags::CREATE).expect("there");
@@ -119,7 +119,7 @@ impl Watch {
             if victim.try_wait().expect("a child").is_some() {
                 return;
             }
-            assert!(start.elapsed() < wait::PATIENCE, "nothing is saved");
+            assert!(start.elapsed() < wait::WAIT_TIMEOUT, "nothing is saved");
         }
     }
 }
@@ -133,17 +133,17 @@ struct Readers {
 }
 
 impl Readers {
-    fn start(mount: &Path, dice: &mut Noise) -> Self {
+    fn start(mount: &Path, rng: &mut Rng) -> Self {
         let (is_over, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
-        let threads = [dice.number(), dice.number()].map(|order| {
-            let (mount, mut dice) = (mount.to_owned(), Noise::new(order));
+        let threads = [rng.number(), rng.number()].map(|order| {
+            let (mount, mut rng) = (mount.to_owned(), Rng::new(order));
             let (is_over, reads) = (Arc::clone(&is_over), Arc::clone(&reads));
             let read = move || {
                 // The archive's first, which is there at once.
                 let mut number = 0;
                 while !is_over.load(Ordering::SeqCst) {
                     let all = content(number);
-                    let offset = usize::try_from(dice.below(all.len() as u64)).expect("small");
+                    let offset = usize::try_from(rng.below(all.len() as u64)).expect("small");
                     let expected = all.get(offset..).expect("inside");
                     let mut bytes = vec![0; expected.len()];
                     let file = File::open(mount.join(name(number)));
@@ -154,7 +154,7 @@ impl Readers {
                     }
                     assert!(bytes == expected, "{number}");
                     reads.fetch_add(1, Ordering::SeqCst);
-                    number = usize::try_from(dice.below(FILES as u64)).expect("small");
+                    number = usize::try_from(rng.below(FILES as u64)).expect("small");
                 }
             };
             Thread::spawn("reader", read).expect("a thread")
@@ -174,7 +174,7 @@ impl Readers {
     fn stop(self) -> u64 {
         self.is_over.store(true, Ordering::SeqCst);
         let Self { reads, threads, .. } = self;
-        wait::ends(move || threads.into_iter().for_each(Thread::join));
+        wait::finish_in_time(move || threads.into_iter().for_each(Thread::join));
         reads.load(Ordering::SeqCst)
     }
 }
@@ -200,7 +200,7 @@ impl Place {
         for packing in PACKINGS {
             let resource = Resource::new(packing.pack(&plain)).etag("\"1\"");
             let is_slow = Arc::clone(&is_slow);
-            server.serve_badly(&format!("/{packing:?}"), resource, move |_| {
+            server.serve_with_faults(&format!("/{packing:?}"), resource, move |_| {
                 let is_slow = is_slow.load(Ordering::SeqCst);
                 is_slow.then_some(Fault::Paced(PIECE_BYTES, PAUSE))
             });
@@ -245,12 +245,12 @@ impl Place {
     }
 
     /// Words that write the tree, without what would only take long.
-    fn copying(url: &str) -> [&str; 6] {
+    fn materialize_words(url: &str) -> [&str; 6] {
         ["materialize", url, "-C", "tree", "--exclude", "empty"]
     }
 
     /// Forgets what was saved so far, and makes a directory for `what` is saved next.
-    fn forget_and_make(&self, what: &str) -> PathBuf {
+    fn clear_and_create(&self, what: &str) -> PathBuf {
         drop(fs::remove_dir_all(self.path("cache")));
         let directory = self.path("cache").join(what);
         let mut maker = DirBuilder::new();
@@ -264,21 +264,21 @@ impl Place {
         let url = self.url(packing);
         let words = ["mount", "--log-file", "log", &url, "mnt"];
         let output = program::tarfs(self.directory.path(), &words);
-        assert!(output.status.success(), "{}", program::told(&output));
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
         for number in 0..FILES {
             let read = fs::read(self.path("mnt").join(name(number))).expect("readable");
             assert!(read == content(number), "{number}");
         }
         let output = program::tarfs(self.directory.path(), &["umount", "mnt"]);
-        assert!(output.status.success(), "{}", program::told(&output));
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
     }
 
     /// A tree on disk, over whatever was left there, and all of it is right.
     fn check_tree(&self, packing: Packing) {
         let url = self.url(packing);
-        let words = Self::copying(&url);
+        let words = Self::materialize_words(&url);
         let output = program::tarfs(self.directory.path(), &words);
-        assert!(output.status.success(), "{}", program::told(&output));
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
         for number in 0..FILES {
             let read = fs::read(self.path("tree").join(name(number))).expect("readable");
             assert!(read == content(number), "{number}");
@@ -291,27 +291,27 @@ impl Place {
     fn kill(&self, mut victim: Child, pause: Duration) -> bool {
         std::thread::sleep(pause);
         if let Some(peak) = program::peak_mib(victim.id()) {
-            assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+            assert!(peak <= MEMORY_MIB + OVERHEAD_MIB, "{peak} MiB of memory");
         }
         // It may have ended by itself: that shows in how it ended.
         drop(victim.kill());
         let status = victim.wait().expect("a child");
         let was_killed = status.signal() == Some(Signal::KILL.as_raw());
         assert!(was_killed || status.success(), "{status}");
-        wait::until("its mount is taken out", || !is_mounted(&self.path("mnt")));
+        wait::wait_until("its mount is taken out", || !is_mounted(&self.path("mnt")));
         was_killed
     }
 
-    fn check_that_nobody_panicked(&self) {
+    fn check_log_for_panics(&self) {
         let log = fs::read_to_string(self.path("log")).expect("written");
         let found = log.split_once("panicked");
         assert!(found.is_none(), "{log}");
     }
 
     /// Kills somebody who saves something in `directory`; whether that was left unfinished.
-    fn kill_who_saves(&self, directory: &str, words: &[&str], pause: Duration) -> bool {
-        let directory = self.forget_and_make(directory);
-        let watch = Watch::new(&directory);
+    fn kill_while_saving(&self, directory: &str, words: &[&str], pause: Duration) -> bool {
+        let directory = self.clear_and_create(directory);
+        let watch = DirectoryWatch::new(&directory);
         let mut victim = self.start(words);
         watch.wait(&mut victim);
         let was_killed = self.kill(victim, pause);
@@ -333,48 +333,48 @@ struct Tally {
 
 impl Place {
     /// Kills somebody who does a `kind` of work, by chance now or then; whether it was in the midst of it.
-    fn round(&self, kind: Kind, packing: Packing, dice: &mut Noise, reads: &mut u64) -> bool {
+    fn round(&self, kind: Kind, packing: Packing, rng: &mut Rng, reads: &mut u64) -> bool {
         let url = self.url(packing);
         let is_saving = matches!(kind, Kind::SavingIndex | Kind::SavingSpool);
         self.is_slow.store(!is_saving, Ordering::SeqCst);
         // A saved index leaves nothing to do.
-        let is_new = kind == Kind::Indexing || dice.below(2) == 0;
+        let is_new = kind == Kind::Indexing || rng.below(2) == 0;
         if is_new {
             drop(fs::remove_dir_all(self.path("cache")));
         }
-        let life = if is_new { LIFE } else { SHORT_LIFE };
+        let life = if is_new { MAX_LIFETIME } else { MAX_CACHED_LIFETIME };
         let was_killed = match kind {
-            Kind::Mounting => self.kill(self.start_mount(&url), below(dice, SHORT_LIFE)),
+            Kind::Mounting => self.kill(self.start_mount(&url), below(rng, MAX_CACHED_LIFETIME)),
             Kind::Reading => {
                 let mount = self.start_mount(&url);
-                wait::until("it is mounted", || is_mounted(&self.path("mnt")));
-                let readers = Readers::start(&self.path("mnt"), dice);
-                wait::until("a file is read", || readers.reads() > 0);
-                let was_killed = self.kill(mount, below(dice, LIFE));
+                wait::wait_until("it is mounted", || is_mounted(&self.path("mnt")));
+                let readers = Readers::start(&self.path("mnt"), rng);
+                wait::wait_until("a file is read", || readers.reads() > 0);
+                let was_killed = self.kill(mount, below(rng, MAX_LIFETIME));
                 *reads += readers.stop();
                 was_killed
             }
             Kind::Materializing => {
                 fs::create_dir(self.path("tree")).expect("made");
-                let words = Self::copying(&url);
-                let was_killed = self.kill(self.start(&words), below(dice, life));
+                let words = Self::materialize_words(&url);
+                let was_killed = self.kill(self.start(&words), below(rng, life));
                 self.is_slow.store(false, Ordering::SeqCst);
                 self.check_tree(packing);
                 was_killed
             }
-            Kind::Indexing => self.kill(self.start(&["index", &url]), below(dice, LIFE)),
+            Kind::Indexing => self.kill(self.start(&["index", &url]), below(rng, MAX_LIFETIME)),
             Kind::SavingIndex => (0..ATTEMPTS).any(|_| {
-                let pause = below(dice, Duration::from_micros(500));
-                self.kill_who_saves("index", &["index", &url], pause)
+                let pause = below(rng, Duration::from_micros(500));
+                self.kill_while_saving("index", &["index", &url], pause)
             }),
             Kind::SavingSpool => (0..ATTEMPTS).any(|_| {
                 let words = ["mount", "-f", "--log-file", "log", &url, "mnt"];
-                self.kill_who_saves("disk-cache", &words, below(dice, SHORT_LIFE))
+                self.kill_while_saving("disk-cache", &words, below(rng, MAX_CACHED_LIFETIME))
             }),
         };
         self.is_slow.store(false, Ordering::SeqCst);
         self.check_mount(packing);
-        self.check_that_nobody_panicked();
+        self.check_log_for_panics();
         was_killed
     }
 }
@@ -384,15 +384,15 @@ impl Place {
     clippy::print_stderr,
     reason = "the rounds of a failure are shown with it, and what all came to"
 )]
-fn whoever_is_killed_at_whatever_moment_the_next_start_is_right() {
+fn next_start_is_right_after_kill_at_any_moment() {
     let place = Place::new();
-    let mut dice = Noise::new(seed());
+    let mut rng = Rng::new(seed());
     let mut tally = Tally::default();
-    for (round, (at, kind)) in (0..rounds(FEW)).zip(KINDS.into_iter().enumerate().cycle()) {
-        let packing = PACKINGS[usize::try_from(dice.below(4)).expect("small")];
+    for (round, (at, kind)) in (0..rounds(DEFAULT_ROUNDS)).zip(KINDS.into_iter().enumerate().cycle()) {
+        let packing = PACKINGS[usize::try_from(rng.below(4)).expect("small")];
         eprintln!("round {round}: {kind:?}, {packing:?}");
         tally.rounds[at] += 1;
-        let was_killed = place.round(kind, packing, &mut dice, &mut tally.reads);
+        let was_killed = place.round(kind, packing, &mut rng, &mut tally.reads);
         tally.kills[at] += u64::from(was_killed);
     }
     eprintln!(

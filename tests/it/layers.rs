@@ -16,9 +16,9 @@ use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::namespace;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, told};
-use crate::support::raw::{Archive, Header, noise};
-use crate::support::wait::{PATIENCE, until};
+use crate::support::program::{tarfs, stderr_text};
+use crate::support::raw::{Archive, Header, random_bytes};
+use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
 /// A member of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ fn packed(steps: &[Step]) -> Vec<u8> {
 }
 
 /// What is at a path: what it is, and whose other names it has.
-type Shown = BTreeMap<String, String>;
+type ObservedTree = BTreeMap<String, String>;
 
 /// An entry of the model.
 #[derive(Clone, Debug)]
@@ -80,7 +80,7 @@ impl Model {
     fn of(layers: &[Vec<Step>], whiteouts: &str) -> Self {
         let mut model = Self::default();
         for layer in layers {
-            model.lay(layer, whiteouts);
+            model.apply_layer(layer, whiteouts);
         }
         model
     }
@@ -96,7 +96,7 @@ impl Model {
     }
 
     /// What a layer holds by itself, and the links that it does not settle.
-    fn own(&mut self, layer: &[Step]) -> (BTreeMap<String, Node>, Vec<(String, String)>) {
+    fn layer_entries(&mut self, layer: &[Step]) -> (BTreeMap<String, Node>, Vec<(String, String)>) {
         let mut own = BTreeMap::new();
         let mut links = Vec::new();
         for step in layer {
@@ -116,11 +116,11 @@ impl Model {
             if name.split('/').any(|part| part == "..") {
                 continue;
             }
-            self.imply(&mut own, name);
+            self.add_implied_parents(&mut own, name);
             own.insert(name.to_owned(), node);
         }
         links.retain(|(name, target)| {
-            self.imply(&mut own, name);
+            self.add_implied_parents(&mut own, name);
             let found = own.get(target).cloned();
             let is_own = found.is_some();
             own.extend(found.map(|node| (name.clone(), node)));
@@ -129,7 +129,7 @@ impl Model {
         (own, links)
     }
 
-    fn imply(&mut self, own: &mut BTreeMap<String, Node>, name: &str) {
+    fn add_implied_parents(&mut self, own: &mut BTreeMap<String, Node>, name: &str) {
         for (slash, _) in name.match_indices('/') {
             let parent = name[..slash].to_owned();
             let implied = self.node("d 755".to_owned(), true);
@@ -140,8 +140,8 @@ impl Model {
         }
     }
 
-    fn lay(&mut self, layer: &[Step], whiteouts: &str) {
-        let (mut own, mut links) = self.own(layer);
+    fn apply_layer(&mut self, layer: &[Step], whiteouts: &str) {
+        let (mut own, mut links) = self.layer_entries(layer);
         let mut gone = Vec::new();
         // A directory that only paths speak of is no whiteout.
         let spoken_of = own.iter().filter(|(_, node)| !node.is_implied);
@@ -185,11 +185,11 @@ impl Model {
         for (path, node) in own {
             self.put(path, node);
         }
-        self.link(links);
+        self.resolve_links(links);
     }
 
     /// Makes links to what lies below, those to each other last.
-    fn link(&mut self, mut links: Vec<(String, String)>) {
+    fn resolve_links(&mut self, mut links: Vec<(String, String)>) {
         let mut made = true;
         while std::mem::take(&mut made) {
             let waits = |target: &str| links.iter().any(|(name, _)| name == target);
@@ -227,7 +227,7 @@ impl Model {
             .retain(|name, _| !path.is_empty() && !name.starts_with(&inside));
     }
 
-    fn shown(&self) -> Shown {
+    fn observed(&self) -> ObservedTree {
         let line = |(path, node): (&String, &Node)| {
             let leader = self.nodes.iter().find(|(_, other)| other.id == node.id);
             let leader = leader.map_or("", |(path, _)| path);
@@ -244,10 +244,10 @@ impl Model {
 }
 
 /// What an entry is, and its inode and how many names that has.
-type Look = (String, Option<(u64, u64)>);
+type FoundEntry = (String, Option<(u64, u64)>);
 
 /// What lies below `root`, in the words of the model.
-fn seen(root: &Path) -> Shown {
+fn seen(root: &Path) -> ObservedTree {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
     while let Some(directory) = pending.pop() {
@@ -274,10 +274,10 @@ fn seen(root: &Path) -> Shown {
     }
     let leader = |inode: u64| {
         let is_same =
-            |(_, (_, other)): &(&String, &Look)| other.is_some_and(|(other, _)| other == inode);
+            |(_, (_, other)): &(&String, &FoundEntry)| other.is_some_and(|(other, _)| other == inode);
         found.iter().find(is_same).map(|(path, _)| path.clone())
     };
-    let line = |(path, (text, inode)): (&String, &Look)| {
+    let line = |(path, (text, inode)): (&String, &FoundEntry)| {
         let text = match inode {
             Some((inode, links)) => {
                 format!("{text} x{links} ={}", leader(*inode).unwrap_or_default())
@@ -334,11 +334,11 @@ impl Place {
     fn mounted<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
         let verb = [&["mount"], flags].concat();
         let output = self.run(&verb, &["mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         let mnt = self.path("mnt");
         let found = look(&mnt);
         let output = tarfs(self.directory.path(), &["umount", "mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         found
     }
 
@@ -348,11 +348,11 @@ impl Place {
         fs::remove_dir_all(&out).expect("there");
         fs::create_dir(&out).expect("made");
         let verb = [&["materialize", "-C", "out"], flags].concat();
-        told(&self.run(&verb, &[]))
+        stderr_text(&self.run(&verb, &[]))
     }
 
     /// What is written to an empty directory, and what was complained about.
-    fn written(&self, flags: &[&str]) -> (Shown, String) {
+    fn materialize(&self, flags: &[&str]) -> (ObservedTree, String) {
         let complaints = self.write(flags);
         (seen(&self.path("out")), complaints)
     }
@@ -377,16 +377,16 @@ impl Drop for Place {
 }
 
 /// Holds mount, disk and listing against the model; what the disk complained about.
-fn hold(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
+fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
     let place = Place::of(layers);
-    let expected = Model::of(layers, whiteouts).shown();
+    let expected = Model::of(layers, whiteouts).observed();
     let flags: &[&str] = match whiteouts {
         "oci" => &[],
         other => &["--whiteouts", other],
     };
     let mounted = place.mounted(flags, seen);
     assert_eq!(mounted, expected, "{name}: the mount");
-    let (written, complaints) = place.written(flags);
+    let (written, complaints) = place.materialize(flags);
     assert_eq!(written, expected, "{name}: on disk");
     let paths: Vec<_> = expected.keys().cloned().collect();
     assert_eq!(place.listed(flags), paths, "{name}: listed");
@@ -408,7 +408,7 @@ fn bottom() -> Vec<Step> {
 }
 
 #[test]
-fn layers_hide_and_replace_what_lies_below() {
+fn layers_hide_and_replace_lower_entries() {
     let over_bottom = |name: &'static str, above: Vec<Step>| (name, vec![bottom(), above]);
     let cases = [
         over_bottom("a file is gone", vec![File(".wh.f", "")]),
@@ -635,13 +635,13 @@ fn layers_hide_and_replace_what_lies_below() {
         ),
     ];
     for (name, layers) in &cases {
-        let complaints = hold(name, layers, "oci");
+        let complaints = assert_matches_model(name, layers, "oci");
         assert_eq!(complaints, "", "{name}");
     }
 }
 
 #[test]
-fn overlays_hide_by_devices_and_attributes() {
+fn overlay_whiteouts_are_devices_and_attributes() {
     let cases = [
         ("a file is gone", vec![Device("f", 0, 0)]),
         ("a directory is gone", vec![Device("d", 0, 0)]),
@@ -664,24 +664,24 @@ fn overlays_hide_by_devices_and_attributes() {
         ),
     ];
     for (name, above) in cases {
-        let complaints = hold(name, &[bottom(), above], "overlay");
+        let complaints = assert_matches_model(name, &[bottom(), above], "overlay");
         assert_eq!(complaints, "", "{name}");
     }
 }
 
 #[test]
-fn whiteouts_that_are_kept_hide_nothing() {
+fn literal_whiteouts_hide_nothing() {
     let above = vec![
         File(".wh.f", ""),
         File("d/.wh..wh..opq", ""),
         File("f", "above"),
         Device("n", 0, 0),
     ];
-    hold("kept", &[bottom(), above], "keep");
+    assert_matches_model("kept", &[bottom(), above], "keep");
 }
 
 #[test]
-fn one_archive_is_what_it_was_until_it_is_a_layer() {
+fn single_archive_shows_whiteouts_unless_used_as_layer() {
     let layers = [vec![File(".wh.a", "kept"), File("a", "seen")]];
     let place = Place::of(&layers);
     assert_eq!(place.listed(&[]), [".wh.a", "a"]);
@@ -689,11 +689,11 @@ fn one_archive_is_what_it_was_until_it_is_a_layer() {
     assert_eq!(place.listed(&["--whiteouts", "keep"]), [".wh.a", "a"]);
     let names = place.mounted(&[], |mnt| seen(mnt).into_keys().collect::<Vec<_>>());
     assert_eq!(names, [".wh.a", "a"]);
-    hold("one layer", &layers, "keep");
+    assert_matches_model("one layer", &layers, "keep");
 }
 
 #[test]
-fn links_to_what_nobody_has_are_told() {
+fn links_without_target_are_reported() {
     let place = Place::of(&[
         bottom(),
         vec![
@@ -707,8 +707,8 @@ fn links_to_what_nobody_has_are_told() {
             File("n", "above"),
         ],
     ]);
-    let expected = Model::of(&[bottom(), vec![File("n", "above")]], "oci").shown();
-    let (written, complaints) = place.written(&[]);
+    let expected = Model::of(&[bottom(), vec![File("n", "above")]], "oci").observed();
+    let (written, complaints) = place.materialize(&[]);
     assert_eq!(written, expected);
     assert_eq!(place.mounted(&[], seen), expected);
     for told in ["h", "i", "one", "other", "s"] {
@@ -721,19 +721,19 @@ fn links_to_what_nobody_has_are_told() {
     let output = place.run(&["ls", "-R"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("5 members are damaged or not in the tree"),
+        stderr_text(&output).contains("5 members are damaged or not in the tree"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     let below = Place::of(&[bottom(), vec![Hard("h", "l/x")]]);
-    let (written, complaints) = below.written(&[]);
+    let (written, complaints) = below.materialize(&[]);
     assert_eq!(complaints, "");
     assert_eq!(written.get("h"), written.get("d/x"), "by a link on the way");
     assert_eq!(below.mounted(&[], seen), written);
 }
 
 #[test]
-fn link_without_target_leaves_out_what_its_layer_has_there() {
+fn link_without_target_skips_its_name() {
     let place = Place::of(&[
         vec![File("d/a", "below")],
         vec![
@@ -742,7 +742,7 @@ fn link_without_target_leaves_out_what_its_layer_has_there() {
             Hard("d", "nowhere"),
         ],
     ]);
-    let (written, complaints) = place.written(&[]);
+    let (written, complaints) = place.materialize(&[]);
     assert_eq!(written.keys().collect::<Vec<_>>(), ["d", "d/a"]);
     assert_eq!(place.mounted(&[], seen), written);
     let told = "d: layer 2: the target of the hard link is missing, and all else";
@@ -750,7 +750,7 @@ fn link_without_target_leaves_out_what_its_layer_has_there() {
 }
 
 #[test]
-fn a_link_that_hides_is_no_link_and_lacks_nothing() {
+fn whiteout_stored_as_link_needs_no_target() {
     let above = vec![
         Hard(".wh.f", ".wh..wh.aufs"),
         Hard("d/.wh.x", "g"),
@@ -761,12 +761,12 @@ fn a_link_that_hides_is_no_link_and_lacks_nothing() {
     let output = place.run(&["ls", "-R"], &[]);
     let listed = "d\nd/sub\nd/y\ng\nl\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
-    assert_eq!(told(&output), "");
+    assert_eq!(stderr_text(&output), "");
     assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
-fn a_link_hides_whatever_is_wrong_with_its_target() {
+fn whiteout_stored_as_link_ignores_its_target() {
     let above = vec![
         Directory("n", 0o755),
         File("t", "above"),
@@ -782,34 +782,34 @@ fn a_link_hides_whatever_is_wrong_with_its_target() {
     let output = place.run(&["ls", "-R"], &[]);
     let listed = "d\nd/sub\nd/y\ng\nlate\nn\nt\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
-    assert_eq!(told(&output), "");
+    assert_eq!(stderr_text(&output), "");
     assert_eq!(output.status.code(), Some(0));
-    let (written, complaints) = place.written(&[]);
+    let (written, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
     assert_eq!(place.mounted(&[], seen), written);
     assert_eq!(written.len(), 7, "{written:?}");
 }
 
 #[test]
-fn what_is_said_to_be_gone_from_a_file_is_said_of_nothing() {
+fn whiteout_below_a_file_is_ignored() {
     let place = Place::of(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
     let output = place.run(&["ls", "-R"], &[]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "d\nf\ng\nl\n");
     assert_eq!(
-        (told(&output), output.status.code()),
+        (stderr_text(&output), output.status.code()),
         (String::new(), Some(0))
     );
-    let (written, complaints) = place.written(&[]);
+    let (written, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
     assert_eq!(place.mounted(&[], seen), written);
     // Where it is no layer it is a file that has no place.
     let place = Place::of(&[vec![File("d", ""), File("d/.wh.x", "")]]);
     let output = place.run(&["ls"], &[]);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
 }
 
 #[test]
-fn link_to_a_whiteout_is_left_out_and_named() {
+fn link_to_whiteout_is_skipped_and_reported() {
     let above = vec![
         File(".wh.z", "hidden"),
         File("own", "above"),
@@ -822,7 +822,7 @@ fn link_to_a_whiteout_is_left_out_and_named() {
     ];
     for layers in [vec![bottom(), above.clone()], vec![above]] {
         let place = Place::of(&layers);
-        let (written, complaints) = place.written(&["--whiteouts", "oci"]);
+        let (written, complaints) = place.materialize(&["--whiteouts", "oci"]);
         for name in ["own", "f", "late", "empty"] {
             let below = if layers.len() == 2 && name == "f" {
                 Some("f below x2 =f")
@@ -842,7 +842,7 @@ fn link_to_a_whiteout_is_left_out_and_named() {
 fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
     let place = Place::of(layers);
     let mounted = place.mounted(&["--whiteouts", "oci"], seen);
-    let (written, complaints) = place.written(&["--whiteouts", "oci"]);
+    let (written, complaints) = place.materialize(&["--whiteouts", "oci"]);
     assert_eq!(written, mounted, "{name}");
     assert_eq!(complaints, "", "{name}");
     let lines = mounted
@@ -852,7 +852,7 @@ fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
 }
 
 #[test]
-fn whiteout_behind_a_link_of_its_layer_follows_nothing() {
+fn whiteout_path_through_link_is_not_followed() {
     let over = |above: Vec<Step>| {
         let below = vec![
             File("d/a", "below"),
@@ -881,7 +881,7 @@ fn whiteout_behind_a_link_of_its_layer_follows_nothing() {
 }
 
 #[test]
-fn order_in_a_layer_makes_the_tree_that_umoci_makes() {
+fn order_in_layer_gives_same_tree_as_umoci() {
     let long: &'static str = Box::leak("n".repeat(255).into_boxed_str());
     let hides_long: &'static str = Box::leak(format!("d/.wh.{long}").into_boxed_str());
     let long: &'static str = Box::leak(format!("d/{long}").into_boxed_str());
@@ -970,7 +970,7 @@ fn order_in_a_layer_makes_the_tree_that_umoci_makes() {
 }
 
 #[test]
-fn layer_may_hold_the_name_of_unplaced_files() {
+fn layer_may_contain_name_of_temporary_files() {
     let named = |more: Vec<Step>| {
         let own = vec![
             Directory(".tarfs-layers", 0o755),
@@ -997,7 +997,7 @@ fn layer_may_hold_the_name_of_unplaced_files() {
 }
 
 #[test]
-fn path_behind_an_absolute_link_of_its_layer_is_in_the_root() {
+fn path_through_absolute_link_stays_in_the_root() {
     let layer = vec![
         Link("l", "/d"),
         Link("d/up", "../../../e"),
@@ -1012,11 +1012,11 @@ fn path_behind_an_absolute_link_of_its_layer_is_in_the_root() {
 }
 
 #[test]
-fn what_redirects_and_metacopies_mean_is_not_guessed() {
+fn overlay_redirects_are_skipped_and_reported() {
     let above = vec![Marked("d2", "trusted.overlay.redirect"), File("n", "above")];
     let place = Place::of(&[bottom(), above]);
     let flags = ["--whiteouts", "overlay"];
-    let (written, complaints) = place.written(&flags);
+    let (written, complaints) = place.materialize(&flags);
     assert!(!written.contains_key("d2"), "{written:?}");
     assert!(
         complaints.contains("d2: layer 2: what it is lies elsewhere"),
@@ -1026,11 +1026,11 @@ fn what_redirects_and_metacopies_mean_is_not_guessed() {
 }
 
 #[test]
-fn contents_of_every_packing_come_from_their_own_layer() {
+fn contents_come_from_their_layer_in_every_packing() {
     let packings = Packing::ALL;
     let last = packings.len() - 1;
     let long = |number: usize| {
-        let mut content = noise(1_500_000 + 4096 * number);
+        let mut content = random_bytes(1_500_000 + 4096 * number);
         for byte in &mut content {
             *byte = byte.wrapping_add(u8::try_from(number).expect("small"));
         }
@@ -1066,13 +1066,13 @@ fn contents_of_every_packing_come_from_their_own_layer() {
 }
 
 /// Whether two layers are scanned at the same time with so much memory: their server keeps what a scan
-/// asks for back until it has been asked for both, but not for longer than `patience`.
-fn are_scanned_at_once(memory: &str, patience: Duration) -> bool {
+/// asks for back until it has been asked for both, but not for longer than `timeout`.
+fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
     let server = Server::start();
     let asked = Arc::new((Mutex::new(BTreeSet::new()), Condvar::new()));
     let met = Arc::new(AtomicBool::new(false));
     for path in ["/below", "/above"] {
-        let layer = Archive::new().file(path, noise(3_000_000)).end();
+        let layer = Archive::new().file(path, random_bytes(3_000_000)).end();
         let resource = Resource::new(layer).etag("\"1\"");
         let (asked, met) = (Arc::clone(&asked), Arc::clone(&met));
         server.route(path, move |request| {
@@ -1082,7 +1082,7 @@ fn are_scanned_at_once(memory: &str, patience: Duration) -> bool {
                 let mut paths = paths.lock().expect("no panic");
                 paths.insert(path);
                 came.notify_all();
-                let waited = came.wait_timeout_while(paths, patience, |paths| paths.len() < 2);
+                let waited = came.wait_timeout_while(paths, timeout, |paths| paths.len() < 2);
                 let (mut paths, waited) = waited.expect("no panic");
                 if waited.timed_out() {
                     paths.remove(path);
@@ -1098,19 +1098,19 @@ fn are_scanned_at_once(memory: &str, patience: Duration) -> bool {
     let words = ["ls", "--memory", memory, "--layer", &above, &below];
     let output = tarfs(directory.path(), &words);
     let listed = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(listed, "above\nbelow\n", "{}", told(&output));
+    assert_eq!(listed, "above\nbelow\n", "{}", stderr_text(&output));
     met.load(Ordering::SeqCst)
 }
 
 #[test]
-fn layers_are_scanned_at_once_where_there_is_memory_for_it() {
+fn layers_are_scanned_in_parallel_if_memory_allows() {
     // Less than what the program waits for a server that is silent.
-    assert!(are_scanned_at_once("128MiB", PATIENCE / 3));
-    assert!(!are_scanned_at_once("127MiB", Duration::from_millis(300)));
+    assert!(are_scanned_in_parallel("128MiB", WAIT_TIMEOUT / 3));
+    assert!(!are_scanned_in_parallel("127MiB", Duration::from_millis(300)));
 }
 
 #[test]
-fn attributes_come_from_the_top() {
+fn attributes_come_from_the_top_layer() {
     let layer = |value: &str, mode| {
         Archive::new()
             .pax(&[("SCHILY.xattr.user.of", value)])
@@ -1130,13 +1130,13 @@ fn attributes_come_from_the_top() {
         assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o755, 1000 + 0o755));
     };
     place.mounted(&[], check);
-    let (_, complaints) = place.written(&[]);
+    let (_, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
     check(&place.path("out"));
 }
 
 #[test]
-fn numbers_of_entries_stay_from_mount_to_mount() {
+fn inode_numbers_stay_the_same_across_mounts() {
     let place = Place::of(&[
         bottom(),
         vec![File("d/.wh.x", ""), File("n", "above"), Hard("h", "f")],
@@ -1157,7 +1157,7 @@ fn numbers_of_entries_stay_from_mount_to_mount() {
 }
 
 #[test]
-fn nothing_is_written_or_removed_outside() {
+fn layers_write_and_remove_nothing_outside() {
     let outside = tempfile::tempdir().expect("a directory");
     let victim = outside.path().join("victim");
     fs::write(&victim, "untouched").expect("written");
@@ -1187,7 +1187,7 @@ fn nothing_is_written_or_removed_outside() {
     let fourth = Archive::new().file("again/.wh..wh..opq", "").end();
     let place = Place::new(&[bottom, above, third, fourth]);
     symlink(target, place.path("decoy")).expect("made");
-    let (written, complaints) = place.written(&[]);
+    let (written, complaints) = place.materialize(&[]);
     assert_eq!(fs::read_to_string(&victim).expect("there"), "untouched");
     let names: Vec<_> = fs::read_dir(outside.path())
         .expect("listed")
@@ -1219,7 +1219,7 @@ fn nothing_is_written_or_removed_outside() {
 }
 
 #[test]
-fn what_layers_cannot_be_had_with_is_refused_at_once() {
+fn flags_in_conflict_with_layers_are_rejected() {
     let place = Place::of(&[bottom(), vec![File("n", "above")]]);
     for (verb, words) in [
         ("mount", &["--record", "r", "mnt"][..]),
@@ -1240,37 +1240,37 @@ fn what_layers_cannot_be_had_with_is_refused_at_once() {
             output.status.code(),
             Some(64),
             "{words:?}: {}",
-            told(&output)
+            stderr_text(&output)
         );
     }
     assert!(!is_mounted(&place.path("mnt")));
     fs::write(place.path("out/mine"), "mine").expect("written");
     let output = place.run(&["materialize", "-C", "out"], &[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("is not empty"), "{}", told(&output));
+    assert!(stderr_text(&output).contains("is not empty"), "{}", stderr_text(&output));
     assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
 }
 
 #[test]
-fn limits_hold_for_all_layers_together() {
+fn limits_apply_to_all_layers_together() {
     let place = Place::of(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
     for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
         let output = place.run(verb, &["--max-entries", "8"]);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains("--max-entries"), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+        assert!(stderr_text(&output).contains("--max-entries"), "{}", stderr_text(&output));
     }
     let layers =
-        [noise(600_000), noise(600_000)].map(|content| Archive::new().file("a", content).end());
+        [random_bytes(600_000), random_bytes(600_000)].map(|content| Archive::new().file("a", content).end());
     let large = Place::new(&layers);
     let output = large.run(
         &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
         &[],
     );
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(
-        told(&output).contains("--max-unpacked-size"),
+        stderr_text(&output).contains("--max-unpacked-size"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     let output = large.run(
         &[
@@ -1283,7 +1283,7 @@ fn limits_hold_for_all_layers_together() {
         ],
         &[],
     );
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(!large.path("out2").exists());
     let output = large.run(
         &[
@@ -1296,18 +1296,18 @@ fn limits_hold_for_all_layers_together() {
         ],
         &[],
     );
-    assert_eq!(output.status.code(), Some(0), "{}", told(&output));
-    assert!(fs::read(large.path("out2/a")).expect("there") == noise(600_000));
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
+    assert!(fs::read(large.path("out2/a")).expect("there") == random_bytes(600_000));
 }
 
 #[test]
-fn a_status_tells_of_all_layers_and_a_copy_is_of_the_whole() {
+fn status_covers_all_layers_and_copy_is_merged() {
     let layers = vec![bottom(), vec![File("d/.wh.x", ""), File("n", "above")]];
     let place = Place::of(&layers);
-    let expected = Model::of(&layers, "oci").shown();
+    let expected = Model::of(&layers, "oci").observed();
     let copy = place.path("copy");
     let status = place.mounted(&["--copy-to", "copy"], |mnt| {
-        until("a copy", || {
+        wait_until("a copy", || {
             let output = tarfs(place.directory.path(), &["status", "mnt"]);
             let status = String::from_utf8_lossy(&output.stdout);
             let mut lines = status.lines().map(str::split_whitespace);
@@ -1326,7 +1326,7 @@ fn a_status_tells_of_all_layers_and_a_copy_is_of_the_whole() {
 }
 
 #[test]
-fn headers_go_to_layers_of_the_same_host_only() {
+fn headers_are_sent_to_layers_of_same_host_only() {
     let server = Server::start();
     let layer = Bytes::from(packed(&[File("n", "above")]));
     for path in ["/bottom", "/near", "/far"] {
@@ -1341,13 +1341,13 @@ fn headers_go_to_layers_of_the_same_host_only() {
     let words = ["ls", &bottom, "--layer", &near, "--layer", &far];
     let words = [&words[..], &["--header", "X-Key: secret"]].concat();
     let output = tarfs(place.directory.path(), &words);
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     for (path, expected) in [
         ("/bottom", Some("secret")),
         ("/near", Some("secret")),
         ("/far", None),
     ] {
-        let seen = server.seen(path);
+        let seen = server.requests(path);
         assert!(!seen.is_empty(), "{path}");
         for seen in seen {
             assert_eq!(seen.request.header("x-key"), expected, "{path}");
@@ -1356,7 +1356,7 @@ fn headers_go_to_layers_of_the_same_host_only() {
 }
 
 #[test]
-fn a_layer_whose_decoder_needs_more_than_its_part_has_all_of_the_memory() {
+fn layer_with_large_decoder_may_use_all_memory() {
     let layers: Vec<_> = ["below", "above"]
         .iter()
         .map(|content| {
@@ -1372,12 +1372,12 @@ fn a_layer_whose_decoder_needs_more_than_its_part_has_all_of_the_memory() {
     let place = Place::new(&layers);
     assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
     let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-    assert!(told(&output).contains("--memory"), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    assert!(stderr_text(&output).contains("--memory"), "{}", stderr_text(&output));
 }
 
 #[test]
-fn layers_belong_to_the_numbers_of_their_owners() {
+fn layers_keep_numeric_owners() {
     let script = r#"
         mkdir t mnt out; echo one >t/file
         tar --create --owner=games:4711 --group=games:4712 -C t -f below.tar file
@@ -1386,6 +1386,6 @@ fn layers_belong_to_the_numbers_of_their_owners() {
         "$program" materialize -q --layer above.tar below.tar -C out; stat -c %u:%g out/file
         "$program" mount --layer above.tar below.tar mnt; stat -c %u:%g mnt/file; "$program" umount mnt
     "#;
-    let said = namespace::said(&namespace::run_program("", script));
+    let said = namespace::stdout_text(&namespace::run_program("", script));
     assert_eq!(said, "4711:4712\n4711:4712\n");
 }

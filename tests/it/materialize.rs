@@ -105,7 +105,7 @@ fn materialize(destination: &Path, entries: Vec<Entry>) -> Summary {
     try_materialize(destination, options(), entries).expect("the destination is fine")
 }
 
-fn faultless(destination: &Path, entries: Vec<Entry>) {
+fn materialize_without_problems(destination: &Path, entries: Vec<Entry>) {
     let summary = materialize(destination, entries);
     assert_eq!(problems(&summary), Vec::<String>::new());
 }
@@ -144,7 +144,7 @@ fn assert_same_trees(one: &Path, other: &Path) {
 }
 
 #[test]
-fn every_type_arrives_with_its_attributes() {
+fn every_type_is_written_with_its_attributes() {
     let root = temporary();
     let device = |major, minor| Device { major, minor };
     let owned = |entry| {
@@ -154,7 +154,7 @@ fn every_type_arrives_with_its_attributes() {
             member.gid = 77;
         })
     };
-    faultless(
+    materialize_without_problems(
         root.path(),
         vec![
             owned(directory("d/")),
@@ -227,7 +227,7 @@ fn holes_stay_holes_and_zeros_stay_data() {
         member.size = 1 << 20;
         member.sparse = Some(Vec::new());
     });
-    faultless(
+    materialize_without_problems(
         root.path(),
         vec![sparse, empty, file("zeros", vec![0; 1 << 20])],
     );
@@ -245,7 +245,7 @@ fn holes_stay_holes_and_zeros_stay_data() {
 }
 
 #[test]
-fn a_name_that_comes_again_ends_as_its_last_member() {
+fn repeated_name_ends_as_its_last_member() {
     let root = temporary();
     let mut entries = Vec::new();
     for round in 0..200 {
@@ -257,7 +257,7 @@ fn a_name_that_comes_again_ends_as_its_last_member() {
         entries.push(file("p", "x"));
         entries.push(member("p", Kind::Fifo));
     }
-    faultless(root.path(), entries);
+    materialize_without_problems(root.path(), entries);
     assert_eq!(content(root.path().join("f")), "199".repeat(1000));
     assert_eq!(content(root.path().join("l")), "no longer a link");
     assert!(status(root.path().join("d")).is_dir());
@@ -265,7 +265,7 @@ fn a_name_that_comes_again_ends_as_its_last_member() {
 }
 
 #[test]
-fn a_hard_link_finds_its_target_while_that_is_still_being_written() {
+fn hard_link_finds_target_still_being_written() {
     let root = temporary();
     let mut entries = Vec::new();
     for number in 0..50 {
@@ -277,7 +277,7 @@ fn a_hard_link_finds_its_target_while_that_is_still_being_written() {
         // Writing over one name leaves the other alone.
         entries.push(file(format!("a{number}/big"), "new"));
     }
-    faultless(root.path(), entries);
+    materialize_without_problems(root.path(), entries);
     for number in 0..50 {
         let old = status(root.path().join(format!("b/{number}")));
         assert_eq!((old.len(), old.nlink()), (1_000_000, 1));
@@ -286,7 +286,7 @@ fn a_hard_link_finds_its_target_while_that_is_still_being_written() {
 }
 
 #[test]
-fn hard_links_before_their_targets_are_made_at_the_end() {
+fn hard_links_before_their_targets_are_created_last() {
     let root = temporary();
     let summary = materialize(
         root.path(),
@@ -318,7 +318,7 @@ fn hard_links_before_their_targets_are_made_at_the_end() {
 }
 
 #[test]
-fn a_hard_link_that_cannot_be_made_costs_nothing() {
+fn failed_hard_link_leaves_other_entries_intact() {
     let root = temporary();
     fs::write(root.path().join("planted"), "kept").expect("a file");
     let summary = materialize(
@@ -347,7 +347,7 @@ fn a_hard_link_that_cannot_be_made_costs_nothing() {
 }
 
 #[test]
-fn a_name_belongs_to_a_link_before_its_target_has_come() {
+fn hard_link_reserves_its_name_before_target_exists() {
     let root = temporary();
     let entries = vec![
         hard_link("twice", "one"),
@@ -380,13 +380,13 @@ fn a_name_belongs_to_a_link_before_its_target_has_come() {
 }
 
 #[test]
-fn late_links_find_their_targets_behind_each_other() {
+fn chained_late_links_find_their_targets() {
     for links in [["x", "l"], ["l", "x"]] {
         let root = temporary();
         let target = |name| if name == "x" { "l/f" } else { "s" };
         let mut entries: Vec<_> = links.map(|name| hard_link(name, target(name))).into();
         entries.extend([directory("d"), link("s", "d"), file("d/f", "x")]);
-        faultless(root.path(), entries);
+        materialize_without_problems(root.path(), entries);
         assert_eq!(content(root.path().join("x")), "x");
         assert_eq!(status(root.path().join("d/f")).nlink(), 2);
         assert_eq!(status(root.path().join("s")).nlink(), 2);
@@ -394,7 +394,7 @@ fn late_links_find_their_targets_behind_each_other() {
 }
 
 #[test]
-fn nothing_is_put_behind_a_link_that_a_file_replaces_however_fast_writers_are() {
+fn no_file_is_written_through_link_being_replaced() {
     let ways = [
         vec![
             link("m", "d"),
@@ -428,7 +428,7 @@ fn nothing_is_put_behind_a_link_that_a_file_replaces_however_fast_writers_are() 
 }
 
 #[test]
-fn links_are_followed_inside_and_never_outside() {
+fn links_are_followed_inside_root_only() {
     let parent = temporary();
     let root = parent.path().join("root");
     let outside = parent.path().join("outside");
@@ -482,7 +482,7 @@ fn links_are_followed_inside_and_never_outside() {
 }
 
 #[test]
-fn a_directory_swapped_for_a_link_takes_nothing_outside() {
+fn directory_swapped_for_link_writes_nothing_outside() {
     let parent = temporary();
     let root = parent.path().join("root");
     let outside = parent.path().join("outside");
@@ -515,7 +515,7 @@ fn a_directory_swapped_for_a_link_takes_nothing_outside() {
 }
 
 #[test]
-fn directories_get_their_attributes_when_they_are_full() {
+fn directory_attributes_are_set_after_their_entries() {
     let root = temporary();
     let warnings = Arc::new(Warnings::default());
     let read_only = |name| with(directory(name), |member: &mut Member| member.mode = 0o2555);
@@ -554,7 +554,7 @@ fn directories_get_their_attributes_when_they_are_full() {
 }
 
 #[test]
-fn attributes_and_acls_arrive_and_what_was_inherited_goes() {
+fn attributes_and_acls_replace_inherited_ones() {
     let root = temporary();
     fs::create_dir(root.path().join("heir")).expect("a directory");
     run(Command::new("setfacl")
@@ -586,7 +586,7 @@ fn attributes_and_acls_arrive_and_what_was_inherited_goes() {
         directory("heir/d"),
         member("heir/p", Kind::Fifo),
     ];
-    faultless(root.path(), entries);
+    materialize_without_problems(root.path(), entries);
     let attributes = |name: &str| {
         let path = root.path().join(name);
         run(Command::new("getfattr")
@@ -614,7 +614,7 @@ fn attributes_and_acls_arrive_and_what_was_inherited_goes() {
 }
 
 #[test]
-fn without_permissions_and_owners_the_umask_counts_and_set_id_bits_go() {
+fn umask_applies_and_set_id_bits_drop_without_permissions() {
     let root = temporary();
     let options = Options {
         same_owner: false,
@@ -646,13 +646,13 @@ fn without_permissions_and_owners_the_umask_counts_and_set_id_bits_go() {
 }
 
 #[test]
-fn owners_are_set_where_new_files_are_not_ours() {
+fn owners_are_set_if_new_files_have_another_owner() {
     let root = temporary();
     let heir = root.path().join("heir");
     fs::create_dir(&heir).expect("a directory");
     run(Command::new("chown").arg("0:77").arg(&heir));
     fs::set_permissions(&heir, fs::Permissions::from_mode(0o2755)).expect("a mode");
-    faultless(
+    materialize_without_problems(
         root.path(),
         vec![
             file("heir/one", "x"),
@@ -666,7 +666,7 @@ fn owners_are_set_where_new_files_are_not_ours() {
 }
 
 #[test]
-fn what_is_there_is_kept_when_told_so() {
+fn existing_files_are_kept_on_request() {
     let plant = |root: &Path| {
         fs::write(root.join("f"), "old").expect("a file");
         fs::create_dir(root.join("d")).expect("a directory");
@@ -708,7 +708,7 @@ fn what_is_there_is_kept_when_told_so() {
 }
 
 #[test]
-fn a_directory_with_something_in_it_is_never_replaced() {
+fn nonempty_directory_is_never_replaced() {
     let root = temporary();
     let full = |name: &str| file(format!("{name}/x"), "x");
     let summary = materialize(
@@ -731,7 +731,7 @@ fn a_directory_with_something_in_it_is_never_replaced() {
 }
 
 #[test]
-fn a_full_destination_stops_everything_and_says_how_much_is_missing() {
+fn full_destination_stops_run_and_reports_missing_bytes() {
     let root = temporary();
     run(Command::new("mount")
         .args(["-t", "tmpfs", "-o", "size=1m", "none"])
@@ -760,7 +760,7 @@ fn a_full_destination_stops_everything_and_says_how_much_is_missing() {
 }
 
 #[test]
-fn a_read_only_destination_stops_everything() {
+fn read_only_destination_stops_run() {
     let root = temporary();
     run(Command::new("mount")
         .args(["-t", "tmpfs", "-o", "ro", "none"])
@@ -775,7 +775,7 @@ fn a_read_only_destination_stops_everything() {
 }
 
 #[test]
-fn a_destination_that_is_not_there_is_an_error() {
+fn missing_destination_is_an_error() {
     let error = Materializer::new(Path::new("/nowhere"), options(), Arc::default());
     let error = error.expect_err("no such directory");
     assert_eq!(
@@ -785,7 +785,7 @@ fn a_destination_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn a_cut_file_keeps_what_came_of_it() {
+fn truncated_file_keeps_its_received_bytes() {
     let root = temporary();
     let mut sink = Materializer::new(root.path(), options(), Arc::default()).expect("a sink");
     let (member, _) = file("f", vec![1; 1000]);
@@ -802,7 +802,7 @@ fn a_cut_file_keeps_what_came_of_it() {
 }
 
 #[test]
-fn any_number_of_writers_makes_the_same_tree() {
+fn any_number_of_writers_creates_the_same_tree() {
     let entries = || {
         let mut entries = vec![directory("./")];
         for number in 0..5000 {
@@ -843,7 +843,7 @@ fn any_number_of_writers_makes_the_same_tree() {
 }
 
 #[test]
-fn stripping_takes_targets_of_hard_links_along() {
+fn strip_components_applies_to_hard_link_targets() {
     let root = temporary();
     let options = Options {
         selection: Selection {
@@ -867,10 +867,10 @@ fn stripping_takes_targets_of_hard_links_along() {
 }
 
 #[test]
-fn a_path_as_deep_as_a_hostile_archive_likes_is_walked() {
+fn arbitrarily_deep_path_is_walked() {
     let root = temporary();
     let name = "d/".repeat(3000) + "f";
-    faultless(
+    materialize_without_problems(
         root.path(),
         vec![file(&name, "x"), file(name.replace('f', "g"), "x")],
     );
@@ -906,7 +906,7 @@ fn materialize_archive(archive: &Path, destination: &Path) -> Summary {
 }
 
 /// A small tree with one of everything.
-fn plant_everything(root: &Path) {
+fn create_every_type(root: &Path) {
     let script = r"
         set -e
         mkdir -p a/b/c empty sticky locked
@@ -937,9 +937,9 @@ line'; printf x > $(printf 'caf\351')
 }
 
 #[test]
-fn trees_are_those_that_gnu_tar_makes() {
+fn trees_equal_those_of_gnu_tar() {
     let (source, work) = (temporary(), temporary());
-    plant_everything(source.path());
+    create_every_type(source.path());
     for format in ["posix", "gnu"] {
         let archive = work.path().join(format).with_extension("tar");
         let theirs = work.path().join(format!("{format}-theirs"));

@@ -31,15 +31,15 @@ use crate::support::wait;
 
 /// An archive in memory.
 #[derive(Debug)]
-struct Memory {
+struct MemoryArchive {
     index: Index,
     plain: Vec<u8>,
-    speed: Speed,
+    speed: ReplyTiming,
 }
 
 /// How an archive answers reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Speed {
+enum ReplyTiming {
     /// At once.
     AtOnce,
     /// From another thread.
@@ -48,7 +48,7 @@ enum Speed {
     Never,
 }
 
-impl Memory {
+impl MemoryArchive {
     fn bytes(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         let entry = self.index.entry(ino).ok_or(ReadError::NotAFile)?;
         let end = entry.size().min(offset + u64::from(len));
@@ -68,7 +68,7 @@ impl Memory {
     }
 }
 
-impl Content for Memory {
+impl Content for MemoryArchive {
     fn index(&self) -> IndexGuard<'_> {
         IndexGuard::Complete(&self.index)
     }
@@ -82,11 +82,11 @@ impl Content for Memory {
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        (self.speed == Speed::AtOnce).then(|| self.bytes(ino, offset, len))
+        (self.speed == ReplyTiming::AtOnce).then(|| self.bytes(ino, offset, len))
     }
 
     fn read(&self, ino: Ino, offset: u64, len: u32, _wanted: IsWanted, done: ReadReply) {
-        if self.speed == Speed::Later {
+        if self.speed == ReplyTiming::Later {
             let bytes = self.bytes(ino, offset, len);
             Thread::spawn("later", move || done(bytes))
                 .expect("a thread")
@@ -126,12 +126,12 @@ impl Sample {
         member
     }
 
-    fn content(self, speed: Speed) -> Memory {
+    fn content(self, speed: ReplyTiming) -> MemoryArchive {
         let mut builder = Builder::new(Options::default());
         for member in &self.members {
             builder.add_member(member).expect("well-formed");
         }
-        Memory {
+        MemoryArchive {
             index: builder.finish(Origin::default()),
             plain: self.plain,
             speed,
@@ -139,7 +139,7 @@ impl Sample {
     }
 
     fn mount(self) -> Mounted {
-        Mounted::new(self.content(Speed::AtOnce), Subtree::WHOLE, "")
+        Mounted::new(self.content(ReplyTiming::AtOnce), Subtree::WHOLE, "")
     }
 }
 
@@ -186,7 +186,7 @@ impl Mounted {
 
     /// Whether the session ends, and the directory is an empty one again.
     fn is_gone(&self) -> bool {
-        let ended = self.ended.recv_timeout(wait::PATIENCE);
+        let ended = self.ended.recv_timeout(wait::WAIT_TIMEOUT);
         ended == Err(mpsc::RecvTimeoutError::Disconnected)
             && fs::read_dir(self.directory.path())
                 .expect("readable")
@@ -202,7 +202,7 @@ fn one_file() -> Sample {
 }
 
 #[test]
-fn every_kind_of_entry_is_what_it_was() {
+fn every_kind_of_entry_is_shown_correctly() {
     let mut sample = Sample::default();
     let file = sample.file("dir/file", b"content");
     (file.mode, file.uid, file.gid) = (0o4750, 1234, 5678);
@@ -253,7 +253,7 @@ fn names_need_not_be_utf8() {
 }
 
 #[test]
-fn hard_links_share_an_inode_and_count_each_other() {
+fn hard_links_share_inode_and_link_count() {
     let mut sample = one_file();
     sample.add("again", Kind::HardLink(b"file".to_vec()));
     let mounted = sample.mount();
@@ -266,11 +266,11 @@ fn hard_links_share_an_inode_and_count_each_other() {
 }
 
 #[test]
-fn content_is_the_same_at_once_and_later() {
+fn content_is_the_same_by_immediate_and_late_replies() {
     let content: Vec<u8> = (0..3_000_000_u32)
         .map(|number| (number % 251) as u8)
         .collect();
-    for speed in [Speed::AtOnce, Speed::Later] {
+    for speed in [ReplyTiming::AtOnce, ReplyTiming::Later] {
         let mut sample = one_file();
         sample.file("large", &content);
         let mounted = Mounted::new(sample.content(speed), Subtree::WHOLE, "");
@@ -290,7 +290,7 @@ fn content_is_the_same_at_once_and_later() {
 }
 
 #[test]
-fn holes_are_found_and_take_no_blocks() {
+fn holes_are_reported_and_use_no_blocks() {
     const MIB: u64 = 1 << 20;
     let mut sample = Sample::default();
     let file = sample.file("sparse", &[7; 8192]);
@@ -324,7 +324,7 @@ fn holes_are_found_and_take_no_blocks() {
 }
 
 #[test]
-fn extended_attributes_are_listed_and_given() {
+fn extended_attributes_are_listed_and_returned() {
     let mut sample = one_file();
     sample.file("tagged", b"").xattrs = vec![
         (b"user.comment".to_vec(), b"hello".to_vec()),
@@ -363,7 +363,7 @@ fn extended_attributes_are_listed_and_given() {
 }
 
 #[test]
-fn labels_are_denied_where_there_are_none_at_all() {
+fn security_labels_are_unsupported_without_any() {
     let label = "security.selinux";
     let mut buffer = [0; 64];
     for (attribute, answer) in [("user.comment", Errno::OPNOTSUPP), (label, Errno::NODATA)] {
@@ -380,7 +380,7 @@ fn labels_are_denied_where_there_are_none_at_all() {
 }
 
 #[test]
-fn an_archive_without_extended_attributes_says_so_for_good() {
+fn getxattr_without_any_attributes_is_not_supported() {
     let mounted = one_file().mount();
     let mut buffer = [0; 16];
     let refused = getxattr(mounted.path("file"), "user.comment", &mut buffer[..]);
@@ -389,7 +389,7 @@ fn an_archive_without_extended_attributes_says_so_for_good() {
 }
 
 #[test]
-fn a_large_directory_is_listed_in_the_archives_order_and_once() {
+fn large_directory_is_listed_once_in_archive_order() {
     const COUNT: usize = 50_000;
     // Far from the order of names.
     let numbers = || (0..COUNT).map(|number| number * 7919 % COUNT);
@@ -411,7 +411,7 @@ fn a_large_directory_is_listed_in_the_archives_order_and_once() {
 }
 
 #[test]
-fn nothing_can_be_written() {
+fn mount_is_read_only() {
     let mut sample = one_file();
     sample.file("tagged", b"").xattrs = vec![(b"user.a".to_vec(), b"b".to_vec())];
     let mounted = sample.mount();
@@ -436,7 +436,7 @@ fn nothing_can_be_written() {
 }
 
 #[test]
-fn more_writers_are_kept_busy_by_fuse_than_by_what_is_local() {
+fn fuse_destination_gets_more_writers_than_local_one() {
     let mounted = one_file().mount();
     let local = tempfile::tempdir().expect("a directory");
     let count = |directory: &Path| {
@@ -452,15 +452,15 @@ fn more_writers_are_kept_busy_by_fuse_than_by_what_is_local() {
 }
 
 #[test]
-fn a_read_that_cannot_be_answered_fails_and_the_rest_goes_on() {
-    let mounted = Mounted::new(one_file().content(Speed::Never), Subtree::WHOLE, "");
+fn unanswered_read_fails_with_eio_and_the_rest_works() {
+    let mounted = Mounted::new(one_file().content(ReplyTiming::Never), Subtree::WHOLE, "");
     let error = fs::read(mounted.path("file")).expect_err("not answered");
     assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
     assert_eq!(mounted.stat("file").size(), 7);
 }
 
 #[test]
-fn the_filesystem_counts_its_entries_and_is_full() {
+fn statfs_counts_entries_and_reports_full() {
     let mounted = one_file().mount();
     let found = rustix::fs::statvfs(mounted.directory.path()).expect("answered");
     assert_eq!((found.f_files, found.f_ffree), (2, 0));
@@ -469,8 +469,8 @@ fn the_filesystem_counts_its_entries_and_is_full() {
 }
 
 #[test]
-fn owners_and_modes_are_shown_as_asked() {
-    let content = one_file().content(Speed::AtOnce);
+fn owner_and_mode_options_are_applied() {
+    let content = one_file().content(ReplyTiming::AtOnce);
     let mounted = Mounted::new(content, Subtree::WHOLE, "uid=7,gid=8,umask=077");
     let file = mounted.stat("file");
     assert_eq!(
@@ -480,11 +480,11 @@ fn owners_and_modes_are_shown_as_asked() {
 }
 
 #[test]
-fn a_part_of_the_archive_is_shown_under_its_own_root() {
+fn subtree_is_shown_under_its_own_root() {
     let mut sample = Sample::default();
     sample.file("top/README", b"");
     sample.file("top/src/lib/deep", b"deep");
-    let content = sample.content(Speed::AtOnce);
+    let content = sample.content(ReplyTiming::AtOnce);
     let path = ArchivePath::sanitize(b"top/src").path;
     let view = Subtree::new(&content.index, &path, 0).expect("a directory");
     assert_eq!(Subtree::new(&content.index, &ArchivePath::root(), 2), Ok(view));
@@ -517,7 +517,7 @@ fn default_permissions_enforces_modes_and_acls() {
         b"SCHILY.acl.access".to_vec(),
         b"user::rw-,user:65534:r--,group::---,mask::r--,other::---".to_vec(),
     )];
-    let mounted = Mounted::new(sample.content(Speed::AtOnce), Subtree::WHOLE, "allow_other");
+    let mounted = Mounted::new(sample.content(ReplyTiming::AtOnce), Subtree::WHOLE, "allow_other");
     let as_nobody = |name: &str| {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])
@@ -531,10 +531,10 @@ fn default_permissions_enforces_modes_and_acls() {
 }
 
 #[test]
-fn default_permissions_alone_admits_the_owner_and_nobody_else() {
+fn default_permissions_alone_admits_only_the_owner() {
     let mut sample = Sample::default();
     sample.file("file", b"content").mode = 0o644;
-    let content = sample.content(Speed::AtOnce);
+    let content = sample.content(ReplyTiming::AtOnce);
     let mounted = Mounted::new(content, Subtree::WHOLE, "default_permissions");
     assert_eq!(
         fs::read(mounted.path("file")).expect("the owner"),
@@ -549,7 +549,7 @@ fn default_permissions_alone_admits_the_owner_and_nobody_else() {
 }
 
 #[test]
-fn whoever_unmounts_it_the_session_ends() {
+fn session_ends_on_any_unmount() {
     let mounted = one_file().mount();
     mounted.mount().unmount(Force::No).expect("not in use");
     assert!(mounted.is_gone());
@@ -570,7 +570,7 @@ fn whoever_unmounts_it_the_session_ends() {
 }
 
 #[test]
-fn unmount_spares_another_mount_with_the_reused_number() {
+fn unmount_spares_other_mount_with_reused_id() {
     // Another test can take the number first. Then a new mount gives up its own.
     let (gone, other) = (0..100)
         .find_map(|_| {
@@ -599,7 +599,7 @@ fn unmount_spares_another_mount_with_the_reused_number() {
 }
 
 #[test]
-fn a_mount_in_use_goes_only_by_force() {
+fn busy_mount_is_unmounted_only_by_force() {
     let mounted = one_file().mount();
     let mut file = File::open(mounted.path("file")).expect("there");
     let busy = mounted.mount().unmount(Force::No);
@@ -611,10 +611,10 @@ fn a_mount_in_use_goes_only_by_force() {
 }
 
 #[test]
-fn what_is_mounted_on_top_is_not_taken_for_the_mount() {
+fn mount_on_top_is_not_mistaken_for_ours() {
     let lower = one_file().mount();
     let options = MountOptions::default();
-    let content = Arc::new(one_file().content(Speed::AtOnce));
+    let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
     let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
     let upper = Mount::start(tree, "upper", lower.directory.path(), &options, || {});
     let upper = upper.expect("stacked");
@@ -627,19 +627,19 @@ fn what_is_mounted_on_top_is_not_taken_for_the_mount() {
 }
 
 #[test]
-fn a_dropped_mount_is_gone() {
+fn dropped_mount_is_unmounted() {
     let mut mounted = one_file().mount();
     drop(mounted.mount.take());
     assert!(mounted.is_gone());
 }
 
 #[test]
-fn where_nothing_can_be_mounted_nothing_is() {
+fn failed_mount_leaves_nothing_mounted() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let missing = file.path().with_extension("missing");
     for place in [file.path(), &missing] {
         let options = MountOptions::default();
-        let content = Arc::new(one_file().content(Speed::AtOnce));
+        let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
         let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
         let error = Mount::start(tree, "sample", place, &options, || {}).expect_err("refused");
         assert!(error.to_string().contains(&*place.to_string_lossy()));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::support::http::{Resource, Server};
 
 /// How long nginx may take to listen.
-const START: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// nginx on 127.0.0.1 with TLS and a certificate of its own making; ends when dropped.
 struct TlsServer {
@@ -43,7 +43,7 @@ impl TlsServer {
             .expect("nginx is installed");
         let since = Instant::now();
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(since.elapsed() < START, "nginx listens");
+            assert!(since.elapsed() < START_TIMEOUT, "nginx listens");
             std::thread::yield_now();
         }
         Self {
@@ -194,7 +194,7 @@ fn run(words: &[&str], variables: &[(&str, &str)]) -> Output {
 }
 
 #[test]
-fn https_trusts_what_ssl_cert_file_holds_and_nothing_else() {
+fn https_trusts_only_ssl_cert_file() {
     let server = TlsServer::start();
     let certificate = server.certificate();
     let certificate = certificate.to_str().expect("a plain name");
@@ -213,7 +213,7 @@ fn https_trusts_what_ssl_cert_file_holds_and_nothing_else() {
 }
 
 #[test]
-fn the_proxy_that_the_environment_names_is_asked() {
+fn proxy_of_the_environment_is_used() {
     let packed = tempfile::tempdir().expect("a directory");
     archive(&packed.path().join("a.tar"));
     let bytes = fs::read(packed.path().join("a.tar")).expect("an archive");
@@ -243,7 +243,7 @@ fn the_proxy_that_the_environment_names_is_asked() {
 
 /// Why `tarfs ls --cacert FILE` of `server` fails.
 #[track_caller]
-fn refusal(server: &TlsServer, file: &Path) -> String {
+fn rejection(server: &TlsServer, file: &Path) -> String {
     let file = file.to_str().expect("UTF-8");
     let refused = run(&["ls", "--cacert", file, &server.url()], &[]);
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
@@ -253,7 +253,7 @@ fn refusal(server: &TlsServer, file: &Path) -> String {
 }
 
 #[test]
-fn authority_as_server_certificate_is_accepted_if_trusted() {
+fn ca_as_server_certificate_is_accepted_if_trusted() {
     let server = TlsServer::with(&Certificate::of_authority());
     let certificate = server.certificate();
     let certificate = certificate.to_str().expect("UTF-8");
@@ -276,7 +276,7 @@ fn authority_as_server_certificate_is_accepted_if_trusted() {
 }
 
 #[test]
-fn trusted_authority_as_server_certificate_keeps_all_other_checks() {
+fn trusted_ca_as_server_certificate_keeps_other_checks() {
     let authority = Certificate::of_authority;
     for (certificate, expected) in [
         (
@@ -309,7 +309,7 @@ fn trusted_authority_as_server_certificate_keeps_all_other_checks() {
         ),
     ] {
         let server = TlsServer::with(&certificate);
-        let complaint = refusal(&server, &server.certificate());
+        let complaint = rejection(&server, &server.certificate());
         assert!(complaint.contains(expected), "'{expected}' in: {complaint}");
     }
 
@@ -317,7 +317,7 @@ fn trusted_authority_as_server_certificate_keeps_all_other_checks() {
     let server = TlsServer::with(&authority());
     let other = tempfile::tempdir().expect("a directory");
     authority().make(other.path());
-    let complaint = refusal(&server, &other.path().join("certificate.pem"));
+    let complaint = rejection(&server, &other.path().join("certificate.pem"));
     assert!(complaint.contains("certificate"), "{complaint}");
 
     // One that names its usage rightly.
@@ -332,7 +332,7 @@ fn trusted_authority_as_server_certificate_keeps_all_other_checks() {
 }
 
 #[test]
-fn cacert_adds_all_its_certificates_to_those_of_the_system() {
+fn cacert_adds_all_its_certificates_to_the_system_ones() {
     let (one, two) = (
         TlsServer::start(),
         TlsServer::with(&Certificate::of_authority()),

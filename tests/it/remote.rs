@@ -15,11 +15,11 @@ use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::http::{Fault, Resource, Response, Server};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::wait;
 
 /// The first request's.
-const PREFIX: u64 = 64 << 10;
+const PREFIX_LEN: u64 = 64 << 10;
 
 /// A runtime and counters.
 struct Client {
@@ -113,19 +113,19 @@ fn collect(mut stream: fetch::Stream) -> Result<Vec<u8>, Error> {
 }
 
 /// Bytes that do not repeat for a while.
-fn noise(len: usize) -> Vec<u8> {
-    Noise::new(1).bytes(len)
+fn random_bytes(len: usize) -> Vec<u8> {
+    Rng::new(1).bytes(len)
 }
 
 #[test]
-fn a_file_is_read_without_fetching_a_byte_twice() {
+fn file_is_read_without_fetching_a_byte_twice() {
     assert!((0..3).any(|_| is_read_once()), "something is sent again");
 }
 
 /// Reads a file. Whether nothing of it was sent again, as it is when a busy machine looks like a slow
 /// server; then nothing may have come twice.
 fn is_read_once() -> bool {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/a", Resource::new(bytes.clone()).etag("\"1\""));
     let source = client.open(&server.url("/a")).expect("opened");
     assert_eq!(source.access(), Access::Ranges);
@@ -144,19 +144,19 @@ fn is_read_once() -> bool {
     }
     assert_eq!(server.sent_bytes("/a"), 5_000_000);
     assert_eq!(stats.source_read_bytes.get(), 5_000_000);
-    assert_eq!(stats.source_requests.get(), server.seen("/a").len() as u64);
+    assert_eq!(stats.source_requests.get(), server.requests("/a").len() as u64);
     true
 }
 
 #[test]
-fn every_request_after_the_first_insists_on_a_strong_version() {
+fn requests_after_the_first_require_the_strong_version() {
     let (server, client) = (Server::start(), Client::new());
-    server.serve("/a", Resource::new(noise(1_000_000)).etag("\"1\""));
+    server.serve("/a", Resource::new(random_bytes(1_000_000)).etag("\"1\""));
     let source = client.open(&server.url("/a")).expect("opened");
     client.read(&source, 500_000, 10).expect("read");
-    let seen = server.seen("/a");
+    let seen = server.requests("/a");
     assert_eq!(seen.len(), 2);
-    assert_eq!(seen[0].request.range(), Some((0, PREFIX)));
+    assert_eq!(seen[0].request.range(), Some((0, PREFIX_LEN)));
     assert_eq!(seen[1].request.header("if-match"), Some("\"1\""));
     assert_eq!(seen[1].request.range(), Some((500_000, 500_010)));
     assert!(
@@ -166,30 +166,30 @@ fn every_request_after_the_first_insists_on_a_strong_version() {
 }
 
 #[test]
-fn the_first_bytes_come_from_memory() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(100_000));
+fn first_bytes_come_from_memory() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(100_000));
     server.serve("/a", Resource::new(bytes.clone()));
     let source = client.open(&server.url("/a")).expect("opened");
     assert_eq!(
         client.read(&source, 10, 1000).expect("read"),
         bytes[10..1010]
     );
-    assert_eq!(server.seen("/a").len(), 1);
+    assert_eq!(server.requests("/a").len(), 1);
     assert_eq!(
         client.read(&source, 65_000, 35_000).expect("read"),
         bytes[65_000..]
     );
     assert_eq!(
-        server.seen("/a")[1].request.range(),
-        Some((PREFIX, 100_000))
+        server.requests("/a")[1].request.range(),
+        Some((PREFIX_LEN, 100_000))
     );
 }
 
 #[test]
 fn another_version_is_never_mixed_in() {
-    let old = Resource::new(noise(300_000));
-    let new = Resource::new(noise(300_000).into_iter().rev().collect::<Vec<_>>());
-    let longer = Resource::new(noise(300_001));
+    let old = Resource::new(random_bytes(300_000));
+    let new = Resource::new(random_bytes(300_000).into_iter().rev().collect::<Vec<_>>());
+    let longer = Resource::new(random_bytes(300_001));
     for (before, after) in [
         (old.clone().etag("\"1\""), new.clone().etag("\"2\"")),
         (old.clone().etag("W/\"1\""), new.clone().etag("W/\"2\"")),
@@ -201,9 +201,9 @@ fn another_version_is_never_mixed_in() {
         (old.clone(), longer),
         (
             old.clone().etag("\"1\""),
-            Resource::new(noise(100)).etag("\"2\""),
+            Resource::new(random_bytes(100)).etag("\"2\""),
         ),
-        (old.clone(), Resource::new(noise(100))),
+        (old.clone(), Resource::new(random_bytes(100))),
     ] {
         let (server, client) = (Server::start(), Client::new());
         server.serve("/a", before);
@@ -218,12 +218,12 @@ fn another_version_is_never_mixed_in() {
 }
 
 #[test]
-fn a_server_that_ignores_if_match_is_found_out() {
+fn server_that_ignores_if_match_is_detected() {
     let (server, client) = (Server::start(), Client::new());
-    let versions = ["\"1\"", "\"2\""].map(|etag| Resource::new(noise(300_000)).etag(etag));
+    let versions = ["\"1\"", "\"2\""].map(|etag| Resource::new(random_bytes(300_000)).etag(etag));
     server.route("/a", move |request| {
         let mut blind = request.clone();
-        blind.forget("if-match");
+        blind.remove_header("if-match");
         versions[usize::from(request.number > 1)].answer(&blind)
     });
     let source = client.open(&server.url("/a")).expect("opened");
@@ -234,8 +234,8 @@ fn a_server_that_ignores_if_match_is_found_out() {
 }
 
 #[test]
-fn a_server_without_ranges_is_one_stream_of_one_request() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+fn server_without_ranges_is_streamed_in_one_request() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/a", Resource::new(bytes.clone()).without_ranges());
     let source = client.open(&server.url("/a")).expect("opened");
     assert_eq!(source.access(), Access::Stream);
@@ -244,14 +244,14 @@ fn a_server_without_ranges_is_one_stream_of_one_request() {
         collect(client.stream(&source, 0, 2 << 20, 1 << 20)).expect("read"),
         bytes
     );
-    assert_eq!(server.seen("/a").len(), 1);
+    assert_eq!(server.requests("/a").len(), 1);
     let error = collect(client.stream(&source, 0, 2 << 20, 1 << 20)).expect_err("spent");
     assert!(matches!(error.cause, Cause::AlreadyRead));
 }
 
 #[test]
-fn a_stream_that_breaks_off_is_an_error_after_its_bytes() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(3_000_000));
+fn truncated_stream_is_an_error_after_its_bytes() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(3_000_000));
     let resource = Resource::new(bytes.clone()).without_ranges();
     server.route("/a", move |request| {
         resource.answer(request).cut_after(2_500_000)
@@ -275,7 +275,7 @@ fn a_stream_that_breaks_off_is_an_error_after_its_bytes() {
 }
 
 #[test]
-fn an_empty_file_is_empty_however_the_server_says_so() {
+fn empty_file_is_empty_for_any_server_response() {
     for resource in [Resource::new(""), Resource::new("").without_ranges()] {
         let (server, client) = (Server::start(), Client::new());
         server.serve("/a", resource);
@@ -290,7 +290,7 @@ fn an_empty_file_is_empty_however_the_server_says_so() {
 
 #[test]
 fn redirects_are_followed_once_and_remembered() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
     server.serve("/b", Resource::new(bytes.clone()));
     server.route("/a", |_| Response::redirect("b?signed"));
     let source = client.open(&server.url("/a")).expect("opened");
@@ -299,8 +299,8 @@ fn redirects_are_followed_once_and_remembered() {
         bytes[100_000..]
     );
     client.read(&source, 200_000, 10).expect("read");
-    assert_eq!(server.seen("/a").len(), 1);
-    let seen = server.seen("/b");
+    assert_eq!(server.requests("/a").len(), 1);
+    let seen = server.requests("/b");
     assert_eq!(seen.len(), 3);
     assert!(
         seen.iter()
@@ -310,12 +310,12 @@ fn redirects_are_followed_once_and_remembered() {
 }
 
 #[test]
-fn redirects_in_a_circle_end() {
+fn redirect_loop_is_an_error() {
     let (server, client) = (Server::start(), Client::new());
     server.route("/a", |_| Response::redirect("/a"));
     let error = client.open(&server.url("/a")).expect_err("a circle");
     assert!(matches!(error.cause, Cause::Protocol(_)));
-    assert_eq!(server.seen("/a").len(), 11);
+    assert_eq!(server.requests("/a").len(), 11);
 }
 
 #[test]
@@ -325,7 +325,7 @@ fn headers_and_passwords_never_reach_another_host() {
     client
         .headers
         .push(("X-Key".to_owned(), "secret".to_owned()));
-    server.serve("/b", Resource::new(noise(300_000)));
+    server.serve("/b", Resource::new(random_bytes(300_000)));
     let elsewhere = server.other_url("/b");
     server.route("/a", move |_| Response::redirect(&elsewhere));
     server.route("/c", |_| Response::redirect("/b"));
@@ -333,10 +333,10 @@ fn headers_and_passwords_never_reach_another_host() {
 
     let source = client.open(&with_user("/a")).expect("opened");
     client.read(&source, 200_000, 10).expect("read");
-    let asked = &server.seen("/a")[0].request;
+    let asked = &server.requests("/a")[0].request;
     assert_eq!(asked.header("x-key"), Some("secret"));
     assert_eq!(asked.header("authorization"), Some("Basic bWU6cGFzcw=="));
-    for seen in server.seen("/b") {
+    for seen in server.requests("/b") {
         assert_eq!(seen.request.header("x-key"), None);
         assert_eq!(seen.request.header("authorization"), None);
     }
@@ -344,7 +344,7 @@ fn headers_and_passwords_never_reach_another_host() {
 
     let source = client.open(&with_user("/c")).expect("opened");
     client.read(&source, 200_000, 10).expect("read");
-    for seen in server.seen("/b").iter().skip(2) {
+    for seen in server.requests("/b").iter().skip(2) {
         assert_eq!(seen.request.header("x-key"), Some("secret"));
         assert_eq!(
             seen.request.header("authorization"),
@@ -354,10 +354,10 @@ fn headers_and_passwords_never_reach_another_host() {
 }
 
 #[test]
-fn a_signature_that_has_run_out_is_fetched_anew() {
+fn expired_signed_url_is_renewed() {
     // 400 is what S3 answers to an expired token.
     for status in [400, 401, 403, 404, 409, 410, 422, 498] {
-        let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
         let resource = Resource::new(bytes.clone()).etag("\"1\"");
         // Each redirect signs anew; a signature is good for two requests.
         server.route("/a", |request| {
@@ -377,16 +377,16 @@ fn a_signature_that_has_run_out_is_fetched_anew() {
                 bytes[200_000..200_009]
             );
         }
-        assert_eq!(server.seen("/a").len(), 2);
-        assert_eq!(server.seen("/b1").len(), 3);
-        assert_eq!(server.seen("/b2").len(), 2);
+        assert_eq!(server.requests("/a").len(), 2);
+        assert_eq!(server.requests("/b1").len(), 3);
+        assert_eq!(server.requests("/b2").len(), 2);
     }
 }
 
 #[test]
-fn what_the_original_url_leads_to_now_is_checked_too() {
+fn target_of_renewed_redirect_is_checked() {
     let (server, client) = (Server::start(), Client::new());
-    let old = Resource::new(noise(300_000)).last_modified("Monday");
+    let old = Resource::new(random_bytes(300_000)).last_modified("Monday");
     server.route("/a", |request| {
         Response::redirect(format!("/b{}", request.number))
     });
@@ -396,7 +396,7 @@ fn what_the_original_url_leads_to_now_is_checked_too() {
     });
     server.serve(
         "/b2",
-        Resource::new(noise(300_000)).last_modified("Tuesday"),
+        Resource::new(random_bytes(300_000)).last_modified("Tuesday"),
     );
     let source = client.open(&server.url("/a")).expect("opened");
     let error = client
@@ -406,9 +406,9 @@ fn what_the_original_url_leads_to_now_is_checked_too() {
 }
 
 #[test]
-fn a_refusal_is_asked_about_once_more_and_then_believed() {
+fn access_denied_is_retried_once() {
     let (server, client) = (Server::start(), Client::new());
-    let resource = Resource::new(noise(300_000));
+    let resource = Resource::new(random_bytes(300_000));
     server.route("/a", |_| Response::redirect("/b"));
     server.route("/b", move |request| match request.number {
         1 => resource.answer(request),
@@ -417,14 +417,14 @@ fn a_refusal_is_asked_about_once_more_and_then_believed() {
     let source = client.open(&server.url("/a")).expect("opened");
     let error = client.read(&source, 200_000, 9).expect_err("refused");
     assert!(matches!(error.cause, Cause::Unauthorized(403)));
-    assert_eq!((server.seen("/a").len(), server.seen("/b").len()), (2, 3));
+    assert_eq!((server.requests("/a").len(), server.requests("/b").len()), (2, 3));
 }
 
 #[test]
-fn wrapped_bytes_are_refused() {
+fn content_encoding_is_rejected() {
     for has_ranges in [true, false] {
         let (server, client) = (Server::start(), Client::new());
-        let resource = Resource::new(noise(1000));
+        let resource = Resource::new(random_bytes(1000));
         let resource = if has_ranges {
             resource
         } else {
@@ -440,9 +440,9 @@ fn wrapped_bytes_are_refused() {
 }
 
 #[test]
-fn stored_gzip_labelled_by_the_server_is_read_as_it_is() {
+fn stored_gzip_with_content_encoding_is_read_as_is() {
     for encoding in ["gzip", "x-gzip"] {
-        let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
         let resource = Resource::new(bytes.clone()).etag("\"1\"");
         server.route("/a", move |request| {
             resource.answer(request).with("Content-Encoding", encoding)
@@ -457,9 +457,9 @@ fn stored_gzip_labelled_by_the_server_is_read_as_it_is() {
 }
 
 #[test]
-fn part_shorter_than_asked_for_is_completed() {
+fn short_range_response_is_completed() {
     for total in ["*", "300000"] {
-        let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
         let stored = bytes.clone();
         server.route("/a", move |request| {
             let (start, end) = request.range().expect("a range");
@@ -479,7 +479,7 @@ fn part_shorter_than_asked_for_is_completed() {
         let source = client.open(&server.url("/a")).expect("opened");
         let read = client.read(&source, 200_000, 950).expect("in ten parts");
         assert_eq!(read, bytes[200_000..200_950], "{total}");
-        assert_eq!(server.seen("/a").len(), 11, "{total}");
+        assert_eq!(server.requests("/a").len(), 11, "{total}");
     }
 }
 
@@ -488,14 +488,14 @@ fn usize_of(number: u64) -> usize {
 }
 
 #[test]
-fn another_range_than_asked_for_is_refused() {
+fn wrong_range_is_rejected() {
     for range in [
         "bytes 200001-200010/300000",
         "bytes 200000-200010/300000",
         "nonsense",
     ] {
         let (server, client) = (Server::start(), Client::new());
-        let resource = Resource::new(noise(300_000));
+        let resource = Resource::new(random_bytes(300_000));
         server.route("/a", move |request| match request.number {
             1 => resource.answer(request),
             _ => resource.answer(request).with("Content-Range", range),
@@ -513,9 +513,9 @@ fn another_range_than_asked_for_is_refused() {
 }
 
 #[test]
-fn another_total_than_before_is_another_version() {
+fn changed_total_length_is_another_version() {
     let (server, client) = (Server::start(), Client::new());
-    let resource = Resource::new(noise(300_000));
+    let resource = Resource::new(random_bytes(300_000));
     server.route("/a", move |request| match request.number {
         1 => resource.answer(request),
         _ => resource
@@ -530,8 +530,8 @@ fn another_total_than_before_is_another_version() {
 }
 
 #[test]
-fn a_length_that_nobody_knows_is_found_at_the_end() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(3_000_000));
+fn unknown_length_is_found_at_the_end() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(3_000_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| {
         let response = resource.answer(request);
@@ -559,8 +559,8 @@ fn a_length_that_nobody_knows_is_found_at_the_end() {
 }
 
 #[test]
-fn what_is_cut_short_goes_on_where_it_was_cut() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+fn cut_response_is_continued_where_it_ended() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| match request.number {
         2 => resource.answer(request).cut_after(50_000),
@@ -572,7 +572,7 @@ fn what_is_cut_short_goes_on_where_it_was_cut() {
         bytes[100_000..]
     );
     assert_eq!(
-        server.seen("/a")[2].request.range(),
+        server.requests("/a")[2].request.range(),
         Some((150_000, 300_000))
     );
     assert_eq!(client.stats.source_retries.get(), 1);
@@ -612,8 +612,8 @@ fn read_past_a_stall(
 }
 
 #[test]
-fn a_request_that_crawls_is_cut_and_goes_on_elsewhere() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(20 * 100_000));
+fn slow_request_is_aborted_and_continued_by_another() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(20 * 100_000));
     let min_speed = MinSpeed {
         bytes_per_second: 50_000,
         wait: Duration::from_millis(300),
@@ -627,13 +627,13 @@ fn a_request_that_crawls_is_cut_and_goes_on_elsewhere() {
     assert_eq!(stats.source_retries.get(), cuts);
     assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
     let rest = Some((5 * CHUNK + 5_000, 6 * CHUNK));
-    let seen = server.seen("/a");
+    let seen = server.requests("/a");
     assert!(seen.iter().any(|seen| seen.request.range() == rest));
 }
 
 #[test]
-fn the_last_request_is_sent_again_when_it_takes_far_too_long() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(20 * 100_000));
+fn last_straggling_request_is_hedged() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(20 * 100_000));
     let no_min_speed = MinSpeed {
         bytes_per_second: 0,
         wait: Duration::ZERO,
@@ -645,15 +645,15 @@ fn the_last_request_is_sent_again_when_it_takes_far_too_long() {
     assert_eq!(stats.source_straggler_retries.get(), 0);
     assert_eq!(stats.source_retries.get(), 0);
     assert_eq!(stats.source_read_bytes.get(), bytes.len() as u64);
-    let seen = server.seen("/a");
+    let seen = server.requests("/a");
     let last = seen.last().expect("some");
     let rest = Some((19 * CHUNK + 5_000, 20 * CHUNK));
     assert_eq!(last.request.range(), rest);
 }
 
 #[test]
-fn no_more_requests_are_in_flight_than_are_allowed() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+fn requests_in_flight_stay_within_the_limit() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/a", Resource::new(bytes.clone()));
     let source = client.open(&server.url("/a")).expect("opened");
     for connections in [1, 3] {
@@ -672,8 +672,8 @@ fn no_more_requests_are_in_flight_than_are_allowed() {
 }
 
 #[test]
-fn a_server_in_trouble_is_asked_again_and_then_given_up() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+fn failing_server_is_retried_until_the_deadline() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| match request.number {
         1 | 4 | 7.. => Response::new(503).with("Retry-After", "0"),
@@ -690,8 +690,8 @@ fn a_server_in_trouble_is_asked_again_and_then_given_up() {
 }
 
 #[test]
-fn a_pause_that_one_is_asked_for_is_kept_by_all() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(300_000));
+fn retry_after_pauses_all_requests() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
     let (resource, complained) = (Resource::new(bytes.clone()), Mutex::new(None));
     let early = Arc::new(AtomicBool::new(false));
     let is_early = Arc::clone(&early);
@@ -712,7 +712,7 @@ fn a_pause_that_one_is_asked_for_is_kept_by_all() {
     std::thread::scope(|scope| {
         let read = || client.read(&source, 100_000, 10).expect("read");
         let first = scope.spawn(read);
-        wait::until("the complaint is heard", || {
+        wait::wait_until("the complaint is heard", || {
             client.stats.source_slowdowns.get() == 1
         });
         let others: Vec<_> = (0..5).map(|_| scope.spawn(read)).collect();
@@ -721,12 +721,12 @@ fn a_pause_that_one_is_asked_for_is_kept_by_all() {
         }
     });
     assert!(!early.load(Ordering::SeqCst), "someone did not wait");
-    assert_eq!(server.seen("/a").len(), 8);
+    assert_eq!(server.requests("/a").len(), 8);
 }
 
 #[test]
-fn a_server_that_complains_gets_fewer_requests_at_once() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(6_000_000));
+fn throttling_server_gets_fewer_requests_at_once() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(6_000_000));
     let resource = Resource::new(bytes.clone());
     server.route("/a", move |request| match request.under_way {
         1 | 2 => resource.answer(request).delayed(Duration::from_millis(5)),
@@ -750,7 +750,7 @@ fn a_server_that_complains_gets_fewer_requests_at_once() {
     };
     let stream = fetch::Stream::start(client.runtime.handle(), source, Packed(0), config);
     assert!(collect(stream).expect("read") == bytes, "they differ");
-    let seen = server.seen("/a");
+    let seen = server.requests("/a");
     let refused = seen.iter().filter(|seen| seen.status == 429).count();
     let slowdowns = client.stats.source_slowdowns.get();
     assert!(slowdowns > 0);
@@ -759,8 +759,8 @@ fn a_server_that_complains_gets_fewer_requests_at_once() {
 }
 
 #[test]
-fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(6_000_000));
+fn serial_server_gets_one_request_at_a_time() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(6_000_000));
     let resource = Resource::new(bytes.clone());
     let (turn, most) = (Mutex::new(()), Arc::new(AtomicUsize::new(0)));
     server.route("/a", {
@@ -807,9 +807,9 @@ fn serial_server_gets_one_request_at_once_from_scan_and_reads() {
 }
 
 #[test]
-fn a_server_that_answers_evenly_is_asked_once() {
+fn server_with_even_latency_gets_no_hedged_requests() {
     for delay in [0, 30] {
-        let (server, client, bytes) = (Server::start(), Client::new(), noise(2_000_000));
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(2_000_000));
         let (resource, delay) = (Resource::new(bytes.clone()), Duration::from_millis(delay));
         server.route("/a", move |request| resource.answer(request).delayed(delay));
         let source = client.open(&server.url("/a")).expect("opened");
@@ -821,19 +821,19 @@ fn a_server_that_answers_evenly_is_asked_once() {
             assert!(read == bytes[start..start + read.len()], "wrong bytes");
         }
         assert_eq!(client.stats.source_hedges.get(), 0);
-        assert_eq!(server.seen("/a").len(), 20);
+        assert_eq!(server.requests("/a").len(), 20);
     }
 }
 
 #[test]
-fn a_read_that_straggles_is_sent_a_second_time() {
+fn straggling_read_is_hedged() {
     for (is_spare, fault) in [
         (true, Fault::Silence),
         (true, Fault::Stall(1000)),
         (false, Fault::Silence),
     ] {
-        let (server, client, bytes) = (Server::start(), Client::new(), noise(1_000_000));
-        server.serve_badly("/a", Resource::new(bytes.clone()), move |request| {
+        let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(1_000_000));
+        server.serve_with_faults("/a", Resource::new(bytes.clone()), move |request| {
             (request.number == 6).then(|| fault.clone())
         });
         let impatient = |options| Options {
@@ -855,13 +855,13 @@ fn a_read_that_straggles_is_sent_a_second_time() {
         let (hedges, retries) = if is_spare { (1, 0) } else { (0, 1) };
         assert_eq!(client.stats.source_hedges.get(), hedges);
         assert_eq!(client.stats.source_retries.get(), retries);
-        assert_eq!(server.seen("/a").len(), 9);
+        assert_eq!(server.requests("/a").len(), 9);
         assert_eq!(spare.used_bytes(), u64::from(!is_spare), "given back");
     }
 }
 
 #[test]
-fn what_repeating_cannot_mend_is_not_repeated() {
+fn permanent_errors_are_not_retried() {
     let (server, client) = (Server::start(), Client::new());
     for (status, expected) in [
         (404, "not found"),
@@ -877,12 +877,12 @@ fn what_repeating_cannot_mend_is_not_repeated() {
             error.to_string().ends_with(&format!("/{status}?…")),
             "{error}"
         );
-        assert_eq!(server.seen(&format!("/{status}")).len(), 1);
+        assert_eq!(server.requests(&format!("/{status}")).len(), 1);
     }
 }
 
 #[test]
-fn nobody_at_home_is_said_without_secrets() {
+fn connection_refused_error_contains_no_secrets() {
     let client = Client::new();
     let server = Server::start();
     let url = server
@@ -902,8 +902,8 @@ fn nobody_at_home_is_said_without_secrets() {
 }
 
 #[test]
-fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+fn pool_of_one_chunk_suffices_and_stays_within_budget() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/a", Resource::new(bytes.clone()));
     let source = client.open(&server.url("/a")).expect("opened");
     assert_eq!(
@@ -922,8 +922,8 @@ fn a_pool_of_one_chunk_is_enough_and_its_budget_holds() {
 }
 
 #[test]
-fn a_stream_starts_anywhere_and_may_be_dropped_anywhere() {
-    let (server, client, bytes) = (Server::start(), Client::new(), noise(5_000_000));
+fn stream_starts_anywhere_and_can_be_dropped_anytime() {
+    let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/ranges", Resource::new(bytes.clone()));
     server.serve("/stream", Resource::new(bytes.clone()).without_ranges());
     for path in ["/ranges", "/stream"] {
@@ -939,9 +939,9 @@ fn a_stream_starts_anywhere_and_may_be_dropped_anywhere() {
 }
 
 #[test]
-fn a_stopped_runtime_is_not_mistaken_for_the_end() {
+fn stopped_runtime_is_not_end_of_file() {
     let (server, client) = (Server::start(), Client::new());
-    server.serve("/a", Resource::new(noise(5_000_000)));
+    server.serve("/a", Resource::new(random_bytes(5_000_000)));
     let source = client.open(&server.url("/a")).expect("opened");
     let mut stream = client.stream(&source, 0, 1 << 20, 1 << 20);
     let held = stream.next().expect("read");
@@ -959,7 +959,7 @@ fn a_stopped_runtime_is_not_mistaken_for_the_end() {
 
 #[test]
 fn local_files_are_sources_by_path_and_by_url() {
-    let (client, bytes) = (Client::new(), noise(3_000_000));
+    let (client, bytes) = (Client::new(), random_bytes(3_000_000));
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("a b.tar");
     std::fs::write(&path, &bytes).expect("written");
@@ -987,7 +987,7 @@ fn local_files_are_sources_by_path_and_by_url() {
 }
 
 #[test]
-fn a_file_that_is_written_to_has_changed_and_one_that_is_replaced_has_not() {
+fn written_file_has_changed_but_replaced_one_has_not() {
     let client = Client::new();
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("a");
@@ -1008,8 +1008,8 @@ fn a_file_that_is_written_to_has_changed_and_one_that_is_replaced_has_not() {
 }
 
 #[test]
-fn a_fifo_is_a_stream() {
-    let (client, bytes) = (Client::new(), noise(1_000_000));
+fn fifo_is_read_as_a_stream() {
+    let (client, bytes) = (Client::new(), random_bytes(1_000_000));
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("fifo");
     rustix::fs::mknodat(

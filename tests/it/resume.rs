@@ -12,9 +12,9 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::support::http::{Resource, Response, Server};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, told};
+use crate::support::program::{tarfs, stderr_text};
 use crate::support::raw::{Archive, Header};
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
@@ -35,13 +35,13 @@ const PACKINGS: [Packing; 8] = [
 
 /// Entries that replace, link to and lead through each other, with a megabyte between any two, so
 /// that a run may be interrupted anywhere between them.
-fn tangled() -> Vec<u8> {
+fn entangled_archive() -> Vec<u8> {
     let mut archive = Archive::new().global(&[("uname", "somebody"), ("mtime", "1234567.25")]);
     let mut number = 0_u64;
     let mut filler = |archive: Archive| {
         number += 1;
         let noise =
-            Noise::new(number).bytes(700_000 + 40_000 * usize::try_from(number).expect("few"));
+            Rng::new(number).bytes(700_000 + 40_000 * usize::try_from(number).expect("few"));
         archive.file(&format!("filler/{number}"), noise)
     };
     archive = archive.directory("filler").directory("a").directory("b");
@@ -65,7 +65,7 @@ fn tangled() -> Vec<u8> {
 }
 
 /// All there is to see of a tree; inodes as the first name that leads to each.
-fn facts(top: &Path) -> BTreeMap<PathBuf, String> {
+fn tree_facts(top: &Path) -> BTreeMap<PathBuf, String> {
     let mut facts = BTreeMap::new();
     let mut paths = vec![top.to_owned()];
     let mut pending = vec![top.to_owned()];
@@ -137,7 +137,7 @@ impl Place {
             packed_len: packed.len() as u64,
         };
         place.serve(packed, "\"1\"");
-        place.anew();
+        place.reset();
         place
     }
 
@@ -162,7 +162,7 @@ impl Place {
     }
 
     /// An empty destination, and no journal.
-    fn anew(&self) {
+    fn reset(&self) {
         drop(fs::remove_dir_all(self.path("out")));
         drop(fs::remove_file(self.journal()));
         fs::create_dir(self.path("out")).expect("made");
@@ -187,28 +187,28 @@ impl Place {
     }
 
     /// A run that comes to the end of what is served.
-    fn interrupted(&self, until: u64) {
+    fn run_interrupted(&self, until: u64) {
         self.until.store(until, Ordering::SeqCst);
         let (output, _) = self.run(&[]);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains("not found"), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+        assert!(stderr_text(&output).contains("not found"), "{}", stderr_text(&output));
         self.until.store(u64::MAX, Ordering::SeqCst);
     }
 
     /// What a run without interruption leaves.
     fn expected(&self, code: i32) -> BTreeMap<PathBuf, String> {
-        self.anew();
+        self.reset();
         let url = self.server.url(PATH);
         let output = tarfs(self.directory.path(), &Self::words(&url, &[]));
-        assert_eq!(output.status.code(), Some(code), "{}", told(&output));
-        let facts = facts(&self.path("out"));
-        self.anew();
+        assert_eq!(output.status.code(), Some(code), "{}", stderr_text(&output));
+        let facts = tree_facts(&self.path("out"));
+        self.reset();
         facts
     }
 
     /// Starts a run and kills it when so many requests have come; whether it had come to its end.
-    fn killed_after(&self, requests: usize) -> bool {
-        let before = self.server.seen(PATH).len();
+    fn kill_after_requests(&self, requests: usize) -> bool {
+        let before = self.server.requests(PATH).len();
         let url = self.server.url(PATH);
         let mut child = Command::new(env!("CARGO_BIN_EXE_tarfs"))
             .args(Self::words(&url, &["--resume"]))
@@ -218,9 +218,9 @@ impl Place {
             .stderr(Stdio::null())
             .spawn()
             .expect("started");
-        wait::until("it has asked, or is done", || {
+        wait::wait_until("it has asked, or is done", || {
             let has_ended = child.try_wait().expect("ours").is_some();
-            has_ended || self.server.seen(PATH).len() - before >= requests
+            has_ended || self.server.requests(PATH).len() - before >= requests
         });
         // It may have ended.
         drop(child.kill());
@@ -230,26 +230,26 @@ impl Place {
 }
 
 #[test]
-fn an_interrupted_run_goes_on_and_fetches_no_more_than_it_needs() {
-    let plain = Bytes::from(tangled());
+fn interrupted_run_resumes_and_fetches_only_the_rest() {
+    let plain = Bytes::from(entangled_archive());
     for packing in PACKINGS {
         let place = Place::new(packing.pack(&plain));
         let expected = place.expected(2);
         let cut = place.packed_len * 3 / 4;
-        place.interrupted(cut);
+        place.run_interrupted(cut);
         let mode = fs::metadata(place.journal()).expect("a journal").mode();
         assert_eq!(mode & 0o777, 0o600);
         let (output, sent) = place.run(&[]);
         // One member is refused in the first run already.
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
         assert_same(
-            &facts(&place.path("out")),
+            &tree_facts(&place.path("out")),
             &expected,
             &format!("{packing:?}"),
         );
         // What a checksum says of all is not told by half.
-        let is_told = told(&output).contains("were not verified");
-        assert_eq!(is_told, packing != Packing::Plain, "{}", told(&output));
+        let is_told = stderr_text(&output).contains("were not verified");
+        assert_eq!(is_told, packing != Packing::Plain, "{}", stderr_text(&output));
         // A seek point may be four megabytes of plain bytes before the cut, and a checkpoint two.
         let most = place.packed_len - cut + (7 << 20);
         assert!(
@@ -263,31 +263,31 @@ fn an_interrupted_run_goes_on_and_fetches_no_more_than_it_needs() {
 }
 
 #[test]
-fn a_run_that_is_killed_at_any_moment_ends_with_the_same_tree() {
-    let plain = Bytes::from(tangled());
-    let mut noise = Noise::new(seed());
+fn run_killed_at_any_moment_resumes_to_the_same_tree() {
+    let plain = Bytes::from(entangled_archive());
+    let mut noise = Rng::new(seed());
     for packing in PACKINGS {
         let place = Place::new(packing.pack(&plain));
         let expected = place.expected(2);
         for round in 0..rounds(1) {
-            place.anew();
+            place.reset();
             let mut what = format!("{packing:?}, {round}");
             let mut requests = || usize::try_from(noise.below(60)).expect("few");
             // One that has come to its end has nothing to go on with.
-            if !(0..3).any(|_| place.killed_after(requests())) {
+            if !(0..3).any(|_| place.kill_after_requests(requests())) {
                 let (output, _) = place.run(&[]);
-                assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-                what += &told(&output);
+                assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+                what += &stderr_text(&output);
             }
-            assert_same(&facts(&place.path("out")), &expected, &what);
+            assert_same(&tree_facts(&place.path("out")), &expected, &what);
             assert!(!place.journal().exists(), "{what}");
         }
     }
 }
 
 #[test]
-fn what_was_lost_before_an_interruption_counts_after_it() {
-    let noise = |seed| Noise::new(seed).bytes(2_500_000);
+fn losses_before_interruption_count_after_resume() {
+    let noise = |seed| Rng::new(seed).bytes(2_500_000);
     let plain = Archive::new()
         .file("filler/1", noise(1))
         .raw([b'?'; 512])
@@ -296,21 +296,21 @@ fn what_was_lost_before_an_interruption_counts_after_it() {
         .file("end", "end")
         .end();
     let place = Place::new(plain.into());
-    place.interrupted(place.packed_len * 7 / 8);
+    place.run_interrupted(place.packed_len * 7 / 8);
     let (output, sent) = place.run(&[]);
     assert!(sent < place.packed_len / 2, "{sent}");
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(place.path("out/end").exists() && !place.journal().exists());
 }
 
 #[test]
-fn a_full_disk_leaves_directories_that_the_next_run_can_write_to() {
+fn full_disk_leaves_directories_writable_for_next_run() {
     let closed = || Archive::new().add(Header::new("d", b'5').mode(0o555), "");
-    let last = || Noise::new(2).bytes(100_000);
+    let last = || Rng::new(2).bytes(100_000);
     let cases = [
         (
             closed()
-                .file("d/filler", Noise::new(1).bytes(3_900_000))
+                .file("d/filler", Rng::new(1).bytes(3_900_000))
                 .file("d/last", last()),
             "size=3900k",
             "no space left",
@@ -340,20 +340,20 @@ fn a_full_disk_leaves_directories_that_the_next_run_can_write_to() {
         let found = fs::read(out.join("d/last"));
         let status = Command::new("umount").arg(&out).status();
         assert!(status.expect("installed").success());
-        let said = told(&output);
+        let said = stderr_text(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(words), "{said}");
         assert!(said.contains("goes on from here with --resume"), "{said}");
         assert_eq!(mode.expect("made"), 0o700, "{words}");
-        assert_eq!(again.status.code(), Some(0), "{}", told(&again));
+        assert_eq!(again.status.code(), Some(0), "{}", stderr_text(&again));
         assert_eq!(last_mode.expect("there"), 0o555, "{words}");
         assert_eq!(found.expect("whole"), last(), "{words}");
     }
 }
 
 #[test]
-fn nothing_is_believed_that_was_touched_since() {
-    let place = Place::new(tangled().into());
+fn resume_distrusts_files_touched_since() {
+    let place = Place::new(entangled_archive().into());
     let expected = place.expected(2);
     let touches: [fn(&Path); 3] = [
         |out| fs::write(out.join("filler/1"), "other").expect("written"),
@@ -364,13 +364,13 @@ fn nothing_is_believed_that_was_touched_since() {
         },
     ];
     for touch in touches {
-        place.anew();
-        place.interrupted(place.packed_len * 3 / 4);
+        place.reset();
+        place.run_interrupted(place.packed_len * 3 / 4);
         touch(&place.path("out"));
         let (output, sent) = place.run(&[]);
-        assert!(told(&output).contains("changed since"), "{}", told(&output));
+        assert!(stderr_text(&output).contains("changed since"), "{}", stderr_text(&output));
         assert!(sent >= place.packed_len, "{sent}");
-        let found = facts(&place.path("out"));
+        let found = tree_facts(&place.path("out"));
         for name in ["filler/1", "filler/2", "end"] {
             let name = Path::new(name);
             assert_eq!(found.get(name), expected.get(name));
@@ -379,8 +379,8 @@ fn nothing_is_believed_that_was_touched_since() {
 }
 
 #[test]
-fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
-    let plain = Bytes::from(tangled());
+fn journal_is_used_only_for_same_run_and_intact_part() {
+    let plain = Bytes::from(entangled_archive());
     let place = Place::new(plain.clone());
     let expected = place.expected(2);
     let cut = place.packed_len * 3 / 4;
@@ -392,20 +392,20 @@ fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
         &["--xattrs-include=*"],
         &["--xattrs-exclude=user.*"],
     ] {
-        place.interrupted(cut);
+        place.run_interrupted(cut);
         let (_, sent) = place.run(more);
         assert!(sent >= place.packed_len, "{more:?}: {sent}");
-        place.anew();
+        place.reset();
     }
-    place.interrupted(cut);
+    place.run_interrupted(cut);
     place.serve(plain, "\"2\"");
     let (_, sent) = place.run(&[]);
     assert!(sent >= place.packed_len, "{sent}");
     // Torn or damaged anywhere: the part before counts.
-    let mut noise = Noise::new(3);
+    let mut noise = Rng::new(3);
     for number in 0..12 {
-        place.anew();
-        place.interrupted(cut);
+        place.reset();
+        place.run_interrupted(cut);
         let mut journal = fs::read(place.journal()).expect("a journal");
         let at = usize::try_from(noise.below(journal.len() as u64)).expect("small");
         if number % 2 == 0 {
@@ -415,19 +415,19 @@ fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
         }
         fs::write(place.journal(), journal).expect("written");
         let (output, _) = place.run(&[]);
-        let found = facts(&place.path("out"));
+        let found = tree_facts(&place.path("out"));
         for name in ["filler/1", "filler/9", "end", "x", "f/in"] {
             let name = Path::new(name);
             assert_eq!(
                 found.contains_key(name),
                 expected.contains_key(name),
                 "{}",
-                told(&output)
+                stderr_text(&output)
             );
         }
     }
     // What another user could have put there.
-    place.anew();
+    place.reset();
     fs::write(place.path("victim"), "kept").expect("written");
     symlink("victim", place.journal()).expect("made");
     let (output, sent) = place.run(&[]);
@@ -438,12 +438,12 @@ fn a_journal_counts_only_for_the_same_run_and_as_far_as_it_is_whole() {
     let open = fs::Permissions::from_mode(0o622);
     fs::set_permissions(place.journal(), open).expect("ours");
     let (output, _) = place.run(&[]);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
 }
 
 #[test]
-fn limits_hold_for_all_runs_together() {
-    let place = Place::new(tangled().into());
+fn limits_apply_to_all_runs_together() {
+    let place = Place::new(entangled_archive().into());
     // Of 38 members and eleven megabytes, far less is left.
     let limits = [
         (["--max-entries", "30"], "30"),
@@ -453,26 +453,26 @@ fn limits_hold_for_all_runs_together() {
         ),
     ];
     for (limit, word) in limits {
-        place.anew();
-        place.interrupted(place.packed_len * 3 / 4);
+        place.reset();
+        place.run_interrupted(place.packed_len * 3 / 4);
         let (output, sent) = place.run(&limit);
-        assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-        assert!(told(&output).contains(word), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+        assert!(stderr_text(&output).contains(word), "{}", stderr_text(&output));
         assert!(sent < place.packed_len / 2, "{sent}");
         assert!(!place.path("out/end").exists());
     }
 }
 
 #[test]
-fn without_a_version_nothing_is_taken_up_and_that_is_said() {
-    let place = Place::new(tangled().into());
-    let resource = Resource::new(tangled());
+fn run_without_version_is_not_resumed_and_says_so() {
+    let place = Place::new(entangled_archive().into());
+    let resource = Resource::new(entangled_archive());
     place.server.serve(PATH, resource);
     let (output, _) = place.run(&[]);
     assert!(
-        told(&output).contains("begins at the front"),
+        stderr_text(&output).contains("begins at the front"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
     assert!(place.path("out/end").exists() && !place.journal().exists());
 }

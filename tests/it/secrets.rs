@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::support::http::{Request, Resource, Response, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::told;
+use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -36,14 +36,14 @@ impl Place {
         let packed = Packing::Gzip.pack(&Tree::mixed().tar);
         let resource = Resource::new(packed).etag("\"1\"");
         server.route("/real", move |request| {
-            if knows_all(request) && request.query.contains("X-Amz-Signature=hunter2-redirect") {
+            if has_all_secrets(request) && request.query.contains("X-Amz-Signature=hunter2-redirect") {
                 resource.answer(request)
             } else {
                 Response::new(403)
             }
         });
         server.route("/start", |request| {
-            if !knows_all(request) || !request.query.contains("token=hunter2-token") {
+            if !has_all_secrets(request) || !request.query.contains("token=hunter2-token") {
                 return Response::new(403);
             }
             Response::new(302).with("Location", "/real?X-Amz-Signature=hunter2-redirect")
@@ -88,8 +88,8 @@ impl Place {
     #[track_caller]
     fn succeeds(&self, words: &[&str]) -> String {
         let output = self.tarfs(words);
-        assert!(output.status.success(), "{words:?}: {}", told(&output));
-        silent(words.first().copied().unwrap_or_default(), &output)
+        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        text_without_secrets(words.first().copied().unwrap_or_default(), &output)
     }
 }
 
@@ -101,7 +101,7 @@ impl Drop for Place {
     }
 }
 
-fn knows_all(request: &Request) -> bool {
+fn has_all_secrets(request: &Request) -> bool {
     request.header("authorization") == Some(AUTHORIZATION)
         && request.header("x-key") == Some(KEY)
         && request.header("x-ticket") == Some(TICKET)
@@ -109,16 +109,16 @@ fn knows_all(request: &Request) -> bool {
 
 /// What was said, after a look that it holds no secret.
 #[track_caller]
-fn silent(what: &str, output: &Output) -> String {
+fn text_without_secrets(what: &str, output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    for text in [&said, &told(output)] {
+    for text in [&said, &stderr_text(output)] {
         assert!(!text.contains(SECRET), "{what} says {text}");
     }
     said
 }
 
 /// Everything below `directory`: names and contents.
-fn search(directory: &Path, seen: &mut usize) {
+fn search_for_secrets(directory: &Path, seen: &mut usize) {
     for entry in fs::read_dir(directory).expect("readable") {
         let path = entry.expect("readable").path();
         assert!(
@@ -128,7 +128,7 @@ fn search(directory: &Path, seen: &mut usize) {
         );
         let kind = fs::symlink_metadata(&path).expect("there").file_type();
         if kind.is_dir() {
-            search(&path, seen);
+            search_for_secrets(&path, seen);
         } else if kind.is_file() && path.file_name().is_some_and(|name| name != "headers") {
             let content = fs::read(&path).expect("readable");
             let found = content
@@ -141,7 +141,7 @@ fn search(directory: &Path, seen: &mut usize) {
 }
 
 #[test]
-fn no_secret_is_told_or_written_by_a_mount() {
+fn mount_leaks_no_secrets() {
     let place = Place::new();
     let url = place.url("/start");
     let words = [
@@ -162,9 +162,9 @@ fn no_secret_is_told_or_written_by_a_mount() {
         "mnt",
     ];
     let output = place.tarfs(&words);
-    assert!(output.status.success(), "{}", told(&output));
-    assert!(told(&output).contains("DEBUG"), "it tells all there is");
-    silent("mount", &output);
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    assert!(stderr_text(&output).contains("DEBUG"), "it tells all there is");
+    text_without_secrets("mount", &output);
     for (name, content) in &Tree::mixed().files {
         let read = fs::read(place.path("mnt").join(name)).expect("readable");
         assert!(read == *content, "{name}");
@@ -203,19 +203,19 @@ fn no_secret_is_told_or_written_by_a_mount() {
     let log = fs::read_to_string(place.path("log")).expect("written");
     assert!(log.contains(" unmounted"), "{log}");
     let mut seen = 0;
-    search(place.directory.path(), &mut seen);
+    search_for_secrets(place.directory.path(), &mut seen);
     assert!(seen >= 4, "log, profile, index and spool: {seen}");
 }
 
 #[track_caller]
 fn fails(place: &Place, words: &[&str]) {
     let output = place.tarfs(words);
-    assert_eq!(output.status.code(), Some(2), "{}", told(&output));
-    silent(words.first().expect("a verb"), &output);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    text_without_secrets(words.first().expect("a verb"), &output);
 }
 
 #[test]
-fn no_secret_is_told_or_written_by_what_succeeds_or_fails() {
+fn commands_leak_no_secrets_on_success_or_failure() {
     let place = Place::new();
     place.succeeds(&["materialize", &place.url("/start"), "-C", "out"]);
     place.succeeds(&["ls", &place.url("/start")]);
@@ -235,10 +235,10 @@ fn no_secret_is_told_or_written_by_what_succeeds_or_fails() {
     fails(&place, &["mount", nobody, "mnt"]);
     fails(&place, &["materialize", &lost, "-C", "out"]);
     let output = place.tarfs(&["ls", &refused, "--header", "hunter2"]);
-    assert_eq!(output.status.code(), Some(64), "{}", told(&output));
-    silent("a malformed header", &output);
+    assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
+    text_without_secrets("a malformed header", &output);
     let mut seen = 0;
-    search(place.directory.path(), &mut seen);
+    search_for_secrets(place.directory.path(), &mut seen);
     assert!(seen >= 3, "the tree and two indexes: {seen}");
 }
 
@@ -302,7 +302,7 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const SYS_ADMIN: u64 = 1 << 21;
 
 /// Whether anything is pushed while all files of a mount are read.
-fn pushes() -> bool {
+fn pushes_pages() -> bool {
     let daemon = Daemon::start(&[]);
     for (name, _) in &Tree::mixed().files {
         fs::read(daemon.place.path("mnt").join(name)).expect("readable");
@@ -314,7 +314,7 @@ fn pushes() -> bool {
 }
 
 #[test]
-fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
+fn mount_keeps_only_needed_capabilities() {
     let daemon = Daemon::start(&[]);
     assert_eq!(daemon.capabilities(), SYS_ADMIN | DAC_READ_SEARCH);
     let mut new_privileges = daemon.threads("NoNewPrivs:");
@@ -322,7 +322,7 @@ fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
     assert_eq!(new_privileges, ["1"]);
     daemon.place.succeeds(&["umount", "mnt"]);
     // What is pushed needs copies of the mount. Who reads everything may be faster, but not always.
-    assert!((0..20).any(|_| pushes()), "nothing was pushed");
+    assert!((0..20).any(|_| pushes_pages()), "nothing was pushed");
 
     let daemon = Daemon::start(&["--record", "profile"]);
     assert_eq!(
@@ -337,7 +337,7 @@ fn a_mount_keeps_the_capabilities_that_it_needs_and_no_others() {
 }
 
 #[test]
-fn a_process_in_the_background_keeps_nothing_open_for_who_started_it() {
+fn background_process_closes_inherited_descriptors() {
     let place = Place::new();
     let program = env!("CARGO_BIN_EXE_tarfs");
     let url = place.url("/start");
@@ -355,7 +355,7 @@ fn a_process_in_the_background_keeps_nothing_open_for_who_started_it() {
         .env("no_proxy", "*")
         .output()
         .expect("started");
-    assert!(output.status.success(), "{}", told(&output));
+    assert!(output.status.success(), "{}", stderr_text(&output));
     let pid = place
         .status()
         .get("pid")
@@ -376,7 +376,7 @@ fn a_process_in_the_background_keeps_nothing_open_for_who_started_it() {
             .filter_map(|entry| fs::read_link(entry.path()).ok())
             .any(|file| inherited.contains(&file))
     };
-    wait::until("nobody has them open", || !is_open());
+    wait::wait_until("nobody has them open", || !is_open());
     let cwd = fs::read_link(format!("/proc/{pid}/cwd")).expect("running");
     assert_eq!(cwd, Path::new("/"));
     place.succeeds(&["umount", "mnt"]);

@@ -10,7 +10,7 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::support::mounts::is_mounted;
-use crate::support::program::{self, told};
+use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
 /// A directory for files, the cache and what is extracted.
@@ -42,7 +42,7 @@ impl Place {
     }
 
     /// How often the mounted archive was scanned.
-    fn scans(&self) -> Option<u64> {
+    fn scan_count(&self) -> Option<u64> {
         let output = self.tarfs(&["status", "mnt", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).ok()?;
         status.pointer("/counters/scans")?.as_u64()
@@ -50,7 +50,7 @@ impl Place {
 
     fn unmount(&self) {
         let output = self.tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
     /// What `materialize` leaves.
@@ -135,15 +135,15 @@ fn implied_directories_are_the_same_in_every_listing() {
         let output = place.tarfs(&["ls", "-l", "a.tar"]);
         let line = "drwxr-xr-x 3 0 0 0 1970-01-01 00:00:00 a\n";
         let listed = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(listed, line, "{time}: {}", told(&output));
+        assert_eq!(listed, line, "{time}: {}", stderr_text(&output));
     }
     fs::remove_dir_all(place.path("cache")).expect("an index was saved");
     for scans in [1, 0] {
         let output = place.tarfs(&["mount", "a.tar", "mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         let names = fs::read_dir(place.path("mnt/a")).expect("there");
         assert_eq!(names.count(), 2);
-        assert_eq!(place.scans(), Some(scans));
+        assert_eq!(place.scan_count(), Some(scans));
         for name in ["mnt/a", "mnt/a/b"] {
             let shown = fs::metadata(place.path(name)).expect("there");
             assert_eq!(shown.mode(), 0o040_755, "{name}");
@@ -160,7 +160,7 @@ fn implied_directories_are_the_same_in_every_listing() {
 }
 
 #[test]
-fn what_climbs_is_refused_and_what_is_cut_is_told() {
+fn escaping_names_are_rejected_and_truncation_is_reported() {
     let place = Place::with(
         Archive::new()
             .file("a/../../b", "")
@@ -170,7 +170,7 @@ fn what_climbs_is_refused_and_what_is_cut_is_told() {
     );
     let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
     assert_eq!(output.status.code(), Some(2));
-    let told = told(&output);
+    let told = stderr_text(&output);
     let cut = "removing leading '//' from member names";
     assert_eq!(told.matches(cut).count(), 1, "{told}");
     assert_eq!(told.matches("removing leading").count(), 1, "{told}");
@@ -180,13 +180,13 @@ fn what_climbs_is_refused_and_what_is_cut_is_told() {
 }
 
 #[test]
-fn a_file_on_the_way_fails_its_member_only() {
+fn file_as_path_component_fails_only_its_member() {
     let place = Place::with(Archive::new().file("f", "").file("f/g", "").file("h", ""));
     let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("f/g: refused"), "{}", told(&output));
+    assert!(stderr_text(&output).contains("f/g: refused"), "{}", stderr_text(&output));
     assert!(place.path("out/h").exists());
     let output = place.tarfs(&["index", "-q", "a.tar"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(told(&output).contains("1 member is"), "{}", told(&output));
+    assert!(stderr_text(&output).contains("1 member is"), "{}", stderr_text(&output));
 }

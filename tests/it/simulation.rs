@@ -15,97 +15,97 @@ use tokio::time::Instant;
 use url::Url;
 
 use crate::support::http::{Fault, Request, Resource, Response};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
-use crate::support::simulated::Net;
+use crate::support::simulated_network::SimulatedNetwork;
 
 /// Rounds when nobody asks for more.
-const FEW: u64 = 600;
+const DEFAULT_ROUNDS: u64 = 600;
 
 /// Requests that a round may need, with two dozen reads: each brings something worth the name or counts
 /// as a failure, and in an outage there are pauses.
-const MOST_REQUESTS: u64 = 10_000;
+const MAX_REQUESTS: u64 = 10_000;
 
 /// Bytes a second that every read is given on top of its deadline (docs/semantics.md).
-const SLOWEST: u64 = 4 << 10;
+const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
 /// Clocks tick by the millisecond.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Below the number, by chance.
-fn dice(dice: &mut Noise, end: usize) -> usize {
-    usize::try_from(dice.below(end as u64)).expect("small")
+fn rng(rng: &mut Rng, end: usize) -> usize {
+    usize::try_from(rng.below(end as u64)).expect("small")
 }
 
 /// One of `choices`, by chance.
-fn one<T: Copy>(noise: &mut Noise, choices: &[T]) -> T {
-    let number = dice(noise, choices.len());
+fn pick<T: Copy>(noise: &mut Rng, choices: &[T]) -> T {
+    let number = rng(noise, choices.len());
     *choices.get(number).expect("some")
 }
 
 /// An archive's bytes in one version, as a server has them that tells versions in its own way.
 fn resource(way: usize, version: u64, len: usize) -> Resource {
-    let bytes = Noise::new(version).bytes(len);
+    let bytes = Rng::new(version).bytes(len);
     let resource = Resource::new(bytes);
     match way {
         0 | 1 => resource.etag(&format!("\"{version}\"")),
         2 => resource.etag(&format!("W/\"{version}\"")),
         3 => resource.last_modified(&format!("Fri, 31 Dec 1999 23:59:{version:02} GMT")),
         // Only the length tells.
-        _ => Resource::new(Noise::new(version).bytes(len + usize::from(version > 1))),
+        _ => Resource::new(Rng::new(version).bytes(len + usize::from(version > 1))),
     }
 }
 
 /// What happens to requests of one round.
 struct Schedule {
-    dice: Noise,
+    rng: Rng,
     /// Faults that occur, and how many requests in a hundred meet with one.
     faults: Vec<Fault>,
     often: u64,
 }
 
 impl Schedule {
-    fn new(mut noise: Noise, other: &Resource, len: usize) -> Self {
-        let often = one(&mut noise, &[5, 30, 60, 90, 100]);
-        let kinds = 1 + dice(&mut noise, 4);
+    fn new(mut noise: Rng, other: &Resource, len: usize) -> Self {
+        let often = pick(&mut noise, &[5, 30, 60, 90, 100]);
+        let kinds = 1 + rng(&mut noise, 4);
         let faults = (0..kinds).map(|_| fault(&mut noise, other, len));
         Self {
             faults: faults.collect(),
             often,
-            dice: noise,
+            rng: noise,
         }
     }
 
     fn next(&mut self) -> Option<Fault> {
-        let strikes = self.dice.below(100) < self.often;
-        let number = dice(&mut self.dice, self.faults.len());
+        let strikes = self.rng.below(100) < self.often;
+        let number = rng(&mut self.rng, self.faults.len());
         self.faults.get(number).filter(|_| strikes).cloned()
     }
 }
 
 /// Something that goes wrong, by chance.
-fn fault(noise: &mut Noise, other: &Resource, len: usize) -> Fault {
-    let millis = |noise: &mut Noise, end| Duration::from_millis(noise.below(end));
-    match dice(noise, 17) {
+fn fault(noise: &mut Rng, other: &Resource, len: usize) -> Fault {
+    let millis = |noise: &mut Rng, end| Duration::from_millis(noise.below(end));
+    match rng(noise, 17) {
         0 => Fault::Late(millis(noise, 40_000)),
-        1 => Fault::Paced(1 + dice(noise, 64 << 10), millis(noise, 8_000)),
-        2 => Fault::Status(one(noise, &[500, 502, 503, 504, 429])),
-        3 => Fault::Status(one(noise, &[400, 401, 403, 404, 408, 410, 412, 416, 418])),
+        1 => Fault::Paced(1 + rng(noise, 64 << 10), millis(noise, 8_000)),
+        2 => Fault::Status(pick(noise, &[500, 502, 503, 504, 429])),
+        3 => Fault::Status(pick(noise, &[400, 401, 403, 404, 408, 410, 412, 416, 418])),
         4 => {
-            let status = one(noise, &[429, 503]);
+            let status = pick(noise, &[429, 503]);
             Fault::Busy(status, noise.below(90).to_string())
         }
         5 => Fault::HangUp,
-        6 => Fault::Reset(dice(noise, len)),
-        7 => Fault::Short(dice(noise, len)),
+        6 => Fault::Reset(rng(noise, len)),
+        7 => Fault::Short(rng(noise, len)),
         8 => Fault::Silence,
-        9 => Fault::Stall(dice(noise, len)),
+        9 => Fault::Stall(rng(noise, len)),
         10 => Fault::OtherRange,
         11 => Fault::Whole,
         12 => Fault::Unsatisfiable,
         13 => Fault::Chunked,
         14 => Fault::Gzip,
-        15 => Fault::Redirect(one(noise, &["http://elsewhere/a", "/a", "http://a b/"]).to_owned()),
+        15 => Fault::Redirect(pick(noise, &["http://elsewhere/a", "/a", "http://a b/"]).to_owned()),
         _ => Fault::Other(other.clone()),
     }
 }
@@ -114,21 +114,21 @@ fn fault(noise: &mut Noise, other: &Resource, len: usize) -> Fault {
 struct Round {
     bytes: Bytes,
     options: Options,
-    net: Net,
+    net: SimulatedNetwork,
     /// Whether anything goes wrong.
     is_disturbed: Arc<AtomicBool>,
     /// Whether the version may change.
     is_open: Arc<AtomicBool>,
-    dice: Noise,
+    rng: Rng,
 }
 
 impl Round {
     fn new(number: u64) -> Self {
-        let mut noise = Noise::new(seed().wrapping_mul(1_000_003).wrapping_add(number));
-        let way = dice(&mut noise, 5);
-        let len = 1 + dice(
+        let mut noise = Rng::new(seed().wrapping_mul(1_000_003).wrapping_add(number));
+        let way = rng(&mut noise, 5);
+        let len = 1 + rng(
             &mut noise,
-            one(&mut Noise::new(number), &[1000, 100_000, 400_000]),
+            pick(&mut Rng::new(number), &[1000, 100_000, 400_000]),
         );
         let has_ranges = noise.below(5) > 0;
         let made = |version| match (resource(way, version, len), has_ranges) {
@@ -137,15 +137,15 @@ impl Round {
         };
         let (good, other) = (made(1), made(2));
         let options = Options {
-            timeout: Duration::from_secs(one(&mut noise, &[1, 4, 30, 60])),
-            connections: 1 + dice(&mut noise, 16),
+            timeout: Duration::from_secs(pick(&mut noise, &[1, 4, 30, 60])),
+            connections: 1 + rng(&mut noise, 16),
             jitter_seed: Some(noise.number()),
             ..Options::default()
         };
         let is_disturbed = Arc::new(AtomicBool::new(noise.below(2) > 0));
         let is_open = Arc::<AtomicBool>::default();
-        let schedule = Mutex::new(Schedule::new(Noise::new(noise.number()), &other, len));
-        let net = Net::new({
+        let schedule = Mutex::new(Schedule::new(Rng::new(noise.number()), &other, len));
+        let net = SimulatedNetwork::new({
             let (is_disturbed, is_open) = (Arc::clone(&is_disturbed), Arc::clone(&is_open));
             move |request| {
                 let fault = schedule.lock().expect("whole").next();
@@ -161,18 +161,18 @@ impl Round {
             }
         });
         Self {
-            bytes: Noise::new(1).bytes(len).into(),
+            bytes: Rng::new(1).bytes(len).into(),
             options,
             net,
             is_disturbed,
             is_open,
-            dice: noise,
+            rng: noise,
         }
     }
 
     /// The longest that `len` bytes may take.
-    fn bound(&self, len: usize) -> Duration {
-        self.options.timeout + Duration::from_micros(len as u64 * 1_000_000 / SLOWEST) + TICK
+    fn time_limit(&self, len: usize) -> Duration {
+        self.options.timeout + Duration::from_micros(len as u64 * 1_000_000 / MIN_BYTES_PER_SECOND) + TICK
     }
 
     async fn open(&self) -> Option<Http> {
@@ -180,7 +180,7 @@ impl Round {
         let net = Box::new(self.net.clone());
         let began = Instant::now();
         let opened = Http::open_through(net, url, self.options.clone()).await;
-        assert!(began.elapsed() <= self.bound(self.bytes.len()), "late");
+        assert!(began.elapsed() <= self.time_limit(self.bytes.len()), "late");
         opened.ok()
     }
 
@@ -203,9 +203,9 @@ impl Round {
 
     /// Several who read here and there, and then one when the faults are over.
     async fn read_parts(&mut self, source: &Http) -> Outcome {
-        let readers = 1 + dice(&mut self.dice, 6);
-        let orders: Vec<Noise> = (0..readers)
-            .map(|_| Noise::new(self.dice.number()))
+        let readers = 1 + rng(&mut self.rng, 6);
+        let orders: Vec<Rng> = (0..readers)
+            .map(|_| Rng::new(self.rng.number()))
             .collect();
         let reads = orders.into_iter().map(|order| self.reader(source, order));
         let outcomes = futures_util::future::join_all(reads).await;
@@ -220,11 +220,11 @@ impl Round {
         outcome
     }
 
-    async fn reader(&self, source: &Http, mut order: Noise) -> Outcome {
+    async fn reader(&self, source: &Http, mut order: Rng) -> Outcome {
         let mut outcome = Outcome::default();
         for _ in 0..4 {
-            let start = dice(&mut order, self.bytes.len());
-            let len = 1 + dice(&mut order, self.bytes.len() - start);
+            let start = rng(&mut order, self.bytes.len());
+            let len = 1 + rng(&mut order, self.bytes.len() - start);
             match self.read(source, start, len).await {
                 Ok(()) => outcome.right += 1,
                 Err(cause) => {
@@ -243,11 +243,11 @@ impl Round {
         let buffer = pool.acquire_async(len).await;
         let (began, watch) = (Instant::now(), ReadHandle::default());
         let read = source.read_with_handle(Packed(start as u64), buffer, &watch);
-        let read = tokio::time::timeout(10 * self.bound(len), read).await;
+        let read = tokio::time::timeout(10 * self.time_limit(len), read).await;
         let read = read.expect("it hangs");
         let took = began.elapsed();
         assert!(
-            took <= self.bound(len),
+            took <= self.time_limit(len),
             "{took:?} for {len} bytes: {read:?}"
         );
         match read {
@@ -264,13 +264,13 @@ impl Round {
         let mut outcome = Outcome::default();
         let all = self.bytes.len();
         // Each byte may come again once for every 64 KiB of progress, and is waited for.
-        let longest = self.bound(all * (2 + all / (64 << 10)));
+        let longest = self.time_limit(all * (2 + all / (64 << 10)));
         let opened = Instant::now();
         loop {
             assert!(opened.elapsed() <= longest, "{:?}", opened.elapsed());
             let began = Instant::now();
             // What came before may have to come once more.
-            let bound = self.bound(self.bytes.len());
+            let bound = self.time_limit(self.bytes.len());
             let piece = tokio::time::timeout(10 * bound, pieces.next()).await;
             let piece = piece.expect("it hangs");
             let took = began.elapsed();
@@ -307,13 +307,13 @@ struct Outcome {
     clippy::print_stderr,
     reason = "the round of a failure is shown with it, and what all came to"
 )]
-fn whatever_goes_wrong_a_read_is_right_or_an_error_by_its_deadline() {
+fn read_is_right_or_fails_by_deadline_under_any_fault() {
     let mut all = Outcome::default();
-    for number in 0..rounds(FEW) {
+    for number in 0..rounds(DEFAULT_ROUNDS) {
         let round = Round::new(number);
         eprintln!("round {number}");
         let outcome = simulate(round.run());
-        assert!(outcome.requests < MOST_REQUESTS, "{outcome:?}");
+        assert!(outcome.requests < MAX_REQUESTS, "{outcome:?}");
         all.right += outcome.right;
         all.wrong += outcome.wrong;
         all.requests = all.requests.max(outcome.requests);
@@ -345,13 +345,13 @@ async fn open(
     change: impl Fn(Response) -> Response + Send + Sync + 'static,
 ) -> Result<Http, Error> {
     let options = Options::default();
-    let net = Net::new(move |request| change(resource.answer(request)));
+    let net = SimulatedNetwork::new(move |request| change(resource.answer(request)));
     let url = Url::parse("http://host/archive").expect("well-formed");
     Http::open_through(Box::new(net), url, options).await
 }
 
 /// Reads everything from the front: how many bytes come, and what ends it.
-async fn pour(source: Http) -> (usize, Option<Cause>) {
+async fn read_to_end(source: Http) -> (usize, Option<Cause>) {
     let (mut pieces, mut read) = (source.stream(), 0);
     while let Some(piece) = pieces.next().await {
         match piece {
@@ -367,10 +367,10 @@ fn strong(len: usize) -> Resource {
 }
 
 #[test]
-fn drops_do_not_keep_a_source_without_ranges_waiting() {
+fn aborts_do_not_delay_source_without_ranges() {
     let (read, cause) = simulate(async {
         let drops = |response: Response| response.paced(1, Duration::from_secs(20));
-        pour(
+        read_to_end(
             open(strong(1000).without_ranges(), drops)
                 .await
                 .expect("open"),
@@ -391,11 +391,11 @@ fn drops_do_not_keep_a_source_without_ranges_waiting() {
 }
 
 #[test]
-fn what_comes_once_more_for_ever_is_not_waited_for_for_ever() {
+fn repeated_bytes_do_not_extend_the_deadline() {
     let (read, cause) = simulate(async {
         let second = Duration::from_secs(1);
         let cuts = move |response: Response| response.paced(16 << 10, second).reset_after(100_000);
-        pour(
+        read_to_end(
             open(strong(200_000).without_ranges(), cuts)
                 .await
                 .expect("open"),
@@ -407,7 +407,7 @@ fn what_comes_once_more_for_ever_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn an_archive_that_never_comes_to_be_open_is_not_waited_for_by_each_attempt() {
+fn open_timeout_covers_all_attempts() {
     let took = simulate(async {
         let pause = Duration::from_millis(500);
         let cuts = move |response: Response| response.paced(1 << 10, pause).reset_after(60_000);
@@ -424,7 +424,7 @@ fn an_archive_that_never_comes_to_be_open_is_not_waited_for_by_each_attempt() {
 async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Error>>, Arc<Stats>) {
     const CHUNK: usize = 100_000;
     let free_at = Mutex::new(Instant::now());
-    let bytes = Noise::new(1).bytes(16 * CHUNK);
+    let bytes = Rng::new(1).bytes(16 * CHUNK);
     let options = Options::default();
     let stats = Arc::clone(&options.stats);
     let resource = Resource::new(bytes);
@@ -432,7 +432,7 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
         let start = request.range().map(|(start, _)| start);
         silent.is_some_and(|chunk| start == Some((chunk * CHUNK) as u64))
     };
-    let net = Net::new(move |request| {
+    let net = SimulatedNetwork::new(move |request| {
         if is_silent(request) {
             return Response::silence();
         }
@@ -453,16 +453,16 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
 }
 
 #[test]
-fn requests_wait_for_each_other_at_a_serial_server_longer_than_it_may_be_silent() {
+fn queueing_at_serial_server_is_not_silence() {
     let (reads, stats) = simulate(read_from_serial_server(None));
-    let expected = Noise::new(1).bytes(1_600_000);
+    let expected = Rng::new(1).bytes(1_600_000);
     let reads: Result<Vec<_>, _> = reads.into_iter().collect();
     assert!(reads.expect("read").concat() == expected, "wrong bytes");
     assert_eq!(stats.source_retries.get(), 0, "each was sent once");
 }
 
 #[test]
-fn a_request_that_is_never_answered_ends_although_others_are() {
+fn unanswered_request_times_out_though_others_progress() {
     let (reads, _) = simulate(read_from_serial_server(Some(3)));
     for (number, read) in reads.into_iter().enumerate() {
         assert_eq!(read.is_err(), number == 3, "{number}: {read:?}");
@@ -475,7 +475,7 @@ fn a_request_that_is_never_answered_ends_although_others_are() {
 }
 
 #[test]
-fn a_server_that_refuses_a_second_request_is_asked_again_as_soon_as_the_first_is_answered() {
+fn rejected_second_request_is_retried_after_the_first() {
     const CHUNK: usize = 100_000;
     let answer_time = Duration::from_millis(10);
     let (took, refusals) = simulate(async {
@@ -486,7 +486,7 @@ fn a_server_that_refuses_a_second_request_is_asked_again_as_soon_as_the_first_is
         let stats = Arc::clone(&options.stats);
         let resource = strong(4 * CHUNK);
         let busy_until = Mutex::new(Instant::now());
-        let net = Net::new(move |request| {
+        let net = SimulatedNetwork::new(move |request| {
             let mut busy_until = busy_until.lock().expect("whole");
             if Instant::now() < *busy_until {
                 return Response::new(503);

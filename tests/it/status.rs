@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::{self, told};
+use crate::support::program::{self, stderr_text};
 use crate::support::raw::Archive;
 use crate::support::tree::Tree;
 use crate::support::wait;
@@ -58,7 +58,7 @@ impl Place {
     #[track_caller]
     fn succeeds(&self, words: &[&str]) -> Vec<u8> {
         let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
         output.stdout
     }
 
@@ -124,7 +124,7 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn status_and_metrics_tell_what_a_mount_did() {
+fn status_and_metrics_report_mount_activity() {
     let (place, tree) = (Place::new(), Tree::mixed());
     let sizes = ["--memory", "64MiB", "--cache-size", "1GiB"];
     place.mount(&[&sizes[..], &["--metrics", "127.0.0.1:0"]].concat());
@@ -137,9 +137,9 @@ fn status_and_metrics_tell_what_a_mount_did() {
     let is_spooled = |status: &Value| {
         number(status, "/counters/disk_cache_written_bytes") == tree.tar.len() as u64
     };
-    wait::until("all is on disk", || is_spooled(&place.status()));
+    wait::wait_until("all is on disk", || is_spooled(&place.status()));
     let status = place.status();
-    let seen = place.server.seen(ARCHIVE);
+    let seen = place.server.requests(ARCHIVE);
     for (name, expected) in [
         ("scanned_packed_bytes", place.packed.len() as u64),
         ("decoded_bytes", tree.tar.len() as u64),
@@ -235,7 +235,7 @@ fn now() -> u64 {
 }
 
 #[test]
-fn a_read_that_failed_is_told_with_its_time_and_counted() {
+fn failed_read_is_reported_with_time_and_counted() {
     let place = Place::new();
     place.mount(&[]);
     place.succeeds(&["umount", "mnt"]);
@@ -265,7 +265,7 @@ fn a_read_that_failed_is_told_with_its_time_and_counted() {
 }
 
 #[test]
-fn where_metrics_cannot_be_served_nothing_is_mounted() {
+fn mount_fails_if_metrics_cannot_be_served() {
     let place = Place::new();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();
@@ -276,20 +276,20 @@ fn where_metrics_cannot_be_served_nothing_is_mounted() {
         assert_eq!(output.status.code(), Some(2));
         let expected =
             format!("tarfs: cannot serve metrics at {address}: Address already in use\n");
-        assert_eq!(told(&output), expected);
+        assert_eq!(stderr_text(&output), expected);
         assert!(!place.is_mounted());
     }
     assert_eq!(
-        place.server.seen(ARCHIVE).len(),
+        place.server.requests(ARCHIVE).len(),
         0,
         "it comes before all work"
     );
     let output = place.tarfs(&["mount", &url, "mnt", "--metrics", "9469"]);
-    assert_eq!(output.status.code(), Some(64), "{}", told(&output));
+    assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
 }
 
 #[test]
-fn a_recorded_mount_is_replayed_and_tells_so() {
+fn recorded_mount_is_replayed_and_reported() {
     let (place, tree) = (Place::new(), Tree::mixed());
     place.mount(&["--record", "profile", "--prefetch", "none"]);
     let (name, content) = &tree.files[40];
@@ -302,7 +302,7 @@ fn a_recorded_mount_is_replayed_and_tells_so() {
 
     fs::write(place.path("profile"), profile + "0 5 not/there\n").expect("written");
     place.mount(&["--replay", "profile", "--prefetch", "all"]);
-    let deadline = Instant::now() + wait::PATIENCE;
+    let deadline = Instant::now() + wait::WAIT_TIMEOUT;
     let status = loop {
         let status = place.status();
         if status.pointer("/prefetch/state").and_then(Value::as_str) == Some("complete") {
@@ -345,7 +345,7 @@ fn a_recorded_mount_is_replayed_and_tells_so() {
 }
 
 #[test]
-fn another_users_runtime_directory_is_not_used() {
+fn runtime_directory_of_another_user_is_not_used() {
     let directory = tempfile::tempdir().expect("a directory");
     let foreign = directory.path().join("run");
     for name in ["run", "run/tarfs", "mnt"] {
@@ -364,7 +364,7 @@ fn another_users_runtime_directory_is_not_used() {
             .env("TARFS_CACHE_DIR", directory.path().join("cache"))
             .output()
             .expect("started");
-        assert!(output.status.success(), "{words:?}: {}", told(&output));
+        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
         output
     };
     run(&["mount", "a.tar", "mnt"]);

@@ -18,7 +18,7 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Request, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
@@ -26,7 +26,7 @@ use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
 /// Rounds when nobody asks for more.
-const FEW: u64 = 6;
+const DEFAULT_ROUNDS: u64 = 6;
 
 /// Files of the archive, and their lengths: some in many spans, many in one.
 const FILES: usize = 48;
@@ -44,22 +44,22 @@ const READERS: u64 = 4;
 
 /// What the mounts have, and what they may take besides, the index included.
 const MEMORY_MIB: u64 = 32;
-const BESIDES_MIB: u64 = 64;
+const OVERHEAD_MIB: u64 = 64;
 
 /// An operation that takes so long hangs. Their deadline is four seconds, and five more, from when the
 /// last thing came that they wait for; once more where another process goes on with it, which takes a
 /// while to be found in trouble. Less than four and a busy machine would be taken for a server in trouble.
-const HANGS: Duration = Duration::from_secs(45);
+const HANG_TIMEOUT: Duration = Duration::from_secs(45);
 
 /// How long a trouble lasts that outlives every deadline, in seconds, and at the most so many more.
-const LONG_SECONDS: u64 = 10;
-const LONGER_SECONDS: u64 = 4;
+const OUTAGE_SECONDS: u64 = 10;
+const MAX_EXTRA_OUTAGE_SECONDS: u64 = 4;
 
 /// What a read may fail with when its server is in trouble.
-const TROUBLES: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::STALE, Errno::ACCESS];
+const SERVER_ERRORS: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::STALE, Errno::ACCESS];
 
 /// What anything may fail with while a mount comes and goes, besides.
-const COMINGS: [Errno; 5] = [
+const MOUNT_CHANGE_ERRORS: [Errno; 5] = [
     Errno::NOENT,
     Errno::NOTCONN,
     Errno::CONNABORTED,
@@ -69,35 +69,35 @@ const COMINGS: [Errno; 5] = [
 
 fn content(number: usize) -> Vec<u8> {
     let len = LENGTHS.iter().cycle().nth(number).expect("endless");
-    Noise::new(number as u64 + 1).text(*len)
+    Rng::new(number as u64 + 1).text(*len)
 }
 
 fn name(number: usize) -> String {
     format!("d{}/f{number}", number / 16)
 }
 
-fn below(dice: &mut Noise, end: usize) -> usize {
-    usize::try_from(dice.below(end as u64)).expect("small")
+fn below(rng: &mut Rng, end: usize) -> usize {
+    usize::try_from(rng.below(end as u64)).expect("small")
 }
 
 /// One of `choices`, by chance.
-fn one<T: Copy>(dice: &mut Noise, choices: &[T]) -> T {
-    let number = below(dice, choices.len());
+fn pick<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
+    let number = below(rng, choices.len());
     *choices.get(number).expect("some")
 }
 
 /// What happens to a request of a server in trouble.
-fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault> {
-    let place = below(dice, 300_000);
-    let millis = Duration::from_millis(dice.below(30));
-    Some(match dice.below(30) {
+fn fault(rng: &mut Rng, request: &Request, other: &Resource) -> Option<Fault> {
+    let place = below(rng, 300_000);
+    let millis = Duration::from_millis(rng.below(30));
+    Some(match rng.below(30) {
         0 => Fault::Late(millis * 10),
         1 => Fault::Paced(place / 8 + 1, millis),
-        2 => Fault::Status(one(dice, &[500, 502, 503])),
-        3 => Fault::Status(one(dice, &[401, 403, 404, 412])),
+        2 => Fault::Status(pick(rng, &[500, 502, 503])),
+        3 => Fault::Status(pick(rng, &[401, 403, 404, 412])),
         4 => Fault::Busy(503, "0".to_owned()),
         // Less than the deadline, and more.
-        5 => Fault::Busy(429, one(dice, &["1", "5"]).to_owned()),
+        5 => Fault::Busy(429, pick(rng, &["1", "5"]).to_owned()),
         6 => Fault::HangUp,
         7 | 8 => Fault::Reset(place),
         9 | 10 => Fault::Short(place),
@@ -114,7 +114,7 @@ fn fault(dice: &mut Noise, request: &Request, other: &Resource) -> Option<Fault>
 
 /// What a server does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Mood {
+enum ServerState {
     Well,
     InTrouble,
     Gone,
@@ -144,17 +144,17 @@ impl Shared {
     }
 
     /// Does things by chance until it is over. What comes is right or an error that may be.
-    fn read_on(&self, reader: usize, mut dice: Noise) {
+    fn run_reader(&self, reader: usize, mut rng: Rng) {
         let start = self.starts.get(reader).expect("one for each");
         while !self.is_over.load(Ordering::SeqCst) {
             start.store(self.now(), Ordering::SeqCst);
             let era = self.era.load(Ordering::SeqCst);
             let was_sound = self.is_sound.load(Ordering::SeqCst);
-            let number = below(&mut dice, FILES);
-            let done = match dice.below(8) {
+            let number = below(&mut rng, FILES);
+            let done = match rng.below(8) {
                 0 => self.list(number),
-                1 => self.look(number),
-                _ => self.read(number, &mut dice),
+                1 => self.stat(number),
+                _ => self.read(number, &mut rng),
             };
             // In this order: what is sound becomes unsound before another era begins.
             let is_sound = was_sound && self.is_sound.load(Ordering::SeqCst);
@@ -171,7 +171,7 @@ impl Shared {
                         let mut errnos = errnos.iter().map(|errno| Some(errno.raw_os_error()));
                         errnos.any(|errno| errno == error.raw_os_error())
                     };
-                    let may_be = may_be(&TROUBLES) || (!is_steady && may_be(&COMINGS));
+                    let may_be = may_be(&SERVER_ERRORS) || (!is_steady && may_be(&MOUNT_CHANGE_ERRORS));
                     assert!(may_be, "{number}: {error}, steady: {is_steady}");
                     assert!(!is_sound, "{number}: {error}, without any trouble");
                     std::thread::sleep(Duration::from_millis(2));
@@ -185,16 +185,16 @@ impl Shared {
     }
 
     /// Bytes are right whatever else happens.
-    fn read(&self, number: usize, dice: &mut Noise) -> io::Result<bool> {
+    fn read(&self, number: usize, rng: &mut Rng) -> io::Result<bool> {
         let all = self.content(number);
-        let offset = below(dice, all.len());
-        let len = 1 + below(dice, all.len() - offset);
+        let offset = below(rng, all.len());
+        let len = 1 + below(rng, all.len() - offset);
         let mut bytes = vec![0; len];
-        let file = in_time(|| File::open(self.mount.join(name(number))))?;
+        let file = with_hang_check(|| File::open(self.mount.join(name(number))))?;
         let mut filled = 0;
         while filled < len {
             let rest = bytes.get_mut(filled..).expect("inside");
-            let read = in_time(|| file.read_at(rest, (offset + filled) as u64))?;
+            let read = with_hang_check(|| file.read_at(rest, (offset + filled) as u64))?;
             assert!(read > 0, "it ends too early: {number}");
             filled += read;
         }
@@ -203,39 +203,39 @@ impl Shared {
         Ok(true)
     }
 
-    fn look(&self, number: usize) -> io::Result<bool> {
-        let found = in_time(|| fs::metadata(self.mount.join(name(number))))?;
+    fn stat(&self, number: usize) -> io::Result<bool> {
+        let found = with_hang_check(|| fs::metadata(self.mount.join(name(number))))?;
         Ok(found.len() == self.content(number).len() as u64)
     }
 
     fn list(&self, number: usize) -> io::Result<bool> {
         let directory = self.mount.join(format!("d{}", number / 16));
-        let names = in_time(|| fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>())?;
+        let names = with_hang_check(|| fs::read_dir(directory)?.collect::<io::Result<Vec<_>>>())?;
         Ok(names.len() == 16)
     }
 
-    fn check_that_nobody_hangs(&self) {
+    fn check_for_hangs(&self) {
         let now = self.now();
         for start in &self.starts {
             let since = now.saturating_sub(start.load(Ordering::SeqCst));
-            assert!(u128::from(since) < HANGS.as_millis(), "a reader hangs");
+            assert!(u128::from(since) < HANG_TIMEOUT.as_millis(), "a reader hangs");
         }
     }
 }
 
 /// What an operation comes to, provided that it does not hang.
-fn in_time<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+fn with_hang_check<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     let done = operation();
     let took = start.elapsed();
-    assert!(took < HANGS, "it took {took:?}");
+    assert!(took < HANG_TIMEOUT, "it took {took:?}");
     done
 }
 
 /// Ends what readers do when dropped, also when a round fails: they are waited for.
-struct Over<'a>(&'a Shared);
+struct StopOnDrop<'a>(&'a Shared);
 
-impl Drop for Over<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::SeqCst);
     }
@@ -244,7 +244,7 @@ impl Drop for Over<'_> {
 /// A server, and a place with a cache that outlives all mounts.
 struct Place {
     server: Server,
-    mood: Arc<Mutex<Mood>>,
+    server_state: Arc<Mutex<ServerState>>,
     directory: tempfile::TempDir,
     shared: Arc<Shared>,
 }
@@ -259,17 +259,17 @@ impl Place {
         };
         let [first, second] = [0, 1].map(archive);
         let server = Server::start();
-        let mood = Arc::new(Mutex::new(Mood::Well));
+        let server_state = Arc::new(Mutex::new(ServerState::Well));
         for packing in PACKINGS {
             let resource = Resource::new(packing.pack(&first)).etag("\"1\"");
             let other = Resource::new(packing.pack(&second)).etag("\"2\"");
-            let (mood, dice) = (Arc::clone(&mood), Mutex::new(Noise::new(seed())));
+            let (server_state, rng) = (Arc::clone(&server_state), Mutex::new(Rng::new(seed())));
             let path = format!("/{packing:?}");
-            server.serve_badly(&path, resource, move |request| {
-                match *mood.lock().expect("whole") {
-                    Mood::Well => None,
-                    Mood::InTrouble => fault(&mut dice.lock().expect("whole"), request, &other),
-                    Mood::Gone => Some(Fault::HangUp),
+            server.serve_with_faults(&path, resource, move |request| {
+                match *server_state.lock().expect("whole") {
+                    ServerState::Well => None,
+                    ServerState::InTrouble => fault(&mut rng.lock().expect("whole"), request, &other),
+                    ServerState::Gone => Some(Fault::HangUp),
                 }
             });
         }
@@ -289,7 +289,7 @@ impl Place {
         };
         Self {
             server,
-            mood,
+            server_state,
             directory,
             shared: Arc::new(shared),
         }
@@ -303,18 +303,18 @@ impl Place {
         is_mounted(&self.path("mnt"))
     }
 
-    fn set_mood(&self, mood: Mood) {
-        if mood != Mood::Well {
+    fn set_server_state(&self, server_state: ServerState) {
+        if server_state != ServerState::Well {
             self.shared.is_sound.store(false, Ordering::SeqCst);
         }
-        *self.mood.lock().expect("whole") = mood;
+        *self.server_state.lock().expect("whole") = server_state;
     }
 
     /// Runs the program, which has to end.
     fn tarfs(&self, words: &[&str]) -> Output {
         let directory = self.directory.path().to_owned();
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        wait::ends(move || {
+        wait::finish_in_time(move || {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             program::tarfs(&directory, &words)
         })
@@ -327,8 +327,8 @@ impl Place {
         let words = ["mount", "--timeout", "4", "--memory", &memory, &url, "mnt"];
         let log = ["--log-file", "log"];
         let output = self.tarfs(&[&words[..], &log, flags].concat());
-        let is_well = *self.mood.lock().expect("whole") == Mood::Well;
-        let told = program::told(&output);
+        let is_well = *self.server_state.lock().expect("whole") == ServerState::Well;
+        let told = program::stderr_text(&output);
         assert!(output.status.success() || !is_well, "{told}");
         assert!(!told.contains("panicked"), "{told}");
         if output.status.success() {
@@ -338,7 +338,7 @@ impl Place {
     }
 
     /// From now on nobody relies on the mount.
-    fn unsettle(&self) {
+    fn expect_mount_errors(&self) {
         self.shared.is_sound.store(false, Ordering::SeqCst);
         self.shared
             .era
@@ -359,13 +359,13 @@ impl Place {
     fn check_peak(pid: Pid) {
         let pid = u32::try_from(pid.as_raw_pid()).expect("positive");
         if let Some(peak) = program::peak_mib(pid) {
-            assert!(peak <= MEMORY_MIB + BESIDES_MIB, "{peak} MiB of memory");
+            assert!(peak <= MEMORY_MIB + OVERHEAD_MIB, "{peak} MiB of memory");
         }
     }
 
     /// Takes the mount out, whoever uses it.
     fn unmount(&self, is_lazy: bool) {
-        self.unsettle();
+        self.expect_mount_errors();
         self.daemon().into_iter().for_each(Self::check_peak);
         if !is_lazy {
             // It may be in use.
@@ -381,51 +381,51 @@ impl Place {
     fn kill(&self, restarts: bool) {
         if restarts {
             // Or it would have a minute to find the server.
-            self.set_mood(Mood::Well);
+            self.set_server_state(ServerState::Well);
         }
         let Some(before) = self.daemon() else { return };
-        self.unsettle();
+        self.expect_mount_errors();
         Self::check_peak(before);
         kill_process(before, Signal::KILL).expect("running");
         if restarts {
-            wait::until("somebody goes on", || {
+            wait::wait_until("somebody goes on", || {
                 self.daemon().is_some_and(|now| now != before)
             });
             self.shared.era.fetch_add(1, Ordering::SeqCst);
         } else {
-            wait::until("the mount is taken out", || !self.is_mounted());
+            wait::wait_until("the mount is taken out", || !self.is_mounted());
         }
     }
 
     /// Somebody else who reads, and is killed: then it is gone.
-    fn kill_a_reader(&self, dice: &mut Noise) {
-        let path = self.path("mnt").join(name(below(dice, FILES)));
+    fn kill_a_reader(&self, rng: &mut Rng) {
+        let path = self.path("mnt").join(name(below(rng, FILES)));
         let mut reader: Child = Command::new("cat")
             .arg(path)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
             .expect("started");
-        std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+        std::thread::sleep(Duration::from_micros(rng.below(20_000)));
         reader.kill().expect("a child");
-        wait::until("a killed reader is gone", || {
+        wait::wait_until("a killed reader is gone", || {
             reader.try_wait().expect("a child").is_some()
         });
     }
 
     /// What is still in use when nobody reads any more, and what was most of it.
-    fn check_that_it_rests(&self) {
+    fn check_idle(&self) {
         let used = || {
             let status = self.status()?;
             let of = |name: &str| status.pointer(&format!("/memory/{name}"))?.as_u64();
             Some(of("reads_bytes")? + of("decoders_bytes")?)
         };
-        wait::until("all memory is given back", || used() == Some(0));
+        wait::wait_until("all memory is given back", || used() == Some(0));
         Self::check_peak(self.daemon().expect("mounted"));
     }
 
     /// A worker that panics goes on, and so does the next process: only its log tells.
-    fn check_that_nobody_panicked(&self) {
+    fn check_log_for_panics(&self) {
         let log = fs::read_to_string(self.path("log")).expect("written");
         let found = log.split_once("panicked");
         assert!(found.is_none(), "{log}");
@@ -447,47 +447,47 @@ impl Place {
             .collect()
     }
 
-    fn round(&self, packing: Packing, dice: &mut Noise) {
-        let restarts = dice.below(2) == 0;
+    fn round(&self, packing: Packing, rng: &mut Rng) {
+        let restarts = rng.below(2) == 0;
         let mut flags = Vec::new();
         flags.extend(restarts.then_some("--restart"));
-        flags.extend((dice.below(2) == 0).then_some("--no-disk-cache"));
-        if dice.below(2) == 0 {
+        flags.extend((rng.below(2) == 0).then_some("--no-disk-cache"));
+        if rng.below(2) == 0 {
             // Without what the rounds before have left.
             drop(fs::remove_dir_all(self.path("cache")));
         }
-        if dice.below(3) == 0 {
-            self.set_mood(Mood::InTrouble);
+        if rng.below(3) == 0 {
+            self.set_server_state(ServerState::InTrouble);
         }
         self.mount(packing, &flags);
         for _ in 0..4 {
-            std::thread::sleep(Duration::from_millis(dice.below(150)));
-            let action = dice.below(8);
+            std::thread::sleep(Duration::from_millis(rng.below(150)));
+            let action = rng.below(8);
             match action {
-                0..3 => self.set_mood(Mood::InTrouble),
-                3 => self.set_mood(Mood::Well),
-                4 => self.set_mood(Mood::Gone),
-                5 => self.kill_a_reader(dice),
+                0..3 => self.set_server_state(ServerState::InTrouble),
+                3 => self.set_server_state(ServerState::Well),
+                4 => self.set_server_state(ServerState::Gone),
+                5 => self.kill_a_reader(rng),
                 6 => self.kill(restarts),
-                _ => self.unmount(dice.below(2) == 0),
+                _ => self.unmount(rng.below(2) == 0),
             }
             if !self.is_mounted() {
-                self.unsettle();
+                self.expect_mount_errors();
                 self.mount(packing, &flags);
             }
-            self.shared.check_that_nobody_hangs();
+            self.shared.check_for_hangs();
         }
         // Which takes too long where only a few rounds are wanted.
-        if rounds(FEW) > FEW && dice.below(5) == 0 {
-            self.set_mood(one(dice, &[Mood::InTrouble, Mood::Gone]));
-            for _ in 0..LONG_SECONDS + dice.below(LONGER_SECONDS) {
+        if rounds(DEFAULT_ROUNDS) > DEFAULT_ROUNDS && rng.below(5) == 0 {
+            self.set_server_state(pick(rng, &[ServerState::InTrouble, ServerState::Gone]));
+            for _ in 0..OUTAGE_SECONDS + rng.below(MAX_EXTRA_OUTAGE_SECONDS) {
                 std::thread::sleep(Duration::from_secs(1));
-                self.shared.check_that_nobody_hangs();
+                self.shared.check_for_hangs();
             }
         }
-        self.set_mood(Mood::Well);
+        self.set_server_state(ServerState::Well);
         if !self.is_mounted() {
-            self.unsettle();
+            self.expect_mount_errors();
             self.mount(packing, &flags);
         }
     }
@@ -496,7 +496,7 @@ impl Place {
     fn read_all(&self) -> io::Result<()> {
         for number in 0..FILES {
             let path = self.path("mnt").join(name(number));
-            let read = wait::ends(move || fs::read(path))?;
+            let read = wait::finish_in_time(move || fs::read(path))?;
             assert!(read == self.shared.content(number), "wrong: {number}");
         }
         Ok(())
@@ -504,8 +504,8 @@ impl Place {
 
     /// When all is well again the mount rests, and shows everything; or the next one, if it says that its
     /// scan has failed for good. Then nothing is left.
-    fn check_the_end(&self, packing: Packing) {
-        self.check_that_it_rests();
+    fn check_after_recovery(&self, packing: Packing) {
+        self.check_idle();
         if let Err(error) = self.read_all() {
             let status = self.status().expect("mounted");
             let phase = status.pointer("/index/phase").and_then(Value::as_str);
@@ -513,11 +513,11 @@ impl Place {
             self.unmount(false);
             self.mount(packing, &[]);
             self.read_all().expect("all is well");
-            self.check_that_it_rests();
+            self.check_idle();
         }
         self.unmount(false);
-        wait::until("no process is left", || self.processes().is_empty());
-        self.check_that_nobody_panicked();
+        wait::wait_until("no process is left", || self.processes().is_empty());
+        self.check_log_for_panics();
     }
 }
 
@@ -542,29 +542,29 @@ impl Drop for Place {
     clippy::print_stderr,
     reason = "the rounds of a failure are shown with it, and what all came to"
 )]
-fn mounts_in_any_trouble_are_right_end_in_time_and_leave_nothing() {
+fn mounts_under_random_faults_are_right_and_leave_nothing() {
     let place = Place::new();
-    let mut dice = Noise::new(seed());
+    let mut rng = Rng::new(seed());
     let (mut reads, mut sound_reads, mut failures) = (0, 0, 0);
-    for round in 0..rounds(FEW) {
-        let packing = one(&mut dice, &PACKINGS);
+    for round in 0..rounds(DEFAULT_ROUNDS) {
+        let packing = pick(&mut rng, &PACKINGS);
         eprintln!("round {round}: {packing:?}");
         let shared = &place.shared;
         shared.is_over.store(false, Ordering::SeqCst);
         let readers: Vec<Thread<()>> = (0..READERS)
             .map(|reader| {
-                let order = Noise::new(dice.number());
+                let order = Rng::new(rng.number());
                 let shared = Arc::clone(shared);
                 let number = usize::try_from(reader).expect("small");
-                let read = move || shared.read_on(number, order);
+                let read = move || shared.run_reader(number, order);
                 Thread::spawn("reader", read).expect("a thread")
             })
             .collect();
-        let over = Over(shared);
-        place.round(packing, &mut dice);
+        let over = StopOnDrop(shared);
+        place.round(packing, &mut rng);
         drop(over);
-        wait::ends(move || readers.into_iter().for_each(Thread::join));
-        place.check_the_end(packing);
+        wait::finish_in_time(move || readers.into_iter().for_each(Thread::join));
+        place.check_after_recovery(packing);
         reads = shared.reads.load(Ordering::SeqCst);
         sound_reads = shared.sound_reads.load(Ordering::SeqCst);
         failures = shared.failures.load(Ordering::SeqCst);

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use crate::support::http::{Fault, Resource, Response, Server};
-use crate::support::program::{self, told};
+use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
 /// Runs the program in `directory` with a terminal of 80 columns, and returns what that shows.
@@ -48,7 +48,7 @@ fn names_written_to_a_terminal_are_escaped() {
             .collect();
         let piped = program::tarfs(directory.path(), &words);
         let line = format!("{name}\n");
-        assert_eq!(piped.stdout, line.as_bytes(), "{}", told(&piped));
+        assert_eq!(piped.stdout, line.as_bytes(), "{}", stderr_text(&piped));
     }
 }
 
@@ -76,18 +76,18 @@ fn materialize_reports_entries_and_bytes_on_a_terminal() {
     assert!(
         piped.status.success() && piped.stderr.is_empty(),
         "{}",
-        told(&piped)
+        stderr_text(&piped)
     );
 }
 
 #[test]
-fn mount_shows_the_progress_of_the_index_it_waits_for() {
+fn mount_shows_progress_of_awaited_index() {
     let archive = Archive::new().file("f", vec![7; 300_000]).end();
     let directory = tempfile::tempdir().expect("a directory");
     fs::create_dir(directory.path().join("mnt")).expect("fresh");
     let server = Server::start();
     let resource = Resource::new(archive).etag("\"1\"");
-    server.serve_badly("/a.tar", resource, |_| {
+    server.serve_with_faults("/a.tar", resource, |_| {
         Some(Fault::Paced(16 << 10, Duration::from_millis(50)))
     });
     let url = server.url("/a.tar");
@@ -102,7 +102,7 @@ fn mount_shows_the_progress_of_the_index_it_waits_for() {
 }
 
 #[test]
-fn mount_explains_on_a_terminal_what_waits_for_the_index() {
+fn mount_explains_on_terminal_what_waits_for_index() {
     let archive = Archive::new()
         .file("a", "1")
         .file("f", vec![7; 9 << 20])
@@ -132,7 +132,7 @@ fn mount_explains_on_a_terminal_what_waits_for_the_index() {
 }
 
 #[test]
-fn mount_of_a_known_archive_says_nothing_on_a_terminal() {
+fn mount_with_saved_index_prints_nothing_on_terminal() {
     let directory = tempfile::tempdir().expect("a directory");
     let archive = Archive::new().file("a", "1").end();
     fs::write(directory.path().join("a.tar"), archive).expect("space");

@@ -7,11 +7,11 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, told};
+use crate::support::program::{tarfs, stderr_text};
 use crate::support::raw::Archive;
-use crate::support::sums::sha256;
+use crate::support::sha256::sha256;
 use crate::support::tree::Tree;
 
 /// A part of a report.
@@ -46,7 +46,7 @@ impl Place {
     fn verify(&self, words: &[&str]) -> (Value, bool) {
         let output = self.run(&[&["verify", "--json", "-q"], words].concat());
         let report = serde_json::from_slice(&output.stdout);
-        let report: Value = report.unwrap_or_else(|_| panic!("{}", told(&output)));
+        let report: Value = report.unwrap_or_else(|_| panic!("{}", stderr_text(&output)));
         let is_good = field(&report, "/is_good").as_bool().expect("a verdict");
         assert_eq!(output.status.code(), Some(if is_good { 0 } else { 2 }));
         let problems = field(&report, "/problems").as_array().expect("problems");
@@ -61,7 +61,7 @@ fn packings() -> impl Iterator<Item = (Packing, Vec<u8>)> {
 }
 
 #[test]
-fn an_archive_is_read_to_its_end_and_told_to_be_good() {
+fn verify_reads_archive_to_its_end_and_reports_success() {
     let place = Place::new();
     for (packing, packed) in packings() {
         let name = place.put("a", &packed);
@@ -83,7 +83,7 @@ fn an_archive_is_read_to_its_end_and_told_to_be_good() {
 }
 
 #[test]
-fn what_is_wrong_with_an_archive_is_told_with_the_digest_of_all_of_it() {
+fn verify_reports_damage_with_digest_of_whole_file() {
     let place = Place::new();
     for (packing, mut packed) in packings() {
         let has_checksums = !matches!(packing, Packing::Plain | Packing::Lz4Legacy);
@@ -112,7 +112,7 @@ fn what_is_wrong_with_an_archive_is_told_with_the_digest_of_all_of_it() {
     assert_eq!(*field(&report, "/sha256"), sha256(&lost).as_str());
     // One that is cut.
     let cut = Archive::new()
-        .file("a", Noise::new(1).bytes(5000))
+        .file("a", Rng::new(1).bytes(5000))
         .unfinished();
     let name = place.put("cut.tar", &cut[..4000]);
     let (report, is_good) = place.verify(&[&name]);
@@ -127,28 +127,28 @@ fn what_is_wrong_with_an_archive_is_told_with_the_digest_of_all_of_it() {
     let output = place.run(&["verify", "-q", &name]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        told(&output).contains("cut.tar: in member 'a'"),
+        stderr_text(&output).contains("cut.tar: in member 'a'"),
         "{}",
-        told(&output)
+        stderr_text(&output)
     );
 }
 
 #[test]
-fn an_index_is_held_against_its_archive() {
+fn verify_compares_index_with_archive() {
     let place = Place::new();
     for (packing, packed) in packings() {
         let name = place.put("a", &packed);
         let indexed = place.run(&["index", "-q", "--output", "a.idx", &name]);
-        assert!(indexed.status.success(), "{}", told(&indexed));
+        assert!(indexed.status.success(), "{}", stderr_text(&indexed));
         let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
         assert!(is_good, "{packing:?}: {report}");
     }
     // Of the same length, with other bytes in the second of three spans.
-    let large = Noise::new(1).bytes(9 << 20);
+    let large = Rng::new(1).bytes(9 << 20);
     let good = Archive::new().file("f", &large).end();
     let name = place.put("b.tar", &good);
     let indexed = place.run(&["index", "-q", "--output", "b.idx", &name]);
-    assert!(indexed.status.success(), "{}", told(&indexed));
+    assert!(indexed.status.success(), "{}", stderr_text(&indexed));
     let mut other = good.clone();
     other[5 << 20] ^= 1;
     let name = place.put("b.tar", &other);
@@ -167,7 +167,7 @@ fn an_index_is_held_against_its_archive() {
 }
 
 #[test]
-fn materialize_takes_the_expected_bytes_and_no_others() {
+fn materialize_accepts_only_expected_digest() {
     let place = Place::new();
     for (packing, packed) in packings() {
         let name = place.put("a", &packed);
@@ -181,10 +181,10 @@ fn materialize_takes_the_expected_bytes_and_no_others() {
             "--expect-sha256",
             &right,
         ]);
-        assert!(output.status.success(), "{packing:?}: {}", told(&output));
+        assert!(output.status.success(), "{packing:?}: {}", stderr_text(&output));
         // Also decoded along an index.
         let indexed = place.run(&["index", "-q", &name]);
-        assert!(indexed.status.success(), "{}", told(&indexed));
+        assert!(indexed.status.success(), "{}", stderr_text(&indexed));
         let output = place.run(&[
             "extract",
             "-q",
@@ -194,7 +194,7 @@ fn materialize_takes_the_expected_bytes_and_no_others() {
             "--expect-sha256",
             &right,
         ]);
-        assert!(output.status.success(), "{packing:?}: {}", told(&output));
+        assert!(output.status.success(), "{packing:?}: {}", stderr_text(&output));
     }
     let server = Server::start();
     let packed = Packing::Gzip.pack(&Tree::mixed().tar);
@@ -206,7 +206,7 @@ fn materialize_takes_the_expected_bytes_and_no_others() {
         let words = ["extract", "-q", &url, "--expect-sha256", &wrong];
         let output = place.run(&[&words, to].concat());
         assert_eq!(output.status.code(), Some(2));
-        let text = told(&output);
+        let text = stderr_text(&output);
         assert!(text.contains(&right) && text.contains(&wrong), "{text}");
         assert!(text.contains("must not be trusted"), "{text}");
     }
@@ -214,7 +214,7 @@ fn materialize_takes_the_expected_bytes_and_no_others() {
     let listed = place.run(&["ls", &url, "--expect-sha256", &wrong]);
     assert_eq!((listed.status.code(), listed.stdout), (Some(2), Vec::new()));
     let listed = place.run(&["ls", &url, "--expect-sha256", &right]);
-    assert!(listed.status.success(), "{}", told(&listed));
+    assert!(listed.status.success(), "{}", stderr_text(&listed));
     let output = place.run(&["ls", &url, "--expect-sha256", "abc"]);
     assert_eq!(output.status.code(), Some(64));
 }

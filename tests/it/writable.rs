@@ -39,12 +39,12 @@ fn run(script: &str) -> Output {
 }
 
 #[track_caller]
-fn says(script: &str) -> String {
-    namespace::said(&run(script))
+fn stdout_of(script: &str) -> String {
+    namespace::stdout_text(&run(script))
 }
 
 #[test]
-fn a_mount_is_found_when_a_directory_above_it_has_another_name() {
+fn mount_is_found_after_parent_directory_is_renamed() {
     for flags in ["", "--writable"] {
         for signal in ["TERM", "KILL"] {
             let script = format!(
@@ -61,10 +61,10 @@ fn a_mount_is_found_when_a_directory_above_it_has_another_name() {
                 ls below/mnt; gone
                 "#
             );
-            assert_eq!(says(&script), "one\n0\n", "{flags} {signal}");
+            assert_eq!(stdout_of(&script), "one\n0\n", "{flags} {signal}");
         }
     }
-    let said = says(
+    let said = stdout_of(
         r#"
         mkdir -p above/mnt
         tarfs mount --restart a.tar above/mnt
@@ -81,8 +81,8 @@ fn a_mount_is_found_when_a_directory_above_it_has_another_name() {
 }
 
 #[test]
-fn what_is_written_goes_with_the_mount_unless_a_place_is_named() {
-    let said = says(
+fn written_data_is_temporary_unless_directory_is_named() {
+    let said = stdout_of(
         r#"
         tarfs mount --writable a.tar mnt
         echo more >>mnt/a; rm mnt/dir/b; mv mnt/dir mnt/moved; mkdir mnt/new
@@ -109,8 +109,8 @@ fn what_is_written_goes_with_the_mount_unless_a_place_is_named() {
 }
 
 #[test]
-fn the_root_is_the_archives_and_options_count_for_what_is_seen() {
-    let said = says(
+fn writable_root_has_archive_attributes_and_mount_options() {
+    let said = stdout_of(
         r#"
         tarfs mount --writable a.tar mnt
         stat -c '%a %u:%g %Y' mnt; getfattr --only-values -n user.x mnt; getfacl -cnp mnt | grep user:
@@ -138,8 +138,8 @@ fn the_root_is_the_archives_and_options_count_for_what_is_seen() {
 }
 
 #[test]
-fn whoever_unmounts_it_or_dies_nothing_is_left() {
-    let said = says(
+fn writable_mount_leaves_nothing_after_unmount_or_kill() {
+    let said = stdout_of(
         r"
         kill_it() { kill -$1 $(pid); gone; }
         for how in 'tarfs umount mnt' 'umount mnt' 'kill_it TERM' 'kill_it INT' 'kill_it KILL'; do
@@ -172,8 +172,8 @@ fn whoever_unmounts_it_or_dies_nothing_is_left() {
 
 /// Empty listings would make a process believe that its files were removed.
 #[test]
-fn process_in_a_killed_mount_sees_errors_and_no_empty_directories() {
-    let said = says(
+fn process_in_killed_mount_sees_errors_not_empty_listings() {
+    let said = stdout_of(
         r#"
         use_it() {
             tarfs mount --writable "${@:2}" a.tar mnt
@@ -200,8 +200,8 @@ fn process_in_a_killed_mount_sees_errors_and_no_empty_directories() {
 }
 
 #[test]
-fn another_process_goes_on_with_it_where_that_can_be() {
-    let said = says(
+fn writable_mount_survives_worker_restart_if_supported() {
+    let said = stdout_of(
         r#"
         tarfs mount --writable --restart a.tar mnt
         exec 5<mnt/dir/sub/c; echo x >>mnt/a; old=$(pid)
@@ -218,8 +218,8 @@ fn another_process_goes_on_with_it_where_that_can_be() {
 }
 
 #[test]
-fn several_layers_are_written_over_and_gone_on_with() {
-    let said = says(
+fn writable_layers_survive_worker_restart() {
+    let said = stdout_of(
         r#"
         mkdir -p l/dir; echo four >l/dir/d; : >l/dir/.wh.b; tar -C l -cf l.tar .
         tarfs mount --writable --restart --layer l.tar a.tar mnt
@@ -234,8 +234,8 @@ fn several_layers_are_written_over_and_gone_on_with() {
 }
 
 #[test]
-fn what_was_written_outlives_those_who_fail_to_go_on() {
-    let said = says(
+fn written_data_survives_failed_restart() {
+    let said = stdout_of(
         r#"
         tarfs mount --writable --restart a.tar mnt
         echo x >>mnt/a; old=$(pid); : >empty; upper=$(tarfs status mnt | grep -o '/.*/upper')
@@ -248,8 +248,8 @@ fn what_was_written_outlives_those_who_fail_to_go_on() {
 }
 
 #[test]
-fn names_are_told_ahead_through_the_overlay() {
-    let said = says(
+fn dentries_are_primed_through_the_overlay() {
+    let said = stdout_of(
         r#"
         mkdir many; for i in $(seq 400); do echo "$i" >many/file$i; done; tar -C many -cf many.tar .
         tarfs mount --writable many.tar mnt
@@ -262,8 +262,8 @@ fn names_are_told_ahead_through_the_overlay() {
 }
 
 #[test]
-fn what_cannot_be_is_said() {
-    let said = says(
+fn unsupported_writable_mounts_are_reported() {
+    let said = stdout_of(
         r#"
         tarfs mount -o rw a.tar mnt 2>told || echo $?; grep -c 'read-only without --writable' told
         tarfs mount --writable --upper changes a.tar mnt; mkdir other
@@ -287,8 +287,8 @@ fn what_cannot_be_is_said() {
 }
 
 #[test]
-fn an_ordinary_user_writes_by_fuse_overlayfs() {
-    let said = says(
+fn ordinary_user_writes_by_fuse_overlayfs() {
+    let said = stdout_of(
         r#"
         for_users
         use_it() {
@@ -310,8 +310,8 @@ fn an_ordinary_user_writes_by_fuse_overlayfs() {
 
 /// dpkg makes directories with mode 0 and gives them their mode later.
 #[test]
-fn ordinary_user_makes_directories_of_any_mode() {
-    let said = says(
+fn ordinary_user_creates_directories_of_any_mode() {
+    let said = stdout_of(
         r#"
         for_users
         as_user tarfs mount --writable a.tar mnt 2>&1
@@ -333,8 +333,8 @@ fn ordinary_user_makes_directories_of_any_mode() {
 }
 
 #[test]
-fn ordinary_user_without_user_namespaces_is_warned_of_directory_modes() {
-    let said = says(
+fn user_without_user_namespaces_is_warned_of_modes() {
+    let said = stdout_of(
         r"
         for_users
         mount --bind /bin/false /usr/bin/unshare
@@ -348,8 +348,8 @@ fn ordinary_user_without_user_namespaces_is_warned_of_directory_modes() {
 }
 
 #[test]
-fn in_a_user_namespace_the_kernel_does_it() {
-    let said = says(
+fn user_namespace_writes_by_kernel_overlayfs() {
+    let said = stdout_of(
         r#"
         for_users
         as_user unshare --user --map-root-user --mount --propagation private sh -euc '

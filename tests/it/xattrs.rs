@@ -20,13 +20,13 @@ as_user() { setpriv --reuid="$1" --regid="$2" --clear-groups sh -c "$3" 2>/dev/n
 "#;
 
 #[track_caller]
-fn says(script: &str) -> String {
-    namespace::said(&namespace::run_program(PRELUDE, script))
+fn stdout_of(script: &str) -> String {
+    namespace::stdout_text(&namespace::run_program(PRELUDE, script))
 }
 
 #[test]
-fn acl_stored_as_extended_attribute_is_shown_and_enforced() {
-    let said = says(
+fn acl_in_extended_attribute_is_shown_and_enforced() {
+    let said = stdout_of(
         r"
         for archive in a.tar both.tar; do
             for flags in '' --writable; do
@@ -49,8 +49,8 @@ fn acl_stored_as_extended_attribute_is_shown_and_enforced() {
 }
 
 #[test]
-fn acl_that_denies_more_than_the_mode_of_its_header_is_enforced() {
-    let said = says(
+fn acl_stricter_than_header_mode_is_enforced() {
+    let said = stdout_of(
         r"
         tar --create --acls --mode=666 -C t -f open.tar ./file
         tarfs mount -o allow_other open.tar mnt; stat -c %a mnt/file
@@ -66,7 +66,7 @@ fn acl_that_denies_more_than_the_mode_of_its_header_is_enforced() {
 
 #[test]
 fn trusted_names_are_listed_with_cap_sys_admin_only() {
-    let said = says(
+    let said = stdout_of(
         r"
         list='getfattr -h -m - mnt/dir/file | grep -v ^#'
         for flags in '' --writable; do
@@ -94,8 +94,8 @@ fn trusted_names_are_listed_with_cap_sys_admin_only() {
 }
 
 #[test]
-fn archive_without_attributes_lists_none_without_an_error() {
-    let said = says(
+fn archive_without_attributes_lists_none() {
+    let said = stdout_of(
         r"
         tar --create -C t -f bare.tar ./plain ./dir
         tarfs mount bare.tar mnt
@@ -108,8 +108,8 @@ fn archive_without_attributes_lists_none_without_an_error() {
 }
 
 #[test]
-fn acl_entries_of_ids_outside_the_user_namespace_are_left_out() {
-    let said = says(
+fn acl_entries_of_unmapped_ids_are_skipped() {
+    let said = stdout_of(
         r#"
         chgrp 0 t/file; tar --create --xattrs --xattrs-include='*' -C t -f a.tar .
         tar --create --acls -C t -f text.tar .
@@ -139,8 +139,8 @@ fn acl_entries_of_ids_outside_the_user_namespace_are_left_out() {
 }
 
 #[test]
-fn files_have_no_flags_and_chattr_works_on_a_writable_mount() {
-    let said = says(
+fn files_have_no_flags_but_chattr_works_on_writable_mount() {
+    let said = stdout_of(
         r#"
         mkdir copy
         for flags in '' '--copy-to copy' --writable; do

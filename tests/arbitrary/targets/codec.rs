@@ -15,7 +15,7 @@ use tarfs::codec::{
 use super::knobs::Knobs;
 
 /// Nobody decodes on after so many bytes.
-const MAX_PLAIN: usize = 3 << 20;
+const MAX_PLAIN_BYTES: usize = 3 << 20;
 
 /// Pulls that bring neither bytes nor the need of any, one after the other: there is no reason for
 /// many.
@@ -53,13 +53,13 @@ pub(super) fn run(compression: Compression, bytes: &[u8]) {
     );
     let workers = if knobs.flag(0) { 4 } else { 0 };
     let pieces = decode(compression, packed, knobs.push_len(), workers);
-    same(&whole, &pieces);
+    assert_same_outcome(&whole, &pieces);
     if whole.end == End::Complete {
-        same_as_reference(compression, packed, &whole.plain);
+        assert_equals_reference(compression, packed, &whole.plain);
     }
     if whole.end != End::Cut {
         for seek_point in whole.seek_points.iter().take(3) {
-            resumes(compression, packed, knobs, &whole, seek_point);
+            assert_resumes(compression, packed, knobs, &whole, seek_point);
         }
     }
 }
@@ -94,7 +94,7 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
     let mut hash = None;
     let mut finished = false;
     let mut idle_pulls = 0;
-    while outcome.plain.len() < MAX_PLAIN {
+    while outcome.plain.len() < MAX_PLAIN_BYTES {
         idle_pulls += 1;
         assert!(idle_pulls < MAX_IDLE_PULLS, "it goes round in circles");
         let made = match decoder.pull() {
@@ -186,7 +186,7 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
 
 /// Expects both to say the same, as far as both go. What was decoded before damage is noticed
 /// depends on how the bytes come.
-fn same(a: &Outcome, b: &Outcome) {
+fn assert_same_outcome(a: &Outcome, b: &Outcome) {
     let both = a.plain.len().min(b.plain.len());
     assert!(a.plain.get(..both) == b.plain.get(..both), "other bytes");
     match (&a.end, &b.end) {
@@ -197,7 +197,7 @@ fn same(a: &Outcome, b: &Outcome) {
 }
 
 /// Expects what the format's own library makes of the bytes, if it makes anything of all of them.
-fn same_as_reference(compression: Compression, packed: &[u8], plain: &[u8]) {
+fn assert_equals_reference(compression: Compression, packed: &[u8], plain: &[u8]) {
     match compression {
         Compression::Gzip => compare(flate2::read::MultiGzDecoder::new(packed), plain),
         Compression::Zstd => {
@@ -225,7 +225,7 @@ fn compare(reader: impl Read, plain: &[u8]) {
 }
 
 /// Expects a decoder that starts at a seek point to make the rest of what `whole` is.
-fn resumes(
+fn assert_resumes(
     compression: Compression,
     packed: &[u8],
     knobs: Knobs,
@@ -349,7 +349,7 @@ fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
             Ok(_) => continue,
         };
         plain_bytes += pieces.iter().map(Bytes::len).sum::<usize>();
-        if plain_bytes > MAX_PLAIN {
+        if plain_bytes > MAX_PLAIN_BYTES {
             return;
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use tarfs::image::{self, BundleOptions, Config, Descriptor, Platform, SeccompProfile, ImageRef, User};
 
 /// Layers and groups that a document may speak of.
-const MOST: usize = 1000;
+const MAX_ITEMS: usize = 1000;
 
 /// Reads `bytes` as each document that an image has, and as what is said of one.
 pub(super) fn run(bytes: &[u8]) {
@@ -14,11 +14,11 @@ pub(super) fn run(bytes: &[u8]) {
     }
     if let Ok(manifest) = image::parse_manifest(bytes) {
         check(&manifest.config);
-        assert!(manifest.layers.len() <= MOST);
+        assert!(manifest.layers.len() <= MAX_ITEMS);
         manifest.layers.iter().for_each(check);
     }
     for image in image::parse_docker_manifest(bytes).into_iter().flatten() {
-        assert!(image.layers.len() <= MOST);
+        assert!(image.layers.len() <= MAX_ITEMS);
     }
     if let Ok(config) = Config::parse(bytes) {
         bundle(&config);
@@ -26,7 +26,7 @@ pub(super) fn run(bytes: &[u8]) {
     // What is wrong in it is an error.
     drop(SeccompProfile::parse(bytes, (6, 1)));
     let text = String::from_utf8_lossy(bytes);
-    names(&text);
+    check_round_trip(&text);
     let half = bytes.len() / 2;
     let (passwd, group) = bytes.split_at(half);
     for spec in [
@@ -36,7 +36,7 @@ pub(super) fn run(bytes: &[u8]) {
         "root:users",
     ] {
         if let Ok(user) = User::find(spec, passwd, group) {
-            assert!(user.groups.len() <= MOST);
+            assert!(user.groups.len() <= MAX_ITEMS);
             assert!(user.home.is_none_or(|home| home.starts_with('/')));
         }
     }
@@ -52,7 +52,7 @@ fn check(descriptor: &Descriptor) {
 
 /// Whatever an image says of itself, a runtime gets a document that makes sense.
 fn bundle(config: &Config) {
-    assert!(config.diff_ids.len() <= MOST);
+    assert!(config.diff_ids.len() <= MAX_ITEMS);
     let user = User {
         uid: 0,
         gid: 0,
@@ -90,7 +90,7 @@ fn bundle(config: &Config) {
 }
 
 /// What is read is written such that it is read again.
-fn names(text: &str) {
+fn check_round_trip(text: &str) {
     if let Some(reference) = ImageRef::parse(text) {
         assert_eq!(ImageRef::parse(&reference.to_string()), Some(reference));
     }

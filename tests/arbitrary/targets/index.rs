@@ -15,11 +15,11 @@ const FOOTER_LEN: usize = 40;
 const SECTIONS: usize = 14;
 
 /// Where the section table lies in the header.
-const TABLE_AT: usize = 56;
+const SECTION_TABLE_OFFSET: usize = 56;
 
 /// Numbers and directories that are looked at: a file of a few bytes may claim that all directories
 /// have the same thousand children.
-const MAX_LOOKED_AT: usize = 300;
+const MAX_CHECKED_ENTRIES: usize = 300;
 
 /// What an index says, as far as one looks.
 #[derive(PartialEq, Eq, Debug, Default)]
@@ -34,7 +34,7 @@ pub(super) fn run(bytes: &[u8]) {
     let (bytes, knobs) = Knobs::split(bytes);
     load(bytes);
     let mut healed = bytes.to_vec();
-    heal(&mut healed, knobs.flag(0));
+    fix_checksums(&mut healed, knobs.flag(0));
     load(&healed);
 }
 
@@ -49,16 +49,16 @@ fn load(bytes: &[u8]) {
     // Rows in memory are as large as in the file.
     assert!(index.memory_bytes() <= bytes.len() * 2 + 4096);
     description(&index);
-    lay(&index);
+    apply_as_layer(&index);
 }
 
 /// Lays the tree over itself, which makes one as well.
-fn lay(index: &Index) {
+fn apply_as_layer(index: &Index) {
     let limit = MemoryLimit::none();
-    for link in index.unresolved_links().take(MAX_LOOKED_AT) {
+    for link in index.unresolved_links().take(MAX_CHECKED_ENTRIES) {
         assert!(index.entry(link.parent).is_some(), "a link in no directory");
     }
-    for whiteout in index.whiteouts().take(MAX_LOOKED_AT) {
+    for whiteout in index.whiteouts().take(MAX_CHECKED_ENTRIES) {
         let is_there = index.entry(whiteout.parent).is_some();
         assert!(is_there, "a whiteout in no directory");
     }
@@ -71,7 +71,7 @@ fn lay(index: &Index) {
 
 /// Makes offsets, length and checksum right, so that what the rows say is looked at; `fill` makes the
 /// last section as long as there are bytes.
-fn heal(file: &mut Vec<u8>, fill: bool) {
+fn fix_checksums(file: &mut Vec<u8>, fill: bool) {
     if file.len() < HEADER_LEN + FOOTER_LEN {
         return;
     }
@@ -79,7 +79,7 @@ fn heal(file: &mut Vec<u8>, fill: bool) {
     write(file, 16, len);
     let mut offset = HEADER_LEN as u64;
     for section in 0..SECTIONS {
-        let at = TABLE_AT + 16 * section;
+        let at = SECTION_TABLE_OFFSET + 16 * section;
         write(file, at, offset);
         let section_len = read(file, at + 8);
         let end = offset.saturating_add(section_len);
@@ -125,7 +125,7 @@ pub(super) fn description(index: &Index) -> Description {
         index.has_windows(),
     ));
     let last = index.last_ino().0;
-    let some = u32::try_from(MAX_LOOKED_AT).expect("small");
+    let some = u32::try_from(MAX_CHECKED_ENTRIES).expect("small");
     let numbers = (0..last.min(some)).chain([last, last.wrapping_add(1), u32::MAX]);
     for ino in numbers.map(Ino) {
         describe_entry(index, ino, &mut said);
@@ -151,7 +151,7 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
         said.lines.push(format!("{ino:?} {path:?} {place:?}"));
         return;
     };
-    let xattrs: Vec<_> = entry.xattrs().take(MAX_LOOKED_AT).collect();
+    let xattrs: Vec<_> = entry.xattrs().take(MAX_CHECKED_ENTRIES).collect();
     said.lines.push(format!(
         "{ino:?} {path:?} {place:?} {:?} {:o} {} {} {:?} {:?} {} {} {:?} {} {} {:?} {xattrs:?}",
         entry.kind(),
@@ -169,7 +169,7 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
     ));
     for (offset, len) in [(0, u64::MAX), (entry.size() / 2, 1), (u64::MAX, u64::MAX)] {
         let mut end = 0;
-        for piece in entry.pieces(offset, len).take(MAX_LOOKED_AT) {
+        for piece in entry.pieces(offset, len).take(MAX_CHECKED_ENTRIES) {
             assert!(piece.offset >= end, "out of order");
             end = piece.offset.checked_add(piece.plain.len()).expect("inside");
             assert!(end <= entry.size(), "a piece behind the end");
@@ -177,10 +177,10 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
         }
     }
     for from in [0, 1, u32::MAX] {
-        let by_name = index.children_by_name(ino, from).take(MAX_LOOKED_AT);
+        let by_name = index.children_by_name(ino, from).take(MAX_CHECKED_ENTRIES);
         said.lines
             .push(format!("{:?}", by_name.collect::<Vec<_>>()));
-        let children: Vec<_> = index.children(ino, from).take(MAX_LOOKED_AT).collect();
+        let children: Vec<_> = index.children(ino, from).take(MAX_CHECKED_ENTRIES).collect();
         for child in &children {
             assert_eq!(entry.kind(), Kind::Directory);
             let found = index.lookup(ino, child.name);
@@ -197,7 +197,7 @@ fn list(index: &Index, said: &mut Description) {
     let most = index.memory_bytes() / 16;
     for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {
         assert!(number < most, "the listing goes round in circles");
-        if number < MAX_LOOKED_AT {
+        if number < MAX_CHECKED_ENTRIES {
             columns.measure(&entry);
             let line = columns.line(path.as_bytes(), &entry);
             said.lines.push(String::from_utf8_lossy(&line).into_owned());

@@ -5,7 +5,7 @@ mod image;
 mod index;
 mod knobs;
 mod private;
-mod spool;
+mod disk_cache;
 mod tar;
 mod texts;
 
@@ -52,7 +52,7 @@ impl Target {
         ),
         Self::new("resume", codec::resume_anywhere, seeds::seek_points),
         Self::new("index", index::run, seeds::indexes),
-        Self::new("spool", spool::run, spool::seeds),
+        Self::new("disk_cache", disk_cache::run, disk_cache::seeds),
         Self::new("profile", private::profile, seeds::profiles),
         Self::new("answer", private::answer, seeds::answers),
         Self::new("packet", private::packet, seeds::packets),

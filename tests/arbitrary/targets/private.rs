@@ -128,7 +128,7 @@ pub(super) fn packet(bytes: &[u8]) {
 }
 
 /// A date, of which days are those of the calendar.
-pub(super) fn a_date(text: &str) {
+pub(super) fn parse_date(text: &str) {
     if let Some(seconds) = http_date::parse_http_date(text) {
         // The last second of the year 9999.
         assert!(seconds <= 253_402_300_800);

@@ -26,7 +26,7 @@ pub(super) fn run(bytes: &[u8]) {
     let options = Options {
         ignore_zeros: knobs.flag(0),
         accepts_empty: false,
-        limits: if knobs.flag(1) { low() } else { high() },
+        limits: if knobs.flag(1) { low_limits() } else { high_limits() },
     };
     let found = parse(plain, plain.len().max(1), &options);
     check(&found, plain, &options.limits);
@@ -38,7 +38,7 @@ pub(super) fn run(bytes: &[u8]) {
 }
 
 /// Limits that a small archive exceeds.
-fn low() -> Limits {
+fn low_limits() -> Limits {
     Limits {
         entries: 20,
         size: 100 << 10,
@@ -54,7 +54,7 @@ fn low() -> Limits {
 }
 
 /// As the program has them, but what an archive may say without having as many bytes.
-fn high() -> Limits {
+fn high_limits() -> Limits {
     Limits {
         metadata_bytes: 16 << 20,
         ..Limits::default()
@@ -116,7 +116,7 @@ fn check(found: &[Found], plain: &[u8], limits: &Limits) {
                 assert!(member.payload.start() > member.header, "{member:?}");
                 end = member.payload.start().0;
                 members += 1;
-                within(member, limits);
+                assert_within_limits(member, limits);
                 open = Some(&**member);
             }
             Found::Payload(payload) => {
@@ -152,7 +152,7 @@ fn check(found: &[Found], plain: &[u8], limits: &Limits) {
     assert!(sizes.fold(0, u64::saturating_add) <= limits.size);
 }
 
-fn within(member: &Member, limits: &Limits) {
+fn assert_within_limits(member: &Member, limits: &Limits) {
     assert!(member.mode <= 0o7777);
     assert!(member.mtime.nanoseconds < 1_000_000_000);
     assert!(member.name.len() as u64 <= limits.name_bytes);

@@ -2,8 +2,8 @@
 
 #![allow(dead_code, reason = "tests need more of what is here")]
 
-#[path = "../../it/support/noise.rs"]
-mod noise;
+#[path = "../../it/support/rng.rs"]
+mod rng;
 #[path = "../../it/support/packing.rs"]
 mod packing;
 #[path = "../../it/support/raw.rs"]

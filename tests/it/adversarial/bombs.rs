@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::codecs::pack;
 use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
 use crate::support::http::{Response, Server};
-use crate::support::measured::{Run, Supervisor};
+use crate::support::measured_runner::{Run, MeasuredRunner};
 use crate::support::program::peak_mib;
-use crate::support::raw::{Archive, Header, noise};
+use crate::support::raw::{Archive, Header, random_bytes};
 
 /// Zeros in each bomb.
 const LEN: u64 = 512 << 20;
@@ -72,13 +72,13 @@ fn file() -> Vec<u8> {
 }
 
 /// An archive that has ended.
-fn ended() -> Vec<u8> {
+fn ended_archive() -> Vec<u8> {
     Archive::new().file("a", "1").end()
 }
 
 struct Bomb {
     place: Place,
-    supervisor: Supervisor,
+    runner: MeasuredRunner,
 }
 
 impl Bomb {
@@ -91,14 +91,14 @@ impl Bomb {
     fn of(packed: &[u8]) -> Self {
         let place = Place::new();
         fs::write(place.path("a"), packed).expect("space");
-        let supervisor = Supervisor::start(place.0.path());
-        Self { place, supervisor }
+        let runner = MeasuredRunner::start(place.0.path());
+        Self { place, runner }
     }
 
     /// Runs `tarfs` in the destination.
     fn run(&mut self, words: &[&str]) -> Run {
         let root = self.place.root("own");
-        let run = self.supervisor.run(&root, &[&[TARFS], words].concat());
+        let run = self.runner.run(&root, &[&[TARFS], words].concat());
         assert!(run.peak_bytes < MOST_BYTES, "{words:?}: {run:?}");
         run
     }
@@ -118,7 +118,7 @@ fn counter(run: &Run, name: &str) -> u64 {
 }
 
 #[test]
-fn a_bomb_is_listed_and_mounted_in_bounded_memory() {
+fn bomb_is_listed_and_mounted_in_bounded_memory() {
     for packed in [
         gzip(&file(), LEN + CHUNK as u64),
         zstd(&file(), LEN + CHUNK as u64),
@@ -158,7 +158,7 @@ fn a_bomb_is_listed_and_mounted_in_bounded_memory() {
 }
 
 #[test]
-fn a_bomb_is_refused_before_it_is_unpacked() {
+fn bomb_is_rejected_before_it_is_unpacked() {
     for packed in [
         gzip(&file(), LEN + CHUNK as u64),
         zstd(&file(), LEN + CHUNK as u64),
@@ -183,10 +183,10 @@ fn a_bomb_is_refused_before_it_is_unpacked() {
 }
 
 #[test]
-fn a_bomb_behind_the_end_or_in_a_member_left_out_goes_off_no_further_than_allowed() {
+fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
     let left_out = ["--max-unpacked-size=600M", "--exclude=zeros"];
     for (start, flags) in [
-        (ended(), &["--max-unpacked-size=16M"][..]),
+        (ended_archive(), &["--max-unpacked-size=16M"][..]),
         (file(), &left_out),
     ] {
         for packed in [gzip(&start, LEN * 2), zstd(&start, LEN * 2)] {
@@ -197,7 +197,7 @@ fn a_bomb_behind_the_end_or_in_a_member_left_out_goes_off_no_further_than_allowe
             assert!(run.said.contains("unpacked to more than"), "{run:?}");
             assert!(run.said.contains("--max-unpacked-size"), "{run:?}");
             // No less is decoded than is allowed, and what is on its way besides.
-            let allowed = if start == ended() {
+            let allowed = if start == ended_archive() {
                 16 << 20
             } else {
                 600 << 20
@@ -217,9 +217,9 @@ fn peak_of_mount(bomb: &mut Bomb, mnt: &str) -> u64 {
 }
 
 #[test]
-fn bzip2_blocks_of_long_runs_are_read_within_the_memory() {
+fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
     // Packed to more than an eighth of what a block works on, and 51 times as long as that.
-    let runs: Vec<u8> = noise(600_000)
+    let runs: Vec<u8> = random_bytes(600_000)
         .into_iter()
         .flat_map(|byte| [byte; 255])
         .collect();
@@ -236,7 +236,7 @@ fn bzip2_blocks_of_long_runs_are_read_within_the_memory() {
     assert_eq!(mounted.code, 0, "{mounted:?}");
     let root = bomb.place.root("own");
     let compared = ["cmp", &format!("{mnt}/runs"), "runs"];
-    let compared = bomb.supervisor.run(&root, &compared);
+    let compared = bomb.runner.run(&root, &compared);
     let peak_bytes = peak_of_mount(&mut bomb, mnt);
     let unmounted = bomb.run(&["umount", mnt]);
     assert_eq!((compared.code, unmounted.code), (0, 0), "{compared:?}");
@@ -245,9 +245,9 @@ fn bzip2_blocks_of_long_runs_are_read_within_the_memory() {
 }
 
 #[test]
-fn umount_ends_a_process_whose_threads_are_busy() {
+fn umount_ends_process_whose_threads_are_busy() {
     // Half a terabyte of zeros in few chunks, behind the end: a scan decodes them for minutes.
-    let mut bomb = Bomb::of(&zstd(&ended(), 512 << 30));
+    let mut bomb = Bomb::of(&zstd(&ended_archive(), 512 << 30));
     fs::create_dir(bomb.place.path("mnt")).expect("fresh");
     let mnt = bomb.place.path("mnt");
     let mnt = mnt.to_str().expect("UTF-8");
@@ -259,11 +259,11 @@ fn umount_ends_a_process_whose_threads_are_busy() {
 }
 
 /// What each verb with an index says when it needs more memory than it may.
-const INDEX_REFUSAL: &str = "the index needs more than the 16777216 bytes of memory that --index-memory \
+const INDEX_MEMORY_ERROR: &str = "the index needs more than the 16777216 bytes of memory that --index-memory \
                              allows (if that is to be expected, allow it with a larger --index-memory)";
 
 #[test]
-fn index_of_long_links_stops_at_its_memory_limit() {
+fn index_of_long_links_fails_at_its_memory_limit() {
     let target = "x".repeat(3900);
     let archive = (0..12_000).fold(Archive::new(), |archive, number| {
         let link = Header::new(format!("link{number}"), b'2').link("x");
@@ -281,18 +281,18 @@ fn index_of_long_links_stops_at_its_memory_limit() {
     ] {
         let run = bomb.run(words);
         assert_eq!(run.code, 2, "{words:?}: {run:?}");
-        assert!(run.said.contains(INDEX_REFUSAL), "{words:?}: {run:?}");
+        assert!(run.said.contains(INDEX_MEMORY_ERROR), "{words:?}: {run:?}");
     }
     let root = bomb.place.root("own");
-    let made = bomb.supervisor.run(&root, &[TARFS, "index", "../../a"]);
+    let made = bomb.runner.run(&root, &[TARFS, "index", "../../a"]);
     assert_eq!(made.code, 0, "{made:?}");
     // The saved index is as large, and is not loaded either.
     let run = bomb.run(&["ls", MEMORY, limit, "../../a"]);
-    assert!(run.code == 2 && run.said.contains(INDEX_REFUSAL), "{run:?}");
+    assert!(run.code == 2 && run.said.contains(INDEX_MEMORY_ERROR), "{run:?}");
 }
 
 #[test]
-fn merge_of_layers_stops_at_the_memory_limit_of_the_index() {
+fn layer_merge_fails_at_memory_limit_of_the_index() {
     let archive = (0..100_000).fold(Archive::new(), |archive, number| {
         archive.symlink(&number.to_string(), "x")
     });
@@ -309,14 +309,14 @@ fn merge_of_layers_stops_at_the_memory_limit_of_the_index() {
         let place = if words == ["mount"] { &place[..] } else { &[] };
         let run = bomb.run(&[words, &layer, place].concat());
         assert_eq!(run.code, 2, "{words:?}: {run:?}");
-        assert!(run.said.contains(INDEX_REFUSAL), "{words:?}: {run:?}");
+        assert!(run.said.contains(INDEX_MEMORY_ERROR), "{words:?}: {run:?}");
     }
     let left = fs::read_dir(bomb.place.root("own")).expect("there");
     assert_eq!(left.count(), 0);
 }
 
 #[test]
-fn whiteouts_of_a_layer_take_the_memory_of_its_index() {
+fn whiteouts_of_a_layer_count_as_index_memory() {
     let whiteouts = (0..200_000).fold(Archive::new(), |archive, number| {
         archive.file(&format!("{number}/.wh.x"), "")
     });
@@ -337,7 +337,7 @@ fn whiteouts_of_a_layer_take_the_memory_of_its_index() {
 }
 
 #[test]
-fn claimed_length_makes_no_index_without_end() {
+fn claimed_length_does_not_make_index_unbounded() {
     const TOTAL: u64 = 1 << 60;
     let header = Header::new("huge", b'0').binary(124, 12, 1 << 59);
     let start = Archive::new().file("a", "1").add(header, "").unfinished();
@@ -358,5 +358,5 @@ fn claimed_length_makes_no_index_without_end() {
     let mut bomb = Bomb::of(b"");
     let run = bomb.run(&["ls", MEMORY, "--index-memory=16MiB", &server.url("/a.tar")]);
     assert_eq!(run.code, 2, "{run:?}");
-    assert!(run.said.contains(INDEX_REFUSAL), "{run:?}");
+    assert!(run.said.contains(INDEX_MEMORY_ERROR), "{run:?}");
 }

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use super::{Case, Tree, case, check};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::raw::Archive;
 
 /// How GNU tar is told of lz4.
@@ -14,10 +14,10 @@ const LZ4: &[&str] = &["-Ilz4"];
 const EMPTY: &str = "what does not begin with a header is refused";
 
 /// Empty parts of a stream: far more than any has.
-const MANY: usize = 5000;
+const EMPTY_PARTS: usize = 5000;
 
 fn sample() -> Vec<u8> {
-    let mut noise = Noise::new(7);
+    let mut noise = Rng::new(7);
     Archive::new()
         .directory("d/")
         .file("d/text", noise.text(300_000))
@@ -73,7 +73,7 @@ fn join(parts: &[&[u8]]) -> Vec<u8> {
     parts.concat()
 }
 
-fn nowhere() -> tempfile::TempDir {
+fn empty_directory() -> tempfile::TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
@@ -82,7 +82,7 @@ fn xxh32(bytes: &[u8]) -> u32 {
 }
 
 #[test]
-fn gzip_streams_that_are_damaged_or_lie() {
+fn damaged_or_inconsistent_gzip_streams_end_in_errors() {
     let plain = sample();
     let whole = pack(&["gzip", "-n"], &plain);
     let (first, second) = plain.split_at(100_000);
@@ -156,9 +156,9 @@ fn gzip_streams_that_are_damaged_or_lie() {
         .refused("truncated"),
         case(
             "gzip: thousands of empty members",
-            join(&[&empty.repeat(MANY), &whole]),
+            join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
-        case("gzip: nothing but empty members", empty.repeat(MANY))
+        case("gzip: nothing but empty members", empty.repeat(EMPTY_PARTS))
             .stricter_alike("does not look like", EMPTY),
         case("gzip: members of single bytes", {
             let byte = |byte: &u8| pack_byte(*byte);
@@ -166,7 +166,7 @@ fn gzip_streams_that_are_damaged_or_lie() {
             join(&[&start, &pack(&["gzip", "-n"], &plain[1024..])])
         }),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 /// A gzip member of one stored byte.
@@ -205,7 +205,7 @@ fn bgzf(plain: &[u8], wrong: i32) -> Vec<u8> {
 }
 
 #[test]
-fn bgzf_members_that_lie_about_their_length() {
+fn bgzf_members_with_wrong_length_end_in_errors() {
     let plain = sample();
     let members = |wrong: i32| -> Vec<u8> {
         let pieces = plain.chunks(30_000).enumerate();
@@ -223,7 +223,7 @@ fn bgzf_members_that_lie_about_their_length() {
         case("bgzf: shorter than a header", members(-30_030)),
         case("bgzf: cut", cut(&members(0), 100_000)).refused("truncated"),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 /// An lz4 frame of stored blocks, with these flags, after the magic: flags, block size, then what
@@ -243,7 +243,7 @@ fn lz4_frame(descriptor: &[u8], blocks: &[&[u8]], tail: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn lz4_streams_that_are_damaged_or_lie() {
+fn damaged_or_inconsistent_lz4_streams_end_in_errors() {
     const INDEPENDENT: u8 = 0x60;
     let plain = sample();
     let whole = pack(&["lz4"], &plain);
@@ -313,11 +313,11 @@ fn lz4_streams_that_are_damaged_or_lie() {
         lz4("lz4: cut before the end mark", cut(&whole, end - 8)).refused("truncated"),
         lz4(
             "lz4: thousands of empty frames",
-            join(&[&empty.repeat(MANY), &whole]),
+            join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
         lz4(
             "lz4: thousands of skipped frames",
-            join(&[&skipped.repeat(MANY), &whole]),
+            join(&[&skipped.repeat(EMPTY_PARTS), &whole]),
         ),
         lz4("lz4: a skipped frame of four gigabytes", {
             join(&[&whole, b"\x5f\x2a\x4d\x18\xff\xff\xff\xff", b"abc"])
@@ -354,7 +354,7 @@ fn lz4_streams_that_are_damaged_or_lie() {
             join(&[&legacy, &empty])
         }),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 /// A zstd frame of stored blocks after a header that follows the magic.
@@ -372,7 +372,7 @@ fn zstd_frame(header: &[u8], blocks: &[&[u8]], tail: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn zstd_streams_that_are_damaged_or_lie() {
+fn damaged_or_inconsistent_zstd_streams_end_in_errors() {
     // An exponent of 10 and no mantissa: a window of 1 MiB.
     const WINDOW: u8 = 10 << 3;
     let plain = sample();
@@ -443,11 +443,11 @@ fn zstd_streams_that_are_damaged_or_lie() {
         case("zstd: cut before the checksum", cut(&whole, end - 4)).refused("truncated"),
         case(
             "zstd: thousands of empty frames",
-            join(&[&empty.repeat(MANY), &whole]),
+            join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
         case(
             "zstd: thousands of skipped frames",
-            join(&[&skipped.repeat(MANY), &whole]),
+            join(&[&skipped.repeat(EMPTY_PARTS), &whole]),
         )
         .gnu(&["-Izstd"]),
         case("zstd: a skipped frame of four gigabytes", {
@@ -460,15 +460,15 @@ fn zstd_streams_that_are_damaged_or_lie() {
         .refused(""),
         case("zstd: garbage behind the end", join(&[&whole, b"garbage"])).refused(""),
         case("zstd: thousands of empty blocks", {
-            let blocks = [&[&b""[..]; MANY][..], &pieces].concat();
+            let blocks = [&[&b""[..]; EMPTY_PARTS][..], &pieces].concat();
             zstd_frame(&[0, WINDOW], &blocks, b"")
         }),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 #[test]
-fn xz_streams_that_are_damaged_or_lie() {
+fn damaged_or_inconsistent_xz_streams_end_in_errors() {
     let plain = sample();
     let whole = pack(&["xz", "-0"], &plain);
     let empty = pack(&["xz", "-0"], b"");
@@ -494,7 +494,7 @@ fn xz_streams_that_are_damaged_or_lie() {
         case("xz: cut in the footer", cut(&whole, end - 3)).refused("truncated"),
         case(
             "xz: thousands of empty streams",
-            join(&[&empty.repeat(MANY), &whole]),
+            join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
         case(
             "xz: padding of four bytes",
@@ -513,11 +513,11 @@ fn xz_streams_that_are_damaged_or_lie() {
         case("xz: garbage behind the end", join(&[&whole, b"garbage!"])).refused(""),
         case("xz: nothing in a large dictionary", join(&[&large, &whole])),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 #[test]
-fn bzip2_streams_that_are_damaged_or_lie() {
+fn damaged_or_inconsistent_bzip2_streams_end_in_errors() {
     let plain = sample();
     let whole = pack(&["bzip2", "-1"], &plain);
     let empty = pack(&["bzip2"], b"");
@@ -538,9 +538,9 @@ fn bzip2_streams_that_are_damaged_or_lie() {
         case("bzip2: cut in the checksum", cut(&whole, end - 2)).refused("truncated"),
         case(
             "bzip2: thousands of empty streams",
-            join(&[&empty.repeat(MANY), &whole]),
+            join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
-        case("bzip2: nothing but empty streams", empty.repeat(MANY))
+        case("bzip2: nothing but empty streams", empty.repeat(EMPTY_PARTS))
             .stricter_alike("does not look like", EMPTY),
         case("bzip2: another magic in the middle", {
             let (first, second) = plain.split_at(100_000);
@@ -551,21 +551,21 @@ fn bzip2_streams_that_are_damaged_or_lie() {
         case("bzip2: garbage behind the end", join(&[&whole, b"garbage"])),
         case("bzip2: zeros behind the end", join(&[&whole, &[0; 5000]])),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }
 
 #[test]
-fn what_is_packed_twice_or_not_at_all_ends_in_an_error() {
+fn data_packed_twice_or_not_at_all_is_an_error() {
     let plain = sample();
     let gzip = |bytes: &[u8]| pack(&["gzip", "-n"], bytes);
     let cases: Vec<Case> = vec![
         case("packed twice", gzip(&gzip(&plain))).refused(""),
-        case("a packed text", gzip(&Noise::new(3).text(100_000))).refused(""),
-        case("packed noise", gzip(&Noise::new(3).bytes(100_000))).refused(""),
+        case("a packed text", gzip(&Rng::new(3).text(100_000))).refused(""),
+        case("packed noise", gzip(&Rng::new(3).bytes(100_000))).refused(""),
         case("packed zeros", gzip(&vec![0; 1 << 20])).expecting(super::Expected::Same),
         case("a zip file", b"PK\x03\x04................").refused(""),
         case("one byte", b"\x1f").refused(""),
         case("half a record", plain[..256].to_vec()).refused(""),
     ];
-    check(nowhere().path(), cases);
+    check(empty_directory().path(), cases);
 }

@@ -10,7 +10,7 @@ use std::thread;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use super::{MEMORY, Place, TARFS, Tree, case, check, tree};
-use crate::support::measured::Supervisor;
+use crate::support::measured_runner::MeasuredRunner;
 use crate::support::program;
 use crate::support::raw::{Archive, GNU, Header};
 
@@ -34,7 +34,7 @@ impl Outside {
 }
 
 #[test]
-fn names_and_links_lead_nowhere_outside() {
+fn names_and_links_do_not_escape_the_root() {
     // GNU tar makes such links last, where it still finds what it put in their place, as it thinks.
     const OVER: &str = "a later member replaces a link that leads outside like any other";
     let outside = Outside::new();
@@ -98,26 +98,26 @@ fn names_and_links_lead_nowhere_outside() {
                 .add(Header::new("l/", b'5').mode(0o777), "")
                 .end()
         })
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case("a file below a directory over a link", {
             let archive = link("../decoy").add(Header::new("l/", b'5').mode(0o777), "");
             file(archive, "l/x")
         })
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case(
             "a file over a link to a file",
             file(link("../decoy/secret"), "l"),
         )
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case("a file over an absolute link to a file", {
             file(link(&format!("{out}/secret")), "l")
         })
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case(
             "a FIFO over a link",
             link("../decoy/secret").fifo("l").end(),
         )
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case("a directory that becomes a link", {
             let archive = Archive::new().directory("l/").symlink("l", "../decoy");
             file(archive, "l/x")
@@ -147,7 +147,7 @@ fn names_and_links_lead_nowhere_outside() {
         case("a file over a hard link to a link", {
             file(link("../decoy/secret").hard_link("h", "l"), "h")
         })
-        .otherwise(Tree::Either, OVER),
+        .different_tree(Tree::Either, OVER),
         case("a file through a hard link to a link", {
             file(link("../decoy").hard_link("h", "l"), "h/x")
         })
@@ -232,7 +232,7 @@ fn place(archive: &[u8]) -> Place {
 }
 
 #[test]
-fn what_lies_in_the_way_is_never_opened_nor_written_to() {
+fn existing_files_are_never_opened_or_written() {
     let mut archive = Archive::new();
     for name in ["fifo", "file-link", "dangling", "shared", "device"] {
         archive = archive.file(name, "new");
@@ -254,8 +254,8 @@ fn what_lies_in_the_way_is_never_opened_nor_written_to() {
     assert!(made.expect("a program").success());
     let secret = fs::metadata(place.path("own/decoy/secret")).expect("there");
 
-    let mut supervisor = Supervisor::start(place.0.path());
-    let run = supervisor.run(&root, &[TARFS, "materialize", MEMORY, "../../a"]);
+    let mut runner = MeasuredRunner::start(place.0.path());
+    let run = runner.run(&root, &[TARFS, "materialize", MEMORY, "../../a"]);
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.said.contains("fifo-dir/x: refused"), "{run:?}");
     for name in ["fifo", "file-link", "dangling", "shared", "device"] {
@@ -277,7 +277,7 @@ fn what_lies_in_the_way_is_never_opened_nor_written_to() {
 }
 
 #[test]
-fn devices_and_set_id_bits_are_for_root_alone() {
+fn devices_and_set_id_bits_are_created_by_root_only() {
     const NOBODY: u32 = 65534;
     let null = Header::new("null", b'3').device(1, 3).mode(0o666);
     let archive = Archive::new()
@@ -293,13 +293,13 @@ fn devices_and_set_id_bits_are_for_root_alone() {
     for program in ["gnu", "own"] {
         chown(place.root(program), Some(NOBODY), Some(NOBODY)).expect("root");
     }
-    let mut supervisor = Supervisor::start(place.0.path());
+    let mut runner = MeasuredRunner::start(place.0.path());
     let tar = ["tar", "-xf", "../../a"];
-    let gnu = supervisor.run_as(Some(NOBODY), &place.root("gnu"), &tar);
+    let gnu = runner.run_as(Some(NOBODY), &place.root("gnu"), &tar);
     // Others than root may not reach the directory of the original.
     program::copy_to(&place.0.path().join("tarfs"));
     let words = ["../../tarfs", "materialize", "../../a"];
-    let own = supervisor.run_as(Some(NOBODY), &place.root("own"), &words);
+    let own = runner.run_as(Some(NOBODY), &place.root("own"), &words);
     assert_eq!((gnu.code, own.code), (2, 2), "{gnu:?} {own:?}");
     for device in ["null", "loop"] {
         let told = format!("{device}: cannot create the device");
@@ -329,7 +329,7 @@ fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps
 }
 
 #[test]
-fn who_swaps_directories_for_links_meanwhile_leads_nowhere_outside() {
+fn directory_swapped_for_link_by_racer_does_not_escape() {
     const FILES: usize = 40;
     let outside = Outside::new();
     // What a write, a mode, a time or an attribute that went astray would change.
@@ -372,9 +372,9 @@ fn who_swaps_directories_for_links_meanwhile_leads_nowhere_outside() {
             let (stop, swaps) = (&stop, &swaps);
             scope.spawn(move || swap(&parent, name, &link, stop, swaps));
         }
-        let mut supervisor = Supervisor::start(place.0.path());
+        let mut runner = MeasuredRunner::start(place.0.path());
         let words = [TARFS, "materialize", "-q", MEMORY, "../../a"];
-        let codes: Vec<i64> = (0..6).map(|_| supervisor.run(&root, &words).code).collect();
+        let codes: Vec<i64> = (0..6).map(|_| runner.run(&root, &words).code).collect();
         stop.store(true, Ordering::Relaxed);
         assert!(codes.iter().all(|code| matches!(code, 0 | 2)), "{codes:?}");
     });

@@ -8,18 +8,18 @@ use std::process::{Command, Stdio};
 use tarfs::base::thread::Thread;
 
 use super::{MEMORY, MOST_BYTES, Place, TARFS};
-use crate::support::measured::{Run, Supervisor};
+use crate::support::measured_runner::{Run, MeasuredRunner};
 use crate::support::raw::Archive;
 
 /// What every verb says of zeros that do not end.
-const REFUSAL: &str = "more than 64 MiB of zeros";
+const ZEROS_ERROR: &str = "more than 64 MiB of zeros";
 
 /// Zeros behind an archive that are not too many.
 const PADDING: usize = 32 << 20;
 
 /// Runs `script` with `tarfs` as `$0`.
-fn shell(place: &Place, supervisor: &mut Supervisor, script: &str) -> Run {
-    supervisor.run(place.0.path(), &["sh", "-c", script, TARFS])
+fn run_script(place: &Place, runner: &mut MeasuredRunner, script: &str) -> Run {
+    runner.run(place.0.path(), &["sh", "-c", script, TARFS])
 }
 
 /// Everything that reads a whole source, of `source`.
@@ -35,25 +35,25 @@ fn scripts(source: &str) -> [String; 6] {
 }
 
 #[track_caller]
-fn is_refused(run: &Run, script: &str) {
+fn assert_rejected(run: &Run, script: &str) {
     assert_eq!(run.code, 2, "{script}: {run:?}");
-    assert!(run.said.contains(REFUSAL), "{script}: {run:?}");
+    assert!(run.said.contains(ZEROS_ERROR), "{script}: {run:?}");
     assert!(run.peak_bytes < MOST_BYTES, "{script}: {run:?}");
 }
 
-fn place() -> (Place, Supervisor) {
+fn place() -> (Place, MeasuredRunner) {
     let place = Place::new();
     fs::create_dir(place.path("mnt")).expect("fresh");
     fs::write(place.path("a.tar"), Archive::new().file("a", "1").end()).expect("space");
-    let supervisor = Supervisor::start(place.0.path());
-    (place, supervisor)
+    let runner = MeasuredRunner::start(place.0.path());
+    (place, runner)
 }
 
 #[test]
-fn endless_zeros_of_a_device_are_an_error_of_every_verb() {
-    let (place, mut supervisor) = place();
+fn endless_zeros_of_device_are_an_error_of_every_verb() {
+    let (place, mut runner) = place();
     for script in scripts("/dev/zero") {
-        is_refused(&shell(&place, &mut supervisor, &script), &script);
+        assert_rejected(&run_script(&place, &mut runner, &script), &script);
     }
 }
 
@@ -74,8 +74,8 @@ fn serve_zeros(mut client: TcpStream) {
 }
 
 #[test]
-fn endless_zeros_of_a_server_are_an_error_of_every_verb() {
-    let (place, mut supervisor) = place();
+fn endless_zeros_of_server_are_an_error_of_every_verb() {
+    let (place, mut runner) = place();
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     let server = Thread::spawn("server", move || {
@@ -91,7 +91,7 @@ fn endless_zeros_of_a_server_are_an_error_of_every_verb() {
         }
     });
     for script in scripts(&format!("http://{address}/a.tar")) {
-        is_refused(&shell(&place, &mut supervisor, &script), &script);
+        assert_rejected(&run_script(&place, &mut runner, &script), &script);
     }
     let mut last = TcpStream::connect(address).expect("it listens");
     last.write_all(b".").expect("it reads");
@@ -99,19 +99,19 @@ fn endless_zeros_of_a_server_are_an_error_of_every_verb() {
 }
 
 #[test]
-fn endless_zeros_behind_an_archive_or_packed_are_an_error() {
-    let (place, mut supervisor) = place();
+fn endless_zeros_after_archive_or_packed_are_an_error() {
+    let (place, mut runner) = place();
     let behind = ["cat", "gzip", "bzip2", "xz"]
         .map(|pack| format!("{{ {pack} < a.tar; cat /dev/zero; }} | $0 ls {MEMORY} /dev/stdin"));
     let packed = format!("cat a.tar /dev/zero | gzip -1 | $0 verify {MEMORY} /dev/stdin");
     for script in behind.iter().chain([&packed]) {
-        is_refused(&shell(&place, &mut supervisor, script), script);
+        assert_rejected(&run_script(&place, &mut runner, script), script);
     }
 }
 
 #[test]
-fn zeros_behind_an_archive_are_padding_where_they_end() {
-    let (place, mut supervisor) = place();
+fn finite_zeros_after_archive_are_padding() {
+    let (place, mut runner) = place();
     for script in [
         format!("{{ cat a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
         format!("{{ gzip < a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
@@ -119,13 +119,13 @@ fn zeros_behind_an_archive_are_padding_where_they_end() {
         format!("truncate -s 300M a.tar && $0 verify {MEMORY} a.tar"),
         format!("$0 ls --ignore-zeros {MEMORY} a.tar"),
     ] {
-        let run = shell(&place, &mut supervisor, &script);
+        let run = run_script(&place, &mut runner, &script);
         assert_eq!(run.code, 0, "{script}: {run:?}");
     }
 }
 
 #[test]
-fn zeros_of_a_file_may_be_any_number() {
+fn file_may_hold_any_number_of_zeros() {
     let (place, _) = place();
     fs::File::create(place.path("zeros"))
         .and_then(|file| file.set_len(200 << 20))

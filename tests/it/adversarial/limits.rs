@@ -3,15 +3,15 @@
 use std::fs;
 
 use super::{Place, TARFS, tree};
-use crate::support::measured::{Run, Supervisor};
+use crate::support::measured_runner::{Run, MeasuredRunner};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header};
 
 /// Runs `tarfs` with words behind which the archive is named, in a place where it may write.
 fn run(place: &Place, verb: &str, flags: &[&str]) -> Run {
-    let mut supervisor = Supervisor::start(place.0.path());
+    let mut runner = MeasuredRunner::start(place.0.path());
     let words = [&[TARFS, verb], flags, &["../../a"]].concat();
-    supervisor.run(&place.root("own"), &words)
+    runner.run(&place.root("own"), &words)
 }
 
 fn place(archive: &[u8]) -> Place {
@@ -21,7 +21,7 @@ fn place(archive: &[u8]) -> Place {
 }
 
 #[track_caller]
-fn refused(run: &Run, words: &[&str]) {
+fn assert_rejected(run: &Run, words: &[&str]) {
     assert_eq!(run.code, 2, "{run:?}");
     for word in words {
         assert!(run.said.contains(word), "{word}: {run:?}");
@@ -29,7 +29,7 @@ fn refused(run: &Run, words: &[&str]) {
 }
 
 #[track_caller]
-fn well(run: &Run) {
+fn assert_success(run: &Run) {
     assert_eq!(
         (run.code, run.said.contains("tarfs:")),
         (0, false),
@@ -45,7 +45,7 @@ fn names(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
+fn tree_over_size_limit_stops_before_file_that_does_not_fit() {
     let archive = Archive::new()
         .directory("d/")
         .file("d/a", vec![1; 600])
@@ -54,7 +54,7 @@ fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
         .file("d/e", "")
         .end();
     let place_of_all = place(&archive);
-    well(&run(
+    assert_success(&run(
         &place_of_all,
         "materialize",
         &["--max-unpacked-size=1001"],
@@ -62,7 +62,7 @@ fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
     assert_eq!(names(&place_of_all), ["b", "c", "d", "d/a", "d/e"]);
     let place = place(&archive);
     let outcome = run(&place, "materialize", &["--max-unpacked-size=1000"]);
-    refused(
+    assert_rejected(
         &outcome,
         &[
             "'c' of 1 bytes",
@@ -75,10 +75,10 @@ fn a_tree_larger_than_allowed_ends_before_the_file_that_does_not_fit() {
 }
 
 #[test]
-fn nothing_of_a_tree_that_is_too_large_appears_when_it_is_to_be_whole() {
+fn atomic_tree_over_size_limit_does_not_appear() {
     let place = place(&Archive::new().file("a", "1").file("b", "2").end());
     let flags = ["--atomic", "-C", "new", "--max-unpacked-size=1"];
-    refused(
+    assert_rejected(
         &run(&place, "materialize", &flags),
         &["'b'", "--max-unpacked-size"],
     );
@@ -86,7 +86,7 @@ fn nothing_of_a_tree_that_is_too_large_appears_when_it_is_to_be_whole() {
 }
 
 #[test]
-fn holes_are_as_large_as_what_they_read_as() {
+fn holes_count_with_their_full_size() {
     let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", "1000001")];
     let hole = Archive::new().pax(&keywords).file("hole", "").end();
     for flags in [
@@ -94,11 +94,11 @@ fn holes_are_as_large_as_what_they_read_as() {
         &["--max-unpacked-size=1MB", "-O"],
     ] {
         let place = place(&hole);
-        refused(&run(&place, "materialize", flags), &["'hole' of 1000001"]);
+        assert_rejected(&run(&place, "materialize", flags), &["'hole' of 1000001"]);
         assert!(names(&place).is_empty());
     }
     let place = place(&hole);
-    well(&run(
+    assert_success(&run(
         &place,
         "materialize",
         &["--max-unpacked-size=1000001"],
@@ -106,7 +106,7 @@ fn holes_are_as_large_as_what_they_read_as() {
 }
 
 #[test]
-fn what_is_not_in_files_counts_as_well() {
+fn data_outside_of_files_counts_towards_limit() {
     const FLAG: &str = "--max-unpacked-size=1MiB";
     let bulk = vec![0; 3 << 20];
     let archives = [
@@ -144,7 +144,7 @@ fn what_is_not_in_files_counts_as_well() {
     for (name, archive) in archives {
         let place = place(&archive);
         let outcome = run(&place, "materialize", &[FLAG]);
-        refused(&outcome, &["unpacked to more than", "--max-unpacked-size"]);
+        assert_rejected(&outcome, &["unpacked to more than", "--max-unpacked-size"]);
         let place = Place::new();
         fs::write(place.path("a"), &archive).expect("space");
         let more = run(&place, "materialize", &["--max-unpacked-size=4MiB"]);
@@ -156,21 +156,21 @@ fn what_is_not_in_files_counts_as_well() {
 }
 
 #[test]
-fn the_headers_of_small_files_are_within_any_size() {
+fn headers_of_small_files_are_within_any_size_limit() {
     let mut archive = Archive::new();
     for number in 0..3000 {
         let long = format!("{number}-{}", "n".repeat(150));
         archive = archive.pax(&[("path", &long)]).file("x", "1");
     }
     let archive = archive.end();
-    well(&run(
+    assert_success(&run(
         &place(&archive),
         "materialize",
         &["--max-unpacked-size=3000"],
     ));
     // In pieces of 4 MiB, none of whose members is known when it comes.
     let packed = Packing::Lz4.pack(&archive.into());
-    well(&run(
+    assert_success(&run(
         &place(&packed),
         "materialize",
         &["--max-unpacked-size=3000"],
@@ -178,7 +178,7 @@ fn the_headers_of_small_files_are_within_any_size() {
 }
 
 #[test]
-fn more_entries_than_allowed_are_refused_by_every_verb() {
+fn more_entries_than_limit_are_rejected_by_every_verb() {
     // With d/e, of which only a path speaks, there are four: `./` is there anyway.
     let archive = Archive::new()
         .directory("./")
@@ -190,18 +190,18 @@ fn more_entries_than_allowed_are_refused_by_every_verb() {
     for verb in ["materialize", "ls", "index"] {
         let place = place(&archive);
         let outcome = run(&place, verb, &["--max-entries=3"]);
-        refused(&outcome, &["d/e/f", "3 that are allowed", "--max-entries"]);
+        assert_rejected(&outcome, &["d/e/f", "3 that are allowed", "--max-entries"]);
     }
     for verb in ["materialize", "ls", "index"] {
         let place = place(&archive);
-        well(&run(
+        assert_success(&run(
             &place,
             verb,
             &["-q", "--max-entries=4"][usize::from(verb == "ls")..],
         ));
     }
     let place = place(&archive);
-    refused(
+    assert_rejected(
         &run(&place, "materialize", &["--max-entries=2"]),
         &["'d/e/f'", "2 that are allowed"],
     );
@@ -209,30 +209,30 @@ fn more_entries_than_allowed_are_refused_by_every_verb() {
 }
 
 #[test]
-fn a_saved_index_of_too_many_entries_is_refused_as_well() {
+fn saved_index_with_too_many_entries_is_rejected() {
     let place = place(&Archive::new().file("a", "").file("b", "").end());
-    well(&run(&place, "index", &["-q"]));
+    assert_success(&run(&place, "index", &["-q"]));
     let outcome = run(&place, "ls", &["--max-entries=1"]);
-    refused(&outcome, &["2 entries, and 1 are allowed", "--max-entries"]);
-    well(&run(&place, "index", &["-q", "--output", "index"]));
+    assert_rejected(&outcome, &["2 entries, and 1 are allowed", "--max-entries"]);
+    assert_success(&run(&place, "index", &["-q", "--output", "index"]));
     let outcome = run(&place, "ls", &["--index=index", "--max-entries=1"]);
-    refused(&outcome, &["2 entries, and 1 are allowed"]);
-    well(&run(&place, "ls", &["--index=index", "--max-entries=2"]));
+    assert_rejected(&outcome, &["2 entries, and 1 are allowed"]);
+    assert_success(&run(&place, "ls", &["--index=index", "--max-entries=2"]));
 }
 
 #[test]
-fn a_mount_of_too_many_entries_is_not_made() {
+fn mount_of_too_many_entries_fails() {
     let place = place(&Archive::new().file("a", "").file("b", "").end());
-    let mut supervisor = Supervisor::start(place.0.path());
+    let mut runner = MeasuredRunner::start(place.0.path());
     fs::create_dir(place.path("mnt")).expect("fresh");
     let words = ["mount", "--wait-index", "--max-entries=1", "a", "mnt"];
-    let outcome = supervisor.run(place.0.path(), &[&[TARFS], &words[..]].concat());
-    refused(&outcome, &["'b'", "1 that are allowed", "--max-entries"]);
+    let outcome = runner.run(place.0.path(), &[&[TARFS], &words[..]].concat());
+    assert_rejected(&outcome, &["'b'", "1 that are allowed", "--max-entries"]);
     assert!(!crate::support::mounts::is_mounted(&place.path("mnt")));
 }
 
 #[test]
-fn a_path_of_too_many_components_loses_its_member_alone() {
+fn path_with_too_many_components_loses_only_its_member() {
     let deep = "a/".repeat(2048) + "f";
     let archive = Archive::new()
         .pax(&[("path", &deep)])
@@ -241,11 +241,11 @@ fn a_path_of_too_many_components_loses_its_member_alone() {
         .end();
     let place = place(&archive);
     let outcome = run(&place, "materialize", &[]);
-    refused(
+    assert_rejected(
         &outcome,
         &["more components in a name than the limit of 2048"],
     );
     assert_eq!(names(&place), ["b"]);
     let outcome = run(&place, "ls", &["-R"]);
-    refused(&outcome, &["b\n", "1 member is damaged or not in the tree"]);
+    assert_rejected(&outcome, &["b\n", "1 member is damaged or not in the tree"]);
 }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
-use crate::support::measured::{Run, Supervisor};
+use crate::support::measured_runner::{Run, MeasuredRunner};
 
 /// The program under test.
 const TARFS: &str = env!("CARGO_BIN_EXE_tarfs");
@@ -27,7 +27,7 @@ const MEMORY: &str = "--memory=32MiB";
 const MOST_BYTES: u64 = (32 + 64) << 20;
 
 /// Cases that run at once.
-const AT_ONCE: usize = 4;
+const PARALLEL_CASES: usize = 4;
 
 /// An archive and what is to come of it.
 struct Case {
@@ -132,7 +132,7 @@ impl Case {
     }
 
     /// Both succeed, with trees that differ.
-    fn otherwise(self, tree: Tree, why: &'static str) -> Self {
+    fn different_tree(self, tree: Tree, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: true,
             own: true,
@@ -245,15 +245,15 @@ fn check(outside: &Path, cases: Vec<Case>) {
     let surprises = Mutex::new(Vec::new());
     let cases = Mutex::new(cases.into_iter());
     thread::scope(|scope| {
-        for _ in 0..AT_ONCE {
+        for _ in 0..PARALLEL_CASES {
             scope.spawn(|| {
                 let home = tempfile::tempdir().expect("a directory");
-                let mut supervisor = Supervisor::start(home.path());
+                let mut runner = MeasuredRunner::start(home.path());
                 loop {
                     let Some(case) = cases.lock().expect("no panic").next() else {
                         break;
                     };
-                    let found = surprise(&case, &mut supervisor);
+                    let found = mismatch(&case, &mut runner);
                     surprises.lock().expect("no panic").extend(found);
                 }
             });
@@ -265,23 +265,23 @@ fn check(outside: &Path, cases: Vec<Case>) {
 }
 
 /// What of a case is not as expected.
-fn surprise(case: &Case, supervisor: &mut Supervisor) -> Option<String> {
+fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
     let place = Place::new();
     fs::write(place.path("a"), &case.archive).expect("space");
     let around = place.around("own");
     let gnu = ["tar", "--numeric-owner", "--delay-directory-restore"];
     let gnu = [&gnu[..], case.gnu_options, &["-xpf", "../../a"]].concat();
-    let gnu = supervisor.run(&place.root("gnu"), &gnu);
+    let gnu = runner.run(&place.root("gnu"), &gnu);
     let own = [TARFS, "materialize", "-q", MEMORY, "--numeric-owner"];
     let own = [&own[..], case.options, &["../../a"]].concat();
-    let own = supervisor.run(&place.root("own"), &own);
+    let own = runner.run(&place.root("own"), &own);
     let listed = [&[TARFS, "ls", "-R", MEMORY, "../../a"], case.options].concat();
-    let listed = supervisor.run(&place.root("own"), &listed);
+    let listed = runner.run(&place.root("own"), &listed);
     let (gnu_tree, own_tree) = (tree(&place.root("gnu")), tree(&place.root("own")));
 
     let mut faults = Vec::new();
     for (verb, run) in [("materialize", &own), ("ls", &listed)] {
-        faults.extend(manners(verb, run));
+        faults.extend(conduct_errors(verb, run));
     }
     if place.around("own") != around {
         faults.push("something outside was touched".to_owned());
@@ -341,7 +341,7 @@ fn surprise(case: &Case, supervisor: &mut Supervisor) -> Option<String> {
 }
 
 /// How a run misbehaved, whatever the archive.
-fn manners(verb: &str, run: &Run) -> Vec<String> {
+fn conduct_errors(verb: &str, run: &Run) -> Vec<String> {
     let mut faults = Vec::new();
     if !matches!(run.code, 0 | 2) {
         faults.push(format!("{verb} ended with {}", run.code));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tarfs::base::thread::Thread;
 
-use super::{Lab, assert_file, assert_random_reads, ino, large_lz4, packed};
+use super::{TestEnv, assert_file, assert_random_reads, ino, large_lz4, packed};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
@@ -39,12 +39,12 @@ impl Watchdog {
 }
 
 #[test]
-fn a_span_that_many_ask_for_is_decoded_once() {
+fn span_read_by_many_readers_is_decoded_once() {
     let _watchdog = Watchdog::start("one span");
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
-    let archive = lab.open_with(&lab.without_spool());
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
+    let archive = env.open_with(&env.options_without_disk_cache());
     let (name, content) = &tree.files[100];
     let barrier = Barrier::new(16);
     std::thread::scope(|scope| {
@@ -67,7 +67,7 @@ fn a_span_that_many_ask_for_is_decoded_once() {
 }
 
 #[test]
-fn many_readers_in_little_memory_get_along() {
+fn many_readers_finish_in_little_memory() {
     let _watchdog = Watchdog::start("little memory");
     let tree = Tree::mixed();
     for packing in [
@@ -77,11 +77,11 @@ fn many_readers_in_little_memory_get_along() {
         Packing::Zstd,
         Packing::Bzip2,
     ] {
-        let lab = Lab::serving(packed(packing));
-        let mut options = lab.without_spool();
+        let env = TestEnv::with_archive(packed(packing));
+        let mut options = env.options_without_disk_cache();
         options.scan.memory = 1 << 20;
-        drop(lab.open_with(&options));
-        let archive = lab.open_with(&options);
+        drop(env.open_with(&options));
+        let archive = env.open_with(&options);
         std::thread::scope(|scope| {
             for seed in 0..12 {
                 let (archive, tree) = (&archive, &tree);
@@ -92,13 +92,13 @@ fn many_readers_in_little_memory_get_along() {
 }
 
 #[test]
-fn streams_of_one_piece_are_decoded_by_many_at_once() {
+fn unseekable_streams_are_decoded_by_many_readers_at_once() {
     let _watchdog = Watchdog::start("one piece");
     let tree = Tree::mixed();
-    let lab = Lab::serving(packed(Packing::Zstd));
-    let mut options = lab.without_spool();
+    let env = TestEnv::with_archive(packed(Packing::Zstd));
+    let mut options = env.options_without_disk_cache();
     options.scan.memory = 1 << 20;
-    let archive = lab.open_with(&options);
+    let archive = env.open_with(&options);
     std::thread::scope(|scope| {
         for seed in 0..8 {
             let (archive, tree) = (&archive, &tree);
@@ -108,14 +108,14 @@ fn streams_of_one_piece_are_decoded_by_many_at_once() {
 }
 
 #[test]
-fn queued_reads_are_all_answered() {
+fn all_queued_reads_are_answered() {
     let _watchdog = Watchdog::start("queued reads");
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    let mut options = lab.without_spool();
+    let env = TestEnv::with_archive(large_lz4());
+    let mut options = env.options_without_disk_cache();
     options.scan.memory = 16 << 20;
-    drop(lab.open_with(&options));
-    let archive = lab.open_with(&options);
+    drop(env.open_with(&options));
+    let archive = env.open_with(&options);
     let (sender, answers) = channel();
     for (number, (name, _)) in tree.files.iter().enumerate() {
         let sender = sender.clone();

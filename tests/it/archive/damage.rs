@@ -11,8 +11,8 @@ use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::codec::{self, Compression};
 
-use super::{Lab, PATH, assert_file, assert_files, for_each_packing, index, packed, read};
-use crate::support::http::{Resource, Seen};
+use super::{TestEnv, PATH, assert_file, assert_files, for_each_packing, index, packed, read};
+use crate::support::http::{Resource, RecordedRequest};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
@@ -22,14 +22,14 @@ pub(super) fn flipped(packed: &Bytes, place: usize) -> Bytes {
     packed.into()
 }
 
-fn damage_stays_in_its_span(packing: Packing) {
+fn damage_affects_only_its_span(packing: Packing) {
     if !packing.is_all_seekable() {
         return;
     }
     let (tree, packed) = (Tree::mixed(), packed(packing));
-    let lab = Lab::new();
-    let options = lab.without_spool();
-    let archive = lab.open_bytes(packed.clone(), &options).expect("indexed");
+    let env = TestEnv::new();
+    let options = env.options_without_disk_cache();
+    let archive = env.open_bytes(packed.clone(), &options).expect("indexed");
     let spans = archive.index().span_count();
     assert!(spans >= 2, "{spans}");
     let number = spans / 2 - 1;
@@ -43,7 +43,7 @@ fn damage_stays_in_its_span(packing: Packing) {
     }
     drop(archive);
 
-    let archive = lab
+    let archive = env
         .open_bytes(flipped(&packed, place), &options)
         .expect("opened");
     assert_eq!(archive.stats().scans.get(), 0);
@@ -69,14 +69,14 @@ fn damage_stays_in_its_span(packing: Packing) {
     }
     assert!(damaged_files > 0);
 }
-for_each_packing!(damage_stays_in_its_span);
+for_each_packing!(damage_affects_only_its_span);
 
-/// A lab whose archive was indexed, and whose server then turns a bit in the middle of the first
+/// An environment whose archive was indexed, and whose server then turns a bit in the middle of the first
 /// `times` answers that hold a certain byte; and a file that has that byte.
-fn lab_with_a_bad_way(packing: Packing, times: usize) -> (Lab, String, u64) {
+fn env_with_damaging_route(packing: Packing, times: usize) -> (TestEnv, String, u64) {
     let packed = packed(packing);
-    let lab = Lab::serving(packed.clone());
-    let archive = lab.open_with(&lab.without_spool());
+    let env = TestEnv::with_archive(packed.clone());
+    let archive = env.open_with(&env.options_without_disk_cache());
     let (place, extent) = {
         let index = archive.index();
         let number = index.span_count() / 2;
@@ -104,7 +104,7 @@ fn lab_with_a_bad_way(packing: Packing, times: usize) -> (Lab, String, u64) {
     let good = Resource::new(packed.clone()).etag("\"1\"");
     let bad = Resource::new(flipped(&packed, index(place))).etag("\"1\"");
     let left = Arc::new(AtomicUsize::new(times));
-    lab.server.route(PATH, move |request| {
+    env.server.route(PATH, move |request| {
         let hits = request
             .range()
             .is_some_and(|(start, end)| (start..end).contains(&place));
@@ -115,11 +115,11 @@ fn lab_with_a_bad_way(packing: Packing, times: usize) -> (Lab, String, u64) {
                 .is_ok();
         if is_bad { &bad } else { &good }.answer(request)
     });
-    (lab, name.clone(), place)
+    (env, name.clone(), place)
 }
 
-fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
-    let seen = lab.server.seen(PATH).into_iter().skip(from);
+fn requests_for(env: &TestEnv, place: u64, from: usize) -> Vec<RecordedRequest> {
+    let seen = env.server.requests(PATH).into_iter().skip(from);
     seen.filter(|seen| {
         let range = seen.request.range();
         range.is_some_and(|(start, end)| (start..end).contains(&place))
@@ -130,11 +130,11 @@ fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
 const SEEKABLE: [Packing; 3] = [Packing::Lz4, Packing::Gzip, Packing::ZstdFrames];
 
 #[test]
-fn what_is_damaged_on_the_way_is_fetched_once_more_by_another_one() {
+fn data_damaged_in_transit_is_refetched_by_another_route() {
     for packing in SEEKABLE {
-        let (lab, name, place) = lab_with_a_bad_way(packing, 1);
-        let before = lab.server.seen(PATH).len();
-        let archive = lab.open_with(&lab.without_spool());
+        let (env, name, place) = env_with_damaging_route(packing, 1);
+        let before = env.server.requests(PATH).len();
+        let archive = env.open_with(&env.options_without_disk_cache());
         let tree = Tree::mixed();
         let (_, content) = tree
             .files
@@ -143,7 +143,7 @@ fn what_is_damaged_on_the_way_is_fetched_once_more_by_another_one() {
             .expect("known");
         assert_file(&archive, &name, content);
         assert_eq!(archive.stats().damaged_spans.get(), 1, "{packing:?}");
-        let requests = requests_for(&lab, place, before);
+        let requests = requests_for(&env, place, before);
         let [first, again] = requests.as_slice() else {
             panic!("{packing:?}: {requests:?}");
         };
@@ -157,32 +157,32 @@ fn what_is_damaged_on_the_way_is_fetched_once_more_by_another_one() {
 }
 
 #[test]
-fn what_stays_damaged_is_an_error_after_two_fetches() {
+fn data_still_damaged_after_two_fetches_is_an_error() {
     for packing in SEEKABLE {
-        let (lab, name, place) = lab_with_a_bad_way(packing, usize::MAX);
-        let before = lab.server.seen(PATH).len();
-        let archive = lab.open_with(&lab.without_spool());
+        let (env, name, place) = env_with_damaging_route(packing, usize::MAX);
+        let before = env.server.requests(PATH).len();
+        let archive = env.open_with(&env.options_without_disk_cache());
         let error = read(&archive, &name).err();
         assert!(
             matches!(error, Some(ReadError::Damaged { .. })),
             "{error:?}"
         );
-        assert_eq!(requests_for(&lab, place, before).len(), 2, "{packing:?}");
+        assert_eq!(requests_for(&env, place, before).len(), 2, "{packing:?}");
         assert_eq!(archive.stats().damaged_spans.get(), 2, "{packing:?}");
     }
 }
 
 #[test]
-fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
-    let lab = Lab::serving(packed(Packing::Lz4));
-    let archive = lab.open();
+fn only_the_damaged_disk_cache_block_is_decoded_again() {
+    let env = TestEnv::with_archive(packed(Packing::Lz4));
+    let archive = env.open();
     let extent = {
         let index = archive.index();
         assert!(index.span_count() >= 3);
         index.span_extent(index.span_count() / 2).expect("a span")
     };
     drop(archive);
-    let spool = lab.the_cached("disk-cache");
+    let spool = env.only_cached_file("disk-cache");
     let file = OpenOptions::new().read(true).write(true).open(spool);
     let file = file.expect("a spool");
     let middle = u64::midpoint(extent.start().0, extent.end().0);
@@ -191,7 +191,7 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
     file.write_all_at(&[byte[0] ^ 0x20], middle)
         .expect("written");
 
-    let archive = lab.open();
+    let archive = env.open();
     assert_files(&archive, &Tree::mixed());
     let stats = archive.stats();
     assert_eq!(stats.disk_cache_damaged_spans.get(), 1);
@@ -199,7 +199,7 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
     assert_eq!(stats.damaged_spans.get(), 0);
     // And it is whole again.
     drop(archive);
-    let archive = lab.open();
+    let archive = env.open();
     assert_files(&archive, &Tree::mixed());
     let stats = archive.stats();
     assert_eq!(
@@ -213,17 +213,17 @@ fn a_damaged_block_on_disk_is_made_again_and_no_other_one() {
 
 /// Why an archive in memory cannot be opened.
 fn failure(packed: &Bytes, allow_truncated: bool) -> Option<Error> {
-    let lab = Lab::new();
-    let mut options = lab.options();
+    let env = TestEnv::new();
+    let mut options = env.options();
     options.scan.allow_truncated = allow_truncated;
-    match lab.open_bytes(packed.clone(), &options) {
+    match env.open_bytes(packed.clone(), &options) {
         Ok(_) => None,
         Err(OpenError::Archive { error, .. }) => Some(*error),
         Err(error) => panic!("{error:?}"),
     }
 }
 
-fn a_truncated_archive_is_an_error_unless_its_readable_part_will_do(packing: Packing) {
+fn truncated_archive_is_an_error_unless_allowed(packing: Packing) {
     let (tree, packed) = (Tree::mixed(), packed(packing));
     for len in [packed.len() * 2 / 3, packed.len() * 5 / 6] {
         let cut = packed.slice(..len);
@@ -233,11 +233,11 @@ fn a_truncated_archive_is_an_error_unless_its_readable_part_will_do(packing: Pac
             "{error:?}"
         );
 
-        let lab = Lab::new();
-        let mut options = lab.options();
+        let env = TestEnv::new();
+        let mut options = env.options();
         options.scan.allow_truncated = true;
         for scans in [1, 0] {
-            let archive = lab.open_bytes(cut.clone(), &options).expect("a part");
+            let archive = env.open_bytes(cut.clone(), &options).expect("a part");
             assert_eq!(archive.stats().scans.get(), scans);
             let notes = archive.notes();
             assert!(scans == 0 || notes.iter().any(|note| note.contains("truncated")));
@@ -245,7 +245,7 @@ fn a_truncated_archive_is_an_error_unless_its_readable_part_will_do(packing: Pac
         }
     }
 }
-for_each_packing!(a_truncated_archive_is_an_error_unless_its_readable_part_will_do);
+for_each_packing!(truncated_archive_is_an_error_unless_allowed);
 
 /// That files are there from the front on, and that only the last of them is incomplete.
 fn assert_readable_part(archive: &Archive, tree: &Tree) {
@@ -295,7 +295,7 @@ fn with_wrong_checksum(packing: Packing) -> Option<(Bytes, Compression)> {
     Some((flipped(&packed, len - from_end), compression))
 }
 
-fn a_wrong_checksum_at_the_end_is_an_error(packing: Packing) {
+fn wrong_checksum_at_the_end_is_an_error(packing: Packing) {
     let Some((packed, expected)) = with_wrong_checksum(packing) else {
         return;
     };
@@ -317,9 +317,9 @@ fn a_wrong_checksum_at_the_end_is_an_error(packing: Packing) {
         );
     }
 }
-for_each_packing!(a_wrong_checksum_at_the_end_is_an_error);
+for_each_packing!(wrong_checksum_at_the_end_is_an_error);
 
-fn damage_is_noticed_by_the_scan_where_the_format_has_checksums(packing: Packing) {
+fn scan_detects_damage_if_format_has_checksums(packing: Packing) {
     if matches!(packing, Packing::Plain | Packing::Lz4Legacy) {
         return;
     }
@@ -329,10 +329,10 @@ fn damage_is_noticed_by_the_scan_where_the_format_has_checksums(packing: Packing
         assert!(error.is_some(), "at {part}/6");
     }
 }
-for_each_packing!(damage_is_noticed_by_the_scan_where_the_format_has_checksums);
+for_each_packing!(scan_detects_damage_if_format_has_checksums);
 
 #[test]
-fn what_is_no_archive_is_named() {
+fn open_error_names_what_is_not_an_archive() {
     let html = Bytes::from_static(b"<!DOCTYPE html><html>not found</html>");
     assert!(matches!(failure(&html, true), Some(Error::WebPage)));
     let zip = Bytes::from_static(b"PK\x03\x04 and so on");

@@ -1,20 +1,20 @@
 //! One archive behind a server: opened, read, opened again, damaged, and asked by many at once.
 
-mod ahead;
+mod speculative;
 mod concurrency;
 mod damage;
 mod digest;
-mod economy;
-mod exact;
-mod figures;
-mod hops;
-mod indexed;
-mod lives;
+mod fetch_counts;
+mod short_reads;
+mod statistics;
+mod skips;
+mod seek_points;
+mod saved_index;
 mod packings;
 mod prefetch;
-mod schedules;
-mod spool;
-mod unproven;
+mod random_faults;
+mod disk_cache;
+mod weak_versions;
 mod windows;
 
 use std::path::PathBuf;
@@ -32,12 +32,12 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::http::{Resource, Server};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
 /// A server, a network to reach it, and a directory for indexes and spools.
-struct Lab {
+struct TestEnv {
     server: Server,
     network: Runtime,
     cache: TempDir,
@@ -46,7 +46,7 @@ struct Lab {
 /// Where the archive is served.
 const PATH: &str = "/archive";
 
-impl Lab {
+impl TestEnv {
     fn new() -> Self {
         Self {
             server: Server::start(),
@@ -59,11 +59,11 @@ impl Lab {
         }
     }
 
-    /// A lab that serves `packed` with a strong entity tag.
-    fn serving(packed: Bytes) -> Self {
-        let lab = Self::new();
-        lab.serve(Resource::new(packed).etag("\"1\""));
-        lab
+    /// An environment that serves `packed` with a strong entity tag.
+    fn with_archive(packed: Bytes) -> Self {
+        let env = Self::new();
+        env.serve(Resource::new(packed).etag("\"1\""));
+        env
     }
 
     fn serve(&self, resource: Resource) {
@@ -108,8 +108,8 @@ impl Lab {
         }
     }
 
-    /// As [`Lab::options`], but every byte that is not in memory comes from the source.
-    fn without_spool(&self) -> OpenOptions {
+    /// As [`TestEnv::options`], but every byte that is not in memory comes from the source.
+    fn options_without_disk_cache(&self) -> OpenOptions {
         OpenOptions {
             disk_cache: DiskCacheMode::Disabled,
             ..self.options()
@@ -158,7 +158,7 @@ impl Lab {
     }
 
     /// The files of a directory in the cache; none when the directory is not there.
-    fn cached(&self, directory: &str) -> Vec<PathBuf> {
+    fn cached_files(&self, directory: &str) -> Vec<PathBuf> {
         let entries = self.cache.path().join(directory).read_dir();
         let entries = entries.into_iter().flatten();
         entries
@@ -167,8 +167,8 @@ impl Lab {
     }
 
     /// The only file of a directory in the cache.
-    fn the_cached(&self, directory: &str) -> PathBuf {
-        let files = self.cached(directory);
+    fn only_cached_file(&self, directory: &str) -> PathBuf {
+        let files = self.cached_files(directory);
         assert_eq!(files.len(), 1, "{files:?}");
         files.into_iter().next().expect("just counted")
     }
@@ -249,7 +249,7 @@ fn assert_files_backwards(archive: &Archive, tree: &Tree) {
 
 /// Reads at random places, also past the end.
 fn assert_random_reads(archive: &Archive, tree: &Tree, count: u64, seed: u64) {
-    let mut noise = Noise::new(seed);
+    let mut noise = Rng::new(seed);
     for _ in 0..count {
         let number = noise.below(tree.files.len() as u64);
         let (name, content) = tree.files.get(index(number)).expect("below");

@@ -1,15 +1,15 @@
 //! Whatever an archive is packed with, its files are what they were.
 
 use super::{
-    Lab, assert_files, assert_files_backwards, assert_random_reads, for_each_packing, packed,
+    TestEnv, assert_files, assert_files_backwards, assert_random_reads, for_each_packing, packed,
 };
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-fn every_file_is_read_as_it_was_packed_and_again_from_the_saved_index(packing: Packing) {
+fn files_read_the_same_by_new_and_saved_index(packing: Packing) {
     let (tree, packed) = (Tree::mixed(), packed(packing));
-    let lab = Lab::serving(packed.clone());
-    let archive = lab.open();
+    let env = TestEnv::with_archive(packed.clone());
+    let archive = env.open();
     assert_eq!(archive.notes(), <[String; 0]>::default());
     let stats = archive.stats();
     assert_eq!(stats.scans.get(), 1);
@@ -19,7 +19,7 @@ fn every_file_is_read_as_it_was_packed_and_again_from_the_saved_index(packing: P
     assert_files_backwards(&archive, &tree);
     assert_random_reads(&archive, &tree, 200, 1);
 
-    let archive = lab.open();
+    let archive = env.open();
     let stats = archive.stats();
     assert!(stats.source_requests.get() <= 2);
     assert_eq!(stats.scans.get(), 0);
@@ -28,22 +28,22 @@ fn every_file_is_read_as_it_was_packed_and_again_from_the_saved_index(packing: P
     assert_files(&archive, &tree);
     assert_eq!(stats.scans.get(), 0);
 }
-for_each_packing!(every_file_is_read_as_it_was_packed_and_again_from_the_saved_index);
+for_each_packing!(files_read_the_same_by_new_and_saved_index);
 
 /// Every span is made again and again, each time from its seek point.
-fn every_span_is_decoded_on_its_own_when_nothing_is_kept(packing: Packing) {
+fn every_span_is_decoded_alone_without_cache(packing: Packing) {
     let tree = Tree::mixed();
-    let lab = Lab::serving(packed(packing));
-    drop(lab.open());
+    let env = TestEnv::with_archive(packed(packing));
+    drop(env.open());
     // One piece is unspooled; elsewhere each read decodes a span.
     let mut options = if packing.is_all_seekable() {
-        lab.without_spool()
+        env.options_without_disk_cache()
     } else {
-        lab.options()
+        env.options()
     };
     options.scan.memory = 0;
-    let archive = lab.open_with(&options);
+    let archive = env.open_with(&options);
     assert_random_reads(&archive, &tree, 40, 3);
     assert!(archive.cached_bytes() == 0);
 }
-for_each_packing!(every_span_is_decoded_on_its_own_when_nothing_is_kept);
+for_each_packing!(every_span_is_decoded_alone_without_cache);

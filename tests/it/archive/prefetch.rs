@@ -16,32 +16,32 @@ use tarfs::base::stats::Counter;
 use tarfs::fuse::{Content, Force, Mount, MountOptions, TarFilesystem as Mounted, Subtree};
 use tarfs::index::{Index, Ino};
 
-use super::{Lab, PATH, index, ino, large_lz4, packed};
+use super::{TestEnv, PATH, index, ino, large_lz4, packed};
 use crate::support::http::Resource;
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
 /// What the kernel reads at once.
-const REQUEST: u32 = 128 << 10;
+const KERNEL_REQUEST_LEN: u32 = 128 << 10;
 
-fn settle(archive: &Archive) {
-    wait::until("it settles", || archive.is_prefetch_idle());
+fn wait_until_idle(archive: &Archive) {
+    wait::wait_until("it settles", || archive.is_prefetch_idle());
 }
 
 /// Reads a whole file as a mount does.
-fn follow(archive: &Archive, ino: Ino, content: &[u8]) {
-    for (number, piece) in content.chunks(REQUEST as usize).enumerate() {
-        let offset = number as u64 * u64::from(REQUEST);
-        archive.note_read(ino, offset, REQUEST);
-        let read = archive.read_blocking(ino, offset, REQUEST).expect("readable");
+fn read_sequentially(archive: &Archive, ino: Ino, content: &[u8]) {
+    for (number, piece) in content.chunks(KERNEL_REQUEST_LEN as usize).enumerate() {
+        let offset = number as u64 * u64::from(KERNEL_REQUEST_LEN);
+        archive.note_read(ino, offset, KERNEL_REQUEST_LEN);
+        let read = archive.read_blocking(ino, offset, KERNEL_REQUEST_LEN).expect("readable");
         assert!(read == piece, "{} at {offset} is wrong", ino.0);
     }
 }
 
-fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
-    let archive = lab.open_with(options);
+fn open_with_prefetch(env: &TestEnv, options: &OpenOptions) -> Archive {
+    let archive = env.open_with(options);
     archive
         .start_prefetch(PrefetchOptions::default())
         .expect("threads");
@@ -67,23 +67,23 @@ fn packed_spans(archive: &Archive, files: &[Ino]) -> u64 {
 }
 
 /// Reads these files of the large tree, in this order, and checks what that fetched.
-fn assert_economy(lab: &Lab, numbers: &[usize]) {
+fn assert_economy(env: &TestEnv, numbers: &[usize]) {
     let tree = Tree::large();
-    let mut options = lab.without_spool();
+    let mut options = env.options_without_disk_cache();
     // Whatever is fetched twice was not fetched ahead.
     options.scan.memory = 256 << 20;
-    let archive = open_ahead(lab, &options);
-    let before = lab.server.sent_bytes(PATH);
+    let archive = open_with_prefetch(env, &options);
+    let before = env.server.sent_bytes(PATH);
     let mut files = Vec::new();
     for &number in numbers {
         let (name, content) = tree.files.get(number).expect("inside");
         let ino = ino(&archive, name);
-        follow(&archive, ino, content);
+        read_sequentially(&archive, ino, content);
         files.push(ino);
         // All that it leads to, before the next read would make it needed.
-        settle(&archive);
+        wait_until_idle(&archive);
     }
-    let fetched = lab.server.sent_bytes(PATH) - before;
+    let fetched = env.server.sent_bytes(PATH) - before;
     let needed = packed_spans(&archive, &files);
     assert!(
         fetched * 10 <= needed * 12,
@@ -92,42 +92,42 @@ fn assert_economy(lab: &Lab, numbers: &[usize]) {
 }
 
 #[test]
-fn reading_a_set_of_files_fetches_little_more_than_their_spans() {
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
-    let mut noise = Noise::new(3);
+fn reading_some_files_fetches_little_more_than_their_spans() {
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
+    let mut noise = Rng::new(3);
     let count = Tree::large().files.len();
     for size in [1, 2, 3, 10, 50] {
         let random: Vec<_> = (0..size)
             .map(|_| index(noise.below(count as u64)))
             .collect();
-        assert_economy(&lab, &random);
+        assert_economy(&env, &random);
         let mut sorted = random;
         sorted.sort_unstable();
-        assert_economy(&lab, &sorted);
+        assert_economy(&env, &sorted);
     }
     for size in [2, 5, 20, 60, 100, 200] {
         let first = index(noise.below((count - size) as u64));
         let neighbours: Vec<_> = (first..first + size).collect();
-        assert_economy(&lab, &neighbours);
+        assert_economy(&env, &neighbours);
     }
 }
 
 #[test]
-fn a_reader_in_order_is_kept_ahead_of_and_the_archive_is_fetched_once() {
+fn sequential_reader_is_prefetched_and_fetches_archive_once() {
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
     for memory in [32 << 20, 64 << 20, 128 << 20] {
-        let mut options = lab.without_spool();
+        let mut options = env.options_without_disk_cache();
         options.scan.memory = memory;
-        let archive = open_ahead(&lab, &options);
-        let before = lab.server.sent_bytes(PATH);
+        let archive = open_with_prefetch(&env, &options);
+        let before = env.server.sent_bytes(PATH);
         for (name, content) in &tree.files {
-            follow(&archive, ino(&archive, name), content);
-            settle(&archive);
+            read_sequentially(&archive, ino(&archive, name), content);
+            wait_until_idle(&archive);
         }
-        let fetched = lab.server.sent_bytes(PATH) - before;
+        let fetched = env.server.sent_bytes(PATH) - before;
         let needed = large_lz4().len() as u64;
         assert!(fetched * 100 <= needed * 102, "{fetched} with {memory}");
         let stats = archive.stats();
@@ -146,20 +146,20 @@ fn a_reader_in_order_is_kept_ahead_of_and_the_archive_is_fetched_once() {
 }
 
 #[test]
-fn every_packing_is_the_same_read_ahead() {
+fn read_ahead_serves_same_bytes_in_every_packing() {
     let tree = Tree::mixed();
-    let lab = Lab::new();
+    let env = TestEnv::new();
     for packing in Packing::ALL {
         let packed = packed(packing);
-        lab.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
-        drop(lab.open());
-        let archive = open_ahead(&lab, &lab.without_spool());
-        let before = lab.server.sent_bytes(PATH);
+        env.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
+        drop(env.open());
+        let archive = open_with_prefetch(&env, &env.options_without_disk_cache());
+        let before = env.server.sent_bytes(PATH);
         for (name, content) in &tree.files {
-            follow(&archive, ino(&archive, name), content);
+            read_sequentially(&archive, ino(&archive, name), content);
         }
-        settle(&archive);
-        let fetched = lab.server.sent_bytes(PATH) - before;
+        wait_until_idle(&archive);
+        let fetched = env.server.sent_bytes(PATH) - before;
         let needed = packed.len() as u64;
         if packing.is_all_seekable() {
             assert!(fetched * 100 <= needed * 102, "{packing:?}: {fetched}");
@@ -169,34 +169,34 @@ fn every_packing_is_the_same_read_ahead() {
 }
 
 /// An archive of many small files, mounted from a server.
-struct Pushing {
+struct PushFixture {
     mount: Option<Mount>,
     archive: Arc<Archive>,
     directory: tempfile::TempDir,
-    _lab: Lab,
+    _lab: TestEnv,
 }
 
-const SMALL: usize = 4000;
+const SMALL_LEN: usize = 4000;
 
 fn small_name(number: usize) -> String {
     format!("{}/{number:04}", number / 1000)
 }
 
 fn small_content(number: usize) -> Vec<u8> {
-    Noise::new(number as u64).bytes(2000 + number % 5000)
+    Rng::new(number as u64).bytes(2000 + number % 5000)
 }
 
-impl Pushing {
+impl PushFixture {
     fn new() -> Self {
-        Self::showing(None)
+        Self::of_subtree(None)
     }
 
     /// A mount of one directory, or of all.
-    fn showing(root: Option<&str>) -> Self {
-        let files = (0..SMALL).map(|number| (small_name(number), small_content(number)));
+    fn of_subtree(root: Option<&str>) -> Self {
+        let files = (0..SMALL_LEN).map(|number| (small_name(number), small_content(number)));
         let tree = Tree::of(files.collect());
-        let lab = Lab::serving(Packing::Lz4.pack(&tree.tar));
-        let archive = Arc::new(open_ahead(&lab, &lab.without_spool()));
+        let env = TestEnv::with_archive(Packing::Lz4.pack(&tree.tar));
+        let archive = Arc::new(open_with_prefetch(&env, &env.options_without_disk_cache()));
         let options = MountOptions::default();
         let content = Arc::clone(&archive) as Arc<dyn Content>;
         let view = root.map(|root| {
@@ -212,7 +212,7 @@ impl Pushing {
             mount: Some(mount),
             archive,
             directory,
-            _lab: lab,
+            _lab: env,
         }
     }
 
@@ -245,29 +245,29 @@ impl Pushing {
     }
 
     /// Waits until file `number` must have been pushed, as files are pushed in their order.
-    fn await_pushed(&self, files: u64) {
-        wait::until("files are pushed", || {
+    fn wait_until_pushed(&self, files: u64) {
+        wait::wait_until("files are pushed", || {
             self.count(|stats| &stats.pushed_files) >= files
         });
     }
 }
 
-impl Drop for Pushing {
+impl Drop for PushFixture {
     fn drop(&mut self) {
         drop(self.mount.take());
     }
 }
 
 #[test]
-fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
-    let place = Pushing::new();
+fn files_after_the_marker_are_pushed_before_they_are_read() {
+    let place = PushFixture::new();
     place.list(0);
     for number in 0..3 {
         place.read(number);
     }
     assert_eq!(place.count(|stats| &stats.served_reads), 3);
     // 512 KiB in files of 4.5 KiB and their headers, less those around the marker.
-    place.await_pushed(80);
+    place.wait_until_pushed(80);
     for number in 3..40 {
         place.read(number);
     }
@@ -279,8 +279,8 @@ fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
     let reads = place.count(|stats| &stats.served_reads);
     // 63 without any pushing; how many come before the window does is up to the machine.
     assert!((4..50).contains(&reads), "{reads}");
-    place.await_pushed(150);
-    for number in 100..SMALL {
+    place.wait_until_pushed(150);
+    for number in 100..SMALL_LEN {
         if number % 1000 == 0 {
             place.list(number);
         }
@@ -288,7 +288,7 @@ fn files_are_pushed_before_they_are_read_and_a_marker_tells_when() {
     }
     let served = place.count(|stats| &stats.served_bytes);
     let pushed = place.count(|stats| &stats.pushed_bytes);
-    let total: usize = (0..SMALL).map(|number| 2000 + number % 5000).sum();
+    let total: usize = (0..SMALL_LEN).map(|number| 2000 + number % 5000).sum();
     assert!(served + pushed >= total as u64);
     assert!(pushed <= total as u64, "nothing twice");
 }
@@ -299,39 +299,39 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn who_opens_files_by_name_finds_them_pushed_too() {
-    let place = Pushing::new();
+fn files_opened_by_name_are_pushed_to_page_cache() {
+    let place = PushFixture::new();
     for number in 0..3 {
         place.read(number);
     }
     if !is_root() {
-        settle(&place.archive);
+        wait_until_idle(&place.archive);
         return assert_eq!(place.count(|stats| &stats.pushed_files), 0);
     }
-    place.await_pushed(80);
+    place.wait_until_pushed(80);
     for number in 3..40 {
         place.read(number);
     }
     place.assert_served(3);
-    for number in 40..SMALL {
+    for number in 40..SMALL_LEN {
         place.read(number);
     }
     let served = place.count(|stats| &stats.served_bytes);
     let pushed = place.count(|stats| &stats.pushed_bytes);
-    let total: usize = (0..SMALL).map(|number| 2000 + number % 5000).sum();
+    let total: usize = (0..SMALL_LEN).map(|number| 2000 + number % 5000).sum();
     assert!(served + pushed >= total as u64);
     assert!(pushed <= total as u64, "nothing twice");
 }
 
 #[test]
-fn names_that_are_asked_for_in_a_row_are_told_by_hundreds() {
-    let place = Pushing::new();
+fn lookups_in_directory_order_prime_dentries_in_batches() {
+    let place = PushFixture::new();
     let look = |numbers: &mut dyn Iterator<Item = usize>| {
         let before = place.count(|stats| &stats.served_lookups);
         for number in numbers {
             let found = fs::metadata(place.path(number)).expect("there");
             assert_eq!(found.len(), small_content(number).len() as u64);
-            settle(&place.archive);
+            wait_until_idle(&place.archive);
         }
         place.count(|stats| &stats.served_lookups) - before
     };
@@ -345,8 +345,8 @@ fn names_that_are_asked_for_in_a_row_are_told_by_hundreds() {
 }
 
 #[test]
-fn only_what_is_shown_is_listed_for_who_opens_by_name() {
-    let place = Pushing::showing(Some("1"));
+fn only_mounted_subtree_is_primed_on_lookups() {
+    let place = PushFixture::of_subtree(Some("1"));
     let read = |number: usize| {
         let name = place.path(number);
         let name = name.file_name().expect("a file");
@@ -357,7 +357,7 @@ fn only_what_is_shown_is_listed_for_who_opens_by_name() {
         read(number);
     }
     if is_root() {
-        place.await_pushed(80);
+        place.wait_until_pushed(80);
     }
     for number in 1003..2000 {
         read(number);
@@ -365,9 +365,9 @@ fn only_what_is_shown_is_listed_for_who_opens_by_name() {
 }
 
 #[test]
-fn a_mount_can_be_taken_out_while_its_names_are_listed() {
+fn mount_can_be_unmounted_during_dentry_priming() {
     for files in 3..13 {
-        let place = Pushing::new();
+        let place = PushFixture::new();
         for number in 0..files {
             place.read(number);
         }
@@ -406,9 +406,9 @@ impl PageCache for SlowPages {
 }
 
 #[test]
-fn a_scan_waits_for_who_stores_what_it_passes() {
-    let (tree, lab) = (Tree::large(), Lab::new());
-    let mut options = lab.without_spool();
+fn scan_waits_for_slow_page_cache_stores() {
+    let (tree, env) = (Tree::large(), TestEnv::new());
+    let mut options = env.options_without_disk_cache();
     // A fifth of the archive is in memory at once.
     options.scan.memory = 64 << 20;
     options.scan.chunk_len = 256 << 10;
@@ -416,16 +416,16 @@ fn a_scan_waits_for_who_stores_what_it_passes() {
     let gate = Arc::new(Barrier::new(2));
     let (is_held, at_gate) = (AtomicBool::new(true), Arc::clone(&gate));
     let resource = Resource::new(large_lz4()).etag("\"1\"");
-    lab.server.route(PATH, move |request| {
+    env.server.route(PATH, move |request| {
         let is_behind = request.range().is_some_and(|(start, _)| start >= 8 << 20);
         if is_behind && is_held.swap(false, Ordering::SeqCst) {
             at_gate.wait();
         }
         resource.answer(request)
     });
-    let (source, stats) = lab.source();
+    let (source, stats) = env.source();
     let archive =
-        Archive::open_early(source, &options, lab.network.handle(), &stats).expect("begun");
+        Archive::open_early(source, &options, env.network.handle(), &stats).expect("begun");
     archive
         .start_prefetch(PrefetchOptions::default())
         .expect("threads");
@@ -434,16 +434,16 @@ fn a_scan_waits_for_who_stores_what_it_passes() {
     gate.wait();
     let total: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
     // Most: a machine may be too busy for either of them.
-    wait::until("most is stored", || {
+    wait::wait_until("most is stored", || {
         pages.stored_bytes.load(Ordering::SeqCst) >= total as u64 / 4 * 3
     });
 }
 
 /// Opens with empty memory and prepares `prefetch`.
-fn open_with(lab: &Lab, memory: u64, prefetch: PrefetchOptions) -> Archive {
-    let mut options = lab.without_spool();
+fn open_with(env: &TestEnv, memory: u64, prefetch: PrefetchOptions) -> Archive {
+    let mut options = env.options_without_disk_cache();
     options.scan.memory = memory;
-    let archive = lab.open_with(&options);
+    let archive = env.open_with(&options);
     archive.start_prefetch(prefetch).expect("threads");
     archive
 }
@@ -460,9 +460,9 @@ fn state(archive: &Archive) -> PrefetchState {
 }
 
 #[test]
-fn everything_is_fetched_once_in_the_background_and_then_nothing() {
+fn full_prefetch_fetches_everything_once() {
     let tree = Tree::mixed();
-    let lab = Lab::new();
+    let env = TestEnv::new();
     for packing in [
         Packing::Plain,
         Packing::Lz4,
@@ -470,35 +470,35 @@ fn everything_is_fetched_once_in_the_background_and_then_nothing() {
         Packing::ZstdFrames,
     ] {
         let packed = packed(packing);
-        lab.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
-        drop(lab.open());
-        let before = lab.server.sent_bytes(PATH);
-        let archive = open_with(&lab, 128 << 20, all());
-        wait::until("everything is fetched", || {
+        env.serve(Resource::new(packed.clone()).etag(&format!("\"{packing:?}\"")));
+        drop(env.open());
+        let before = env.server.sent_bytes(PATH);
+        let archive = open_with(&env, 128 << 20, all());
+        wait::wait_until("everything is fetched", || {
             state(&archive) == PrefetchState::Complete
         });
-        let fetched = lab.server.sent_bytes(PATH);
+        let fetched = env.server.sent_bytes(PATH);
         let needed = packed.len() as u64;
         assert!((fetched - before) * 100 <= needed * 102, "{packing:?}");
         let progress = archive.prefetch_progress().expect("started");
         assert_eq!(progress.done_spans, progress.total_spans);
         for (name, content) in &tree.files {
-            follow(&archive, ino(&archive, name), content);
+            read_sequentially(&archive, ino(&archive, name), content);
         }
-        settle(&archive);
-        assert_eq!(lab.server.sent_bytes(PATH), fetched, "{packing:?}");
+        wait_until_idle(&archive);
+        assert_eq!(env.server.sent_bytes(PATH), fetched, "{packing:?}");
         assert_eq!(archive.stats().memory_miss_spans.get(), 0);
     }
 }
 
 #[test]
-fn without_room_for_everything_fetching_stops_and_says_so() {
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
-    let before = lab.server.sent_bytes(PATH);
-    let archive = open_with(&lab, 64 << 20, all());
-    wait::until("memory is full", || state(&archive) == PrefetchState::Full);
-    let fetched = lab.server.sent_bytes(PATH) - before;
+fn full_prefetch_without_space_stops_and_is_reported() {
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
+    let before = env.server.sent_bytes(PATH);
+    let archive = open_with(&env, 64 << 20, all());
+    wait::wait_until("memory is full", || state(&archive) == PrefetchState::Full);
+    let fetched = env.server.sent_bytes(PATH) - before;
     // Three quarters of what spans may take, which are noise and pack to as much.
     assert!((10 << 20..20 << 20).contains(&fetched), "{fetched}");
     assert!(archive.cached_bytes() <= 24 << 20);
@@ -507,34 +507,34 @@ fn without_room_for_everything_fetching_stops_and_says_so() {
 }
 
 #[test]
-fn nothing_is_fetched_ahead_when_nothing_may_be() {
+fn nothing_is_prefetched_if_prefetch_is_off() {
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
     let none = PrefetchOptions {
         mode: PrefetchMode::Off,
         ..PrefetchOptions::default()
     };
-    let archive = open_with(&lab, 64 << 20, none);
+    let archive = open_with(&env, 64 << 20, none);
     for (name, content) in &tree.files {
-        follow(&archive, ino(&archive, name), content);
+        read_sequentially(&archive, ino(&archive, name), content);
     }
-    settle(&archive);
+    wait_until_idle(&archive);
     assert_eq!(archive.stats().prefetched_spans.get(), 0);
     assert_eq!(state(&archive), PrefetchState::Off);
 }
 
 #[test]
-fn who_waits_for_the_rate_is_in_nobodys_way() {
+fn rate_limited_prefetch_does_not_block_reads() {
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
     let slow = PrefetchOptions {
         bytes_per_second: Some(1),
         ..all()
     };
-    let archive = open_with(&lab, 64 << 20, slow);
-    wait::until("one request is sent", || {
+    let archive = open_with(&env, 64 << 20, slow);
+    wait::wait_until("one request is sent", || {
         archive.stats().prefetched_packed_bytes.get() > 0
     });
     // It sleeps for weeks now.
@@ -548,8 +548,8 @@ fn who_waits_for_the_rate_is_in_nobodys_way() {
 }
 
 /// What a start of some program reads: files of the large tree, here and there.
-fn some_files() -> Vec<usize> {
-    let mut noise = Noise::new(11);
+fn sample_files() -> Vec<usize> {
+    let mut noise = Rng::new(11);
     let count = Tree::large().files.len() as u64;
     (0..60).map(|_| index(noise.below(count))).collect()
 }
@@ -559,19 +559,19 @@ fn read_slowly(archive: &Archive, numbers: &[usize]) {
     let tree = Tree::large();
     for &number in numbers {
         let (name, content) = tree.files.get(number).expect("inside");
-        settle(archive);
-        follow(archive, ino(archive, name), content);
+        wait_until_idle(archive);
+        read_sequentially(archive, ino(archive, name), content);
     }
 }
 
 /// Records how they are read.
-fn record(lab: &Lab, numbers: &[usize]) -> Vec<AccessedRange> {
+fn record(env: &TestEnv, numbers: &[usize]) -> Vec<AccessedRange> {
     let record = PrefetchOptions {
         mode: PrefetchMode::Off,
         record: true,
         ..PrefetchOptions::default()
     };
-    let archive = open_with(lab, 64 << 20, record);
+    let archive = open_with(env, 64 << 20, record);
     assert_eq!(archive.accesses_since(0), None);
     read_slowly(&archive, numbers);
     assert!(archive.stats().memory_miss_spans.get() > 0);
@@ -591,21 +591,21 @@ fn record(lab: &Lab, numbers: &[usize]) -> Vec<AccessedRange> {
 }
 
 #[test]
-fn a_replayed_recording_leaves_nothing_to_fetch_for_reads() {
-    let lab = Lab::serving(large_lz4());
-    drop(lab.open());
-    let random = some_files();
-    let mut sorted = some_files();
+fn replayed_access_log_leaves_no_fetch_to_reads() {
+    let env = TestEnv::with_archive(large_lz4());
+    drop(env.open());
+    let random = sample_files();
+    let mut sorted = sample_files();
     sorted.sort_unstable();
     // All of it has room, or a third.
     for (numbers, memory) in [(random, 256 << 20), (sorted, 96 << 20)] {
-        let recorded = record(&lab, &numbers);
+        let recorded = record(&env, &numbers);
         let replay = PrefetchOptions {
             mode: PrefetchMode::Off,
             replay: Some(Box::new(move |_| recorded)),
             ..PrefetchOptions::default()
         };
-        let archive = open_with(&lab, memory, replay);
+        let archive = open_with(&env, memory, replay);
         read_slowly(&archive, &numbers);
         let stats = archive.stats();
         let progress = archive.prefetch_progress().expect("started");
@@ -616,27 +616,27 @@ fn a_replayed_recording_leaves_nothing_to_fetch_for_reads() {
 }
 
 #[test]
-fn what_memory_has_no_room_for_is_fetched_once_in_the_background_and_kept_on_disk() {
+fn full_prefetch_beyond_memory_fetches_once_to_disk_cache() {
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
-    let mut options = lab.options();
+    let env = TestEnv::with_archive(large_lz4());
+    let mut options = env.options();
     options.disk_cache = DiskCacheMode::IndexOnly;
-    drop(lab.open_with(&options));
+    drop(env.open_with(&options));
 
-    let before = lab.server.sent_bytes(PATH);
-    options = lab.options();
+    let before = env.server.sent_bytes(PATH);
+    options = env.options();
     options.scan.memory = 32 << 20;
-    let archive = lab.open_with(&options);
+    let archive = env.open_with(&options);
     archive.start_prefetch(all()).expect("threads");
-    wait::until("everything is fetched", || {
+    wait::wait_until("everything is fetched", || {
         state(&archive) == PrefetchState::Complete
     });
-    let fetched = lab.server.sent_bytes(PATH);
+    let fetched = env.server.sent_bytes(PATH);
     assert!((fetched - before) * 100 <= large_lz4().len() as u64 * 102);
     assert_eq!(archive.stats().disk_cache_skipped_spans.get(), 0);
     for (name, content) in tree.files.iter().rev() {
         let read = archive.read_blocking(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");
     }
-    assert_eq!(lab.server.sent_bytes(PATH), fetched);
+    assert_eq!(env.server.sent_bytes(PATH), fetched);
 }

@@ -13,9 +13,9 @@ use tarfs::archive::{PrefetchMode, Archive, OpenOptions, PrefetchOptions, Prefet
 use tarfs::base::extent::{Extent, Plain};
 
 use super::damage::flipped;
-use super::{Lab, PATH, assert_file, index, ino, large_lz4};
-use crate::support::http::{Resource, Response, Seen};
-use crate::support::noise::Noise;
+use super::{TestEnv, PATH, assert_file, index, ino, large_lz4};
+use crate::support::http::{Resource, Response, RecordedRequest};
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 use crate::support::wait;
@@ -23,50 +23,50 @@ use crate::support::wait;
 const FILE_BYTES: usize = 32 << 20;
 
 /// The length of a window.
-const WINDOW: u64 = 128 << 10;
+const WINDOW_LEN: u64 = 128 << 10;
 
 /// What a random reader asks for.
-const SHORT: u32 = 4096;
+const SHORT_READ_LEN: u32 = 4096;
 
 /// One large file, and a few small ones behind it.
 fn tree() -> Tree {
-    let file = |name: String, seed, len| (name, Noise::new(seed).bytes(len));
+    let file = |name: String, seed, len| (name, Rng::new(seed).bytes(len));
     let mut files = vec![file("large".to_owned(), 1, FILE_BYTES)];
     files.extend((2..12).map(|seed| file(format!("small{seed}"), seed, 20_000)));
     Tree::of(files)
 }
 
-/// A lab that serves `tree`, of which there is an index and nothing in the disk cache.
-fn indexed(tree: &Tree, packing: Packing) -> Lab {
-    let lab = Lab::serving(packing.pack(&tree.tar));
-    let mut options = lab.options();
+/// An environment that serves `tree`, of which there is an index and nothing in the disk cache.
+fn indexed(tree: &Tree, packing: Packing) -> TestEnv {
+    let env = TestEnv::with_archive(packing.pack(&tree.tar));
+    let mut options = env.options();
     options.disk_cache = DiskCacheMode::IndexOnly;
-    drop(lab.open_with(&options));
-    assert!(lab.cached("disk-cache").is_empty());
-    lab
+    drop(env.open_with(&options));
+    assert!(env.cached_files("disk-cache").is_empty());
+    env
 }
 
 /// Far less memory than the archive has bytes.
-fn little_memory(options: OpenOptions) -> OpenOptions {
+fn with_little_memory(options: OpenOptions) -> OpenOptions {
     let mut options = options;
     options.scan.memory = 16 << 20;
     options
 }
 
-fn open_ahead(lab: &Lab, options: &OpenOptions) -> Archive {
-    let archive = lab.open_with(options);
+fn open_with_prefetch(env: &TestEnv, options: &OpenOptions) -> Archive {
+    let archive = env.open_with(options);
     let started = archive.start_prefetch(PrefetchOptions::default());
     started.expect("threads");
     archive
 }
 
-fn settle(archive: &Archive) {
-    wait::until("it settles", || archive.is_prefetch_idle());
+fn wait_until_idle(archive: &Archive) {
+    wait::wait_until("it settles", || archive.is_prefetch_idle());
 }
 
 /// Reads at `offset` of the large file as a mount does, and checks what comes.
 #[track_caller]
-fn check(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
+fn check_read(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
     let (name, content) = tree.files.first().expect("the large file");
     let ino = ino(archive, name);
     archive.note_read(ino, offset, len);
@@ -80,20 +80,20 @@ fn check(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
 
 /// Random offsets of short reads.
 fn offsets(seed: u64, count: usize) -> Vec<u64> {
-    let mut noise = Noise::new(seed);
-    let end = FILE_BYTES as u64 - u64::from(SHORT);
+    let mut noise = Rng::new(seed);
+    let end = FILE_BYTES as u64 - u64::from(SHORT_READ_LEN);
     (0..count).map(|_| noise.below(end)).collect()
 }
 
-fn check_all(archive: &Archive, tree: &Tree, offsets: &[u64]) {
+fn check_reads(archive: &Archive, tree: &Tree, offsets: &[u64]) {
     for &offset in offsets {
-        check(archive, tree, offset, SHORT);
+        check_read(archive, tree, offset, SHORT_READ_LEN);
     }
 }
 
 /// The ranges that were asked for after the first `from` requests.
-fn ranges(lab: &Lab, from: usize) -> Vec<Range<u64>> {
-    let seen = lab.server.seen(PATH);
+fn ranges(env: &TestEnv, from: usize) -> Vec<Range<u64>> {
+    let seen = env.server.requests(PATH);
     let ranges = seen.iter().skip(from).map(|seen| seen.request.range());
     let ranges = ranges.map(|range| range.expect("a range"));
     ranges.map(|(start, end)| start..end).collect()
@@ -108,45 +108,45 @@ fn assert_disjoint(mut ranges: Vec<Range<u64>>) {
 }
 
 #[test]
-fn random_reads_fetch_a_window_each() {
+fn random_reads_fetch_one_window_each() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    for options in [lab.options(), lab.without_spool()] {
-        let archive = open_ahead(&lab, &options);
-        let before = lab.server.seen(PATH).len();
+    let env = indexed(&tree, Packing::Plain);
+    for options in [env.options(), env.options_without_disk_cache()] {
+        let archive = open_with_prefetch(&env, &options);
+        let before = env.server.requests(PATH).len();
         let reads = offsets(1, 100);
-        check_all(&archive, &tree, &reads);
-        settle(&archive);
-        let ranges = ranges(&lab, before);
+        check_reads(&archive, &tree, &reads);
+        wait_until_idle(&archive);
+        let ranges = ranges(&env, before);
         let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         let reads = reads.len() as u64;
         assert!(bytes <= reads * (160 << 10), "{bytes} bytes");
         assert!(ranges.len() as u64 * 10 <= reads * 11, "{}", ranges.len());
         let windows = ranges
             .iter()
-            .filter(|range| range.end - range.start == WINDOW);
+            .filter(|range| range.end - range.start == WINDOW_LEN);
         assert!(windows.count() * 10 >= ranges.len() * 8, "{ranges:?}");
         assert_eq!(archive.stats().prefetched_spans.get(), 0);
         assert_eq!(archive.stats().prefetched_packed_bytes.get(), 0);
         assert_eq!(archive.stats().decoded_spans.get(), 0);
         drop(archive);
-        for spool in lab.cached("disk-cache") {
+        for spool in env.cached_files("disk-cache") {
             std::fs::remove_file(spool).expect("removed");
         }
     }
 }
 
 #[test]
-fn a_thousand_random_reads_fetch_no_byte_twice() {
+fn thousand_random_reads_fetch_no_byte_twice() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let options = little_memory(lab.options());
-    let archive = open_ahead(&lab, &options);
-    let before = lab.server.seen(PATH).len();
+    let env = indexed(&tree, Packing::Plain);
+    let options = with_little_memory(env.options());
+    let archive = open_with_prefetch(&env, &options);
+    let before = env.server.requests(PATH).len();
     let reads = offsets(2, 1000);
-    check_all(&archive, &tree, &reads);
-    settle(&archive);
-    let fetched = ranges(&lab, before);
+    check_reads(&archive, &tree, &reads);
+    wait_until_idle(&archive);
+    let fetched = ranges(&env, before);
     // Windows of a span of which half is here come together.
     assert!(
         fetched.len() <= FILE_BYTES / (1 << 20) * 6,
@@ -158,10 +158,10 @@ fn a_thousand_random_reads_fetch_no_byte_twice() {
     drop(archive);
 
     // The next mount finds all of it on disk.
-    let archive = open_ahead(&lab, &options);
-    let before = lab.server.seen(PATH).len();
-    check_all(&archive, &tree, &reads);
-    assert!(ranges(&lab, before).is_empty());
+    let archive = open_with_prefetch(&env, &options);
+    let before = env.server.requests(PATH).len();
+    check_reads(&archive, &tree, &reads);
+    assert!(ranges(&env, before).is_empty());
     assert!(archive.stats().exact_reads.get() >= 900);
     let unspooled = archive.stats().disk_cache_read_bytes.get();
     assert!(unspooled <= 1000 * (32 << 10), "{unspooled}");
@@ -169,21 +169,21 @@ fn a_thousand_random_reads_fetch_no_byte_twice() {
 }
 
 #[test]
-fn a_sequential_reader_fetches_more_at_once() {
+fn sequential_reader_fetches_larger_ranges() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open_with(&lab.without_spool());
-    let before = lab.server.seen(PATH).len();
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open_with(&env.options_without_disk_cache());
+    let before = env.server.requests(PATH).len();
     // The source still has the front of the archive, from when it was opened.
     for offset in (1 << 20..FILE_BYTES as u64).step_by(32 << 10) {
-        check(&archive, &tree, offset, 32 << 10);
+        check_read(&archive, &tree, offset, 32 << 10);
     }
-    let ranges = ranges(&lab, before);
+    let ranges = ranges(&env, before);
     let lens: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
-    assert_eq!(lens.first(), Some(&WINDOW));
+    assert_eq!(lens.first(), Some(&WINDOW_LEN));
     // A window, four of them, the rest of the span, and then whole spans.
     assert!(
-        lens.get(1).is_some_and(|len| *len >= 4 * WINDOW),
+        lens.get(1).is_some_and(|len| *len >= 4 * WINDOW_LEN),
         "{lens:?}"
     );
     let spans = lens.get(3..lens.len() - 1).unwrap_or_default();
@@ -196,46 +196,46 @@ fn a_sequential_reader_fetches_more_at_once() {
 }
 
 #[test]
-fn read_ahead_fetches_what_random_reads_left_out() {
+fn read_ahead_fetches_only_missing_windows() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    for mut options in [lab.options(), lab.without_spool()] {
+    let env = indexed(&tree, Packing::Plain);
+    for mut options in [env.options(), env.options_without_disk_cache()] {
         // Without a disk cache memory holds everything.
         options.scan.memory = 256 << 20;
-        let archive = open_ahead(&lab, &options);
-        let before = lab.server.seen(PATH).len();
-        check_all(&archive, &tree, &offsets(3, 40));
+        let archive = open_with_prefetch(&env, &options);
+        let before = env.server.requests(PATH).len();
+        check_reads(&archive, &tree, &offsets(3, 40));
         for offset in (0..FILE_BYTES as u64).step_by(128 << 10) {
-            check(&archive, &tree, offset, 128 << 10);
-            settle(&archive);
+            check_read(&archive, &tree, offset, 128 << 10);
+            wait_until_idle(&archive);
         }
         assert!(archive.stats().prefetched_spans.get() > 0);
-        assert_disjoint(ranges(&lab, before));
+        assert_disjoint(ranges(&env, before));
         drop(archive);
-        for spool in lab.cached("disk-cache") {
+        for spool in env.cached_files("disk-cache") {
             std::fs::remove_file(spool).expect("removed");
         }
     }
 }
 
 #[test]
-fn concurrent_readers_share_the_fetches_of_windows() {
+fn concurrent_readers_share_window_fetches() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
+    let env = indexed(&tree, Packing::Plain);
     let good = Resource::new(tree.tar.clone()).etag("\"1\"");
-    lab.server.route(PATH, move |request| {
+    env.server.route(PATH, move |request| {
         good.answer(request).delayed(Duration::from_millis(5))
     });
-    let archive = lab.open_with(&lab.without_spool());
-    let before = lab.server.seen(PATH).len();
+    let archive = env.open_with(&env.options_without_disk_cache());
+    let before = env.server.requests(PATH).len();
     // Close to each other, so that they meet.
     let reads: Vec<u64> = offsets(4, 100).iter().map(|offset| offset / 8).collect();
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| check_all(&archive, &tree, &reads));
+            scope.spawn(|| check_reads(&archive, &tree, &reads));
         }
     });
-    let fetched = ranges(&lab, before);
+    let fetched = ranges(&env, before);
     let hedges = index(archive.stats().source_hedges.get());
     let distinct: BTreeSet<u64> = fetched.iter().map(|range| range.start).collect();
     assert!(fetched.len() - distinct.len() <= hedges, "{fetched:?}");
@@ -249,11 +249,11 @@ fn concurrent_readers_share_the_fetches_of_windows() {
 const DELAY: Duration = Duration::from_millis(300);
 
 /// Serves `packed` after a delay, or status 503 for as long as `is_down`, and counts the requests.
-fn serve_slowly(lab: &Lab, packed: Bytes, is_down: &Arc<AtomicBool>) -> Arc<AtomicUsize> {
+fn serve_slowly(env: &TestEnv, packed: Bytes, is_down: &Arc<AtomicBool>) -> Arc<AtomicUsize> {
     let requests = Arc::<AtomicUsize>::default();
     let (count, is_down) = (Arc::clone(&requests), Arc::clone(is_down));
     let resource = Resource::new(packed).etag("\"1\"");
-    lab.server.route(PATH, move |request| {
+    env.server.route(PATH, move |request| {
         count.fetch_add(1, Ordering::SeqCst);
         let answer = if is_down.load(Ordering::SeqCst) {
             Response::new(503)
@@ -276,40 +276,40 @@ fn assert_times_out(archive: &Archive, offset: u64, len: u32) {
 }
 
 #[test]
-fn readers_share_the_failure_of_a_window_that_they_wait_for() {
+fn readers_share_failure_of_window_in_flight() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open_with(&lab.without_spool());
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open_with(&env.options_without_disk_cache());
     let is_down = Arc::new(AtomicBool::new(true));
-    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let requests = serve_slowly(&env, tree.tar.clone(), &is_down);
     let window = 9 << 20;
     std::thread::scope(|scope| {
         for reader in 0..8 {
             let archive = &archive;
-            scope.spawn(move || assert_times_out(archive, window + reader * 1000, SHORT));
+            scope.spawn(move || assert_times_out(archive, window + reader * 1000, SHORT_READ_LEN));
         }
     });
     // A request and its retry; as many for a reader that came late.
     let requests = requests.load(Ordering::SeqCst);
     assert!((2..=4).contains(&requests), "{requests} requests");
     is_down.store(false, Ordering::SeqCst);
-    check(&archive, &tree, window, SHORT);
+    check_read(&archive, &tree, window, SHORT_READ_LEN);
 }
 
 #[test]
-fn readers_share_the_damage_of_a_window_that_they_wait_for() {
+fn readers_share_damage_of_window_in_flight() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open_with(&lab.without_spool());
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open_with(&env.options_without_disk_cache());
     let window = 9 << 20;
     let damaged = flipped(&tree.tar, index(window + 5000));
-    let requests = serve_slowly(&lab, damaged, &Arc::default());
+    let requests = serve_slowly(&env, damaged, &Arc::default());
     std::thread::scope(|scope| {
         for reader in 0..8 {
             let archive = &archive;
             scope.spawn(move || {
-                let read = archive.read_blocking(ino(archive, "large"), window + reader * 1000, SHORT);
-                let expected = Extent::with_len(Plain(window), WINDOW);
+                let read = archive.read_blocking(ino(archive, "large"), window + reader * 1000, SHORT_READ_LEN);
+                let expected = Extent::with_len(Plain(window), WINDOW_LEN);
                 assert!(
                     matches!(&read, Err(ReadError::Damaged { extent, .. }) if *extent == expected),
                     "{:?}",
@@ -324,56 +324,56 @@ fn readers_share_the_damage_of_a_window_that_they_wait_for() {
 }
 
 #[test]
-fn readers_share_the_failure_of_a_span_that_they_wait_for() {
+fn readers_share_failure_of_span_in_flight() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open_with(&lab.without_spool());
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open_with(&env.options_without_disk_cache());
     let is_down = Arc::new(AtomicBool::new(true));
-    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
+    let requests = serve_slowly(&env, tree.tar.clone(), &is_down);
     let span = 9 << 20;
     std::thread::scope(|scope| {
         let archive = &archive;
         scope.spawn(move || assert_times_out(archive, span, 256 << 10));
-        wait::until("the span is requested", || {
+        wait::wait_until("the span is requested", || {
             requests.load(Ordering::SeqCst) > 0
         });
         for window in 3..7 {
-            scope.spawn(move || assert_times_out(archive, span + window * WINDOW, SHORT));
+            scope.spawn(move || assert_times_out(archive, span + window * WINDOW_LEN, SHORT_READ_LEN));
         }
     });
     let requests = requests.load(Ordering::SeqCst);
     assert!((2..=4).contains(&requests), "{requests} requests");
     is_down.store(false, Ordering::SeqCst);
-    check(&archive, &tree, span, SHORT);
+    check_read(&archive, &tree, span, SHORT_READ_LEN);
 }
 
 #[test]
-fn a_sequential_reader_does_not_fetch_a_window_in_flight() {
+fn sequential_reader_does_not_fetch_window_in_flight() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open_with(&lab.without_spool());
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open_with(&env.options_without_disk_cache());
     let is_down = Arc::default();
-    let requests = serve_slowly(&lab, tree.tar.clone(), &is_down);
-    let before = lab.server.seen(PATH).len();
+    let requests = serve_slowly(&env, tree.tar.clone(), &is_down);
+    let before = env.server.requests(PATH).len();
     let span = 9 << 20;
     std::thread::scope(|scope| {
-        scope.spawn(|| check(&archive, &tree, span + 6 * WINDOW, SHORT));
-        wait::until("the window is requested", || {
+        scope.spawn(|| check_read(&archive, &tree, span + 6 * WINDOW_LEN, SHORT_READ_LEN));
+        wait::wait_until("the window is requested", || {
             requests.load(Ordering::SeqCst) > 0
         });
-        check(&archive, &tree, span, 256 << 10);
+        check_read(&archive, &tree, span, 256 << 10);
     });
-    let fetched = ranges(&lab, before);
+    let fetched = ranges(&env, before);
     assert!(fetched.len() >= 2, "{fetched:?}");
     assert_disjoint(fetched);
 }
 
 /// Serves a flipped byte at `place` to the first `times` requests for it.
-fn serve_damaged(lab: &Lab, packed: &Bytes, place: u64, times: usize) {
+fn serve_damaged(env: &TestEnv, packed: &Bytes, place: u64, times: usize) {
     let good = Resource::new(packed.clone()).etag("\"1\"");
     let bad = Resource::new(flipped(packed, index(place))).etag("\"1\"");
     let left = AtomicUsize::new(times);
-    lab.server.route(PATH, move |request| {
+    env.server.route(PATH, move |request| {
         let range = request.range();
         let hits = range.is_some_and(|(start, end)| (start..end).contains(&place));
         let take = |left: usize| left.checked_sub(1);
@@ -385,9 +385,9 @@ fn serve_damaged(lab: &Lab, packed: &Bytes, place: u64, times: usize) {
     });
 }
 
-fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
-    let seen = lab.server.seen(PATH).into_iter().skip(from);
-    let holds = |seen: &Seen| {
+fn requests_for(env: &TestEnv, place: u64, from: usize) -> Vec<RecordedRequest> {
+    let seen = env.server.requests(PATH).into_iter().skip(from);
+    let holds = |seen: &RecordedRequest| {
         let range = seen.request.range();
         range.is_some_and(|(start, end)| (start..end).contains(&place))
     };
@@ -395,17 +395,17 @@ fn requests_for(lab: &Lab, place: u64, from: usize) -> Vec<Seen> {
 }
 
 #[test]
-fn a_window_with_wrong_bytes_is_fetched_again_by_another_way() {
+fn window_with_wrong_bytes_is_refetched_by_another_route() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
+    let env = indexed(&tree, Packing::Plain);
     let place = 5_000_000;
-    serve_damaged(&lab, &tree.tar, place, 1);
-    let before = lab.server.seen(PATH).len();
-    let archive = lab.open();
-    check(&archive, &tree, place, SHORT);
-    check(&archive, &tree, place - 1000, SHORT);
+    serve_damaged(&env, &tree.tar, place, 1);
+    let before = env.server.requests(PATH).len();
+    let archive = env.open();
+    check_read(&archive, &tree, place, SHORT_READ_LEN);
+    check_read(&archive, &tree, place - 1000, SHORT_READ_LEN);
     assert_eq!(archive.stats().damaged_spans.get(), 1);
-    let requests = requests_for(&lab, place, before);
+    let requests = requests_for(&env, place, before);
     let [first, again] = requests.as_slice() else {
         panic!("{requests:?}");
     };
@@ -414,47 +414,47 @@ fn a_window_with_wrong_bytes_is_fetched_again_by_another_way() {
 }
 
 #[test]
-fn a_window_that_stays_wrong_is_an_error_and_others_are_read() {
+fn window_with_wrong_bytes_again_fails_alone() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
+    let env = indexed(&tree, Packing::Plain);
     // Bytes of one window, of which the spans around are good.
-    let place = 5 * (1 << 20) + 3 * WINDOW + 50_000;
-    serve_damaged(&lab, &tree.tar, place, usize::MAX);
-    let archive = lab.open();
+    let place = 5 * (1 << 20) + 3 * WINDOW_LEN + 50_000;
+    serve_damaged(&env, &tree.tar, place, usize::MAX);
+    let archive = env.open();
     let ino = ino(&archive, "large");
     for _ in 0..2 {
-        let error = archive.read_blocking(ino, place, SHORT).err();
+        let error = archive.read_blocking(ino, place, SHORT_READ_LEN).err();
         assert!(
             matches!(&error, Some(ReadError::Damaged { extent, .. })
-                if (extent.start().0..extent.end().0).contains(&place) && extent.len() <= WINDOW),
+                if (extent.start().0..extent.end().0).contains(&place) && extent.len() <= WINDOW_LEN),
             "{error:?}"
         );
     }
-    check(&archive, &tree, place - WINDOW, SHORT);
-    check(&archive, &tree, place + WINDOW, SHORT);
+    check_read(&archive, &tree, place - WINDOW_LEN, SHORT_READ_LEN);
+    check_read(&archive, &tree, place + WINDOW_LEN, SHORT_READ_LEN);
     // A reader that would fetch it with others gets those that are good.
-    let first = place / WINDOW * WINDOW;
+    let first = place / WINDOW_LEN * WINDOW_LEN;
     for number in (4..20).rev() {
-        check(&archive, &tree, first - number * WINDOW, 100 << 10);
+        check_read(&archive, &tree, first - number * WINDOW_LEN, 100 << 10);
     }
-    assert!(archive.read_blocking(ino, first - WINDOW, 2 << 17).is_err());
+    assert!(archive.read_blocking(ino, first - WINDOW_LEN, 2 << 17).is_err());
     for number in 2..20 {
-        check(&archive, &tree, first + number * WINDOW, 100 << 10);
+        check_read(&archive, &tree, first + number * WINDOW_LEN, 100 << 10);
     }
 }
 
 #[test]
-fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
+fn wrong_bytes_of_disk_cache_are_fetched_again() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let options = little_memory(lab.options());
+    let env = indexed(&tree, Packing::Plain);
+    let options = with_little_memory(env.options());
     let reads = offsets(5, 300);
-    let archive = lab.open_with(&options);
-    check_all(&archive, &tree, &reads);
+    let archive = env.open_with(&options);
+    check_reads(&archive, &tree, &reads);
     // Both in the process that knows the windows and in the next one.
     for (round, mut archive) in [(0, Some(archive)), (1, None)] {
         if let Some(archive) = &archive {
-            wait::until("all is written", || {
+            wait::wait_until("all is written", || {
                 archive.stats().disk_cache_written_bytes.get()
                     >= archive.stats().source_read_bytes.get() / 2
             });
@@ -462,22 +462,22 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
         let spool = File::options()
             .read(true)
             .write(true)
-            .open(lab.the_cached("disk-cache"))
+            .open(env.only_cached_file("disk-cache"))
             .expect("a spool");
-        let mut noise = Noise::new(round);
+        let mut noise = Rng::new(round);
         // A byte at a random place of each window.
-        for window in 0..FILE_BYTES as u64 / WINDOW {
-            let (place, mut byte) = (window * WINDOW + noise.below(WINDOW), [0]);
+        for window in 0..FILE_BYTES as u64 / WINDOW_LEN {
+            let (place, mut byte) = (window * WINDOW_LEN + noise.below(WINDOW_LEN), [0]);
             if spool.read_exact_at(&mut byte, place).is_ok() && byte != [0] {
                 byte[0] ^= 1 << noise.below(8);
                 spool.write_all_at(&byte, place).expect("written");
             }
         }
-        let archive = archive.get_or_insert_with(|| lab.open_with(&options));
-        check_all(archive, &tree, &reads);
-        check_all(archive, &tree, &offsets(6 + round, 300));
+        let archive = archive.get_or_insert_with(|| env.open_with(&options));
+        check_reads(archive, &tree, &reads);
+        check_reads(archive, &tree, &offsets(6 + round, 300));
         for offset in (0..FILE_BYTES as u64).step_by(128 << 10) {
-            check(archive, &tree, offset, 128 << 10);
+            check_read(archive, &tree, offset, 128 << 10);
         }
         assert!(
             archive.stats().disk_cache_damaged_spans.get() > 0,
@@ -487,18 +487,18 @@ fn wrong_bytes_of_the_disk_cache_are_fetched_again() {
 }
 
 #[test]
-fn prefetching_all_repairs_the_disk_cache() {
+fn full_prefetch_repairs_disk_cache() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let options = little_memory(lab.options());
+    let env = indexed(&tree, Packing::Plain);
+    let options = with_little_memory(env.options());
     let fetch_all = || {
-        let archive = lab.open_with(&options);
+        let archive = env.open_with(&options);
         let started = archive.start_prefetch(PrefetchOptions {
             mode: PrefetchMode::All,
             ..PrefetchOptions::default()
         });
         started.expect("threads");
-        wait::until("all is fetched", || {
+        wait::wait_until("all is fetched", || {
             let progress = archive.prefetch_progress();
             progress.is_some_and(|progress| progress.state == PrefetchState::Complete)
         });
@@ -508,37 +508,37 @@ fn prefetching_all_repairs_the_disk_cache() {
     let spool = File::options()
         .read(true)
         .write(true)
-        .open(lab.the_cached("disk-cache"))
+        .open(env.only_cached_file("disk-cache"))
         .expect("a spool");
     let (place, mut byte) = (FILE_BYTES as u64 / 2, [0]);
     spool.read_exact_at(&mut byte, place).expect("kept");
     spool.write_all_at(&[!byte[0]], place).expect("written");
-    let before = lab.server.seen(PATH).len();
+    let before = env.server.requests(PATH).len();
     drop(fetch_all());
-    assert!(!ranges(&lab, before).is_empty(), "fetched again");
+    assert!(!ranges(&env, before).is_empty(), "fetched again");
     let mut repaired = [0];
     spool.read_exact_at(&mut repaired, place).expect("kept");
     assert_eq!(repaired, byte);
 }
 
 #[test]
-fn a_span_of_which_one_run_fails_is_not_complete() {
+fn span_with_one_failed_run_is_not_complete() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let archive = lab.open();
+    let env = indexed(&tree, Packing::Plain);
+    let archive = env.open();
     // Two runs of this span are missing then.
     let span = 9 << 20;
-    check(&archive, &tree, span + 3 * WINDOW, SHORT);
+    check_read(&archive, &tree, span + 3 * WINDOW_LEN, SHORT_READ_LEN);
     let good = Resource::new(tree.tar.clone()).etag("\"1\"");
-    let is_first_run = move |range: (u64, u64)| range == (span, span + 3 * WINDOW);
-    lab.server.route(PATH, move |request| {
+    let is_first_run = move |range: (u64, u64)| range == (span, span + 3 * WINDOW_LEN);
+    env.server.route(PATH, move |request| {
         if request.range().is_some_and(is_first_run) {
             Response::new(500)
         } else {
             good.answer(request)
         }
     });
-    let before = lab.server.seen(PATH).len();
+    let before = env.server.requests(PATH).len();
     let started = archive.start_prefetch(PrefetchOptions {
         mode: PrefetchMode::All,
         // Spans are requested one by one then.
@@ -547,11 +547,11 @@ fn a_span_of_which_one_run_fails_is_not_complete() {
     });
     started.expect("threads");
     let state = || archive.prefetch_progress().map(|progress| progress.state);
-    wait::until("it ends", || state() != Some(PrefetchState::Running));
-    let ranges = ranges(&lab, before);
+    wait::wait_until("it ends", || state() != Some(PrefetchState::Running));
+    let ranges = ranges(&env, before);
     let runs = [
-        span..span + 3 * WINDOW,
-        span + 4 * WINDOW..span + 8 * WINDOW,
+        span..span + 3 * WINDOW_LEN,
+        span + 4 * WINDOW_LEN..span + 8 * WINDOW_LEN,
     ];
     for run in runs {
         assert!(ranges.contains(&run), "{run:?} of {ranges:?}");
@@ -560,34 +560,34 @@ fn a_span_of_which_one_run_fails_is_not_complete() {
 }
 
 #[test]
-fn windows_stay_within_the_memory() {
+fn windows_stay_within_memory_budget() {
     let tree = tree();
-    let lab = indexed(&tree, Packing::Plain);
-    let options = little_memory(lab.without_spool());
-    let archive = open_ahead(&lab, &options);
+    let env = indexed(&tree, Packing::Plain);
+    let options = with_little_memory(env.options_without_disk_cache());
+    let archive = open_with_prefetch(&env, &options);
     for offset in offsets(8, 400) {
-        check(&archive, &tree, offset, SHORT);
+        check_read(&archive, &tree, offset, SHORT_READ_LEN);
         assert!(archive.cached_bytes() <= 8 << 20, "{}", archive.cached_bytes());
     }
     assert!(archive.cached_bytes() >= 3 << 20, "half of it is used");
     for (name, content) in &tree.files {
         assert_file(&archive, name, content);
     }
-    assert!(lab.cached("disk-cache").is_empty());
+    assert!(env.cached_files("disk-cache").is_empty());
 }
 
 #[test]
-fn random_reads_of_a_remote_packed_archive_decode_a_span_once() {
+fn random_reads_of_remote_packed_archive_decode_span_once() {
     let tree = Tree::large();
-    let lab = Lab::serving(large_lz4());
+    let env = TestEnv::with_archive(large_lz4());
     // A file system that does not make the writer wait.
     let cache = tempfile::tempdir_in("/dev/shm").expect("a directory");
-    let mut options = little_memory(lab.options());
+    let mut options = with_little_memory(env.options());
     options.cache_dir = Some(cache.path().to_owned());
     options.disk_cache = DiskCacheMode::IndexOnly;
-    drop(lab.open_with(&options));
-    options.disk_cache = lab.options().disk_cache;
-    let archive = Arc::new(lab.open_with(&options));
+    drop(env.open_with(&options));
+    options.disk_cache = env.options().disk_cache;
+    let archive = Arc::new(env.open_with(&options));
     std::thread::scope(|scope| {
         for seed in 1..5 {
             let (archive, tree) = (Arc::clone(&archive), Arc::clone(&tree));

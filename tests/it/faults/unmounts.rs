@@ -8,20 +8,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::always;
-use super::ways::{PATH, Place, content, strong};
+use super::every_request;
+use super::fixture::{PATH, Place, content, strong};
 use crate::support::http::Fault;
 use crate::support::mounts::is_mounted;
 use crate::support::program;
-use crate::support::wait::{self, process_ends};
+use crate::support::wait::{self, process_exits};
 
 /// Far less than the minute for which the readers would wait.
-const SOON: Duration = Duration::from_secs(30);
+const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const READ: [(&str, usize); 2] = [("second", 1), ("third", 2)];
 
 /// A mount with an index, nothing kept, and a server with a fault for which two readers wait.
-struct Waiting {
+struct BlockedReaders {
     place: Place,
     readers: Vec<Child>,
     server: Pid,
@@ -29,8 +29,8 @@ struct Waiting {
     processes: Vec<OwnedFd>,
 }
 
-impl Waiting {
-    fn for_a_server(fault: Fault) -> Self {
+impl BlockedReaders {
+    fn on_server(fault: Fault) -> Self {
         let place = Place::new(&strong());
         let url = place.server.url(PATH);
         place.succeeds(&["index", &url]);
@@ -40,8 +40,8 @@ impl Waiting {
         let processes = [vec![server], program::children(server)].concat();
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).expect("running");
         let processes = processes.into_iter().map(handle).collect();
-        place.disturb(strong(), always(fault));
-        let asked = place.server.seen(PATH).len();
+        place.serve_with_faults(strong(), every_request(fault));
+        let asked = place.server.requests(PATH).len();
         let reader = |(name, _)| {
             let mut command = Command::new("cat");
             command.arg(place.path("mnt").join(name));
@@ -50,23 +50,23 @@ impl Waiting {
         };
         let readers: Vec<Child> = READ.map(reader).into();
         for (reader, (name, _)) in readers.iter().zip(READ) {
-            wait::until("it has its file open", || {
+            wait::wait_until("it has its file open", || {
                 has_open(reader, &place.path("mnt").join(name))
             });
         }
-        wait::until("they wait", || place.server.seen(PATH).len() > asked);
+        wait::wait_until("they wait", || place.server.requests(PATH).len() > asked);
         let mut waiting = Self {
             place,
             readers,
             server,
             processes,
         };
-        assert!(waiting.all_wait());
+        assert!(waiting.are_all_blocked());
         waiting
     }
 
     /// Whether none of the readers has ended, nor does soon.
-    fn all_wait(&mut self) -> bool {
+    fn are_all_blocked(&mut self) -> bool {
         std::thread::sleep(Duration::from_millis(300));
         let mut readers = self.readers.iter_mut();
         readers.all(|reader| reader.try_wait().expect("a child").is_none())
@@ -78,18 +78,18 @@ impl Waiting {
 
     /// Runs `unmount`, after which soon everyone is gone: readers with an error.
     #[track_caller]
-    fn ends_by(mut self, what: &str, unmount: impl FnOnce(&Self)) {
+    fn assert_ended_by(mut self, what: &str, unmount: impl FnOnce(&Self)) {
         let start = Instant::now();
         unmount(&self);
         for reader in self.readers.drain(..) {
-            let output = wait::ends(move || reader.wait_with_output().expect("a child"));
+            let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
             assert!(!output.status.success(), "{what}: nothing came");
         }
         for process in &self.processes {
-            assert!(process_ends(process), "{what}");
+            assert!(process_exits(process), "{what}");
         }
         let took = start.elapsed();
-        assert!(took < SOON, "{what}: {took:?}");
+        assert!(took < UNMOUNT_TIMEOUT, "{what}: {took:?}");
         assert!(!is_mounted(&self.place.path("mnt")), "{what}");
     }
 }
@@ -101,7 +101,7 @@ fn has_open(process: &Child, path: &Path) -> bool {
     descriptors.any(|link| fs::read_link(link.path()).is_ok_and(|file| file == path))
 }
 
-impl Drop for Waiting {
+impl Drop for BlockedReaders {
     fn drop(&mut self) {
         for reader in &mut self.readers {
             // An error says that it has ended.
@@ -111,29 +111,29 @@ impl Drop for Waiting {
     }
 }
 
-fn silent() -> Waiting {
-    Waiting::for_a_server(Fault::Silence)
+fn silent() -> BlockedReaders {
+    BlockedReaders::on_server(Fault::Silence)
 }
 
 /// Takes it out of the tree as umount(8) does for who still uses it.
-fn detach(waiting: &Waiting) {
+fn detach(waiting: &BlockedReaders) {
     let mountpoint = waiting.place.path("mnt");
     let output = Command::new("umount").arg("-l").arg(&mountpoint).output();
     let output = output.expect("util-linux");
-    assert!(output.status.success(), "{}", program::told(&output));
+    assert!(output.status.success(), "{}", program::stderr_text(&output));
     assert!(!is_mounted(&mountpoint));
 }
 
 #[test]
-fn an_unmount_ends_who_waits_for_a_silent_server() {
-    silent().ends_by("tarfs umount --lazy", |waiting| {
+fn unmount_ends_readers_waiting_for_silent_server() {
+    silent().assert_ended_by("tarfs umount --lazy", |waiting| {
         waiting.place.succeeds(&["umount", "--lazy", "mnt"]);
     });
-    silent().ends_by("two signals", |waiting| {
+    silent().assert_ended_by("two signals", |waiting| {
         waiting.signal(Signal::TERM);
         waiting.signal(Signal::INT);
     });
-    silent().ends_by("umount -l and two signals", |waiting| {
+    silent().assert_ended_by("umount -l and two signals", |waiting| {
         detach(waiting);
         waiting.signal(Signal::TERM);
         waiting.signal(Signal::INT);
@@ -141,20 +141,20 @@ fn an_unmount_ends_who_waits_for_a_silent_server() {
 }
 
 #[test]
-fn who_waits_in_a_mount_that_was_detached_is_answered_and_then_its_process_ends() {
-    let mut waiting = Waiting::for_a_server(Fault::Status(503));
+fn readers_of_detached_mount_are_answered_before_exit() {
+    let mut waiting = BlockedReaders::on_server(Fault::Status(503));
     let start = Instant::now();
     detach(&waiting);
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-    assert!(waiting.all_wait());
+    assert!(start.elapsed() < UNMOUNT_TIMEOUT, "{:?}", start.elapsed());
+    assert!(waiting.are_all_blocked());
     waiting.place.server.serve(PATH, strong());
     for (reader, (name, number)) in waiting.readers.drain(..).zip(READ) {
-        let output = wait::ends(move || reader.wait_with_output().expect("a child"));
-        assert!(output.status.success(), "{}", program::told(&output));
+        let output = wait::finish_in_time(move || reader.wait_with_output().expect("a child"));
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
         assert!(output.stdout == content(1, number), "{name} is wrong");
     }
     for process in &waiting.processes {
-        assert!(process_ends(process));
+        assert!(process_exits(process));
     }
 
     // Or who waits is killed.
@@ -166,7 +166,7 @@ fn who_waits_in_a_mount_that_was_detached_is_answered_and_then_its_process_ends(
         reader.wait().expect("a child");
     }
     for process in &waiting.processes {
-        assert!(process_ends(process));
+        assert!(process_exits(process));
     }
-    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    assert!(start.elapsed() < UNMOUNT_TIMEOUT, "{:?}", start.elapsed());
 }

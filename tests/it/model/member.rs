@@ -5,7 +5,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::tree::{Content, Tree};
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::raw::{Archive, GNU, Header, USTAR};
 
 /// A member, as whoever made the archive meant it.
@@ -13,13 +13,13 @@ use crate::support::raw::{Archive, GNU, Header, USTAR};
 pub(super) struct Member {
     /// Components of its path, none of which is special; none at all is the root.
     pub(super) path: Vec<Vec<u8>>,
-    pub(super) what: What,
+    pub(super) what: MemberKind,
     pub(super) attributes: Attributes,
 }
 
 /// What a member is.
 #[derive(Clone)]
-pub(super) enum What {
+pub(super) enum MemberKind {
     File(Rc<Content>),
     Directory,
     Symlink(Vec<u8>),
@@ -97,7 +97,7 @@ impl fmt::Debug for Member {
     }
 }
 
-impl fmt::Debug for What {
+impl fmt::Debug for MemberKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(content) => write!(f, "file of {} bytes", content.size),
@@ -114,39 +114,39 @@ pub(super) fn joined(path: &[Vec<u8>]) -> Vec<u8> {
     path.join(&b'/')
 }
 
-fn index(dice: &mut Noise, end: usize) -> usize {
-    usize::try_from(dice.below(end as u64)).expect("small")
+fn index(rng: &mut Rng, end: usize) -> usize {
+    usize::try_from(rng.below(end as u64)).expect("small")
 }
 
 /// One of `choices`.
-pub(super) fn one<T: Clone>(dice: &mut Noise, choices: &[T]) -> T {
-    let number = index(dice, choices.len());
+pub(super) fn pick<T: Clone>(rng: &mut Rng, choices: &[T]) -> T {
+    let number = index(rng, choices.len());
     choices.get(number).expect("some").clone()
 }
 
 /// Whether something happens that does so once in `times`.
-pub(super) fn once_in(dice: &mut Noise, times: u64) -> bool {
-    dice.below(times) == 0
+pub(super) fn one_in(rng: &mut Rng, times: u64) -> bool {
+    rng.below(times) == 0
 }
 
 /// An archive by chance: its members, and its bytes.
-pub(super) fn archive(dice: &mut Noise) -> (Vec<Member>, Vec<u8>) {
+pub(super) fn archive(rng: &mut Rng) -> (Vec<Member>, Vec<u8>) {
     let mut tree = Tree::default();
     let (mut members, mut archive) = (Vec::new(), Archive::new());
-    if once_in(dice, 2) {
+    if one_in(rng, 2) {
         let root = Member {
             path: Vec::new(),
-            what: What::Directory,
-            attributes: attributes(dice, Dialect::Pax, true),
+            what: MemberKind::Directory,
+            attributes: attributes(rng, Dialect::Pax, true),
         };
-        archive = written(archive, &root, Dialect::Pax, dice);
+        archive = written(archive, &root, Dialect::Pax, rng);
         tree.apply(&root);
         members.push(root);
     }
-    for _ in 0..=dice.below(50) {
-        let dialect = one(dice, &[Dialect::Ustar, Dialect::Gnu, Dialect::Pax]);
-        let member = member(dice, dialect, &tree);
-        archive = written(archive, &member, dialect, dice);
+    for _ in 0..=rng.below(50) {
+        let dialect = pick(rng, &[Dialect::Ustar, Dialect::Gnu, Dialect::Pax]);
+        let member = member(rng, dialect, &tree);
+        archive = written(archive, &member, dialect, rng);
         tree.apply(&member);
         members.push(member);
     }
@@ -154,55 +154,55 @@ pub(super) fn archive(dice: &mut Noise) -> (Vec<Member>, Vec<u8>) {
 }
 
 /// A member that may follow those of which there is `tree`.
-fn member(dice: &mut Noise, dialect: Dialect, tree: &Tree) -> Member {
-    let what = match dice.below(16) {
-        0..7 => What::File(Rc::new(content(dice))),
-        7..11 => What::Directory,
-        11..13 => What::Symlink(target(dice)),
-        13 => What::HardLink(one(dice, &tree.paths())),
+fn member(rng: &mut Rng, dialect: Dialect, tree: &Tree) -> Member {
+    let what = match rng.below(16) {
+        0..7 => MemberKind::File(Rc::new(content(rng))),
+        7..11 => MemberKind::Directory,
+        11..13 => MemberKind::Symlink(target(rng)),
+        13 => MemberKind::HardLink(pick(rng, &tree.paths())),
         // Of something that may come later.
-        14 => What::HardLink(vec![name(dice)]),
-        _ => What::Fifo,
+        14 => MemberKind::HardLink(vec![name(rng)]),
+        _ => MemberKind::Fifo,
     };
-    let has_xattrs = matches!(what, What::File(_) | What::Directory);
-    let mut path = path(dice, tree);
-    if path.is_empty() && !matches!(what, What::Directory) {
-        path.push(name(dice));
+    let has_xattrs = matches!(what, MemberKind::File(_) | MemberKind::Directory);
+    let mut path = path(rng, tree);
+    if path.is_empty() && !matches!(what, MemberKind::Directory) {
+        path.push(name(rng));
     }
     Member {
         path,
         what,
-        attributes: attributes(dice, dialect, has_xattrs),
+        attributes: attributes(rng, dialect, has_xattrs),
     }
 }
 
 /// A path below a directory, or of something that is there already, or of any kind.
-fn path(dice: &mut Noise, tree: &Tree) -> Vec<Vec<u8>> {
-    match dice.below(6) {
-        0 => one(dice, &tree.paths()),
-        1 => (0..=dice.below(4)).map(|_| name(dice)).collect(),
+fn path(rng: &mut Rng, tree: &Tree) -> Vec<Vec<u8>> {
+    match rng.below(6) {
+        0 => pick(rng, &tree.paths()),
+        1 => (0..=rng.below(4)).map(|_| name(rng)).collect(),
         _ => {
-            let mut path = one(dice, &tree.directories());
-            path.push(name(dice));
+            let mut path = pick(rng, &tree.directories());
+            path.push(name(rng));
             path
         }
     }
 }
 
-fn name(dice: &mut Noise) -> Vec<u8> {
-    let mut name = one(dice, &NAMES).to_vec();
-    if once_in(dice, 12) {
-        let len = 90 + index(dice, 160);
+fn name(rng: &mut Rng) -> Vec<u8> {
+    let mut name = pick(rng, &NAMES).to_vec();
+    if one_in(rng, 12) {
+        let len = 90 + index(rng, 160);
         name.resize(len, b'l');
     }
     name
 }
 
 /// What a symbolic link says: mostly something that may be there.
-fn target(dice: &mut Noise) -> Vec<u8> {
-    let names: Vec<_> = (0..=dice.below(3)).map(|_| name(dice)).collect();
+fn target(rng: &mut Rng) -> Vec<u8> {
+    let names: Vec<_> = (0..=rng.below(3)).map(|_| name(rng)).collect();
     let path = joined(&names);
-    match dice.below(8) {
+    match rng.below(8) {
         0 => [b"/", &path[..]].concat(),
         1 => [b"../", &path[..]].concat(),
         2 => b"..".to_vec(),
@@ -211,52 +211,52 @@ fn target(dice: &mut Noise) -> Vec<u8> {
     }
 }
 
-fn attributes(dice: &mut Noise, dialect: Dialect, has_xattrs: bool) -> Attributes {
+fn attributes(rng: &mut Rng, dialect: Dialect, has_xattrs: bool) -> Attributes {
     let owners = [0, 0, 1000, 65534, 3_000_000_000];
-    let owner = |dice: &mut Noise| match dialect {
-        Dialect::Ustar => one(dice, owners.get(..4).expect("five")),
-        Dialect::Gnu | Dialect::Pax => one(dice, &owners),
+    let owner = |rng: &mut Rng| match dialect {
+        Dialect::Ustar => pick(rng, owners.get(..4).expect("five")),
+        Dialect::Gnu | Dialect::Pax => pick(rng, &owners),
     };
-    let recent = i64::try_from(dice.below(4_000_000_000)).expect("small");
-    let nanos = u32::try_from(dice.below(1_000_000_000)).expect("small");
+    let recent = i64::try_from(rng.below(4_000_000_000)).expect("small");
+    let nanos = u32::try_from(rng.below(1_000_000_000)).expect("small");
     let mtime = match dialect {
         Dialect::Ustar => (recent, 0),
         Dialect::Gnu => (recent - 2_000_000_000, 0),
-        Dialect::Pax if once_in(dice, 8) => (-1, nanos),
+        Dialect::Pax if one_in(rng, 8) => (-1, nanos),
         Dialect::Pax => (recent - 2_000_000_000, nanos),
     };
     let mut xattrs = BTreeMap::new();
-    if dialect == Dialect::Pax && has_xattrs && once_in(dice, 3) {
-        for _ in 0..=dice.below(3) {
-            let name = one(dice, &["user.a", "user.b.c", "user.\u{e9}", "trusted.t"]);
-            let len = index(dice, 200);
-            xattrs.insert(name.as_bytes().to_vec(), dice.bytes(len));
+    if dialect == Dialect::Pax && has_xattrs && one_in(rng, 3) {
+        for _ in 0..=rng.below(3) {
+            let name = pick(rng, &["user.a", "user.b.c", "user.\u{e9}", "trusted.t"]);
+            let len = index(rng, 200);
+            xattrs.insert(name.as_bytes().to_vec(), rng.bytes(len));
         }
     }
     Attributes {
-        mode: one(dice, &MODES),
-        uid: owner(dice),
-        gid: owner(dice),
+        mode: pick(rng, &MODES),
+        uid: owner(rng),
+        gid: owner(rng),
         mtime,
         xattrs,
     }
 }
 
-fn content(dice: &mut Noise) -> Content {
-    let len = match dice.below(24) {
+fn content(rng: &mut Rng) -> Content {
+    let len = match rng.below(24) {
         0..4 => 0,
-        4..16 => index(dice, 3000),
-        16..19 => 512 * index(dice, 40),
-        19..23 => index(dice, 120_000),
-        _ => index(dice, 2_000_000),
+        4..16 => index(rng, 3000),
+        16..19 => 512 * index(rng, 40),
+        19..23 => index(rng, 120_000),
+        _ => index(rng, 2_000_000),
     };
-    if len > 0 && once_in(dice, 4) {
-        return sparse_content(dice, len);
+    if len > 0 && one_in(rng, 4) {
+        return sparse_content(rng, len);
     }
-    let bytes = if once_in(dice, 2) {
-        dice.bytes(len)
+    let bytes = if one_in(rng, 2) {
+        rng.bytes(len)
     } else {
-        dice.text(len)
+        rng.text(len)
     };
     Content {
         size: len as u64,
@@ -266,59 +266,59 @@ fn content(dice: &mut Noise) -> Content {
 }
 
 /// Pieces of whole records, but for the last.
-fn sparse_content(dice: &mut Noise, most: usize) -> Content {
+fn sparse_content(rng: &mut Rng, most: usize) -> Content {
     let mut pieces = Vec::new();
     let mut end = 0;
-    let most_pieces = if once_in(dice, 3) { 40 } else { 5 };
-    let count = 1 + dice.below(most_pieces);
+    let most_pieces = if one_in(rng, 3) { 40 } else { 5 };
+    let count = 1 + rng.below(most_pieces);
     for number in 0..count {
-        let offset = end + 512 * dice.below(100);
-        let records = 1 + index(dice, most / 512 + 1).min(20);
+        let offset = end + 512 * rng.below(100);
+        let records = 1 + index(rng, most / 512 + 1).min(20);
         let cut = if number + 1 == count {
-            index(dice, 512)
+            index(rng, 512)
         } else {
             0
         };
-        let bytes = dice.bytes(512 * records - cut);
+        let bytes = rng.bytes(512 * records - cut);
         end = offset + bytes.len() as u64;
         pieces.push((offset, bytes));
     }
     Content {
-        size: end + dice.below(3) * 10_000,
+        size: end + rng.below(3) * 10_000,
         pieces,
         is_sparse: true,
     }
 }
 
 /// `archive` with `member` behind what is there.
-fn written(archive: Archive, member: &Member, dialect: Dialect, dice: &mut Noise) -> Archive {
+fn written(archive: Archive, member: &Member, dialect: Dialect, rng: &mut Rng) -> Archive {
     let mut name = joined(&member.path);
-    let is_directory = matches!(member.what, What::Directory);
-    if name.is_empty() || once_in(dice, 10) {
+    let is_directory = matches!(member.what, MemberKind::Directory);
+    if name.is_empty() || one_in(rng, 10) {
         name = [b"./", &name[..]].concat();
     }
-    if is_directory && !name.ends_with(b"/") && !once_in(dice, 4) {
+    if is_directory && !name.ends_with(b"/") && !one_in(rng, 4) {
         name.push(b'/');
     }
     let link = match &member.what {
-        What::Symlink(target) => target.clone(),
-        What::HardLink(target) => joined(target),
-        What::File(_) | What::Directory | What::Fifo => Vec::new(),
+        MemberKind::Symlink(target) => target.clone(),
+        MemberKind::HardLink(target) => joined(target),
+        MemberKind::File(_) | MemberKind::Directory | MemberKind::Fifo => Vec::new(),
     };
     let kind = match &member.what {
-        What::File(_) => b'0',
-        What::HardLink(_) => b'1',
-        What::Symlink(_) => b'2',
-        What::Directory => b'5',
-        What::Fifo => b'6',
+        MemberKind::File(_) => b'0',
+        MemberKind::HardLink(_) => b'1',
+        MemberKind::Symlink(_) => b'2',
+        MemberKind::Directory => b'5',
+        MemberKind::Fifo => b'6',
     };
-    let writing = Writing {
+    let writing = MemberWriter {
         archive,
         header: Header::new("", kind),
         records: Vec::new(),
     };
     let sparse = match &member.what {
-        What::File(content) if content.is_sparse => Some(Rc::clone(content)),
+        MemberKind::File(content) if content.is_sparse => Some(Rc::clone(content)),
         _ => None,
     };
     // Only these two have a way to say so.
@@ -326,23 +326,23 @@ fn written(archive: Archive, member: &Member, dialect: Dialect, dice: &mut Noise
         (Dialect::Ustar, Some(_)) => Dialect::Pax,
         (dialect, _) => dialect,
     };
-    let writing = writing.names(dialect, &name, &link, dice);
+    let writing = writing.names(dialect, &name, &link, rng);
     let writing = writing.attributes(dialect, &member.attributes);
     match (&member.what, sparse) {
         (_, Some(content)) => {
             let format = match dialect {
                 Dialect::Gnu => Sparse::OldGnu,
-                _ => one(dice, &[Sparse::Pax00, Sparse::Pax01, Sparse::Pax10]),
+                _ => pick(rng, &[Sparse::Pax00, Sparse::Pax01, Sparse::Pax10]),
             };
             writing.sparse(format, &content, &name)
         }
-        (What::File(content), None) => writing.end(&content.stored()),
+        (MemberKind::File(content), None) => writing.end(&content.stored()),
         _ => writing.end(&[]),
     }
 }
 
 /// A member that is being written.
-struct Writing {
+struct MemberWriter {
     archive: Archive,
     header: Header,
     /// For a pax header before it.
@@ -352,20 +352,20 @@ struct Writing {
 /// The bytes of a header's fields for names.
 const NAME_LEN: usize = 100;
 
-impl Writing {
+impl MemberWriter {
     fn record(&mut self, key: &str, value: impl AsRef<[u8]>) {
         let record = (key.as_bytes().to_vec(), value.as_ref().to_vec());
         self.records.push(record);
     }
 
-    fn names(mut self, dialect: Dialect, name: &[u8], link: &[u8], dice: &mut Noise) -> Self {
+    fn names(mut self, dialect: Dialect, name: &[u8], link: &[u8], rng: &mut Rng) -> Self {
         let split = split(name);
         let magic = if dialect == Dialect::Gnu { GNU } else { USTAR };
         self.header = self.header.magic(magic);
         match dialect {
             Dialect::Gnu => {
                 for (kind, text) in [(b'K', link), (b'L', name)] {
-                    if text.len() > NAME_LEN || once_in(dice, 10) && !text.is_empty() {
+                    if text.len() > NAME_LEN || one_in(rng, 10) && !text.is_empty() {
                         self.archive = self.archive.long(kind, text);
                     }
                 }
@@ -373,7 +373,7 @@ impl Writing {
             Dialect::Ustar | Dialect::Pax => {
                 if let Some((prefix, rest)) = split.filter(|_| dialect == Dialect::Ustar) {
                     self.header = self.header.put(345, prefix).put(0, rest);
-                } else if name.len() > NAME_LEN || once_in(dice, 10) {
+                } else if name.len() > NAME_LEN || one_in(rng, 10) {
                     self.record("path", name);
                 }
                 if link.len() > NAME_LEN {

@@ -3,7 +3,7 @@
 //! Run as root.
 
 mod member;
-mod seen;
+mod observe;
 mod tree;
 
 use std::ffi::OsStr;
@@ -21,26 +21,26 @@ use tokio::runtime::Runtime;
 
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::noise::Noise;
+use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{self, told};
+use crate::support::program::{self, stderr_text};
 use crate::support::rounds::{rounds, seed};
 use member::{Member, joined, one};
-use seen::{Sight, difference, in_archive, on_disk, sum};
+use observe::{ObservedTree, difference, in_archive, on_disk, sum};
 use tree::{Look, Tree};
 
 /// Archives when nobody asks for more.
-const FEW: u64 = 24;
+const DEFAULT_ROUNDS: u64 = 24;
 
 /// Files of an archive that are read while it is scanned.
-const READ_EARLY: usize = 6;
+const EARLY_READS: usize = 6;
 
 /// Pieces in which a server sends what is scanned, and the pauses between them.
 const PIECES: usize = 12;
 const PAUSE: Duration = Duration::from_millis(4);
 
 /// How long a name may be believed that a later member has taken, and some time to look.
-const STALE: Duration = Duration::from_secs(5);
+const MAX_STALE_TIME: Duration = Duration::from_secs(5);
 
 /// Asks for all attributes, also those that are left out by default.
 const ALL_XATTRS: &str = "--xattrs-include=*";
@@ -62,7 +62,7 @@ impl Place {
         let resource = Resource::new(packed.clone()).etag("\"1\"");
         server.serve(FAST, resource.clone());
         let piece = packed.len() / PIECES + 1;
-        server.serve_badly(SLOW, resource, move |_| Some(Fault::Paced(piece, PAUSE)));
+        server.serve_with_faults(SLOW, resource, move |_| Some(Fault::Paced(piece, PAUSE)));
         let directory = tempfile::tempdir().expect("a directory");
         for name in ["mnt", "own"] {
             fs::create_dir(directory.path().join(name)).expect("fresh");
@@ -85,16 +85,16 @@ impl Place {
     fn mount(&self) {
         let url = self.server.url(SLOW);
         let output = self.tarfs(&["mount", ALL_XATTRS, "-o", "suid,dev", &url, "mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
     fn unmount(&self) {
         let output = self.tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", told(&output));
+        assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
     /// How often the mount's archive was scanned.
-    fn scans(&self) -> Option<u64> {
+    fn scan_count(&self) -> Option<u64> {
         let output = self.tarfs(&["status", "mnt", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).ok()?;
         status.pointer("/counters/scans")?.as_u64()
@@ -113,29 +113,29 @@ impl Drop for Place {
 struct Round {
     members: Vec<Member>,
     tree: Tree,
-    sight: Sight,
+    sight: ObservedTree,
     place: Place,
 }
 
 impl Round {
-    fn new(dice: &mut Noise) -> Self {
-        let (members, plain) = member::archive(dice);
+    fn new(rng: &mut Rng) -> Self {
+        let (members, plain) = member::archive(rng);
         let tree = Tree::of(&members);
-        let packing = one(dice, &Packing::ALL);
+        let packing = one(rng, &Packing::ALL);
         Self {
             members,
-            sight: tree.sight(),
+            sight: tree.observed(),
             tree,
             place: Place::new(packing.pack(&plain.into())),
         }
     }
 
-    fn same(&self, what: &str, found: &Sight) {
-        Self::are_same(what, &self.sight, found);
+    fn same(&self, what: &str, found: &ObservedTree) {
+        Self::assert_same(what, &self.sight, found);
     }
 
     #[track_caller]
-    fn are_same(what: &str, expected: &Sight, found: &Sight) {
+    fn assert_same(what: &str, expected: &ObservedTree, found: &ObservedTree) {
         let difference = difference(expected, found);
         assert!(
             difference.is_empty(),
@@ -169,7 +169,7 @@ impl Round {
         ];
         let output = self.place.tarfs(&words);
         let code = if self.tree.lost == 0 { 0 } else { 2 };
-        assert_eq!(output.status.code(), Some(code), "{}", told(&output));
+        assert_eq!(output.status.code(), Some(code), "{}", stderr_text(&output));
         let found = on_disk(&self.place.path("own"), self.tree.has_root());
         let (mut found, mut expected) = (found.expect("readable"), self.sight.clone());
         // Which come to be when they are written, as for GNU tar.
@@ -180,18 +180,18 @@ impl Round {
                 }
             }
         }
-        Self::are_same("what was written", &expected, &found);
+        Self::assert_same("what was written", &expected, &found);
     }
 
     /// A mount that is scanned, and the same archive mounted again.
-    fn check_mounts(&self, dice: &mut Noise) {
+    fn check_mounts(&self, rng: &mut Rng) {
         self.place.mount();
-        self.read_early(dice);
+        self.read_early(rng);
         let start = Instant::now();
         let mount = self.place.path("mnt");
         loop {
             // In this order: what was late to be looked at may have been in time.
-            let is_late = start.elapsed() > STALE;
+            let is_late = start.elapsed() > MAX_STALE_TIME;
             let found = on_disk(&mount, self.tree.has_root());
             let is_same = found.as_ref().is_ok_and(|found| *found == self.sight);
             if is_same || is_late {
@@ -200,21 +200,21 @@ impl Round {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(self.place.scans(), Some(1));
+        assert_eq!(self.place.scan_count(), Some(1));
         self.place.unmount();
         self.place.mount();
         let found = on_disk(&mount, self.tree.has_root()).expect("readable");
         self.same("the mount with a saved index", &found);
-        assert_eq!(self.place.scans(), Some(0));
+        assert_eq!(self.place.scan_count(), Some(0));
         self.place.unmount();
     }
 
     /// Reads files while the archive is scanned: each is what the archive has made of it so far, at
     /// some time.
-    fn read_early(&self, dice: &mut Noise) {
+    fn read_early(&self, rng: &mut Rng) {
         let paths = self.tree.paths();
-        for _ in 0..READ_EARLY {
-            let path = one(dice, &paths);
+        for _ in 0..EARLY_READS {
+            let path = one(rng, &paths);
             let mut tree = Tree::default();
             let looks = self.members.iter().map(|member| {
                 tree.apply(member);
@@ -259,18 +259,18 @@ fn options() -> OpenOptions {
     clippy::print_stderr,
     reason = "the members of a failure are shown with it, and what all came to"
 )]
-fn whatever_members_say_index_copy_and_mounts_are_what_the_model_is() {
+fn index_copy_and_mounts_match_model_for_random_members() {
     let network = Runtime::new().expect("a runtime");
     let (mut members, mut lost) = (0, 0);
-    for number in 0..rounds(FEW) {
-        let mut dice = Noise::new(seed().wrapping_mul(1 << 32) + number);
-        let round = Round::new(&mut dice);
+    for number in 0..rounds(DEFAULT_ROUNDS) {
+        let mut rng = Rng::new(seed().wrapping_mul(1 << 32) + number);
+        let round = Round::new(&mut rng);
         members += round.members.len() as u64;
         lost += round.tree.lost;
         let tried = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             round.check_index(&network);
             round.check_copy();
-            round.check_mounts(&mut dice);
+            round.check_mounts(&mut rng);
         }));
         if let Err(panic) = tried {
             let path = std::env::temp_dir().join(format!("tarfs-model-{number}"));

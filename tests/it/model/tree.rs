@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::member::{Attributes, Member, What, joined};
-use super::seen::{Sight, Sum, Thing, sum};
+use super::member::{Attributes, Member, MemberKind, joined};
+use super::observe::{ObservedTree, Sum, ObservedKind, sum};
 
 /// The content of a file.
 pub(super) struct Content {
@@ -65,7 +65,7 @@ enum Kind {
 }
 
 /// Why a member finds no place.
-struct Lost;
+struct Unplaceable;
 
 /// What a directory is that only paths speak of.
 fn implied() -> Node {
@@ -99,19 +99,19 @@ impl Tree {
         for member in members {
             tree.apply(member);
         }
-        tree.settle();
+        tree.resolve_late_links();
         tree
     }
 
     /// All members have come: links whose targets came late get them, or are lost.
-    fn settle(&mut self) {
+    fn resolve_late_links(&mut self) {
         for (path, number) in self.walked() {
             if !self.is_promise(number) {
                 continue;
             }
             let (name, way) = path.split_last().expect("the root is a directory");
             let parent = self.existing(way).expect("walked");
-            let found = self.kept(number);
+            let found = self.resolve_promise(number);
             if let Kind::Directory(children) = &mut self.node_mut(parent).kind {
                 match found {
                     Some(found) => children.insert(name.clone(), found),
@@ -123,7 +123,7 @@ impl Tree {
     }
 
     /// What the promise comes to, if anything.
-    fn kept(&self, mut number: usize) -> Option<usize> {
+    fn resolve_promise(&self, mut number: usize) -> Option<usize> {
         // More than there are lead in circles.
         for _ in 0..self.nodes.len() {
             match &self.node(number).kind {
@@ -142,7 +142,7 @@ impl Tree {
         }
     }
 
-    fn place(&mut self, member: &Member) -> Result<(), Lost> {
+    fn place(&mut self, member: &Member) -> Result<(), Unplaceable> {
         let Some((name, way)) = member.path.split_last() else {
             self.update(ROOT, member);
             return Ok(());
@@ -150,7 +150,7 @@ impl Tree {
         let parent = self.walk(way)?;
         let old = self.children(parent)?.get(name).copied();
         let new = match &member.what {
-            What::Directory => {
+            MemberKind::Directory => {
                 if let Some(old) = old
                     && self.is_directory(old)
                 {
@@ -159,13 +159,13 @@ impl Tree {
                 }
                 Kind::Directory(BTreeMap::new())
             }
-            What::HardLink(target) => {
+            MemberKind::HardLink(target) => {
                 let found = self
                     .existing(target)
                     .filter(|&found| !self.is_promise(found));
                 let Some(target) = found else {
                     if old.is_some() {
-                        return Err(Lost);
+                        return Err(Unplaceable);
                     }
                     let promise = Kind::Promise(target.clone());
                     return self.put_new(parent, name, promise, member);
@@ -174,15 +174,15 @@ impl Tree {
                     return Ok(());
                 }
                 if self.is_directory(target) {
-                    return Err(Lost);
+                    return Err(Unplaceable);
                 }
                 return self.put(parent, name, target);
             }
-            What::File(content) => Kind::File(Rc::clone(content)),
-            What::Symlink(target) => Kind::Symlink(target.clone()),
-            What::Fifo => Kind::Fifo,
+            MemberKind::File(content) => Kind::File(Rc::clone(content)),
+            MemberKind::Symlink(target) => Kind::Symlink(target.clone()),
+            MemberKind::Fifo => Kind::Fifo,
         };
-        self.check_that_it_may_go(old)?;
+        self.check_removable(old)?;
         self.put_new(parent, name, new, member)
     }
 
@@ -192,7 +192,7 @@ impl Tree {
         name: &[u8],
         kind: Kind,
         member: &Member,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), Unplaceable> {
         self.nodes.push(Node {
             kind,
             attributes: member.attributes.clone(),
@@ -209,8 +209,8 @@ impl Tree {
     }
 
     /// Gives `name` in `parent` to a node, whatever had it.
-    fn put(&mut self, parent: usize, name: &[u8], node: usize) -> Result<(), Lost> {
-        self.check_that_it_may_go(self.children(parent)?.get(name).copied())?;
+    fn put(&mut self, parent: usize, name: &[u8], node: usize) -> Result<(), Unplaceable> {
+        self.check_removable(self.children(parent)?.get(name).copied())?;
         if let Kind::Directory(children) = &mut self.node_mut(parent).kind {
             children.insert(name.to_vec(), node);
         }
@@ -218,16 +218,16 @@ impl Tree {
     }
 
     /// A directory with something in it stays.
-    fn check_that_it_may_go(&self, old: Option<usize>) -> Result<(), Lost> {
+    fn check_removable(&self, old: Option<usize>) -> Result<(), Unplaceable> {
         match old.map(|old| &self.node(old).kind) {
-            Some(Kind::Directory(children)) if !children.is_empty() => Err(Lost),
+            Some(Kind::Directory(children)) if !children.is_empty() => Err(Unplaceable),
             _ => Ok(()),
         }
     }
 
     /// The directory that `way` leads to, through symbolic links as long as they stay below the root;
     /// made where nothing is.
-    fn walk(&mut self, way: &[Vec<u8>]) -> Result<usize, Lost> {
+    fn walk(&mut self, way: &[Vec<u8>]) -> Result<usize, Unplaceable> {
         let mut stack = vec![ROOT];
         let mut links = 0;
         for name in way {
@@ -236,7 +236,7 @@ impl Tree {
                 let here = *stack.last().expect("the root stays");
                 match &name[..] {
                     b"" | b"." => continue,
-                    b".." if stack.len() == 1 => return Err(Lost),
+                    b".." if stack.len() == 1 => return Err(Unplaceable),
                     b".." => {
                         stack.pop();
                         continue;
@@ -255,12 +255,12 @@ impl Tree {
                     Kind::Symlink(target) => {
                         links += 1;
                         if links > MAX_LINKS || target.starts_with(b"/") {
-                            return Err(Lost);
+                            return Err(Unplaceable);
                         }
                         let names = target.split(|&byte| byte == b'/').rev();
                         left.extend(names.map(<[u8]>::to_vec));
                     }
-                    Kind::File(_) | Kind::Fifo | Kind::Promise(_) => return Err(Lost),
+                    Kind::File(_) | Kind::Fifo | Kind::Promise(_) => return Err(Unplaceable),
                 }
             }
         }
@@ -274,10 +274,10 @@ impl Tree {
         })
     }
 
-    fn children(&self, number: usize) -> Result<&BTreeMap<Vec<u8>, usize>, Lost> {
+    fn children(&self, number: usize) -> Result<&BTreeMap<Vec<u8>, usize>, Unplaceable> {
         match &self.node(number).kind {
             Kind::Directory(children) => Ok(children),
-            _ => Err(Lost),
+            _ => Err(Unplaceable),
         }
     }
 
@@ -328,25 +328,25 @@ impl Tree {
     }
 
     /// What lies at a path that leads through directories only.
-    pub(super) fn look(&self, path: &[Vec<u8>]) -> Look {
+    pub(super) fn look(&self, path: &[Vec<u8>]) -> Lookup {
         let mut here = ROOT;
         for name in path {
             let Ok(children) = self.children(here) else {
-                return Look::Other;
+                return Lookup::Other;
             };
             match children.get(name) {
                 Some(&next) => here = next,
-                None => return Look::Missing,
+                None => return Lookup::Missing,
             }
         }
         match &self.node(here).kind {
-            Kind::File(content) => Look::File(content.sum()),
-            _ => Look::Other,
+            Kind::File(content) => Lookup::File(content.sum()),
+            _ => Lookup::Other,
         }
     }
 
     /// What someone sees who looks at everything.
-    pub(super) fn sight(&self) -> Sight {
+    pub(super) fn observed(&self) -> ObservedTree {
         let walked = self.walked();
         let mut numbers: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
         for (path, number) in &walked {
@@ -358,20 +358,20 @@ impl Tree {
             } = self.node(*number);
             let mut attributes = attributes.clone();
             let thing = match kind {
-                Kind::File(content) => Thing::File(content.size, content.sum()),
-                Kind::Directory(_) => Thing::Directory,
-                Kind::Symlink(target) => Thing::Symlink(target.clone()),
-                Kind::Fifo => Thing::Fifo,
+                Kind::File(content) => ObservedKind::File(content.size, content.sum()),
+                Kind::Directory(_) => ObservedKind::Directory,
+                Kind::Symlink(target) => ObservedKind::Symlink(target.clone()),
+                Kind::Fifo => ObservedKind::Fifo,
                 Kind::Promise(_) => unreachable!("all are settled"),
             };
-            if matches!(thing, Thing::Symlink(_)) {
+            if matches!(thing, ObservedKind::Symlink(_)) {
                 attributes.mode = 0o777;
             }
             let mut names = numbers.get(number).cloned().unwrap_or_default();
             names.sort();
             (joined(path), (thing, attributes, names))
         });
-        let mut sight: Sight = seen.collect();
+        let mut sight: ObservedTree = seen.collect();
         if !self.has_root() {
             sight.remove(&b""[..]);
         }
@@ -393,7 +393,7 @@ impl Tree {
 
 /// What lies somewhere.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) enum Look {
+pub(super) enum Lookup {
     Missing,
     File(Sum),
     /// Anything else, or something else on the way.

@@ -45,7 +45,7 @@ overlay() {
 }
 # Shows where what comes of a mount and what comes of local files differ.
 compare() {
-    # Elsewhere than either: what a file system can do with its own files alone neither has.
+    # NamespaceProcess than either: what a file system can do with its own files alone neither has.
     for tree in mnt ref; do mkdir -p up.$tree; mount -t tmpfs none up.$tree; done
     overlay ref "$1"
     overlay mnt "$1"
@@ -68,34 +68,34 @@ fn run(script: &str) -> Output {
 }
 
 #[track_caller]
-fn says(script: &str) -> String {
-    namespace::said(&run(script))
+fn stdout_of(script: &str) -> String {
+    namespace::stdout_text(&run(script))
 }
 
 #[test]
-fn an_overlay_over_a_mount_is_as_one_over_local_files() {
+fn overlay_over_mount_equals_overlay_over_local_files() {
     let script = r#"
         "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
         compare xino=on
         grep -q '^rename a directory: EXDEV' mnt.said
         "$tarfs" umount mnt
     "#;
-    assert_eq!(says(script), "");
+    assert_eq!(stdout_of(script), "");
 }
 
 #[test]
-fn it_is_when_only_attributes_are_copied_and_directories_are_redirected() {
+fn overlay_with_metacopy_and_redirects_equals_local_one() {
     let script = r#"
         "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
         compare xino=on,metacopy=on,redirect_dir=on
         grep -q '^rename a directory: None' mnt.said
         "$tarfs" umount mnt
     "#;
-    assert_eq!(says(script), "");
+    assert_eq!(stdout_of(script), "");
 }
 
 #[test]
-fn it_is_when_the_kernel_reads_files_by_itself() {
+fn overlay_with_passthrough_equals_local_one() {
     let script = r#"
         "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other --copy-to copy a.tar mnt
         until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
@@ -103,11 +103,11 @@ fn it_is_when_the_kernel_reads_files_by_itself() {
         "$tarfs" status --json mnt | grep -q '"passthrough_opens":[1-9]'
         "$tarfs" umount mnt
     "#;
-    assert_eq!(says(script), "");
+    assert_eq!(stdout_of(script), "");
 }
 
 #[test]
-fn numbers_of_inodes_are_the_same_after_all_is_forgotten_and_in_the_next_mount() {
+fn inode_numbers_survive_forget_and_remount() {
     let script = r#"
         numbers() { (cd mnt && find . -printf '%p %i\n' | sort); }
         "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other a.tar mnt
@@ -121,11 +121,11 @@ fn numbers_of_inodes_are_the_same_after_all_is_forgotten_and_in_the_next_mount()
         numbers | diff first -
         "$tarfs" umount mnt
     "#;
-    assert_eq!(says(script), "");
+    assert_eq!(stdout_of(script), "");
 }
 
 #[test]
-fn an_idmapped_mount_shifts_owners_and_who_may_read() {
+fn idmapped_mount_shifts_owners_and_permissions() {
     let script = r#"
         "$tarfs" mount --wait-index --xattrs-include="*" -o allow_other a.tar mnt
         mkdir idmapped
@@ -149,7 +149,7 @@ fn an_idmapped_mount_shifts_owners_and_who_may_read() {
                    this is mode\nkept out\n\
                    kept out\nthis is mode\nmore\n\
                    100007:100008 merged.i/mode\n100007:100008 up.i/upper/mode\n7:8 mnt/mode\n";
-    assert_eq!(says(script), shifted);
+    assert_eq!(stdout_of(script), shifted);
 }
 
 /// The guide on containers says so, because overlayfs cannot be idmapped.
@@ -161,5 +161,5 @@ fn writable_mount_cannot_be_idmapped() {
         python3 "$idmap" mnt idmapped 2>&1 || echo refused
         "$tarfs" umount mnt
     "#;
-    assert_eq!(says(script), "mount_setattr: Invalid argument\nrefused\n");
+    assert_eq!(stdout_of(script), "mount_setattr: Invalid argument\nrefused\n");
 }

@@ -26,9 +26,9 @@ pub(crate) struct Server {
 struct Shared {
     stopping: AtomicBool,
     routes: Mutex<BTreeMap<String, Handler>>,
-    seen: Mutex<Vec<Seen>>,
+    seen: Mutex<Vec<RecordedRequest>>,
     /// Requests being answered at this moment.
-    under_way: AtomicUsize,
+    in_flight: AtomicUsize,
 }
 
 type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
@@ -39,7 +39,7 @@ pub(crate) struct Request {
     /// Of the requests for this path, which one; from 1.
     pub(crate) number: usize,
     /// How many requests are being answered at this moment, this one included.
-    pub(crate) under_way: usize,
+    pub(crate) in_flight: usize,
     pub(crate) method: String,
     /// Without the query.
     pub(crate) path: String,
@@ -55,7 +55,7 @@ impl Request {
     pub(crate) fn get(path: &str, headers: Vec<(String, String)>) -> Self {
         Self {
             number: 1,
-            under_way: 1,
+            in_flight: 1,
             method: "GET".to_owned(),
             path: path.to_owned(),
             query: String::new(),
@@ -71,7 +71,7 @@ impl Request {
     }
 
     /// Takes a header away, its name in lower case.
-    pub(crate) fn forget(&mut self, name: &str) {
+    pub(crate) fn remove_header(&mut self, name: &str) {
         self.headers.retain(|(known, _)| known != name);
     }
 
@@ -90,7 +90,7 @@ impl Request {
 
 /// A request and what was answered.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct RecordedRequest {
     pub(crate) request: Request,
     pub(crate) status: u16,
     /// Bytes of the body that were sent.
@@ -118,7 +118,7 @@ pub(crate) struct Response {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
     /// The next request, if that was all; the connection's end if it was not.
-    Decent,
+    Normal,
     /// Silence, until the client hangs up.
     Stall,
     /// As [`End::Stall`], and not even a head is sent.
@@ -139,7 +139,7 @@ impl Response {
             pace: None,
             is_chunked: false,
             cut: None,
-            end: End::Decent,
+            end: End::Normal,
         }
     }
 
@@ -260,7 +260,7 @@ pub(crate) enum Fault {
 
 impl Fault {
     /// How `resource` answers with this fault.
-    pub(crate) fn strike(&self, resource: &Resource, request: &Request) -> Response {
+    pub(crate) fn apply(&self, resource: &Resource, request: &Request) -> Response {
         let good = || resource.answer(request);
         match self {
             Self::Late(delay) => good().delayed(*delay),
@@ -292,7 +292,7 @@ impl Fault {
             Self::Redirect(to) => Response::redirect(to),
             Self::Other(other) => {
                 let mut blind = request.clone();
-                blind.forget("if-match");
+                blind.remove_header("if-match");
                 other.answer(&blind)
             }
         }
@@ -336,7 +336,7 @@ impl Resource {
     }
 
     /// Whether it has anything that tells versions apart.
-    pub(crate) fn names_version(&self) -> bool {
+    pub(crate) fn has_version(&self) -> bool {
         self.etag.is_some() || self.last_modified.is_some()
     }
 
@@ -411,14 +411,14 @@ impl Server {
     }
 
     /// Serves `path` as `resource` does, but for what `fault` says of a request.
-    pub(crate) fn serve_badly(
+    pub(crate) fn serve_with_faults(
         &self,
         path: &str,
         resource: Resource,
         fault: impl Fn(&Request) -> Option<Fault> + Send + Sync + 'static,
     ) {
         self.route(path, move |request| match fault(request) {
-            Some(fault) => fault.strike(&resource, request),
+            Some(fault) => fault.apply(&resource, request),
             None => resource.answer(request),
         });
     }
@@ -434,7 +434,7 @@ impl Server {
     }
 
     /// The requests for `path` so far, in order.
-    pub(crate) fn seen(&self, path: &str) -> Vec<Seen> {
+    pub(crate) fn requests(&self, path: &str) -> Vec<RecordedRequest> {
         let seen = lock(&self.shared.seen);
         seen.iter()
             .filter(|seen| seen.request.path == path)
@@ -444,7 +444,7 @@ impl Server {
 
     /// Bytes sent as bodies for `path` so far.
     pub(crate) fn sent_bytes(&self, path: &str) -> u64 {
-        self.seen(path).iter().map(|seen| seen.body_bytes).sum()
+        self.requests(path).iter().map(|seen| seen.body_bytes).sum()
     }
 }
 
@@ -485,7 +485,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let thread = Thread::spawn("http", {
             let shared = Arc::clone(shared);
             // An error says that the client hung up.
-            move || drop(converse(&stream, &shared))
+            move || drop(handle_connection(&stream, &shared))
         });
         connections.push(Connection {
             stream: own,
@@ -494,21 +494,21 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     }
 }
 
-fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
+fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream);
     let client_port = stream.peer_addr()?.port();
     while let Some(mut request) = read_request(&mut reader)? {
         request.client_port = client_port;
         let handler = lock(&shared.routes).get(&request.path).cloned();
-        let mut under_way = UnderWay::of(shared);
+        let mut in_flight = InFlightGuard::of(shared);
         // Numbered and noted together: two connections never get the same number.
         let place = {
             let mut seen = lock(&shared.seen);
             let earlier = seen.iter().filter(|seen| seen.request.path == request.path);
             request.number = earlier.count() + 1;
-            request.under_way = under_way.before + 1;
-            seen.push(Seen {
+            request.in_flight = in_flight.before + 1;
+            seen.push(RecordedRequest {
                 request: request.clone(),
                 status: 0,
                 body_bytes: 0,
@@ -523,18 +523,18 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
             seen.status = response.status;
             seen.body_bytes = sent as u64;
         }
-        let written = write_response(stream, &response, &mut under_way);
+        let written = write_response(stream, &response, &mut in_flight);
         if matches!(response.end, End::Stall | End::Silence) {
             // Nothing is sent by a client that waits.
             drop(reader.fill_buf());
         }
-        under_way.ends();
+        in_flight.finish();
         written?;
         if matches!(response.end, End::Reset | End::HangUp) {
             // What tcp(7) calls a disconnect.
             return Ok(rustix::net::connect_unspec(stream)?);
         }
-        if response.cut.is_some() || response.end != End::Decent {
+        if response.cut.is_some() || response.end != End::Normal {
             return stream.shutdown(Shutdown::Both);
         }
     }
@@ -542,30 +542,30 @@ fn converse(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
 }
 
 /// A request that is being answered, as long as it counts as one.
-struct UnderWay<'a> {
+struct InFlightGuard<'a> {
     count: Option<&'a AtomicUsize>,
     /// How many there were.
     before: usize,
 }
 
-impl<'a> UnderWay<'a> {
+impl<'a> InFlightGuard<'a> {
     fn of(shared: &'a Shared) -> Self {
         Self {
-            count: Some(&shared.under_way),
-            before: shared.under_way.fetch_add(1, Ordering::SeqCst),
+            count: Some(&shared.in_flight),
+            before: shared.in_flight.fetch_add(1, Ordering::SeqCst),
         }
     }
 
-    fn ends(&mut self) {
+    fn finish(&mut self) {
         if let Some(count) = self.count.take() {
             count.fetch_sub(1, Ordering::SeqCst);
         }
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
-        self.ends();
+        self.finish();
     }
 }
 
@@ -580,7 +580,7 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
     let mut request = Request {
         number: 0,
-        under_way: 0,
+        in_flight: 0,
         method,
         path: path.to_owned(),
         query: query.to_owned(),
@@ -599,12 +599,12 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     }
 }
 
-/// Sends a response. If that is all of it, it is no longer `under_way` before its last byte can arrive:
+/// Sends a response. If that is all of it, it is no longer `in_flight` before its last byte can arrive:
 /// who has got everything may ask anew, on any connection, before we are heard of again.
 fn write_response(
     mut stream: &TcpStream,
     response: &Response,
-    under_way: &mut UnderWay<'_>,
+    in_flight: &mut InFlightGuard<'_>,
 ) -> io::Result<()> {
     std::thread::sleep(response.delay);
     if matches!(response.end, End::Silence | End::HangUp) {
@@ -619,10 +619,10 @@ fn write_response(
     } else {
         write!(head, "Content-Length: {}\r\n\r\n", response.body.len()).expect("memory");
     }
-    let is_all = response.cut.is_none() && response.end == End::Decent;
+    let is_all = response.cut.is_none() && response.end == End::Normal;
     let body = response.sent_body();
     if is_all && body.is_empty() {
-        under_way.ends();
+        in_flight.finish();
     }
     stream.write_all(head.as_bytes())?;
     let (len, pause) = response.pace.unwrap_or((64 << 10, Duration::ZERO));
@@ -632,7 +632,7 @@ fn write_response(
             std::thread::sleep(pause);
         }
         if is_all && pieces.peek().is_none() {
-            under_way.ends();
+            in_flight.finish();
         }
         if response.is_chunked {
             stream.write_all(format!("{:x}\r\n", piece.len()).as_bytes())?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::packing::Packing;
 use super::raw;
-use super::sums::sha256;
+use super::sha256::sha256;
 
 pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";

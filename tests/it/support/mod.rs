@@ -2,16 +2,16 @@
 
 pub(crate) mod http;
 pub(crate) mod image;
-pub(crate) mod measured;
+pub(crate) mod measured_runner;
 pub(crate) mod mounts;
 pub(crate) mod namespace;
-pub(crate) mod noise;
+pub(crate) mod rng;
 pub(crate) mod packing;
 pub(crate) mod program;
 pub(crate) mod raw;
-pub(crate) mod refusal;
+pub(crate) mod failing_syscall;
 pub(crate) mod rounds;
-pub(crate) mod simulated;
-pub(crate) mod sums;
+pub(crate) mod simulated_network;
+pub(crate) mod sha256;
 pub(crate) mod tree;
 pub(crate) mod wait;

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
-use super::program::told;
+use super::program::stderr_text;
 
 /// Shell: takes out what is mounted by this program and whatever else lies on such a mount, as far as this
 /// namespace has it and it is not below the directory `kept`. A copy of another test's mount would keep
 /// that in use.
-const ALONE: &str = r#"
+const UNMOUNT_INHERITED: &str = r#"
 alone() {
     awk '/ - fuse\.(tarfs|fuse-overlayfs) | - overlay .*tarfs/ { print $5 }' /proc/self/mountinfo |
         while read -r mount; do
@@ -18,14 +18,14 @@ alone() {
 "#;
 
 /// Longer than any script takes, so that a test that waits for ever fails.
-const SECONDS: &str = "300";
+const SCRIPT_TIMEOUT_SECONDS: &str = "300";
 
 /// Runs `script` by `shell` as root in `directory`, in a mount namespace of its own; it ends at the first
 /// command that fails.
 pub(crate) fn run(shell: &str, script: &str, directory: &Path) -> Output {
-    let script = format!("{ALONE}kept=none; alone; trap alone EXIT\n{script}");
+    let script = format!("{UNMOUNT_INHERITED}kept=none; alone; trap alone EXIT\n{script}");
     Command::new("timeout")
-        .args(["-k", "1", SECONDS, "unshare", "--mount"])
+        .args(["-k", "1", SCRIPT_TIMEOUT_SECONDS, "unshare", "--mount"])
         .args(["--propagation", "private", shell, "-euc", &script])
         .current_dir(directory)
         .output()
@@ -43,17 +43,17 @@ pub(crate) fn run_program(prelude: &str, script: &str) -> Output {
 
 /// What a script that ended well has said.
 #[track_caller]
-pub(crate) fn said(output: &Output) -> String {
+pub(crate) fn stdout_text(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", told(output));
+    assert!(output.status.success(), "{said}{}", stderr_text(output));
     said
 }
 
 /// A process in a mount namespace of its own, which ends with this.
 #[derive(Debug)]
-pub(crate) struct Elsewhere(Child);
+pub(crate) struct NamespaceProcess(Child);
 
-impl Elsewhere {
+impl NamespaceProcess {
     /// Runs `script` in `directory` and then stays. Of this program's mounts it has those below `directory`.
     /// `set` tells it more.
     pub(crate) fn start(
@@ -61,7 +61,7 @@ impl Elsewhere {
         script: &str,
         set: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
-        let script = format!("{ALONE}kept=$PWD; alone\n{script}\nexec sleep 1000 >/dev/null 2>&1");
+        let script = format!("{UNMOUNT_INHERITED}kept=$PWD; alone\n{script}\nexec sleep 1000 >/dev/null 2>&1");
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--propagation", "private", "sh", "-euc", &script])
@@ -70,14 +70,14 @@ impl Elsewhere {
     }
 
     /// What it sees as `path`.
-    pub(crate) fn sees(&self, path: &Path) -> PathBuf {
+    pub(crate) fn path_inside(&self, path: &Path) -> PathBuf {
         let mut seen = format!("/proc/{}/root", self.0.id());
         seen.push_str(&path.to_string_lossy());
         seen.into()
     }
 }
 
-impl Drop for Elsewhere {
+impl Drop for NamespaceProcess {
     fn drop(&mut self) {
         let ended = self.0.kill().and_then(|()| self.0.wait());
         drop(ended);

@@ -47,13 +47,13 @@ impl Packing {
     ];
 
     /// Whether decoding can start again only at the very beginning.
-    pub(crate) fn is_one_piece(self) -> bool {
+    pub(crate) fn is_unseekable(self) -> bool {
         matches!(self, Self::Zstd | Self::Xz)
     }
 
     /// Whether every span can be decoded on its own.
     pub(crate) fn is_all_seekable(self) -> bool {
-        !self.is_one_piece() && self != Self::XzStreams
+        !self.is_unseekable() && self != Self::XzStreams
     }
 
     pub(crate) fn pack(self, plain: &Bytes) -> Bytes {

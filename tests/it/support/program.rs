@@ -52,6 +52,6 @@ pub(crate) fn peak_mib(pid: u32) -> Option<u64> {
 }
 
 /// What it complained about.
-pub(crate) fn told(output: &Output) -> String {
+pub(crate) fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -194,7 +194,7 @@ impl Header {
 }
 
 /// Bytes that no packing makes smaller.
-pub(crate) fn noise(len: usize) -> Vec<u8> {
+pub(crate) fn random_bytes(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {
         state ^= state << 13;

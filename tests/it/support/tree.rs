@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 
-use super::noise::Noise;
+use super::rng::Rng;
 
 /// Names and contents, in archive order, and the plain archive.
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Tree {
 }
 
 fn mixed(seed: u64) -> Vec<(String, Vec<u8>)> {
-    let mut noise = Noise::new(seed);
+    let mut noise = Rng::new(seed);
     let mut files = Vec::new();
     for number in 0..8_usize {
         let name = format!("first/text-{number}");
@@ -113,7 +113,7 @@ fn mixed(seed: u64) -> Vec<(String, Vec<u8>)> {
 }
 
 fn large() -> Vec<(String, Vec<u8>)> {
-    let mut noise = Noise::new(7);
+    let mut noise = Rng::new(7);
     let name = |number: u64| format!("{}/{:03}", number / 160, number * 97 % 319);
     let lens =
         (0..319_u64).map(|number| (name(number), if number % 5 == 4 { 1 << 20 } else { 4096 }));

@@ -1,0 +1,117 @@
+//! Servers that name no version: a saved index and the disk cache of an earlier mount.
+
+use bytes::Bytes;
+
+use super::{TestEnv, PATH, assert_file, read};
+use crate::support::http::Resource;
+use crate::support::rng::Rng;
+use crate::support::packing::Packing;
+use crate::support::tree::Tree;
+
+/// Three files of noise that lie in spans of their own.
+fn tree(middle_seed: u64) -> Tree {
+    let file = |name: &str, seed, len| (name.to_owned(), Rng::new(seed).bytes(len));
+    Tree::of(vec![
+        file("first", 1, 10 << 20),
+        file("middle", middle_seed, 1 << 20),
+        file("last", 3, 30 << 20),
+    ])
+}
+
+fn packed(tree: &Tree) -> Bytes {
+    Packing::Lz4.pack(&tree.tar)
+}
+
+#[test]
+fn old_bytes_are_not_served_for_server_without_validators() {
+    let (old, new) = (tree(2), tree(4));
+    let (old_packed, new_packed) = (packed(&old), packed(&new));
+    assert_eq!(old_packed.len(), new_packed.len());
+    let env = TestEnv::new();
+    env.serve(Resource::new(old_packed));
+    drop(env.open());
+    // The change is small, so the samples may miss it; then reading the file is an error.
+    env.serve(Resource::new(new_packed));
+    let archive = env.open();
+    let [_, (name, content), _] = &new.files[..] else {
+        panic!("three files");
+    };
+    if let Ok(bytes) = read(&archive, name) {
+        assert!(bytes == *content, "bytes of an earlier version");
+    }
+}
+
+#[test]
+fn earlier_disk_cache_is_used_only_with_validator() {
+    let tree = tree(2);
+    let packed = packed(&tree);
+    let dated = Resource::new(packed.clone()).last_modified("Sun, 06 Nov 1994 08:49:37 GMT");
+    for (resource, is_named) in [(Resource::new(packed.clone()), false), (dated, true)] {
+        let env = TestEnv::new();
+        env.serve(resource);
+        drop(env.open());
+        let sent = env.server.sent_bytes(PATH);
+        let archive = env.open();
+        assert_eq!(archive.stats().scans.get(), 0);
+        for (name, content) in &tree.files {
+            assert_file(&archive, name, content);
+        }
+        let sent = env.server.sent_bytes(PATH) - sent;
+        assert_eq!(sent < packed.len() as u64, is_named, "{sent} bytes");
+    }
+}
+
+#[test]
+fn process_reads_its_own_disk_cache_without_validator() {
+    let tree = tree(2);
+    let env = TestEnv::new();
+    env.serve(Resource::new(packed(&tree)));
+    drop(env.open());
+    let mut options = env.options();
+    // Far less than the archive.
+    options.scan.memory = 8 << 20;
+    let archive = env.open_with(&options);
+    let [_, (name, content), _] = &tree.files[..] else {
+        panic!("three files");
+    };
+    let others = || {
+        for (other, content) in tree.files.iter().filter(|(other, _)| other != name) {
+            assert_file(&archive, other, content);
+        }
+    };
+    assert_file(&archive, name, content);
+    others();
+    let decoded = archive.stats().decoded_spans.get();
+    assert_file(&archive, name, content);
+    assert_eq!(archive.stats().decoded_spans.get(), decoded);
+    assert!(archive.stats().disk_cache_hit_spans.get() > 0);
+    drop(archive);
+    assert_eq!(env.cached_files("disk-cache").len(), 1, "that of the scan");
+}
+
+#[test]
+fn samples_include_the_first_and_last_bytes() {
+    let seeds = [[5, 2, 3], [1, 2, 5]];
+    let file = |name: &str, seed, len| (name.to_owned(), Rng::new(seed).bytes(len));
+    for [first, middle, last] in seeds {
+        let changed = Tree::of(vec![
+            file("first", first, 1 << 16),
+            file("middle", middle, 40 << 20),
+            file("last", last, 1 << 16),
+        ]);
+        let old = Tree::of(vec![
+            file("first", 1, 1 << 16),
+            file("middle", 2, 40 << 20),
+            file("last", 3, 1 << 16),
+        ]);
+        let env = TestEnv::new();
+        env.serve(Resource::new(packed(&old)).etag("W/\"1\""));
+        drop(env.open());
+        env.serve(Resource::new(packed(&changed)).etag("W/\"1\""));
+        let archive = env.open();
+        assert_eq!(archive.stats().scans.get(), 1);
+        for (name, content) in &changed.files {
+            assert_file(&archive, name, content);
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Mounts that have copies: bind mounts of the whole or of a part, in this mount namespace or another.
+//!
+//! In mount namespaces of their own.
+
+use crate::support::namespace;
+
+/// `ends` waits for the end of a process, and `mounts` counts the mounts below this directory.
+const PRELUDE: &str = r#"
+chmod 755 .
+mkdir -p t/dir bin mnt part whole cache run tmp
+echo one >t/file; echo two >t/dir/file; tar -C t -cf a.tar .
+cp "$program" bin/tarfs
+export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
+pid() { tarfs status --json "$1" | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
+finish_in_time() { for _ in $(seq 200); do kill -0 $1 2>/dev/null || return 0; sleep 0.02; done; echo "$1 runs"; }
+mounts() { grep -c " $PWD/" /proc/self/mountinfo || true; }
+"#;
+
+#[track_caller]
+fn stdout_of(script: &str) -> String {
+    namespace::stdout_text(&namespace::run_program(PRELUDE, script))
+}
+
+#[test]
+fn umount_of_bind_mount_leaves_original_mount() {
+    let said = stdout_of(
+        r"
+        for flags in '' --writable; do
+            for how in '' --lazy; do
+                tarfs mount $flags a.tar mnt; pid=$(pid mnt)
+                mount --bind mnt/dir part; mount --bind mnt whole
+                exec 5<mnt/file
+                tarfs umount $how part 2>&1; tarfs umount $how whole 2>&1; mounts
+                cat - mnt/dir/file <&5; exec 5<&-
+                tarfs umount $how mnt 2>&1; mounts; ends $pid
+            done
+        done
+        ",
+    );
+    assert_eq!(said, "1\none\ntwo\n0\n".repeat(4));
+}
+
+#[test]
+fn umount_of_mount_leaves_its_bind_mounts() {
+    let said = stdout_of(
+        r"
+        for flags in '' --writable; do
+            for how in '' --lazy; do
+                tarfs mount $flags a.tar mnt; pid=$(pid mnt)
+                mount --bind mnt/dir part; mount --bind mnt whole
+                tarfs umount $how mnt 2>&1 | grep -c 'in use elsewhere'; mounts
+                cat part/file; tarfs umount $how whole 2>/dev/null; cat part/file
+                exec 5<part/file; tarfs umount part 2>/dev/null || echo busy; exec 5<&-
+                tarfs umount $how part 2>&1; mounts; ends $pid
+            done
+        done
+        ",
+    );
+    assert_eq!(said, "1\n2\ntwo\ntwo\nbusy\n0\n".repeat(4));
+}
+
+#[test]
+fn umount_in_another_namespace_leaves_the_mount_here() {
+    let said = stdout_of(
+        r"
+        for how in '' --lazy; do
+            tarfs mount a.tar mnt; pid=$(pid mnt)
+            unshare --mount --propagation private sh -euc 'tarfs umount ${1-} mnt; ls mnt' sh $how 2>&1 |
+                grep -c 'in use elsewhere'
+            cat mnt/file; tarfs umount mnt 2>&1; mounts; ends $pid
+        done
+        ",
+    );
+    assert_eq!(said, "1\none\n0\n".repeat(2));
+}
+
+#[test]
+fn status_distinguishes_detached_from_mounted() {
+    let said = stdout_of(
+        r#"
+        heads() { tarfs status | sed -n "s,^$PWD/,,p"; }
+        tarfs mount a.tar mnt; old=$(pid mnt); exec 5<mnt/file; umount -l mnt; heads
+        tarfs mount a.tar mnt; heads | sort
+        test $(pid mnt) != $old; tarfs umount mnt
+        tarfs status --json | grep "$PWD" | grep -c '"detached":true'
+        exec 5<&-; ends $old; heads
+        # One directory of sockets with two names.
+        ln -s "$PWD/run" run2; mount -t tmpfs none /run; mkdir -m 700 /run/tarfs
+        ln -s /run also; export XDG_RUNTIME_DIR="$PWD/also"; tarfs mount a.tar mnt; heads
+        mount --bind mnt/dir part; umount mnt; heads; umount part
+        "#,
+    );
+    let detached = "mnt (detached, still in use)\n";
+    assert_eq!(said, format!("{detached}mnt\n{detached}1\nmnt\npart\n"));
+}
+
+#[test]
+fn umount_by_another_user_names_the_owner() {
+    let said = stdout_of(
+        r#"
+        mknod fuse c 10 229; chmod 0666 fuse; mount --bind fuse /dev/fuse
+        as_user() { setpriv --reuid=$1 --regid=$1 --clear-groups env XDG_RUNTIME_DIR="$PWD/run$1" "${@:2}"; }
+        chown 65534 mnt; mkdir -m 700 run65534 cache65534; chown 65534 run65534 cache65534
+        as_user 65534 env TARFS_CACHE_DIR="$PWD/cache65534" tarfs mount a.tar mnt
+        as_user 4343 tarfs umount mnt 2>&1 | sed "s,$PWD/,,"
+        as_user 65534 tarfs umount mnt
+        for flags in '' --writable; do
+            tarfs mount -o allow_other $flags a.tar mnt; as_user 4343 tarfs umount mnt 2>&1 | sed "s,$PWD/,,"
+            tarfs umount mnt
+        done
+        "#,
+    );
+    let refused = |owner: &str| {
+        format!(
+            "tarfs: cannot unmount mnt: it was mounted by {owner} (unmount as that user or as root)\n"
+        )
+    };
+    let root = refused("root (0)");
+    assert_eq!(said, format!("{}{root}{root}", refused("nobody (65534)")));
+}

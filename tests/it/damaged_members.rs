@@ -1,0 +1,175 @@
+//! Damaged members of an archive: what the verbs, a mount's messages and its status say of them.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::support::http::{Fault, Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::program::{self, stderr_text};
+use crate::support::raw::{Archive, Header};
+use crate::support::wait;
+
+/// A place to mount on.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(archive: &[u8]) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::write(directory.path().join("a.tar"), archive).expect("space");
+        fs::create_dir(directory.path().join("mnt")).expect("fresh");
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        program::tarfs(self.directory.path(), words)
+    }
+
+    /// What a mount with `flags` writes to standard error.
+    fn mount(&self, flags: &[&str]) -> String {
+        let output = self.tarfs(&[&["mount"], flags, &["mnt"]].concat());
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        stderr_text(&output)
+    }
+
+    fn status(&self) -> Value {
+        let output = self.tarfs(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&output.stdout).expect("a mount")
+    }
+
+    fn unmount(&self) {
+        let output = self.tarfs(&["umount", "mnt"]);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+/// An archive of whole members and `count` damaged ones: `bad0`, `bad1` and so on.
+fn archive(count: usize) -> Vec<u8> {
+    let archive = (0..count).fold(Archive::new(), |archive, number| {
+        let bad = Header::new(format!("bad{number}"), b'0').damaged();
+        archive.file(&format!("good{number}"), "1").add(bad, "")
+    });
+    archive.end()
+}
+
+/// How the damaged member `number` of [`archive`] is described.
+fn damaged_member_line(number: usize) -> String {
+    let offset = (number * 3 + 2) * 512;
+    format!(
+        "bad{number}: this is not a header; skipping to the next header \
+         (header at byte {offset} of the tar stream)"
+    )
+}
+
+fn count_of(status: &Value) -> Option<u64> {
+    status.pointer("/damaged_members").and_then(Value::as_u64)
+}
+
+#[test]
+fn ls_names_damaged_members() {
+    let place = Place::new(&archive(120));
+    for source in ["scanned", "saved"] {
+        let output = place.tarfs(&["ls", "a.tar"]);
+        assert_eq!(output.status.code(), Some(2), "{source}");
+        let mut expected = String::new();
+        for number in 0..100 {
+            writeln!(expected, "tarfs: {}", damaged_member_line(number)).expect("a string");
+        }
+        expected += "tarfs: 20 more are not shown\n\
+                     tarfs: 120 members are damaged or not in the tree\n";
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said, expected, "{source}");
+    }
+}
+
+#[test]
+fn ls_names_members_missing_in_the_tree() {
+    let archive = Archive::new().file("../out", "1").file("in", "2").end();
+    let place = Place::new(&archive);
+    let output = place.tarfs(&["ls", "a.tar"]);
+    let said = stderr_text(&output);
+    for line in [
+        "tarfs: out: ",
+        " (header at byte 0 of the tar stream)\n",
+        "tarfs: 1 member is damaged or not in the tree\n",
+    ] {
+        assert!(said.contains(line), "{said}");
+    }
+}
+
+#[test]
+fn mount_names_damaged_members_before_it_returns() {
+    for flags in [&["--wait-index"][..], &[]] {
+        let place = Place::new(&archive(12));
+        // The second mount has the index of the first one.
+        for named in [12, 10] {
+            let said = place.mount(&[flags, &["a.tar"]].concat());
+            for number in 0..named {
+                assert!(
+                    said.contains(&damaged_member_line(number)),
+                    "{flags:?} {named}: {said}"
+                );
+            }
+            let count =
+                "12 members are damaged or not in the tree; `tarfs status` names the first ones";
+            assert!(said.contains(count), "{flags:?} {named}: {said}");
+            let status = place.status();
+            assert_eq!(count_of(&status), Some(12));
+            let first: Vec<_> = (0..10).map(damaged_member_line).collect();
+            assert_eq!(status.pointer("/damaged"), Some(&Value::from(first)));
+            let output = place.tarfs(&["status", "mnt"]);
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.contains("damaged members      12\n"), "{text}");
+            assert!(text.contains(&format!("damaged              {}\n", damaged_member_line(9))));
+            place.unmount();
+        }
+    }
+}
+
+#[test]
+fn mount_of_intact_archive_prints_nothing() {
+    let place = Place::new(&archive(0));
+    assert_eq!(place.mount(&["a.tar"]), "");
+    assert_eq!(count_of(&place.status()), Some(0));
+    place.unmount();
+}
+
+#[test]
+fn log_names_every_damaged_member() {
+    let place = Place::new(b"");
+    let server = Server::start();
+    let resource = Resource::new(archive(150)).etag("\"1\"");
+    server.serve_with_faults("/a.tar", resource, |_| {
+        Some(Fault::Paced(16 << 10, Duration::from_millis(100)))
+    });
+    let said = place.mount(&["--log-file", "log", &server.url("/a.tar")]);
+    wait::wait_until("the scan is over", || {
+        place.status().pointer("/index/phase") == Some(&Value::from("complete"))
+    });
+    let count = "150 members are damaged or not in the tree";
+    let all = || said.clone() + &fs::read_to_string(place.path("log")).expect("a log");
+    wait::wait_until("the count is logged", || all().contains(count));
+    let all = all();
+    for number in 0..150 {
+        assert!(all.contains(&damaged_member_line(number)), "{number}: {all}");
+    }
+    place.unmount();
+}

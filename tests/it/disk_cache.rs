@@ -1,0 +1,347 @@
+//! Spools of real mounts: killed, shared, and on a full disk.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::rng::Rng;
+use crate::support::packing::Packing;
+use crate::support::program::stderr_text;
+use crate::support::tree::Tree;
+use crate::support::wait;
+
+/// A server with archives, and directories for mounts and what tarfs keeps.
+struct Place {
+    server: Server,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    /// Serves the mixed tree at `/mixed`, another one at `/other`.
+    fn new() -> Self {
+        let place = Self {
+            server: Server::start(),
+            directory: tempfile::tempdir().expect("a directory"),
+        };
+        for mountpoint in ["a", "b", "c"] {
+            fs::create_dir(place.path(mountpoint)).expect("made");
+        }
+        fs::create_dir(place.path("cache")).expect("made");
+        for (path, tree) in [("/mixed", Tree::mixed()), ("/other", Tree::other())] {
+            let packed = Packing::Gzip.pack(&tree.tar);
+            place
+                .server
+                .serve(path, Resource::new(packed).etag("\"1\""));
+        }
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
+        command
+            .args(words)
+            .current_dir(&self.directory)
+            .env("XDG_RUNTIME_DIR", self.directory.path())
+            .env("TARFS_CACHE_DIR", self.path("cache"))
+            .env("no_proxy", "*");
+        command
+    }
+
+    #[track_caller]
+    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
+        let output = self.command(words).output().expect("started");
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        output.stdout
+    }
+
+    #[track_caller]
+    fn mount(&self, archive: &str, mountpoint: &str, more: &[&str]) {
+        let url = self.server.url(archive);
+        self.succeeds(&[&["mount", &url, mountpoint], more].concat());
+    }
+
+    #[track_caller]
+    fn status(&self, mountpoint: &str) -> Value {
+        let text = self.succeeds(&["status", mountpoint, "--json"]);
+        serde_json::from_slice(&text).expect("one mount")
+    }
+
+    /// Ends the process of a mount at once, and waits until the mount is taken out.
+    fn kill(&self, mountpoint: &str) {
+        let pid = self.status(mountpoint).get("pid").and_then(Value::as_i64);
+        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+        kill_process(pid.expect("a number"), Signal::KILL).expect("running");
+        wait::wait_until("it is taken out", || !is_mounted(&self.path(mountpoint)));
+    }
+
+    #[track_caller]
+    fn assert_file(&self, mountpoint: &str, name: &str, content: &[u8]) {
+        let read = fs::read(self.path(mountpoint).join(name));
+        let read = read.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(read == content, "{name} is wrong");
+    }
+
+    fn cache_files(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path("cache/disk-cache"))
+            .into_iter()
+            .flatten();
+        entries
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .collect()
+    }
+
+    /// Bytes of disk that all spools take.
+    fn disk_cache_bytes(&self) -> u64 {
+        let spools = self.cache_files();
+        let metadata = spools.iter().filter_map(|path| fs::metadata(path).ok());
+        metadata.map(|spool| spool.blocks() * 512).sum()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for mountpoint in ["a", "b", "c"] {
+            if is_mounted(&self.path(mountpoint)) {
+                drop(self.command(&["umount", "--lazy", mountpoint]).output());
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn number(status: &Value, pointer: &str) -> u64 {
+    let value = status.pointer(pointer).and_then(Value::as_u64);
+    value.unwrap_or_else(|| panic!("{pointer} of {status}"))
+}
+
+/// What a status tells that has this in it.
+fn note(status: &Value, part: &str) -> Option<String> {
+    let notes = status.get("notes")?.as_array()?.iter();
+    let mut notes = notes.filter_map(Value::as_str);
+    notes.find(|note| note.contains(part)).map(str::to_owned)
+}
+
+#[test]
+fn killed_mount_leaves_only_valid_disk_cache() {
+    let (place, tree) = (Place::new(), Tree::mixed());
+    // The index alone and nothing ahead: what is on disk then comes from reads, and is that of `whole`.
+    let reads_alone = ["--prefetch", "none", "--cache-size", "1GiB"];
+    place.succeeds(&["index", &place.server.url("/mixed")]);
+    assert!(place.cache_files().is_empty());
+    let (whole, rest) = tree.files.split_at(tree.files.len() / 2);
+    place.mount("/mixed", "a", &reads_alone);
+    for (name, content) in whole {
+        place.assert_file("a", name, content);
+    }
+    wait::wait_until("what was decoded is on disk", || {
+        let status = place.status("a");
+        let [decoded, spooled] = ["decoded_bytes", "disk_cache_written_bytes"]
+            .map(|name| number(&status, &format!("/counters/{name}")));
+        decoded > 0 && decoded == spooled
+    });
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for (name, _) in rest.iter().rev() {
+                // An error says that it was killed.
+                drop(fs::read(place.path("a").join(name)));
+            }
+            is_over.store(true, Ordering::SeqCst);
+        });
+        let before = place.server.requests("/mixed").len();
+        wait::wait_until("it reads", || {
+            place.server.requests("/mixed").len() > before || is_over.load(Ordering::SeqCst)
+        });
+        place.kill("a");
+    });
+
+    let before = place.server.sent_bytes("/mixed");
+    place.mount("/mixed", "a", &reads_alone);
+    let opened = place.server.sent_bytes("/mixed");
+    assert!(opened - before <= 64 << 10);
+    for (name, content) in whole {
+        place.assert_file("a", name, content);
+    }
+    assert_eq!(place.server.sent_bytes("/mixed"), opened);
+    let status = place.status("a");
+    assert_eq!(number(&status, "/counters/decoded_bytes"), 0);
+    for (name, content) in rest {
+        place.assert_file("a", name, content);
+    }
+}
+
+#[test]
+fn leftovers_of_killed_scan_are_removed_by_next_one() {
+    let (place, tree) = (Place::new(), Tree::mixed());
+    let packed = Packing::Gzip.pack(&tree.tar);
+    let resource = Resource::new(packed.clone()).etag("\"1\"");
+    place.server.route("/slow", move |request| {
+        let response = resource.answer(request);
+        match request.range() {
+            Some((start, _)) if start >= 5 << 20 => response.stall_after(0),
+            _ => response,
+        }
+    });
+    let url = place.server.url("/slow");
+    let sizes = ["--cache-size", "1GiB", "--chunk-size", "1MiB"];
+    let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
+    let mut process = command.stderr(Stdio::null()).spawn().expect("started");
+    wait::wait_until("something is spooled", || place.disk_cache_bytes() > 0);
+    process.kill().expect("running");
+    process.wait().expect("a child");
+    wait::wait_until("it is taken out", || !is_mounted(&place.path("a")));
+    let [left] = &place.cache_files()[..] else {
+        panic!("one file: {:?}", place.cache_files());
+    };
+    let is_unfinished = |path: &Path| path.to_string_lossy().contains("/.");
+    assert!(is_unfinished(left));
+
+    place
+        .server
+        .serve("/slow", Resource::new(packed).etag("\"1\""));
+    place.mount("/slow", "a", &sizes);
+    assert!(!left.exists());
+    for (name, content) in &tree.files {
+        place.assert_file("a", name, content);
+    }
+    assert_eq!(place.cache_files().len(), 1);
+}
+
+#[test]
+fn mounts_share_disk_cache_directory_and_its_limit() {
+    const LIMIT: u64 = 16 << 20;
+    let place = Place::new();
+    let limit = LIMIT.to_string();
+    // What a scan passes would be in the page cache, and not read back.
+    let sizes = ["--cache-size", &limit, "--memory", "32MiB"];
+    let flags = [&["--prefetch", "none"], &sizes[..]].concat();
+    // Two of one archive, and one of another; each would fill it alone.
+    let mounts = [
+        ("/mixed", "a", Tree::mixed()),
+        ("/mixed", "b", Tree::mixed()),
+        ("/other", "c", Tree::other()),
+    ];
+    for (archive, mountpoint, _) in &mounts {
+        place.mount(archive, mountpoint, &flags);
+    }
+    let (place, most) = (&place, &std::sync::atomic::AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for (seed, (_, mountpoint, tree)) in (1..).zip(&mounts) {
+            scope.spawn(move || {
+                let mut left: Vec<_> = tree.files.iter().collect();
+                let mut noise = Rng::new(seed);
+                while !left.is_empty() {
+                    let number = usize::try_from(noise.below(left.len() as u64));
+                    let (name, content) = left.swap_remove(number.expect("small"));
+                    place.assert_file(mountpoint, name, content);
+                    most.fetch_max(place.disk_cache_bytes(), Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let most = most.load(Ordering::SeqCst);
+    assert!(most <= LIMIT, "{most}");
+    assert!(most > LIMIT / 2, "it is used: {most}");
+    let statuses = mounts.map(|(_, mountpoint, _)| place.status(mountpoint));
+    for status in &statuses {
+        assert_eq!(number(status, "/counters/failed_reads"), 0);
+        assert_eq!(number(status, "/disk_cache/limit_bytes"), LIMIT);
+    }
+    let evicted = statuses
+        .iter()
+        .map(|status| number(status, "/counters/disk_cache_evicted_bytes"));
+    assert!(evicted.sum::<u64>() > 0);
+}
+
+/// A place whose cache lies on a disk of so many bytes of its own, until dropped.
+struct SmallDisk {
+    place: Place,
+}
+
+impl SmallDisk {
+    fn new(bytes: u64) -> Self {
+        let place = Place::new();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "none"])
+            .arg(place.path("cache"))
+            .status();
+        assert!(mounted.expect("installed").success());
+        Self { place }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let mut umount = Command::new("umount");
+        drop(umount.arg("--lazy").arg(self.place.path("cache")).status());
+    }
+}
+
+#[test]
+fn reads_continue_without_disk_cache_on_full_disk() {
+    let (disk, tree) = (SmallDisk::new(6 << 20), Tree::mixed());
+    let place = &disk.place;
+    let log = place.path("log");
+    let log = log.to_str().expect("UTF-8");
+    let flags = [
+        "--cache-size",
+        "1GiB",
+        "--memory",
+        "32MiB",
+        "--log-file",
+        log,
+    ];
+    place.mount("/mixed", "a", &flags);
+    wait::wait_until("it is noted", || {
+        note(&place.status("a"), "the disk cache is incomplete").is_some()
+    });
+    for (name, content) in tree.files.iter().rev() {
+        place.assert_file("a", name, content);
+    }
+    let status = place.status("a");
+    let note = note(&status, "the disk cache is incomplete").expect("as before");
+    assert!(note.contains("No space left on device"), "{note}");
+    assert_eq!(number(&status, "/counters/failed_reads"), 0);
+    place.succeeds(&["umount", "a"]);
+    let log = fs::read_to_string(log).expect("written");
+    assert_eq!(
+        log.matches("cannot write the disk cache").count(),
+        1,
+        "{log}"
+    );
+}
+
+#[test]
+fn disk_cache_leaves_a_tenth_of_the_disk_free() {
+    const SIZE: u64 = 10 << 20;
+    let (disk, tree) = (SmallDisk::new(SIZE), Tree::mixed());
+    let place = &disk.place;
+    place.mount("/mixed", "a", &["--memory", "32MiB"]);
+    for (name, content) in tree.files.iter().rev() {
+        place.assert_file("a", name, content);
+    }
+    wait::wait_until("it is noted", || {
+        note(&place.status("a"), "the disk cache is incomplete").is_some()
+    });
+    let note = note(&place.status("a"), "the disk cache is incomplete").expect("as before");
+    assert!(note.contains("bytes of disk"), "not full: {note}");
+    place.succeeds(&["umount", "a"]);
+    let free = rustix::fs::statvfs(place.path("cache")).expect("mounted");
+    let free = free.f_bavail * free.f_frsize;
+    assert!(free >= SIZE / 10, "{free}");
+    assert!(
+        place.disk_cache_bytes() > SIZE / 2,
+        "and the others are used"
+    );
+}

@@ -1,0 +1,429 @@
+//! Archives whose packed pieces are as long as their formats allow, opened and read with the least
+//! memory: nobody may wait for bytes that only another one who waits could give back.
+
+use std::io::{Cursor, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use tarfs::archive::scan::{self, ScanError, Sink};
+use tarfs::archive::{Archive, OpenOptions, ReadError, DiskCacheMode};
+use tarfs::base::stats::Stats;
+use tarfs::base::thread::Thread;
+use tarfs::fetch;
+use tarfs::index::Ino;
+use tarfs::source::{MemorySource, RetryForever, Pipe, Source};
+use tarfs::tar::{self, Member};
+use tokio::runtime::{Builder, Runtime};
+use xxhash_rust::xxh32::xxh32;
+
+use crate::support::rng::Rng;
+use crate::support::raw;
+
+const MIB: usize = 1 << 20;
+/// What takes longer never ends.
+const WORK_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Bytes that no format packs (xorshift).
+fn random_bytes(len: usize) -> Vec<u8> {
+    Rng::new(1).bytes(len)
+}
+
+/// An archive of one file.
+fn archive(name: &str, payload: &[u8]) -> Vec<u8> {
+    raw::Archive::new().file(name, payload).end()
+}
+
+/// `bytes` in one zstd frame that does not say how long it is.
+fn zstd_of_a_pipe(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+/// `bytes` in the longest blocks that there are.
+fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = 0x184c_2102_u32.to_le_bytes().to_vec();
+    for block in bytes.chunks(8 * MIB) {
+        let block = lz4_flex::block::compress(block);
+        packed.extend(u32::try_from(block.len()).expect("short").to_le_bytes());
+        packed.extend(block);
+    }
+    packed
+}
+
+/// `bytes` in stored blocks of 4 MiB, the longest that may refer to those before.
+fn lz4_linked(bytes: &[u8]) -> Vec<u8> {
+    let descriptor = [0x40, 0x70];
+    let mut packed = 0x184d_2204_u32.to_le_bytes().to_vec();
+    packed.extend(descriptor);
+    packed.push(xxh32(&descriptor, 0).to_le_bytes()[1]);
+    for block in bytes.chunks(4 * MIB) {
+        let len = u32::try_from(block.len()).expect("short");
+        packed.extend((len | 1 << 31).to_le_bytes());
+        packed.extend(block);
+    }
+    packed.extend([0; 4]);
+    packed
+}
+
+/// `bytes` in blocks of 24 MiB that say how long they are.
+fn xz_of_threads(bytes: &[u8]) -> Vec<u8> {
+    xz(&["-0", "-T2", "--block-size=24MiB"], bytes)
+}
+
+/// `bytes` in blocks of 4 MiB, each with a dictionary of 64 MiB.
+fn xz_of_large_dictionaries(bytes: &[u8]) -> Vec<u8> {
+    xz(&["--lzma2=preset=0,dict=64MiB", "--block-size=4MiB"], bytes)
+}
+
+fn xz(arguments: &[&str], bytes: &[u8]) -> Vec<u8> {
+    let mut xz = Command::new("xz")
+        .arg("-c")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("xz is installed");
+    let mut stdin = xz.stdin.take().expect("piped");
+    let bytes = bytes.to_vec();
+    let writer = Thread::spawn("xz", move || stdin.write_all(&bytes)).expect("a thread");
+    let output = xz.wait_with_output().expect("it runs");
+    writer.join().expect("it reads");
+    output.stdout
+}
+
+fn runtime() -> Runtime {
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+}
+
+fn minimum_options() -> scan::Options {
+    scan::Options {
+        compression: None,
+        tar: tar::Options::default(),
+        allow_truncated: false,
+        spans: true,
+        connections: 8,
+        chunk_len: 8 << 20,
+        min_speed: fetch::MinSpeed::default(),
+        retry_forever: RetryForever::default(),
+        memory: 0,
+        lenders: Vec::new(),
+        workers: 2,
+        allow_skipping: false,
+        sha256: scan::Digest::Ignore,
+        plain_sha256: scan::Digest::Ignore,
+        resume_points: false,
+        resume: None,
+        saved_index: None,
+    }
+}
+
+/// Runs `work` and answers what it made.
+///
+/// # Panics
+/// When that takes for ever; its thread is then left to itself.
+fn run_with_timeout<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, made) = mpsc::channel();
+    let thread = Thread::spawn("work", move || drop(sender.send(work()))).expect("a thread");
+    match made.recv_timeout(WORK_TIMEOUT) {
+        Ok(made) => made,
+        Err(error) => {
+            std::mem::forget(thread);
+            panic!("{what}: {error}");
+        }
+    }
+}
+
+/// Counts payloads.
+#[derive(Default)]
+struct Counter(usize);
+
+impl Sink for Counter {
+    type Error = ();
+    fn member(&mut self, _member: Member) -> Result<(), ()> {
+        Ok(())
+    }
+    fn payload(&mut self, bytes: bytes::Bytes) -> Result<(), ()> {
+        self.0 += bytes.len();
+        Ok(())
+    }
+    fn member_end(&mut self, _cut: bool) -> Result<(), ()> {
+        Ok(())
+    }
+    fn warning(&mut self, _text: &str) {}
+}
+
+fn scan_payload_bytes(packed: Vec<u8>, options: &scan::Options, stats: &Arc<Stats>) -> usize {
+    let runtime = runtime();
+    let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", packed));
+    let mut counter = Counter::default();
+    scan::scan(&source, options, runtime.handle(), stats, &mut counter).expect("scanned");
+    counter.0
+}
+
+#[test]
+fn decoders_finish_with_minimum_memory() {
+    let plain = archive("a", &random_bytes(20 * MIB));
+    let formats = [
+        ("zstd of a pipe", zstd_of_a_pipe(&plain)),
+        ("legacy lz4", lz4_legacy(&plain)),
+        ("linked lz4", lz4_linked(&plain)),
+        ("xz of threads", xz_of_threads(&plain)),
+    ];
+    for (name, packed) in formats {
+        let len = run_with_timeout(name, move || scan_payload_bytes(packed, &minimum_options(), &Arc::default()));
+        assert_eq!(len, 20 * MIB, "{name}");
+    }
+}
+
+#[test]
+fn speculative_decoding_never_blocks_earlier_data() {
+    // Where nothing packs, shares are as long as can be; where it packs a thousand times, what
+    // they decode to is.
+    let mut payload = random_bytes(20 * MIB);
+    payload.extend(vec![0; 150 * MIB]);
+    payload.extend(random_bytes(20 * MIB));
+    let len = payload.len();
+    let level = flate2::Compression::new(3);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+    encoder.write_all(&archive("a", &payload)).expect("room");
+    let packed = encoder.finish().expect("room");
+    for memory in [0, 48 << 20, 64 << 20, 128 << 20] {
+        let options = scan::Options {
+            memory,
+            workers: 6,
+            ..minimum_options()
+        };
+        let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
+        let counted = Arc::clone(&stats);
+        let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &options, &counted));
+        assert_eq!(got, len);
+        assert_eq!(stats.speculative_decodes.get() > 0, memory > 32 << 20);
+    }
+}
+
+#[test]
+fn speculative_gzip_leaves_buffers_to_the_front() {
+    // Every byte refers to the window before it, so what is decoded ahead is there twice; and it packs so
+    // well that the shares are longer than their buffers, but blocks are not.
+    let payload = random_bytes(16 << 10).repeat(16_384);
+    let len = payload.len();
+    let level = flate2::Compression::new(6);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+    for block in archive("a", &payload).chunks(256 << 10) {
+        encoder.write_all(block).expect("room");
+        encoder.flush().expect("room");
+    }
+    let packed = encoder.finish().expect("room");
+    for workers in [4, 6] {
+        let options = scan::Options {
+            memory: 1 << 30,
+            workers,
+            ..minimum_options()
+        };
+        let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
+        let counted = Arc::clone(&stats);
+        let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &options, &counted));
+        assert_eq!(got, len);
+        assert!(stats.speculative_decodes.get() > 0);
+    }
+}
+
+/// `bytes` in blocks of 900,000 bytes after runs are taken out.
+fn bzip2(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+#[test]
+fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
+    // Ten blocks of 45.9 MB, each of which is packed to 180 KB.
+    let values = random_bytes(1_800_000).into_iter();
+    let payload: Arc<[u8]> = values.flat_map(|value| [value; 255]).collect();
+    let packed = bzip2(&archive("a", &payload));
+    let (len, for_reads) = (payload.len(), packed.clone());
+    let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &minimum_options(), &Arc::default()));
+    assert_eq!(got, len);
+    let got = run_with_timeout("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let options = OpenOptions {
+            disk_cache: DiskCacheMode::Disabled,
+            ..options(cache.path())
+        };
+        let source = Arc::new(MemorySource::new("test", for_reads));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        std::thread::scope(|scope| {
+            let readers = [0, 40, 100, 400].map(|at| {
+                let archive = &archive;
+                scope.spawn(move || read(archive, b"a", at * MIB as u64))
+            });
+            readers.map(|reader| reader.join().expect("no panic"))
+        })
+    });
+    for (at, got) in [0, 40, 100, 400].into_iter().zip(got) {
+        assert!(got == payload[at * MIB..at * MIB + 100], "at {at} MiB");
+    }
+}
+
+#[test]
+fn closing_archive_ends_reads_waiting_for_memory() {
+    let packed = zstd_of_a_pipe(&archive("a", &random_bytes(20 * MIB)));
+    let ended = run_with_timeout("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let options = OpenOptions {
+            disk_cache: DiskCacheMode::Disabled,
+            ..options(cache.path())
+        };
+        let source = Arc::new(MemorySource::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        let found = archive
+            .index()
+            .lookup(Ino::ROOT, b"a")
+            .map(|entry| entry.ino());
+        archive.close();
+        archive.read_blocking(found.expect("it is there"), 19 * MIB as u64, 100)
+    });
+    assert!(matches!(ended, Err(ReadError::Unreachable(_))), "{ended:?}");
+}
+
+/// `bytes` as one frame of zstd, with a window of 64 MiB.
+fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
+    let window = zstd::zstd_safe::CParameter::WindowLog(26);
+    encoder.set_parameter(window).expect("a known parameter");
+    encoder.write_all(bytes).expect("room");
+    encoder.finish().expect("room")
+}
+
+#[test]
+fn decoder_needing_more_than_memory_reports_how_much() {
+    let plain = archive("a", &random_bytes(70 * MIB));
+    let formats = [
+        ("xz", xz_of_large_dictionaries(&plain)),
+        ("zstd", zstd_of_a_large_window(&plain)),
+    ];
+    for (name, packed) in formats {
+        for memory in [85 << 20, 86 << 20] {
+            let packed = packed.clone();
+            let scanned = run_with_timeout(name, move || {
+                let runtime = runtime();
+                let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", packed));
+                let options = scan::Options { memory, ..minimum_options() };
+                let (mut counter, stats) = (Counter::default(), Arc::default());
+                let scanned = scan::scan(&source, &options, runtime.handle(), &stats, &mut counter);
+                scanned.map(|_| counter.0)
+            });
+            match scanned {
+                Ok(len) => assert_eq!((len, memory), (70 * MIB, 86 << 20), "{name}"),
+                Err(ScanError::Archive { error, .. }) => {
+                    assert_eq!(memory, 85 << 20, "{name}: {error}");
+                    let hint = error.hint().expect("a hint");
+                    assert_eq!(hint, "allow it with --memory 86MiB", "{name}");
+                }
+                Err(ScanError::Sink(())) => panic!("{name}: the sink has no limit"),
+            }
+        }
+    }
+}
+
+#[test]
+fn readers_take_turns_if_memory_fits_one_decoder() {
+    let payload = random_bytes(20 * MIB);
+    let packed = xz_of_large_dictionaries(&archive("a", &payload));
+    let got = run_with_timeout("reads", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let mut options = options(cache.path());
+        options.scan.memory = 90 << 20;
+        options.disk_cache = DiskCacheMode::Disabled;
+        let source = Arc::new(MemorySource::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        let archive = archive.expect("opened");
+        std::thread::scope(|scope| {
+            let readers = [0, 5, 10, 15].map(|at| {
+                let archive = &archive;
+                scope.spawn(move || read(archive, b"a", at * MIB as u64))
+            });
+            readers.map(|reader| reader.join().expect("no panic"))
+        })
+    });
+    for (at, got) in [0, 5, 10, 15].into_iter().zip(got) {
+        assert!(got == payload[at * MIB..at * MIB + 100], "at {at} MiB");
+    }
+}
+
+fn options(cache_dir: &Path) -> OpenOptions {
+    OpenOptions {
+        scan: minimum_options(),
+        cache_dir: Some(cache_dir.to_owned()),
+        index_file: None,
+        index_memory: tarfs::index::MemoryLimit::default(),
+        should_rescan_unproven: false,
+        should_log_problems: false,
+        layer: None,
+        disk_cache: DiskCacheMode::Enabled {
+            limit_bytes: Some(1 << 30),
+        },
+    }
+}
+
+fn opened(source: impl Source + 'static, cache_dir: &Path, network: &Runtime) -> Archive {
+    let options = options(cache_dir);
+    let stats = Arc::new(Stats::default());
+    Archive::open(Arc::new(source), &options, network.handle(), &stats).expect("opened")
+}
+
+fn read(archive: &Archive, name: &[u8], offset: u64) -> Vec<u8> {
+    let found = archive
+        .index()
+        .lookup(Ino::ROOT, name)
+        .map(|entry| entry.ino());
+    archive
+        .read_blocking(found.expect("it is there"), offset, 100)
+        .expect("readable")
+        .to_vec()
+}
+
+#[test]
+fn blocks_larger_than_memory_are_read_from_their_start() {
+    let payload = random_bytes(20 * MIB);
+    let packed = xz_of_threads(&archive("a", &payload));
+    let got = run_with_timeout("a read", move || {
+        let cache = tempfile::tempdir().expect("a directory");
+        let network = runtime();
+        let options = OpenOptions {
+            disk_cache: DiskCacheMode::Disabled,
+            ..options(cache.path())
+        };
+        let source = Arc::new(MemorySource::new("test", packed));
+        let archive = Archive::open(source, &options, network.handle(), &Arc::default());
+        read(&archive.expect("opened"), b"a", 1000)
+    });
+    assert_eq!(got, payload[1000..1100]);
+}
+
+#[test]
+fn piped_input_is_never_served_from_earlier_cache() {
+    let cache = tempfile::tempdir().expect("a directory");
+    let network = runtime();
+    for text in ["first", "other"] {
+        let pipe = Pipe::new(
+            "-",
+            Cursor::new(archive("a", text.as_bytes())),
+            Arc::default(),
+        );
+        let archive = opened(pipe, cache.path(), &network);
+        assert_eq!(read(&archive, b"a", 0), text.as_bytes());
+    }
+}

@@ -1,0 +1,508 @@
+//! A mount that answers while the archive is still being scanned: behind a server that holds back
+//! the rest of it.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tarfs::base::thread::Thread;
+
+use crate::support::http::{Resource, Response, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::rng::Rng;
+use crate::support::program;
+use crate::support::raw::Archive;
+use crate::support::sha256::sha256;
+use crate::support::wait;
+
+const ARCHIVE: &str = "/archive";
+
+/// Holds back what is asked for until it is opened.
+#[derive(Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *self.is_open.lock().expect("no panic") = true;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let is_open = self.is_open.lock().expect("no panic");
+        let waited = self
+            .opened
+            .wait_timeout_while(is_open, wait::WAIT_TIMEOUT, |is_open| !*is_open);
+        drop(waited.expect("no panic"));
+    }
+}
+
+/// What lies behind the gate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Remainder {
+    /// The rest of the archive.
+    Comes,
+    /// An error that no retry mends.
+    Is404,
+    /// A byte now and then, whether the gate is open or not.
+    Drips,
+}
+
+/// An archive of which a server gives the first part, and the rest when its gate opens.
+struct Place {
+    server: Server,
+    gate: Arc<Gate>,
+    directory: tempfile::TempDir,
+    /// The first byte behind the gate.
+    held_from: u64,
+    /// All that the server holds.
+    packed: Bytes,
+}
+
+impl Place {
+    fn new(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Remainder) -> Self {
+        Self::with(front, rest, what, &[])
+    }
+
+    fn with(
+        front: Archive,
+        rest: impl FnOnce(Archive) -> Archive,
+        what: Remainder,
+        flags: &[&str],
+    ) -> Self {
+        let place = Self::served(front, rest, what);
+        let output = place.mount(flags);
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        place
+    }
+
+    /// As [`Self::with`], and nothing is mounted yet.
+    fn served(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Remainder) -> Self {
+        // Enough for spans to end before the gate, and for requests not to reach across it.
+        let filler = Rng::new(5).bytes(24 << 20);
+        let front = front.file("filler", &filler);
+        let held_from = (front.clone().unfinished().len() - (4 << 20)) as u64;
+        let packed = Bytes::from(rest(front).file("last", "last").end());
+        let resource = Resource::new(packed.clone()).etag("\"1\"");
+        let (server, gate) = (Server::start(), Arc::<Gate>::default());
+        let held = Arc::clone(&gate);
+        server.route(ARCHIVE, move |request| {
+            if request.range().is_none_or(|(_, end)| end > held_from) {
+                if what == Remainder::Drips {
+                    let answer = resource.answer(request);
+                    return answer.paced(1, Duration::from_millis(200));
+                }
+                held.pass();
+                if what == Remainder::Is404 {
+                    return Response::new(404);
+                }
+            }
+            resource.answer(request)
+        });
+        let directory = tempfile::tempdir().expect("a directory");
+        fs::create_dir(directory.path().join("mnt")).expect("made");
+        Self {
+            server,
+            gate,
+            directory,
+            held_from,
+            packed,
+        }
+    }
+
+    fn mount(&self, flags: &[&str]) -> Output {
+        let url = self.server.url(ARCHIVE);
+        let words = [&["mount", &url, "mnt", "--chunk-size", "256KiB"], flags].concat();
+        self.tarfs(&words)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        program::tarfs(self.directory.path(), words)
+    }
+
+    fn status(&self) -> Value {
+        let text = self.tarfs(&["status", "mnt", "--json"]).stdout;
+        serde_json::from_slice(&text).expect("one mount")
+    }
+
+    fn phase(&self) -> String {
+        let status = self.status();
+        let phase = status.pointer("/index/phase").and_then(Value::as_str);
+        phase.expect("a phase").to_owned()
+    }
+
+    #[track_caller]
+    fn count(&self, counter: &str) -> u64 {
+        let status = self.status();
+        let count = status.pointer(&format!("/counters/{counter}"));
+        count.and_then(Value::as_u64).expect("a counter")
+    }
+
+    /// Waits until a counter has come to `least`.
+    #[track_caller]
+    fn wait_for_count(&self, counter: &str, least: u64) {
+        wait::wait_until(counter, || self.count(counter) >= least);
+    }
+
+    /// Waits for the end of the scan, which a listing does.
+    fn list(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.path("mnt")).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names
+            .map(|name| name.into_string().expect("UTF-8"))
+            .collect()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.gate.open();
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+/// What `work` answers on a thread of its own.
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
+    Thread::spawn("aside", work).expect("a thread")
+}
+
+#[test]
+fn file_is_readable_before_scan_ends() {
+    let content = Rng::new(1).bytes(300_000);
+    let front = Archive::new().file("d/early", &content);
+    let place = Place::new(front, |rest| rest.file("d/late", "late"), Remainder::Comes);
+    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
+    assert_eq!(place.phase(), "scanning");
+
+    let (late, listed) = (place.path("mnt/d/late"), place.path("mnt/d"));
+    let late = spawn(move || fs::read(late).expect("readable"));
+    let listed = spawn(move || fs::read_dir(listed).expect("a directory").count());
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!late.is_finished() && !listed.is_finished());
+    // Others are answered meanwhile.
+    let early = fs::symlink_metadata(place.path("mnt/d/early")).expect("known");
+    assert_eq!((early.len(), early.ino()), (300_000, 3));
+    assert_eq!(place.phase(), "scanning");
+
+    place.gate.open();
+    assert_eq!(late.join(), b"late");
+    assert_eq!(listed.join(), 2);
+    assert_eq!(place.list(), ["d", "filler", "last"]);
+    assert_eq!(place.phase(), "complete");
+    let missing = fs::read(place.path("mnt/missing")).expect_err("not there");
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+    // Saved: the next mount scans nothing.
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+    let url = place.server.url(ARCHIVE);
+    assert!(place.tarfs(&["mount", &url, "mnt"]).status.success());
+    let scans = place.status();
+    assert_eq!(scans.pointer("/counters/scans"), Some(&Value::from(0)));
+    assert_eq!(
+        scans.pointer("/index/phase"),
+        Some(&Value::from("complete"))
+    );
+}
+
+#[test]
+fn scanned_files_are_in_the_page_cache() {
+    let lens = [0, 1, 4096, 5000, 100_000, (2 << 20) + 1, 3 << 20];
+    let content = |number: usize| Rng::new(number as u64 + 9).bytes(lens[number]);
+    let name = |number| format!("d{}/e/f{number}", number / 4);
+    let front = (0..lens.len()).fold(Archive::new(), |front, number| {
+        front.file(&name(number), content(number))
+    });
+    let place = Place::new(front, |rest| rest, Remainder::Comes);
+    if !rustix::process::geteuid().is_root() {
+        // The kernel hears of no names ahead, and takes no pages of what it has not heard of.
+        return;
+    }
+    // An empty file has no pages.
+    place.wait_for_count("pushed_files", lens.len() as u64 - 1);
+    assert_eq!(place.phase(), "scanning");
+    for number in 0..lens.len() {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number} is wrong");
+    }
+    // A kernel may take pages back at any time, also where memory is free.
+    let all: usize = lens.iter().sum();
+    let served = place.count("served_bytes");
+    assert!(served <= all as u64 / 20, "{served} bytes were asked for");
+    assert_eq!(place.phase(), "scanning");
+}
+
+#[test]
+fn open_file_keeps_bytes_if_member_is_replaced() {
+    let (old, new) = (Rng::new(1).bytes(100_000), Rng::new(2).bytes(90_000));
+    let (front, later) = (Archive::new().file("f", &old), new.clone());
+    let place = Place::new(front, |rest| rest.file("f", later), Remainder::Comes);
+    let mut open = File::open(place.path("mnt/f")).expect("there");
+    let mut first = vec![0; 1000];
+    open.read_exact(&mut first).expect("readable");
+    assert!(first == old[..1000]);
+    assert_eq!(open.metadata().expect("open").ino(), 2);
+
+    place.gate.open();
+    place.list();
+    place.wait_for_count("invalidated_inodes", 1);
+    // The name is believed for a while.
+    wait::wait_until("it is replaced", || {
+        fs::read(place.path("mnt/f")).expect("readable") == new
+    });
+    let replaced = fs::metadata(place.path("mnt/f")).expect("there");
+    assert_eq!((replaced.ino(), replaced.len()), (4, 90_000));
+    let mut all = Vec::new();
+    open.seek(SeekFrom::Start(0)).expect("sought");
+    open.read_to_end(&mut all).expect("readable");
+    assert!(all == old);
+    let unlinked = open.metadata().expect("open");
+    assert_eq!((unlinked.ino(), unlinked.nlink()), (2, 0));
+}
+
+#[test]
+fn changes_by_later_members_become_visible_soon() {
+    let front = Archive::new().directory("d").file("f", "f");
+    let more = |rest: Archive| {
+        let rest = rest
+            .hard_link("d/g", "f")
+            .pax(&[("SCHILY.xattr.user.a", "1")]);
+        rest.file("with-xattr", "")
+    };
+    let place = Place::new(front, more, Remainder::Comes);
+    let stat = |name: &str| fs::symlink_metadata(place.path("mnt").join(name)).expect("there");
+    let xattr = |name: &str| {
+        let mut value = [0; 8];
+        let path = place.path("mnt").join(name);
+        rustix::fs::lgetxattr(path, "user.a", &mut value).map(|len| value[..len].to_vec())
+    };
+    assert_eq!(stat("f").nlink(), 1);
+    assert_eq!(xattr("f"), Err(rustix::io::Errno::NODATA));
+    assert_eq!(place.phase(), "scanning");
+    place.gate.open();
+    place.list();
+    place.wait_for_count("invalidated_inodes", 1);
+    assert_eq!(stat("f").nlink(), 2);
+    assert_eq!(stat("d/g").ino(), stat("f").ino());
+    assert_eq!(xattr("with-xattr").expect("there"), b"1");
+}
+
+#[test]
+fn failed_scan_keeps_indexed_files() {
+    let content = Rng::new(1).bytes(300_000);
+    let front = Archive::new().file("early", &content);
+    let place = Place::new(front, |rest| rest.file("late", "late"), Remainder::Is404);
+    let late = place.path("mnt/late");
+    let late = spawn(move || fs::read(late));
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!late.is_finished());
+    place.gate.open();
+    let error = late.join().expect_err("lost");
+    assert_eq!(error.raw_os_error(), Some(5), "{error}");
+    assert!(fs::read(place.path("mnt/early")).expect("readable") == content);
+    let listing = fs::read_dir(place.path("mnt")).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    assert!(listing.is_err(), "a part must not pass for the whole");
+
+    let status = place.status();
+    assert_eq!(status.pointer("/index/phase"), Some(&Value::from("failed")));
+    let failure = status.pointer("/index/failure").and_then(Value::as_str);
+    assert!(failure.expect("why").contains("not found"), "{failure:?}");
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+}
+
+/// Mounts with `digest` expected, and opens the gate when all before it was fetched; what the mount
+/// says, and whether it was there before.
+fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
+    let expect = ["--expect-sha256", digest];
+    std::thread::scope(|scope| {
+        let mounting = scope.spawn(|| place.mount(&expect));
+        wait::wait_until("the front is fetched", || {
+            place.server.sent_bytes(ARCHIVE) >= place.held_from - (256 << 10)
+        });
+        // A mount that does not wait would be there by now: its first member came long ago.
+        std::thread::sleep(Duration::from_millis(300));
+        let was_early = mounting.is_finished() || is_mounted(&place.path("mnt"));
+        place.gate.open();
+        (mounting.join().expect("no panic"), was_early)
+    })
+}
+
+#[test]
+fn mount_expecting_digest_shows_nothing_before_match() {
+    let content = Rng::new(1).bytes(300_000);
+    let served = || {
+        let front = Archive::new().directory("d").file("d/early", &content);
+        Arc::new(Place::served(front, |rest| rest, Remainder::Comes))
+    };
+    let place = served();
+    let wrong = "5a".repeat(32);
+    let (output, was_early) = mount_through_gate(&place, &wrong);
+    assert!(!was_early, "a mount of bytes that nobody has vouched for");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(program::stderr_text(&output).contains(&wrong));
+    assert!(!is_mounted(&place.path("mnt")));
+
+    let right = sha256(&place.packed);
+    let place = served();
+    let (output, was_early) = mount_through_gate(&place, &right);
+    assert!(!was_early, "a mount of bytes that nobody has vouched for");
+    assert!(output.status.success(), "{}", program::stderr_text(&output));
+    assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+
+    // The index was built under this digest.
+    let sent = place.server.sent_bytes(ARCHIVE);
+    let output = place.mount(&["--expect-sha256", &right]);
+    assert!(output.status.success(), "{}", program::stderr_text(&output));
+    assert!(
+        place.server.sent_bytes(ARCHIVE) - sent < 1 << 20,
+        "scanned again"
+    );
+    assert!(place.tarfs(&["umount", "mnt"]).status.success());
+}
+
+#[test]
+fn unmount_ends_scan_waiting_for_server() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::new(front, |rest| rest, Remainder::Comes);
+    let late = place.path("mnt/last");
+    let late = spawn(move || fs::read(late).is_err());
+    std::thread::sleep(Duration::from_millis(100));
+    let umount = place.tarfs(&["umount", "--lazy", "mnt"]);
+    assert!(umount.status.success());
+    assert!(late.join());
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn killed_reader_exits_though_server_is_silent() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::new(front, |rest| rest.file("late", "late"), Remainder::Comes);
+    let waiting = |program: &str, path: &str| {
+        let mut command = Command::new("sh");
+        // Whoever starts the tests in the background may have made them deaf to signals.
+        let line = format!("ulimit -c 0; exec env --default-signal {program} \"$0\"");
+        command.args(["-c", &line]).arg(place.path(path));
+        command.stdout(Stdio::null()).spawn().expect("installed")
+    };
+    let mut waiting = [
+        (waiting("cat", "mnt/late"), Signal::KILL),
+        (waiting("cat", "mnt/last"), Signal::QUIT),
+        (waiting("ls", "mnt"), Signal::TERM),
+        (waiting("cat", "mnt/filler"), Signal::KILL),
+    ];
+    for (process, _) in &waiting {
+        let name = format!("/proc/{}/comm", process.id());
+        wait::wait_until("the shell has become who reads", || {
+            let name = fs::read_to_string(&name).expect("a child");
+            matches!(name.trim_end(), "cat" | "ls")
+        });
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let killed = Instant::now();
+    for (process, signal) in &mut waiting {
+        assert_eq!(process.try_wait().expect("a child"), None, "waits");
+        kill_process(Pid::from_child(process), *signal).expect("running");
+    }
+    wait::wait_until("they are gone", || {
+        let mut ended = waiting.iter_mut().map(|(process, _)| process.try_wait());
+        ended.all(|ended| ended.expect("a child").is_some())
+    });
+    // A moment is enough; their own deadline is a minute.
+    assert!(killed.elapsed() < Duration::from_secs(20));
+    assert_eq!(place.phase(), "scanning");
+    assert_eq!(
+        fs::read(place.path("mnt/early")).expect("readable"),
+        b"early"
+    );
+    assert!(place.count("interrupted_requests") >= 3);
+    place.gate.open();
+    assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
+}
+
+#[test]
+fn trickling_server_times_out() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::with(front, |rest| rest, Remainder::Drips, &["--timeout", "1"]);
+    let late = fs::read(place.path("mnt/last")).expect_err("it never comes");
+    assert_eq!(late.kind(), std::io::ErrorKind::TimedOut, "{late}");
+    let list = fs::read_dir(place.path("mnt"));
+    let list = list.and_then(|mut entries| entries.next().transpose());
+    let list = list.expect_err("never whole");
+    assert_eq!(list.kind(), std::io::ErrorKind::TimedOut, "{list}");
+    let filler = fs::read(place.path("mnt/filler")).expect_err("never whole");
+    assert_eq!(filler.kind(), std::io::ErrorKind::TimedOut, "{filler}");
+    assert_eq!(place.phase(), "scanning");
+    assert!(place.count("timed_out_requests") >= 2);
+}
+
+/// As with a container that is frozen for a snapshot.
+#[test]
+fn time_while_stopped_is_not_server_silence() {
+    let place = Place::with(
+        Archive::new(),
+        |rest| rest.file("late", "late"),
+        Remainder::Comes,
+        &["--timeout", "8"],
+    );
+    let pid = place.status().get("pid").and_then(Value::as_i64);
+    let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+    let pid = pid.expect("a process");
+    let late = place.path("mnt/late");
+    let late = spawn(move || fs::read(late));
+    // Until the scan has come to where it waits.
+    std::thread::sleep(Duration::from_secs(2));
+    kill_process(pid, Signal::STOP).expect("running");
+    std::thread::sleep(Duration::from_secs(14));
+    assert!(!late.is_finished());
+    kill_process(pid, Signal::CONT).expect("stopped");
+    // What it does when it goes on comes before the server's next word.
+    std::thread::sleep(Duration::from_millis(500));
+    place.gate.open();
+    assert_eq!(late.join().expect("in time"), b"late");
+    assert_eq!(place.count("timed_out_requests"), 0);
+}
+
+#[test]
+fn scan_resumes_when_server_returns_after_deadline() {
+    let front = Archive::new().file("early", "early");
+    let place = Place::with(
+        front,
+        |rest| rest.file("late", "late"),
+        Remainder::Comes,
+        &["--timeout", "1", "--log-file", "log"],
+    );
+    let error = fs::read(place.path("mnt/late")).expect_err("nothing comes");
+    assert_eq!(error.kind(), std::io::ErrorKind::TimedOut, "{error}");
+    assert_eq!(fs::read(place.path("mnt/early")).expect("known"), b"early");
+    place.wait_for_count("source_timeouts", 6);
+    assert_eq!(place.phase(), "scanning");
+    place.gate.open();
+    assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
+    assert_eq!(place.list(), ["early", "filler", "late", "last"]);
+    // However many reads met with it. On a busy machine one may do so in the very moment when another has
+    // gone well again.
+    let timeouts = place.count("source_timeouts");
+    let log = fs::read_to_string(place.path("log")).expect("written");
+    let url = place.server.url(ARCHIVE);
+    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
+    let troubles = stdout_text("it is asked again") + stdout_text("can be read again");
+    let warned = stdout_text(&format!("WARN cannot read {url}"));
+    let mended = stdout_text(&format!("INFO {url} can be read again"));
+    assert!(warned >= 1 && warned == mended, "{log}");
+    assert!(2 * warned <= timeouts, "{timeouts}: {log}");
+    assert_eq!(troubles, warned + mended, "{log}");
+}

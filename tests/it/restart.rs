@@ -1,0 +1,344 @@
+//! A mount that goes on when the process that serves it is killed.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use tarfs::base::thread::Thread;
+
+use crate::support::http::{Resource, Server};
+use crate::support::mounts::is_mounted;
+use crate::support::rng::Rng;
+use crate::support::program;
+use crate::support::raw::Archive;
+use crate::support::wait;
+
+const ARCHIVE: &str = "/archive";
+
+/// Files of the archive.
+const FILES: usize = 40;
+
+/// A mounted archive behind a server that can be told to be silent.
+struct Place {
+    server: Server,
+    is_silent: Arc<AtomicBool>,
+    directory: tempfile::TempDir,
+}
+
+fn name(number: usize) -> String {
+    format!("d{}/f{number}", number % 7)
+}
+
+fn content(number: usize) -> Vec<u8> {
+    Rng::new(number as u64 + 1).bytes(300_000)
+}
+
+fn archive(changed: bool) -> Vec<u8> {
+    let archive = (0..FILES).fold(Archive::new(), |archive, number| {
+        archive.file(&name(number), content(number))
+    });
+    archive
+        .file("last", if changed { "new" } else { "old" })
+        .end()
+}
+
+impl Place {
+    fn new(flags: &[&str]) -> Self {
+        let place = Self {
+            server: Server::start(),
+            is_silent: Arc::default(),
+            directory: tempfile::tempdir().expect("a directory"),
+        };
+        fs::create_dir(place.path("mnt")).expect("made");
+        place.serve(Resource::new(archive(false)).etag("\"1\""));
+        let url = place.server.url(ARCHIVE);
+        let output = place.tarfs(&[&["mount", "--log-file", "log", &url, "mnt"], flags].concat());
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        place
+    }
+
+    fn serve(&self, resource: Resource) {
+        let is_silent = Arc::clone(&self.is_silent);
+        self.server.route(ARCHIVE, move |request| {
+            let answer = resource.answer(request);
+            if is_silent.load(Ordering::SeqCst) {
+                return answer.stall_after(0);
+            }
+            answer
+        });
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn tarfs(&self, words: &[&str]) -> Output {
+        program::tarfs(self.directory.path(), words)
+    }
+
+    fn status(&self) -> Option<Value> {
+        let output = self.tarfs(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn server_pid(&self) -> Option<Pid> {
+        let pid = self.status()?.get("pid")?.as_i64()?;
+        Pid::from_raw(i32::try_from(pid).ok()?)
+    }
+
+    /// Kills who serves the mount, and waits until somebody else does.
+    fn kill(&self) {
+        let before = self.server_pid().expect("mounted");
+        kill_process(before, Signal::KILL).expect("running");
+        wait::wait_until("somebody goes on", || {
+            self.server_pid().is_some_and(|now| now != before)
+        });
+    }
+
+    /// Waits until everything is known and kept on disk.
+    fn wait_until_cached(&self) {
+        let phase = || self.status()?.pointer("/index/phase").cloned();
+        wait::wait_until("it is scanned", || phase() == Some(Value::from("complete")));
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_mounted(&self.path("mnt")) {
+            self.tarfs(&["umount", "--lazy", "mnt"]);
+        }
+    }
+}
+
+#[test]
+fn open_files_stay_open_after_worker_restart() {
+    let place = Place::new(&["--restart"]);
+    place.wait_until_cached();
+    let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
+    let mut first = vec![0; 1000];
+    open.read_exact(&mut first).expect("readable");
+    let standing = File::open(place.path("mnt/d5")).expect("there");
+    let numbers = || {
+        let all = (0..FILES).map(|number| fs::metadata(place.path("mnt").join(name(number))));
+        all.map(|found| found.expect("there").ino())
+            .collect::<Vec<_>>()
+    };
+    let before = numbers();
+    for _ in 0..3 {
+        place.kill();
+        let mut rest = Vec::new();
+        open.seek(SeekFrom::Start(0)).expect("sought");
+        open.read_to_end(&mut rest).expect("readable");
+        assert!(rest == content(3));
+        assert_eq!(numbers(), before);
+        for number in 0..FILES {
+            let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+            assert!(read == content(number), "{number}");
+        }
+        assert_eq!(standing.metadata().expect("open").ino(), before[5] - 1);
+    }
+    drop((open, standing));
+    let output = place.tarfs(&["umount", "mnt"]);
+    assert!(output.status.success(), "{}", program::stderr_text(&output));
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn access_log_survives_worker_restart() {
+    let place = Place::new(&["--restart", "--record", "profile"]);
+    place.wait_until_cached();
+    let read = |number| fs::read(place.path("mnt").join(name(number))).expect("readable");
+    let recorded = || fs::read_to_string(place.path("profile")).unwrap_or_default();
+    let is_recorded = |number: usize| recorded().contains(&format!("{}\n", name(number)));
+    read(3);
+    wait::wait_until("it is recorded", || is_recorded(3));
+    place.kill();
+    read(4);
+    wait::wait_until("that is recorded, too", || is_recorded(4));
+    assert!(is_recorded(3), "{}", recorded());
+}
+
+#[test]
+fn waiting_reads_are_answered_after_worker_restart() {
+    // Nothing on disk or in memory that could answer.
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    place.wait_until_cached();
+    place.kill();
+    place.is_silent.store(true, Ordering::SeqCst);
+    let asked = place.server.requests(ARCHIVE).len();
+    let files: Vec<_> = [2, 17, 33]
+        .map(|number| (number, place.path("mnt").join(name(number))))
+        .into_iter()
+        .map(|(number, path)| {
+            let read = move || {
+                let file = File::open(path).expect("there");
+                let mut bytes = vec![0; 300_000];
+                file.read_exact_at(&mut bytes, 0).expect("readable");
+                assert!(bytes == content(number), "{number}");
+            };
+            Thread::spawn("reader", read).expect("a thread")
+        })
+        .collect();
+    wait::wait_until("they wait", || {
+        place.server.requests(ARCHIVE).len() >= asked + files.len()
+    });
+    assert!(files.iter().all(|file| !file.is_finished()));
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    place.is_silent.store(false, Ordering::SeqCst);
+    for file in files {
+        file.join();
+    }
+    assert_ne!(place.server_pid(), Some(before));
+}
+
+#[test]
+fn worker_killed_while_scanning_is_restarted() {
+    let place = Place::new(&["--restart"]);
+    // Whatever it has come to.
+    place.kill();
+    for number in 0..FILES {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number}");
+    }
+    let listed = fs::read_dir(place.path("mnt"))
+        .expect("a directory")
+        .count();
+    assert_eq!(listed, 8);
+}
+
+#[test]
+fn relative_paths_mean_the_same_after_restart() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| directory.path().join(name);
+    fs::write(path("a.tar"), archive(false)).expect("written");
+    fs::create_dir(path("mnt")).expect("made");
+    let tarfs = |words: &[&str]| program::tarfs(directory.path(), words);
+    let pid = || {
+        let output = tarfs(&["status", "mnt", "--json"]);
+        let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
+        Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
+    };
+    // Gone on with on the same connection, and, as the kernel reads the copy itself, by a new mount.
+    for more in [&[][..], &["--copy-to", "copy"]] {
+        let words = [&["mount", "--restart", "a.tar", "mnt"], more].concat();
+        let output = tarfs(&words);
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        let before = pid().expect("mounted");
+        kill_process(before, Signal::KILL).expect("running");
+        wait::wait_until("somebody goes on", || {
+            pid().is_some_and(|now| now != before)
+        });
+        assert!(fs::read(path("mnt").join(name(3))).expect("readable") == content(3));
+        let output = tarfs(&["umount", "mnt"]);
+        assert!(output.status.success(), "{}", program::stderr_text(&output));
+    }
+}
+
+#[test]
+fn restart_rejects_another_version() {
+    let place = Place::new(&["--restart"]);
+    place.wait_until_cached();
+    place.serve(Resource::new(archive(true)).etag("\"2\""));
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    wait::wait_until("it is told", || {
+        place.log().contains("has changed since it was mounted")
+    });
+    assert!(place.server_pid().is_none());
+    // Nobody goes on: who asks now waits for the end of the attempts, or gets an error.
+    place.tarfs(&["umount", "--lazy", "mnt"]);
+    assert!(!is_mounted(&place.path("mnt")));
+}
+
+#[test]
+fn restarted_worker_serves_cache_without_source() {
+    let place = Place::new(&["--restart"]);
+    place.wait_until_cached();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    for number in 0..FILES {
+        let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
+        assert!(read == content(number), "{number}");
+    }
+    place.is_silent.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn restarted_worker_reads_uncached_once_source_is_back() {
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    place.wait_until_cached();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    let asked = place.server.requests(ARCHIVE).len();
+    let path = place.path("mnt").join(name(5));
+    let read = Thread::spawn("reader", move || fs::read(path).expect("readable"));
+    wait::wait_until("the source is asked", || {
+        place.server.requests(ARCHIVE).len() > asked
+    });
+    place.is_silent.store(false, Ordering::SeqCst);
+    assert!(read.expect("a thread").join() == content(5));
+}
+
+#[test]
+fn restarted_worker_rejects_other_version_of_returned_source() {
+    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    place.wait_until_cached();
+    place.is_silent.store(true, Ordering::SeqCst);
+    place.kill();
+    place.serve(Resource::new(archive(true)).etag("\"2\""));
+    place.is_silent.store(false, Ordering::SeqCst);
+    let error = fs::read(place.path("mnt").join(name(5))).expect_err("another version");
+    assert_eq!(error.kind(), std::io::ErrorKind::StaleNetworkFileHandle);
+}
+
+#[test]
+fn source_outage_does_not_count_towards_restart_timeout() {
+    let place = Place::new(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
+    place.wait_until_cached();
+    let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
+    fs::remove_dir_all(place.path("cache")).expect("there");
+    place.is_silent.store(true, Ordering::SeqCst);
+    let before = place.server_pid().expect("mounted");
+    let asked = place.server.requests(ARCHIVE).len();
+    kill_process(before, Signal::KILL).expect("running");
+    let read = Thread::spawn("reader", move || {
+        let mut bytes = Vec::new();
+        open.read_to_end(&mut bytes).map(|_| bytes)
+    });
+    // Each request waits for two seconds, and three of them for longer than the timeout.
+    wait::wait_until("the source is asked again and again", || {
+        place.server.requests(ARCHIVE).len() >= asked + 4
+    });
+    place.is_silent.store(false, Ordering::SeqCst);
+    let read = read.expect("a thread").join();
+    assert!(read.expect("readable") == content(3));
+    let told = "does not count against --restart-timeout";
+    assert!(place.log().contains(told), "{}", place.log());
+}
+
+#[test]
+fn scan_longer_than_restart_timeout_loses_the_mount() {
+    let place = Place::new(&["--restart", "--restart-timeout", "1"]);
+    place.wait_until_cached();
+    fs::remove_dir_all(place.path("cache")).expect("there");
+    let resource = Resource::new(archive(false)).etag("\"1\"");
+    place.server.route(ARCHIVE, move |request| {
+        let pause = std::time::Duration::from_millis(50);
+        resource.answer(request).paced(1 << 10, pause)
+    });
+    let before = place.server_pid().expect("mounted");
+    kill_process(before, Signal::KILL).expect("running");
+    wait::wait_until("it is unmounted", || !is_mounted(&place.path("mnt")));
+}

@@ -1,0 +1,202 @@
+//! Bytes that are read later are those that were scanned: a server, or a cache on the way, swaps them
+//! for others of the same length, entity tag and xxh3-64.
+
+use std::fs;
+use std::io::Write;
+use std::process::Output;
+
+use flate2::write::GzEncoder;
+use serde_json::Value;
+use tarfs::base::extent::{Extent, Plain};
+use tarfs::index::{Index, format};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::support::http::{Resource, Server};
+use crate::support::program::{self, stderr_text};
+use crate::support::raw::{Archive, random_bytes};
+use crate::support::sha256::sha256;
+use crate::support::wait;
+
+/// The first two words of the secret of XXH3, which it combines with the first words of two stripes.
+const SECRET: [u64; 2] = [0xbe4b_a423_396c_feb8, 0x1cad_21f7_2c81_017c];
+
+/// Bytes that XXH3 takes together; a lane's two words are as far apart.
+const STRIPE: usize = 64;
+
+/// How an archive is packed so that a byte of it is a byte of the packed stream.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Packed {
+    Not,
+    Stored,
+}
+
+impl Packed {
+    fn pack(self, tar: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Not => tar.to_vec(),
+            Self::Stored => {
+                let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::none());
+                gzip.write_all(tar).expect("packed");
+                gzip.finish().expect("packed")
+            }
+        }
+    }
+}
+
+/// Two words in one lane of the XXH3 of `span`: each makes a product of zero, and their sum is the same
+/// for every `difference`.
+fn plant_collision(tar: &mut [u8], span: &Extent<Plain>, difference: u32) {
+    let highs = [5 + difference, 1000 - difference];
+    let mut at = usize::try_from(span.start().0).expect("small") + 4096;
+    for (secret, high) in SECRET.into_iter().zip(highs) {
+        let low = secret & u64::from(u32::MAX);
+        let word = u64::from(high) << 32 | low;
+        let place = tar.get_mut(at..at + 8).expect("in the span");
+        place.copy_from_slice(&word.to_le_bytes());
+        at += STRIPE;
+    }
+}
+
+const FILE_LEN: usize = 10 << 20;
+
+/// A server of an archive, and what tarfs keeps of it.
+struct Place {
+    server: Server,
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self {
+            server: Server::start(),
+            directory: tempfile::tempdir().expect("a directory"),
+        };
+        fs::create_dir(place.directory.path().join("mnt")).expect("made");
+        place
+    }
+
+    fn serve(&self, packed: &[u8]) {
+        let resource = Resource::new(packed.to_vec()).etag("\"same\"");
+        self.server.serve("/archive", resource);
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        program::tarfs(self.directory.path(), words)
+    }
+
+    #[track_caller]
+    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
+        let output = self.run(words);
+        assert!(output.status.success(), "{}", stderr_text(&output));
+        output.stdout
+    }
+
+    fn url(&self) -> String {
+        self.server.url("/archive")
+    }
+
+    /// The index that tarfs makes of what is served.
+    fn index(&self) -> Index {
+        self.succeeds(&["index", "-q", &self.url(), "--output", "file.idx"]);
+        let file = fs::read(self.directory.path().join("file.idx")).expect("written");
+        format::read(file.as_slice(), file.len() as u64).expect("an index")
+    }
+
+    /// Serves an archive, and makes an index of it with the digest that it returns. From then on others
+    /// are served, in which two words of each span are swapped for some that no xxh3-64 tells apart.
+    fn swap(&self, packed: Packed) -> String {
+        let mut tar = Archive::new().file("file", random_bytes(FILE_LEN)).end();
+        self.serve(&packed.pack(&tar));
+        let index = self.index();
+        let spans: Vec<_> = (0..index.span_count())
+            .filter_map(|number| index.span_extent(number))
+            .filter(|span| span.len() > 64 << 10)
+            .collect();
+        assert!(spans.len() > 2, "{spans:?}");
+        let mut other = tar.clone();
+        for span in &spans {
+            plant_collision(&mut tar, span, 0);
+            plant_collision(&mut other, span, 7);
+            let hash = |tar: &[u8]| {
+                let place = |at: Plain| usize::try_from(at.0).expect("small");
+                xxh3_64(
+                    tar.get(place(span.start())..place(span.end()))
+                        .expect("inside"),
+                )
+            };
+            assert_eq!(hash(&tar), hash(&other), "they must not be told apart");
+        }
+        let (original, other) = (packed.pack(&tar), packed.pack(&other));
+        assert!(original.len() == other.len() && original != other);
+        self.serve(&original);
+        let digest = sha256(&original);
+        self.succeeds(&["index", "-q", &self.url(), "--expect-sha256", &digest]);
+        self.serve(&other);
+        digest
+    }
+
+    fn status(&self) -> Value {
+        let text = self.succeeds(&["status", "mnt", "--json"]);
+        serde_json::from_slice(&text).expect("one mount")
+    }
+}
+
+/// The error of a read of all of the mounted file.
+#[track_caller]
+fn read_error(place: &Place) -> Option<i32> {
+    let path = place.directory.path().join("mnt/file");
+    let read = fs::read(path).map(|bytes| bytes.len());
+    read.expect_err("other bytes than were scanned")
+        .raw_os_error()
+}
+
+#[test]
+fn bytes_with_colliding_span_hash_are_not_served() {
+    for packed in [Packed::Not, Packed::Stored] {
+        for prefetch in ["none", "ahead", "all"] {
+            let place = Place::new();
+            let digest = place.swap(packed);
+            place.succeeds(&[
+                "mount",
+                &place.url(),
+                "mnt",
+                "--expect-sha256",
+                &digest,
+                "--prefetch",
+                prefetch,
+            ]);
+            assert_eq!(read_error(&place), Some(5), "{packed:?} {prefetch}");
+            let status = place.status();
+            let damaged = status.pointer("/counters/damaged_spans");
+            let damaged = damaged.and_then(Value::as_u64).expect("a counter");
+            assert!(damaged > 0, "{packed:?} {prefetch}");
+            place.succeeds(&["umount", "mnt"]);
+        }
+    }
+}
+
+#[test]
+fn copy_gets_no_bytes_with_colliding_span_hash() {
+    let place = Place::new();
+    let digest = place.swap(Packed::Not);
+    let url = place.url();
+    let copy = [
+        "mount",
+        &url,
+        "mnt",
+        "--expect-sha256",
+        &digest,
+        "--copy-to",
+        "copy",
+    ];
+    place.succeeds(&copy);
+    assert_eq!(read_error(&place), Some(5));
+    wait::wait_until("the copy is given up", || {
+        let status = place.status();
+        let damaged = status.pointer("/counters/damaged_spans");
+        damaged.and_then(Value::as_u64) > Some(1)
+    });
+    place.succeeds(&["umount", "mnt"]);
+    let copied = fs::read(place.directory.path().join("copy/file"));
+    assert!(copied.is_err(), "a file of bytes that were not scanned");
+}

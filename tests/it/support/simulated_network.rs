@@ -1,0 +1,105 @@
+//! A network without sockets, on tokio's clock: with that clock paused, hours of it take a moment.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use tarfs::source::{Cause, Content, RawResponse, Obstacle, Options, Transport};
+use url::Url;
+
+use super::http::{End, Request, Response};
+
+/// Brings each request to a closure, and its answer back.
+#[derive(Clone)]
+pub(crate) struct SimulatedNetwork {
+    handler: Arc<dyn Fn(&Request) -> Response + Send + Sync>,
+}
+
+impl SimulatedNetwork {
+    pub(crate) fn new(handler: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Self {
+        Self {
+            handler: Arc::new(handler),
+        }
+    }
+}
+
+impl fmt::Debug for SimulatedNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a simulated network")
+    }
+}
+
+impl Transport for SimulatedNetwork {
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+        let headers = headers.iter().map(|(name, value)| {
+            let value = value.to_str().expect("text");
+            (name.as_str().to_owned(), value.to_owned())
+        });
+        let response = (self.handler)(&Request::get(url.path(), headers.collect()));
+        Box::pin(answer(response))
+    }
+
+    fn reconnect(&self, _url: &Url, _options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+fn obstacle(obstacle: Obstacle) -> Cause {
+    Cause::Unreachable {
+        obstacle,
+        detail: String::new(),
+    }
+}
+
+async fn answer(response: Response) -> Result<RawResponse, Cause> {
+    tokio::time::sleep(response.delay).await;
+    match response.end {
+        End::HangUp => return Err(obstacle(Obstacle::Connection)),
+        End::Silence => std::future::pending().await,
+        End::Normal | End::Stall | End::Reset => {}
+    }
+    let mut headers: HeaderMap = response
+        .headers
+        .iter()
+        .map(|(name, value)| {
+            let name = HeaderName::from_bytes(name.as_bytes()).expect("a name");
+            (name, HeaderValue::from_str(value).expect("a value"))
+        })
+        .collect();
+    if !response.is_chunked {
+        headers.insert("content-length", response.body.len().into());
+    }
+    Ok(RawResponse {
+        status: StatusCode::from_u16(response.status).expect("a status"),
+        headers,
+        content: content(&response),
+    })
+}
+
+/// What is sent of the body, and what happens then.
+fn content(response: &Response) -> Content {
+    let sent = response.sent_body();
+    let is_cut = sent.len() < response.body.len();
+    let (piece_len, pause) = response.pace.unwrap_or((16 << 10, Duration::ZERO));
+    let end = response.end;
+    Content::new(stream::unfold(Some(sent), move |rest| async move {
+        let mut rest: Bytes = rest?;
+        if rest.is_empty() {
+            let cause = match end {
+                End::Stall => std::future::pending().await,
+                End::Reset => obstacle(Obstacle::Connection),
+                _ if is_cut => Cause::Truncated,
+                _ => return None,
+            };
+            return Some((Err(cause), None));
+        }
+        tokio::time::sleep(pause).await;
+        let piece = rest.split_to(piece_len.min(rest.len()));
+        Some((Ok(piece), Some(rest)))
+    }))
+}
