@@ -350,7 +350,8 @@ fn external_crates_are_used_only_in_their_declared_layers() {
 fn pure_layers_use_no_files_clocks_or_threads() {
     let mut wrong = Vec::new();
     for source in sources() {
-        let Some((_, exceptions)) = PURE_LAYERS.iter().find(|(layer, _)| *layer == source.layer) else {
+        let Some((_, exceptions)) = PURE_LAYERS.iter().find(|(layer, _)| *layer == source.layer)
+        else {
             continue;
         };
         let file = source.path.file_name().expect("a file").to_string_lossy();
@@ -368,7 +369,9 @@ fn pure_layers_use_no_files_clocks_or_threads() {
 #[test]
 fn unsafe_code_is_only_in_listed_files() {
     for source in sources() {
-        let fenced = UNSAFE_FILES.iter().any(|fence| source.path == Path::new(fence));
+        let fenced = UNSAFE_FILES
+            .iter()
+            .any(|fence| source.path == Path::new(fence));
         let is_unsafe = source.code.contains("unsafe {") || source.code.contains("unsafe_code");
         assert!(
             fenced || !is_unsafe,

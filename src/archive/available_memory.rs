@@ -13,7 +13,10 @@ pub(super) fn available_bytes() -> u64 {
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = cgroup_path(&group).map(|group| memory_limits(Path::new(CGROUP_ROOT), &group));
     let limits = limits.into_iter().flatten();
-    limits.chain([parse_available(&meminfo)]).min().unwrap_or_default()
+    limits
+        .chain([parse_available(&meminfo)])
+        .min()
+        .unwrap_or_default()
 }
 
 /// What the text of `/proc/meminfo` says of it.

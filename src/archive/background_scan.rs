@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
+use super::disk_cache_policy::ScanDiskCache;
 use super::error::Error;
 use super::index_sink::{IndexSink, IndexSinkError};
-use super::open::{OpenError, Opener, DiskCacheMode, disk_cache_name, hold_index, error_chain};
+use super::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, error_chain, hold_index};
 use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
-use super::disk_cache_policy::ScanDiskCache;
 use crate::base::extent::{Extent, Plain};
-use crate::base::memory_reclaim::{Reclaim, MemoryGrant, MemoryBroker};
+use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
 use crate::base::thread::Thread;
 use crate::index::Origin;
 use crate::source::Access;
@@ -144,7 +144,8 @@ impl ScanThread {
             live_index: &reader.live_index,
             packed_bytes: source.fingerprint().len,
             is_cancelled: &self.shared.is_cancelled,
-            span_cache: (options.disk_cache != DiskCacheMode::IndexOnly).then_some(&reader.span_cache),
+            span_cache: (options.disk_cache != DiskCacheMode::IndexOnly)
+                .then_some(&reader.span_cache),
             layer: reader.layer,
             lag_limit: &reader.lag_limit,
             disk_cache_writer,
@@ -173,9 +174,10 @@ impl ScanThread {
                     ScanError::Sink(IndexSinkError::Memory(error)) => {
                         Some(self.opener.archive_error(error.into(), None))
                     }
-                    ScanError::Sink(IndexSinkError::TooManyEntries { name, at }) => {
-                        Some(self.opener.archive_error(self.opener.too_many_entries(&name, at), None))
-                    }
+                    ScanError::Sink(IndexSinkError::TooManyEntries { name, at }) => Some(
+                        self.opener
+                            .archive_error(self.opener.too_many_entries(&name, at), None),
+                    ),
                 }
             })?;
         drop((reads, spans));
@@ -212,13 +214,17 @@ impl ScanThread {
     }
 
     /// Keeps the disk cache for the next mounts.
-    fn publish_disk_cache(&self, summary: &Summary, notes: &mut Vec<String>) -> Result<(), OpenError> {
+    fn publish_disk_cache(
+        &self,
+        summary: &Summary,
+        notes: &mut Vec<String>,
+    ) -> Result<(), OpenError> {
         let Some(disk_cache) = &self.reader.disk_cache else {
             return Ok(());
         };
         if self.opener.source.access() == Access::Stream {
             disk_cache.flush();
-            if let Some(trouble) = disk_cache.trouble() {
+            if let Some(trouble) = disk_cache.problem_text() {
                 return Err(self.opener.no_disk_cache_error(Some(trouble)));
             }
         }

@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-use super::single_flight::Claim;
-use super::packed::{PackedBytes, FetchMode};
+use super::packed::{FetchMode, PackedBytes};
 use super::read::{ReadError, Reader, SpanDecoder, span_len};
+use super::single_flight::Claim;
 use super::windows::{MissingWindows, WindowClaim};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
-use crate::cache::Patience;
+use crate::cache::QueueTimeout;
 use crate::codec::{self, Compression};
 use crate::index::Span;
 use crate::source::Access;
@@ -122,7 +122,8 @@ impl Reader {
             match seek_offset {
                 Some(start) => {
                     let packed = Extent::new(start, end);
-                    if let Some(packed) = packed.filter(|packed| packed.len() <= MAX_REQUEST_BYTES) {
+                    if let Some(packed) = packed.filter(|packed| packed.len() <= MAX_REQUEST_BYTES)
+                    {
                         let range = SpanRange {
                             packed,
                             claims: vec![claim],
@@ -188,8 +189,8 @@ impl Reader {
             bytes.append(&packed);
             let bytes = bytes.freeze();
             let (disk_wait, can_evict) = match filled_spans {
-                Some(_) => (Patience::Short, false),
-                None => (Patience::No, true),
+                Some(_) => (QueueTimeout::Short, false),
+                None => (QueueTimeout::NoWait, true),
             };
             self.cache_windows(layout, range.windows, &bytes, disk_wait, can_evict);
             // A run that failed stays missing.
@@ -232,7 +233,11 @@ impl Reader {
     ///
     /// # Errors
     /// As [`BufferPool::reserve`].
-    pub(super) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Result<Reservation, Closed> {
+    pub(super) fn reserve_batch(
+        &self,
+        batch: &Batch,
+        threads: usize,
+    ) -> Result<Reservation, Closed> {
         let decoding = codec::read_pool_bytes(self.compression()) + codec::seek_point::MAX_SPAN_LEN;
         let threads = batch.ranges.len().min(threads) as u64;
         let request = self.request(batch.packed);

@@ -8,9 +8,9 @@ use std::time::{Duration, SystemTime};
 use super::open::disk_cache_name;
 use crate::base::retention::{self, RetentionPolicy};
 use crate::base::trusted_dir::TrustedDir;
-use crate::cache::{DiskCacheDir, CacheFileInfo};
+use crate::cache::{CacheFileInfo, DiskCacheDir};
 use crate::index::Origin;
-use crate::index::store::{RETENTION_POLICY, Store, Stored};
+use crate::index::store::{IndexFile, RETENTION_POLICY, Store};
 
 /// What belongs into a cache directory. One that holds other things, and none of these, was made for
 /// something else.
@@ -66,7 +66,7 @@ pub enum Kind {
 
 #[derive(Clone, Debug)]
 enum File {
-    Index(Stored),
+    Index(IndexFile),
     DiskCache(CacheFileInfo),
 }
 
@@ -127,13 +127,13 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
             entry
         })
         .collect();
-    let spools = disk_cache_dir.spools().into_iter();
-    all.extend(spools.filter_map(|spooled| data_entry(spooled, &origins)));
+    let cache_files = disk_cache_dir.files().into_iter();
+    all.extend(cache_files.filter_map(|file| data_entry(file, &origins)));
     all.sort_by(|one, other| other.used.cmp(&one.used).then(one.path.cmp(&other.path)));
     Ok(all)
 }
 
-fn index_entry(stored: Stored, origin: Option<&Origin>) -> CacheEntry {
+fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
     CacheEntry {
         kind: if stored.is_finished {
             Kind::Index

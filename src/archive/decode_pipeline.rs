@@ -18,10 +18,10 @@ use super::zeros::ZeroRun;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;
+use crate::base::once_job;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::base::once_job;
 use crate::base::thread_pool::ThreadPool;
 use crate::codec::{
     self, Cause, Compression, ContentChecksum, Context, Detected, Job, Output, Pull, SeekPoint,
@@ -416,7 +416,9 @@ impl Walker {
     }
 
     fn send(&self, slot: Slot) -> Result<(), WalkError> {
-        self.sender.send(slot).map_err(|_| WalkError::ReceiverClosed)
+        self.sender
+            .send(slot)
+            .map_err(|_| WalkError::ReceiverClosed)
     }
 }
 
@@ -489,7 +491,12 @@ mod tests {
             match stream.next() {
                 Ok(StreamItem::Plain(piece)) => bytes.extend_from_slice(&piece),
                 Ok(StreamItem::End) => return (bytes, None),
-                Ok(StreamItem::Begin(_) | StreamItem::SeekPoint(_) | StreamItem::Digests(_) | StreamItem::Warning(_)) => {}
+                Ok(
+                    StreamItem::Begin(_)
+                    | StreamItem::SeekPoint(_)
+                    | StreamItem::Digests(_)
+                    | StreamItem::Warning(_),
+                ) => {}
                 Err(error) => return (bytes, Some(error)),
             }
         }

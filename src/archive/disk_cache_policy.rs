@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::cache::{Patience, DiskCache};
+use crate::cache::{DiskCache, QueueTimeout};
 use crate::codec::Compression;
 use crate::index::Span;
 use crate::source::{Access, Source};
@@ -57,9 +57,11 @@ impl ScanDiskCache {
         }
         let is_far = span.seek_point.is_none() && !self.is_disk_stalled;
         let disk_wait = match self.access {
-            Access::Stream => Patience::Endless,
-            Access::Ranges if is_far => Patience::UpTo(MAX_FAR_SPAN_WAIT),
-            Access::Ranges => Patience::UpTo(remaining_wait(self.started.elapsed(), self.waited)),
+            Access::Stream => QueueTimeout::Never,
+            Access::Ranges if is_far => QueueTimeout::UpTo(MAX_FAR_SPAN_WAIT),
+            Access::Ranges => {
+                QueueTimeout::UpTo(remaining_wait(self.started.elapsed(), self.waited))
+            }
         };
         let before = Instant::now();
         self.disk_cache.insert(span.plain, bytes.clone(), disk_wait);

@@ -110,16 +110,19 @@ const HINT_FIXED_LIMIT: &str = "ordinary archives stay far below it, and no flag
                          damaged, or was made to do harm";
 
 /// What to do about an archive with more entries than the user allowed.
-pub const HINT_RAISE_MAX_ENTRIES: &str = "if that is to be expected, allow it with a larger --max-entries";
+pub const HINT_RAISE_MAX_ENTRIES: &str =
+    "if that is to be expected, allow it with a larger --max-entries";
 
 /// What to do about an archive whose index needs more memory than is allowed.
-pub const HINT_RAISE_INDEX_MEMORY: &str = "if that is to be expected, allow it with a larger --index-memory";
+pub const HINT_RAISE_INDEX_MEMORY: &str =
+    "if that is to be expected, allow it with a larger --index-memory";
 
 /// What to do about a source that may never end.
 const HINT_SAVE_TO_FILE: &str = "it may never end; if it does, save it to a file and name that";
 
 /// What to do about an archive that is larger than the user allowed.
-const HINT_RAISE_MAX_UNPACKED_SIZE: &str = "if that is to be expected, allow it with a larger --max-unpacked-size";
+const HINT_RAISE_MAX_UNPACKED_SIZE: &str =
+    "if that is to be expected, allow it with a larger --max-unpacked-size";
 
 impl Error {
     /// What the user can do about it.
@@ -164,14 +167,18 @@ impl Error {
                 } => Some(HINT_RAISE_MEMORY),
                 tar::Cause::LimitExceeded { .. } => Some(HINT_FIXED_LIMIT),
                 tar::Cause::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
-                tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => Some(HINT_RAISE_MAX_UNPACKED_SIZE),
+                tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => {
+                    Some(HINT_RAISE_MAX_UNPACKED_SIZE)
+                }
             },
             Self::NotAnArchive | Self::WebPage | Self::Empty => Some(HINT_CHECK_SOURCE),
             Self::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
             Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
             Self::EndlessZeros => Some(HINT_SAVE_TO_FILE),
             Self::UnsupportedFormat(_) => Some(HINT_REPACK),
-            Self::DigestMismatch { .. } | Self::PlainDigestMismatch { .. } => Some(HINT_DIGEST_MISMATCH),
+            Self::DigestMismatch { .. } | Self::PlainDigestMismatch { .. } => {
+                Some(HINT_DIGEST_MISMATCH)
+            }
             Self::BlockMismatch { .. } => Some(HINT_REPLACED),
             Self::Encrypted(_) | Self::Interrupted => None,
         }

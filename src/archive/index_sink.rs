@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
-use super::live_index::LiveIndex;
-use super::lag_limit::LagLimit;
-use super::scan::Sink;
 use super::disk_cache_policy::ScanDiskCache;
+use super::lag_limit::LagLimit;
+use super::live_index::LiveIndex;
+use super::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
-use crate::cache::{Key, Memory};
+use crate::cache::{SpanCache, SpanKey};
 use crate::codec::Compression;
-use crate::index::{NewDigests, Problem, Refused, Span, TooMuchMemory};
+use crate::index::{MemberError, NewDigests, Problem, Span, TooMuchMemory};
 use crate::tar::Member;
 
 /// Builds an index, and keeps spans where they are wanted.
@@ -23,7 +23,7 @@ pub(super) struct IndexSink<'a> {
     /// Set when nobody wants the index any more.
     pub(super) is_cancelled: &'a AtomicBool,
     /// What is decoded anyway is kept for the readers that come after.
-    pub(super) span_cache: Option<&'a Memory>,
+    pub(super) span_cache: Option<&'a SpanCache>,
     /// Whose spans they are there.
     pub(super) layer: u16,
     /// To who stores it before it leaves memory.
@@ -84,7 +84,7 @@ impl Sink for IndexSink<'_> {
             builder.check_memory().map(|()| placed)
         });
         match placed.transpose()? {
-            Some(Err(Refused::Full)) => Err(IndexSinkError::TooManyEntries {
+            Some(Err(MemberError::TooManyEntries)) => Err(IndexSinkError::TooManyEntries {
                 name: member.name,
                 at: member.header,
             }),
@@ -134,7 +134,7 @@ impl Sink for IndexSink<'_> {
                 .get_or_insert_with(|| {
                     let len = usize::try_from(self.last_span.len()).unwrap_or_default();
                     self.free_list
-                        .empty(len.max(bytes.len()), self.last_span.end().0)
+                        .allocate_empty(len.max(bytes.len()), self.last_span.end().0)
                 })
                 .append(bytes);
         }
@@ -153,7 +153,7 @@ impl Sink for IndexSink<'_> {
         if let Some(span_cache) = self.span_cache
             && has_hash
         {
-            let key = Key {
+            let key = SpanKey {
                 layer: self.layer,
                 span: span.number,
             };

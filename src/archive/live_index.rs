@@ -396,7 +396,10 @@ mod tests {
     #[test]
     fn end_of_scan_runs_all_callbacks_and_later_ones_at_once() {
         let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
-        live_index.on_available(WaitFor::Name(Ino::ROOT, b"a".to_vec()), counting_callback(&done));
+        live_index.on_available(
+            WaitFor::Name(Ino::ROOT, b"a".to_vec()),
+            counting_callback(&done),
+        );
         live_index.on_available(WaitFor::End, counting_callback(&done));
         live_index.finish(Origin::default());
         assert_eq!(done.load(Ordering::SeqCst), 0, "the spool is still open");
@@ -433,7 +436,10 @@ mod tests {
             let token = Arc::clone(&token);
             let cancelled = Callback::while_wanted(Arc::new(|| false), move || drop(token));
             live_index.on_available(name(round), cancelled);
-            assert!(live_index.waiters().callbacks.len() <= max_waiters, "round {round}");
+            assert!(
+                live_index.waiters().callbacks.len() <= max_waiters,
+                "round {round}"
+            );
         }
         assert!(Arc::strong_count(&token) <= max_waiters - waiting + 1);
         let left = live_index.waiters().callbacks.len();
@@ -464,10 +470,12 @@ mod tests {
         for round in 0..200 {
             let (live_index, done) = (live_index(), Arc::<AtomicUsize>::default());
             std::thread::scope(|scope| {
-                let growing = scope.spawn(|| (0..20).for_each(|n| grow(&live_index, &n.to_string())));
+                let growing =
+                    scope.spawn(|| (0..20).for_each(|n| grow(&live_index, &n.to_string())));
                 for number in 0..20 {
                     let name = number.to_string().into_bytes();
-                    live_index.on_available(WaitFor::Name(Ino::ROOT, name), counting_callback(&done));
+                    live_index
+                        .on_available(WaitFor::Name(Ino::ROOT, name), counting_callback(&done));
                 }
                 growing.join().expect("grown");
             });

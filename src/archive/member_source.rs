@@ -9,9 +9,9 @@ use tokio::sync::oneshot;
 
 use super::read::ReadError;
 use super::{Archive, Error};
+use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
-use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{Index, Ino, Kind, Piece};
 use crate::source::{self, Access, Cause, Fingerprint, Location, Slice, Source, Validator};
@@ -222,7 +222,10 @@ mod tests {
         let path = ArchivePath::sanitize(b"a/b/layer.tar").path;
         let link_target = |target: &str| link_target(&path, target.as_bytes());
         assert_eq!(link_target("x"), Some(b"a/b/x".to_vec()));
-        assert_eq!(link_target("../c/layer.tar"), Some(b"a/c/layer.tar".to_vec()));
+        assert_eq!(
+            link_target("../c/layer.tar"),
+            Some(b"a/c/layer.tar".to_vec())
+        );
         assert_eq!(link_target("../../x.tar"), Some(b"x.tar".to_vec()));
         for outside in ["../../../x", "/x", "/a/b/x"] {
             assert_eq!(link_target(outside), None, "{outside}");

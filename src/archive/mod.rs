@@ -1,36 +1,36 @@
 //! The library's front door: one archive, opened, scanned and read.
 
-mod sequential;
-mod resume_point;
-mod live_index;
-mod verify_sink;
+mod access_log;
+mod available_memory;
+mod background_scan;
+mod batch;
+pub mod cache_inventory;
 mod decode_pipeline;
 mod digest;
+mod disk_cache_policy;
 mod error;
-mod single_flight;
-mod priority;
-mod skip_policy;
 mod index_sink;
-pub mod cache_inventory;
 mod lag_limit;
-mod batch;
+mod live_index;
+mod lookup_runs;
 mod member_source;
 mod open;
 mod packed;
-mod background_scan;
-mod scan_push;
 mod prefetch;
+mod priority;
 mod rate_limit;
 mod read;
-mod access_log;
 mod replay;
-mod available_memory;
+mod resources;
+mod resume_point;
 mod saved_index;
 pub mod scan;
-mod resources;
+mod scan_push;
+mod sequential;
+mod single_flight;
+mod skip_policy;
 mod span_splitter;
-mod disk_cache_policy;
-mod lookup_runs;
+mod verify_sink;
 mod windows;
 mod zeros;
 
@@ -45,17 +45,19 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::DiskCacheUsage;
-pub use resume_point::ResumePoint;
-pub use live_index::{WaitFor, IndexGuard, Callback, IsWanted, Watcher};
-pub use verify_sink::VerifySink;
-pub use digest::sha256;
-pub use error::{Error, HINT_RAISE_MAX_ENTRIES, HINT_RAISE_INDEX_MEMORY};
-pub use open::{OpenError, OpenOptions, DiskCacheFailure, DiskCacheMode};
-pub use prefetch::{PrefetchMode, PageCache, PrefetchOptions, PrefetchProgress, PrefetchState, Profile};
-pub use read::ReadError;
 pub use access_log::AccessedRange;
-pub use saved_index::SavedIndex;
+pub use digest::sha256;
+pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES};
+pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
+pub use open::{DiskCacheFailure, DiskCacheMode, OpenError, OpenOptions};
+pub use prefetch::{
+    PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
+};
+pub use read::ReadError;
 pub use resources::SharedResources;
+pub use resume_point::ResumePoint;
+pub use saved_index::SavedIndex;
+pub use verify_sink::VerifySink;
 
 /// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
 /// disk cache, or from the source.
@@ -146,7 +148,10 @@ impl Archive {
     /// # Errors
     /// Why the scan, which is over, ended before the archive.
     fn check_scan_result(&self) -> Result<(), OpenError> {
-        let failure = self.background_scan.as_ref().and_then(background_scan::BackgroundScan::take_failure);
+        let failure = self
+            .background_scan
+            .as_ref()
+            .and_then(background_scan::BackgroundScan::take_failure);
         failure.map_or(Ok(()), Err)
     }
 
@@ -230,7 +235,9 @@ impl Archive {
 
     /// Whether what was seen of reads has led to all that it leads to, but for what is pushed.
     pub fn is_prefetch_idle(&self) -> bool {
-        self.prefetch.get().is_none_or(prefetch::Prefetcher::is_idle)
+        self.prefetch
+            .get()
+            .is_none_or(prefetch::Prefetcher::is_idle)
     }
 
     /// How far what is fetched in the background is; `None` when nothing was started.

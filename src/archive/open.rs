@@ -7,21 +7,21 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tokio::runtime::Handle;
 
 use super::Archive;
-use super::live_index::{WaitFor, LiveIndex};
-use super::error::Error;
-use super::single_flight::SingleFlight;
-use super::packed::FirstReadHashes;
 use super::background_scan::BackgroundScan;
-use super::read::{ReadError, Reader};
-use super::scan::{self, Digest};
-use super::resources::{self, MemoryBudgets, FREE_LIST_DIVISOR, SharedResources};
 use super::disk_cache_policy::{ScanDiskCache, should_cache_spans};
+use super::error::Error;
+use super::live_index::{LiveIndex, WaitFor};
+use super::packed::FirstReadHashes;
+use super::read::{ReadError, Reader};
+use super::resources::{self, FREE_LIST_DIVISOR, MemoryBudgets, SharedResources};
+use super::scan::{self, Digest};
+use super::single_flight::SingleFlight;
 use super::windows::Windows;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
-use crate::cache::{DiskCacheDir, DiskCache, DiskCacheOptions};
+use crate::cache::{DiskCache, DiskCacheDir, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, IndexLock, Store};
@@ -348,7 +348,10 @@ impl Opener {
     /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
     /// samples that come from the source itself.
     fn matches_source(&self, reader: &Reader) -> bool {
-        match (self.source.fingerprint().is_strong(), self.has_byte_ranges()) {
+        match (
+            self.source.fingerprint().is_strong(),
+            self.has_byte_ranges(),
+        ) {
             (true, true) => true,
             // All of it, or a part that is lost could not be had again while the mount lasts.
             (true, false) => reader.is_fully_on_disk(),
@@ -408,7 +411,8 @@ impl Opener {
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
         let cached = disk_cache.clone();
-        let disk_cache_writer = cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
+        let disk_cache_writer =
+            cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             whiteouts: self.options.layer,
@@ -428,7 +432,8 @@ impl Opener {
         } else {
             WaitFor::Member
         };
-        let background_scan = BackgroundScan::start(self, disk_cache_writer, reader).map_err(OpenError::Threads)?;
+        let background_scan =
+            BackgroundScan::start(self, disk_cache_writer, reader).map_err(OpenError::Threads)?;
         archive.background_scan = Some(background_scan);
         archive.reader.live_index.wait_for(awaited);
         if archive.reader.live_index.is_scan_over() {
@@ -504,7 +509,8 @@ impl Opener {
 
     /// A disk cache to fill while scanning, unless none is wanted.
     fn create_disk_cache(&self) -> Result<Option<Arc<DiskCache>>, OpenError> {
-        let is_needed = !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
+        let is_needed =
+            !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
         if !should_cache_spans(&*self.source, self.compression()) {
             return Ok(None);
         }
@@ -536,7 +542,11 @@ impl Opener {
             // Of this process alone: nothing tells whether the source still is what others have read.
             DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
-            DiskCache::open(disk_cache_dir, &disk_cache_name(index.origin()), self.disk_cache_options())
+            DiskCache::open(
+                disk_cache_dir,
+                &disk_cache_name(index.origin()),
+                self.disk_cache_options(),
+            )
         };
         match disk_cache {
             Ok(disk_cache) => Some(Arc::new(disk_cache)),

@@ -135,7 +135,11 @@ impl Reader {
     ///
     /// # Errors
     /// When the bytes cannot be had, or are not those that were scanned.
-    pub(super) fn fetch_verified(&self, requested: &Request, mode: FetchMode) -> Result<Bytes, Error> {
+    pub(super) fn fetch_verified(
+        &self,
+        requested: &Request,
+        mode: FetchMode,
+    ) -> Result<Bytes, Error> {
         let extent = requested.blocks.extent();
         let pool = BufferPool::with_free_list(extent.len(), self.free_list.clone());
         let bytes = match mode {
@@ -157,7 +161,8 @@ impl Reader {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
             let mut unseen = blocks.undigested_blocks(bytes);
-            let (number, _) = unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
+            let (number, _) =
+                unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
             blocks.stream_block(number)
         })
     }
@@ -230,7 +235,11 @@ impl PackedBytes {
     ///
     /// # Errors
     /// When they cannot be had, or are not those that were scanned; of a stream only as it is read.
-    pub(super) fn open(reader: &Reader, requested: Request, mode: FetchMode) -> Result<Self, Error> {
+    pub(super) fn open(
+        reader: &Reader,
+        requested: Request,
+        mode: FetchMode,
+    ) -> Result<Self, Error> {
         if requested.len() <= MAX_SINGLE_REQUEST_BYTES {
             let bytes = reader.fetch_verified(&requested, mode)?;
             return Ok(Self::Fetched(Some(bytes)));

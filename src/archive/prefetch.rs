@@ -14,14 +14,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::sequential::{Limits, FillRange, PushRange, ReadStreams, FileRead};
-use super::live_index::{WaitFor, Callback};
-use super::scan_push::{PushProgress, ScanPusher};
+use super::access_log::{AccessLog, AccessedRange};
+use super::live_index::{Callback, WaitFor};
+use super::lookup_runs::LookupRuns;
 use super::rate_limit::RateLimit;
 use super::read::Reader;
-use super::access_log::{AccessLog, AccessedRange};
 use super::replay::Replay;
-use super::lookup_runs::LookupRuns;
+use super::scan_push::{PushProgress, ScanPusher};
+use super::sequential::{FileRead, FillRange, Limits, PushRange, ReadStreams};
 use crate::base::extent::{Extent, Plain};
 use crate::base::thread::Thread;
 use crate::base::thread_pool::ThreadPool;
@@ -289,7 +289,9 @@ impl Prefetcher {
             streams: ReadStreams::new(limits),
             max_push_bytes: limits.push_bytes,
             push_jobs: VecDeque::new(),
-            scan_pusher: (limits.push_bytes > 0).then(|| ScanPusher::new(&reader)).flatten(),
+            scan_pusher: (limits.push_bytes > 0)
+                .then(|| ScanPusher::new(&reader))
+                .flatten(),
             is_wakeup_pending: Arc::default(),
             pages: Arc::clone(&pages),
             profile: options.replay,
@@ -311,7 +313,9 @@ impl Prefetcher {
         if reader.live_index.completed().is_none() {
             let (shared, wake) = (Arc::clone(&shared), sender.clone());
             let callback = move || shared.send(&wake, Message::Wake);
-            reader.live_index.on_available(WaitFor::End, Callback::new(callback));
+            reader
+                .live_index
+                .on_available(WaitFor::End, Callback::new(callback));
         }
         let is_over = Arc::<AtomicBool>::default();
         let ends = Arc::clone(&is_over);
@@ -344,7 +348,10 @@ impl Prefetcher {
         if !self.is_tracking {
             return;
         }
-        let reads = self.shared.pending_reads().add(ReadEvent { ino, offset, len });
+        let reads = self
+            .shared
+            .pending_reads()
+            .add(ReadEvent { ino, offset, len });
         if let Some(reads) = reads {
             self.shared.send(&self.inbox, Message::Reads(reads));
         } else if self.shared.is_asleep.load(Ordering::SeqCst)
@@ -362,7 +369,10 @@ impl Prefetcher {
         let Some((directory, number)) = self.reader.live_index.completed().and_then(place) else {
             return;
         };
-        let mut lookup_runs = self.lookup_runs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lookup_runs = self
+            .lookup_runs
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if lookup_runs.step(directory, number) {
             self.shared.send(&self.inbox, Message::Names(ino));
         }
@@ -414,7 +424,9 @@ impl Shared {
     }
 
     fn pending_reads(&self) -> std::sync::MutexGuard<'_, PendingReads> {
-        self.pending_reads.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending_reads
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn message_done(&self) {
@@ -450,7 +462,10 @@ impl SpanCounts {
 /// How far to be ahead of readers.
 fn limits(reader: &Reader, options: &PrefetchOptions) -> Limits {
     if options.mode == PrefetchMode::Off {
-        return Limits { fill_bytes: 0, push_bytes: 0 };
+        return Limits {
+            fill_bytes: 0,
+            push_bytes: 0,
+        };
     }
     Limits {
         // As for a replay: as much is read until it is needed, and must not take its place.
@@ -484,7 +499,10 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
 /// on disk.
 fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
     // As the first one, so the others; but what has no hash is kept nowhere.
-    let is_kept = index.is_hashed() && index.span(0).is_some_and(|span| reader.should_cache_on_disk(&span));
+    let is_kept = index.is_hashed()
+        && index
+            .span(0)
+            .is_some_and(|span| reader.should_cache_on_disk(&span));
     (!is_kept).then(|| reader.span_cache.budget() / 4 * 3)
 }
 
@@ -501,7 +519,8 @@ impl FullPrefetch {
     fn new(reader: &Reader, index: &Index, needed: u64) -> Self {
         Self {
             next: 0,
-            free_bytes: free_cache_bytes(reader, index).map(|free_bytes| free_bytes.saturating_sub(needed)),
+            free_bytes: free_cache_bytes(reader, index)
+                .map(|free_bytes| free_bytes.saturating_sub(needed)),
         }
     }
 
@@ -589,7 +608,9 @@ impl AccessTracker {
             match message {
                 Ok(message) => {
                     match message {
-                        Message::Reads(reads) => reads.into_iter().for_each(|read| self.on_read(read)),
+                        Message::Reads(reads) => {
+                            reads.into_iter().for_each(|read| self.on_read(read))
+                        }
                         Message::Names(ino) => self.prime_dentries(ino),
                         Message::Wake => {}
                     }
@@ -668,7 +689,8 @@ impl AccessTracker {
             };
             let numbers: Vec<_> = spans_in(index, range).collect();
             for batch in numbers.chunks(BATCH_SPANS) {
-                self.fill_workers.submit(batch.to_vec(), file_read.wanted.end(), None);
+                self.fill_workers
+                    .submit(batch.to_vec(), file_read.wanted.end(), None);
             }
         }
         if let Some(push) = wanted.push {
@@ -718,7 +740,8 @@ impl AccessTracker {
         {
             self.last_disk_check = Some(Instant::now());
             let disk_cache = reader.disk_cache.as_ref();
-            let is_here = disk_cache.is_some_and(|disk_cache| disk_cache.has_at_least(index.origin().plain_bytes));
+            let is_here = disk_cache
+                .is_some_and(|disk_cache| disk_cache.has_at_least(index.origin().plain_bytes));
             self.streams.set_all_on_disk(is_here);
         }
         while self.shared.replay.outstanding.load(Ordering::SeqCst) < MAX_REPLAY_REQUESTS {
@@ -740,7 +763,8 @@ impl AccessTracker {
                 self.shared.is_full_queued.store(true, Ordering::SeqCst);
                 self.full_prefetch = None;
             } else {
-                self.fill_workers.submit(numbers, Plain(0), Some(&self.shared.full));
+                self.fill_workers
+                    .submit(numbers, Plain(0), Some(&self.shared.full));
             }
         }
         self.full_prefetch.is_some()
@@ -750,7 +774,8 @@ impl AccessTracker {
     /// archive would have to be fetched again: they wait for a read.
     fn queue_skipped(&self) {
         let reader = &self.reader;
-        let (Some(disk_cache), Some(index)) = (&reader.disk_cache, reader.live_index.completed()) else {
+        let (Some(disk_cache), Some(index)) = (&reader.disk_cache, reader.live_index.completed())
+        else {
             return;
         };
         let is_busy = self.shared.skipped.outstanding.load(Ordering::SeqCst) > 0;
@@ -833,7 +858,9 @@ impl AccessTracker {
                         shared.send(&wake, Message::Wake);
                     };
                     let awaited = WaitFor::Plain(offset);
-                    self.reader.live_index.on_available(awaited, Callback::new(callback));
+                    self.reader
+                        .live_index
+                        .on_available(awaited, Callback::new(callback));
                 }
             }
         }
@@ -991,7 +1018,12 @@ fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) ->
 
 /// Waits until the disk cache can take more; false when the archive is closed.
 fn wait_for_disk(reader: &Reader) -> bool {
-    let is_busy = || reader.disk_cache.as_ref().is_some_and(|disk_cache| disk_cache.is_busy());
+    let is_busy = || {
+        reader
+            .disk_cache
+            .as_ref()
+            .is_some_and(|disk_cache| disk_cache.is_busy())
+    };
     while is_busy() {
         if !reader.read_priority.pause(DISK_POLL_INTERVAL) {
             return false;
@@ -1011,7 +1043,10 @@ struct PendingJob {
 impl PendingJob {
     fn new(fill_workers: &FillWorkers, purpose: Option<&SpanCounts>) -> Self {
         let purpose = purpose.map(|counts| Arc::clone(&counts.outstanding));
-        fill_workers.shared.outstanding.fetch_add(1, Ordering::SeqCst);
+        fill_workers
+            .shared
+            .outstanding
+            .fetch_add(1, Ordering::SeqCst);
         if let Some(purpose) = &purpose {
             purpose.fetch_add(1, Ordering::SeqCst);
         }

@@ -14,21 +14,21 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::live_index::LiveIndex;
 use super::error::Error;
-use super::single_flight::{FlightError, SingleFlight};
-use super::priority::ReadPriority;
 use super::lag_limit::LagLimit;
-use super::packed::{FirstReadHashes, PackedBytes, FetchMode};
+use super::live_index::LiveIndex;
+use super::packed::{FetchMode, FirstReadHashes, PackedBytes};
+use super::priority::ReadPriority;
+use super::single_flight::{FlightError, SingleFlight};
 use super::windows::{LONG_READ_BYTES, Windows};
-use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
-use crate::cache::{SpanKey, SpanCache, QueueTimeout, DiskCache};
+use crate::cache::{DiskCache, QueueTimeout, SpanCache, SpanKey};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
 use crate::fetch;
@@ -86,7 +86,9 @@ pub enum ReadError {
 impl FlightError for ReadError {
     fn is_shared(&self) -> bool {
         match self {
-            Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => true,
+            Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => {
+                true
+            }
             // That one thread was interrupted says nothing about the source.
             Self::Unreachable(error) => match &**error {
                 Error::Source(source) => !matches!(source.cause, Cause::Cancelled),
@@ -272,7 +274,12 @@ impl Reader {
 
     /// What a read is put together from, and how many bytes it gets. Looked up before anything is
     /// waited for: nobody waits with the index in hand.
-    fn plan_parts(&self, ino: Ino, offset: u64, len: u32) -> Result<(u64, Vec<SpanPart>), ReadError> {
+    fn plan_parts(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+    ) -> Result<(u64, Vec<SpanPart>), ReadError> {
         let index = self.live_index.read();
         let entry = regular_file(&index, ino).ok_or(if index.is_complete() {
             ReadError::NotAFile
@@ -447,7 +454,11 @@ impl Reader {
             return Ok(bytes);
         }
         let is_far = span.seek_point.is_none();
-        let _far_decode = is_far.then(|| self.far_decode_lock.lock().unwrap_or_else(PoisonError::into_inner));
+        let _far_decode = is_far.then(|| {
+            self.far_decode_lock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        });
         if is_far && let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);
         }

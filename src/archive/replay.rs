@@ -20,7 +20,10 @@ pub(super) struct Replay {
 
 impl Replay {
     /// Goes through spans, each with its length in bytes; of repetitions the first counts.
-    pub(super) fn new(spans: impl Iterator<Item = (u32, u64)>, max_ahead_bytes: Option<u64>) -> Self {
+    pub(super) fn new(
+        spans: impl Iterator<Item = (u32, u64)>,
+        max_ahead_bytes: Option<u64>,
+    ) -> Self {
         let mut replay = Self {
             start_bytes: vec![0],
             max_ahead_bytes,
@@ -69,7 +72,10 @@ impl Replay {
         let from = self.next;
         while self.next < self.spans.len() && self.next - from < count {
             let ahead = self.start_bytes_at(self.next + 1) - reached;
-            if self.max_ahead_bytes.is_some_and(|max_ahead_bytes| ahead > max_ahead_bytes) {
+            if self
+                .max_ahead_bytes
+                .is_some_and(|max_ahead_bytes| ahead > max_ahead_bytes)
+            {
                 break;
             }
             self.next += 1;

@@ -7,14 +7,14 @@
 use std::io;
 use std::sync::Arc;
 
+use super::open::{DiskCacheMode, OpenOptions};
 use super::priority::ReadPriority;
-use super::open::{OpenOptions, DiskCacheMode};
 use super::scan;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
-use crate::cache::{Memory, DiskCacheDir};
+use crate::cache::{DiskCacheDir, SpanCache};
 
 /// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
 /// more would only decode against each other.
@@ -28,7 +28,7 @@ pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudgets {
     /// Decoded spans.
-    pub(super) span_cache: Memory,
+    pub(super) span_cache: SpanCache,
     /// What reads hold while they decode.
     pub(super) budget: BufferPool,
     /// What their decoders need besides.
@@ -85,9 +85,9 @@ pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
 /// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
 /// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
 /// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
-fn new_span_cache(options: &OpenOptions) -> Memory {
+fn new_span_cache(options: &OpenOptions) -> SpanCache {
     let spans = options.scan.memory / 8 * 3;
-    Memory::new(match disk_cache_dir(options) {
+    SpanCache::new(match disk_cache_dir(options) {
         Some(_) => spans - queue_bytes(options),
         None => spans,
     })

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::base::extent::{Packed, Plain};
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::Sums;
+use crate::tar::MemberTotals;
 
 /// A place in front of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,7 +18,7 @@ pub struct ResumePoint {
     /// Where the first of the member's headers begins.
     pub member: Plain,
     /// What the members before it come to.
-    pub sums: Sums,
+    pub sums: MemberTotals,
     /// The bodies of the global pax headers before it.
     pub globals: Arc<Vec<Vec<u8>>>,
 }
@@ -40,7 +40,7 @@ impl ResumePoint {
         let format = FORMATS
             .iter()
             .position(|&format| format == self.compression);
-        let [members, size, kept_bytes] = self.sums.numbers();
+        let [members, size, kept_bytes] = self.sums.to_array();
         let numbers = [
             format.unwrap_or(FORMATS.len()) as u64,
             self.member.0,
@@ -75,7 +75,7 @@ impl ResumePoint {
             state: u32::try_from(numbers.next()?).ok()?,
             window: Bytes::new(),
         };
-        let sums = Sums::from_numbers([numbers.next()?, numbers.next()?, numbers.next()?]);
+        let sums = MemberTotals::from_array([numbers.next()?, numbers.next()?, numbers.next()?]);
         let mut texts = Vec::new();
         while let Some((len, behind)) = rest.split_first_chunk::<8>() {
             let len = usize::try_from(u64::from_le_bytes(*len)).ok()?;
@@ -110,7 +110,7 @@ mod tests {
                 window: Bytes::from_static(b"window"),
             },
             member: Plain(1024),
-            sums: Sums::from_numbers([3, 1 << 50, 99]),
+            sums: MemberTotals::from_array([3, 1 << 50, 99]),
             globals: Arc::new(vec![b"11 a=bcdef\n".to_vec(), Vec::new()]),
         }
     }
@@ -118,7 +118,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let resume_point = resume_point();
-        assert_eq!(ResumePoint::decode(&resume_point.encode()), Some(resume_point.clone()));
+        assert_eq!(
+            ResumePoint::decode(&resume_point.encode()),
+            Some(resume_point.clone())
+        );
         let bare = ResumePoint {
             globals: Arc::default(),
             ..resume_point

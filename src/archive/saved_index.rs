@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::open::{OpenError, OpenOptions, locator, read_index_file};
 use super::scan::Digest;
-use crate::base::extent::Packed;
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::codec::seek_point::MAX_SPAN_LEN;
-use crate::codec::{Compression, Stretch, Sum};
+use crate::codec::{Compression, ExpectedSpan, SeekRange};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
 use crate::source::Source;
@@ -40,10 +40,16 @@ impl SavedIndex {
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
         let limit = &options.index_memory;
         let location = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(path, source, limit)?))),
+            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(
+                path, source, limit,
+            )?))),
             (None, Some(directory)) if source.fingerprint().is_strong() => {
                 let store = Store::new(directory);
-                Some(IndexLocation::Store(store, locator(source, options), limit.clone()))
+                Some(IndexLocation::Store(
+                    store,
+                    locator(source, options),
+                    limit.clone(),
+                ))
             }
             (None, _) => None,
         };
@@ -117,9 +123,9 @@ pub(super) struct Stretches {
 }
 
 impl Iterator for Stretches {
-    type Item = Stretch;
+    type Item = SeekRange;
 
-    fn next(&mut self) -> Option<Stretch> {
+    fn next(&mut self) -> Option<SeekRange> {
         let index = &self.index;
         let seek_point = index.span(self.next)?.seek_point?;
         let following = (self.next + 1..index.span_count())
@@ -130,7 +136,7 @@ impl Iterator for Stretches {
         let spans = (self.next..until)
             .map_while(|number| {
                 let span = index.span(number)?;
-                Some(Sum {
+                Some(ExpectedSpan {
                     len: span.plain.len(),
                     hash: span.hash?,
                 })
@@ -138,7 +144,7 @@ impl Iterator for Stretches {
             .take_while(|span| span.len <= MAX_SPAN_LEN)
             .collect::<VecDeque<_>>();
         self.next = until;
-        (!spans.is_empty()).then_some(Stretch {
+        (!spans.is_empty()).then_some(SeekRange {
             seek_point,
             end,
             spans,

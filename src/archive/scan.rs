@@ -7,17 +7,17 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
-use super::resume_point::ResumePoint;
-use super::decode_pipeline::{self, StreamItem, PlainStream};
+use super::decode_pipeline::{self, PlainStream, StreamItem};
 use super::digest::Digester;
 use super::error::Error;
-use super::skip_policy::SkipPolicy;
+use super::resume_point::ResumePoint;
 use super::saved_index::SavedIndex;
+use super::skip_policy::SkipPolicy;
 use super::span_splitter::{SpanSplitter, plain_seek_point};
 use super::zeros::ZeroRun;
-use crate::base::buffer_pool::{SoftLimit, BufferPool};
+use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
-use crate::base::memory_reclaim::{Reclaim, MemoryBroker};
+use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
@@ -310,7 +310,9 @@ pub fn scan<S: Sink>(
     if let Some((_, seek_point)) = &start {
         stats.scanned_packed_bytes.add(seek_point.packed.0);
     }
-    let mut plain = scan.open(start).map_err(|error| scan.archive_error(error))?;
+    let mut plain = scan
+        .open(start)
+        .map_err(|error| scan.archive_error(error))?;
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member, .. }) => {
@@ -531,14 +533,19 @@ impl<S: Sink> Scan<'_, S> {
         };
         let requested_end = plain.requested_end().0.max(self.plain_len);
         // What shares a block with bytes that are passed over has no digest.
-        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= requested_end {
+        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= requested_end
+        {
             return false;
         }
         if let Some(first) = self.stream_run.first {
-            self.skip_policy
-                .record_run(self.stream_run.bytes, self.stream_run.since.elapsed(), first);
+            self.skip_policy.record_run(
+                self.stream_run.bytes,
+                self.stream_run.since.elapsed(),
+                first,
+            );
         }
-        self.skip_policy.should_skip(end / block_len * block_len - requested_end)
+        self.skip_policy
+            .should_skip(end / block_len * block_len - requested_end)
     }
 
     /// The length of the blocks that have digests.

@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
+use super::available_memory::available_bytes;
 use super::lag_limit::LagLimit;
 use super::prefetch::{PageCache, file_read};
 use super::read::Reader;
-use super::available_memory::available_bytes;
 use crate::base::extent::Plain;
 use crate::codec::Compression;
 use crate::index::{Entry, Index, Ino};
@@ -165,7 +165,11 @@ impl ScanPusher {
             };
             let known = index.origin().plain_bytes.saturating_sub(start.0).min(size);
             let end = known.min(self.offset + MAX_PART_BYTES);
-            let end = if end < size { end / MAX_PAGE_BYTES * MAX_PAGE_BYTES } else { end };
+            let end = if end < size {
+                end / MAX_PAGE_BYTES * MAX_PAGE_BYTES
+            } else {
+                end
+            };
             if end <= self.offset {
                 batch.is_at_end = true;
                 break;

@@ -159,7 +159,12 @@ impl ReadStream {
         self.skipped <= self.read
     }
 
-    fn next_fill(&mut self, file: &Extent<Plain>, limits: Limits, ahead_divisor: u64) -> Option<FillRange> {
+    fn next_fill(
+        &mut self,
+        file: &Extent<Plain>,
+        limits: Limits,
+        ahead_divisor: u64,
+    ) -> Option<FillRange> {
         let within = self.read.min(limits.fill_bytes);
         let within = Plain(self.reached.0.saturating_add(within)).min(file.end());
         let across = match self.steps {
@@ -253,7 +258,8 @@ impl ReadStreams {
 
     fn start(&mut self, file_read: &FileRead) {
         self.started += 1;
-        self.latest.push_front(ReadStream::new(self.started, file_read));
+        self.latest
+            .push_front(ReadStream::new(self.started, file_read));
         self.latest.truncate(MAX_STREAMS);
     }
 }
@@ -285,11 +291,20 @@ mod tests {
     }
 
     /// Reads the file in pieces, and tells what was made ahead after each.
-    fn made(streams: &mut ReadStreams, start: u64, size: u64, piece: u64) -> Vec<Option<FillRange>> {
+    fn made(
+        streams: &mut ReadStreams,
+        start: u64,
+        size: u64,
+        piece: u64,
+    ) -> Vec<Option<FillRange>> {
         let pieces = (0..size).step_by(usize::try_from(piece).expect("small"));
         let reads = pieces.map(|offset| part(start, size, offset, piece.min(size - offset)));
         reads
-            .map(|file_read| streams.record_read(&file_read).and_then(|wanted| wanted.fill))
+            .map(|file_read| {
+                streams
+                    .record_read(&file_read)
+                    .and_then(|wanted| wanted.fill)
+            })
             .collect()
     }
 
@@ -333,7 +348,10 @@ mod tests {
             let make = wanted.and_then(|wanted| wanted.fill);
             furthest = make.map_or(furthest, |make| make.extent.end().0);
             let read = (number + 1) * 101 * KIB;
-            assert!(furthest <= read + read / FETCH_AHEAD_DIVISOR, "file {number}");
+            assert!(
+                furthest <= read + read / FETCH_AHEAD_DIVISOR,
+                "file {number}"
+            );
             assert!(number < 3 || furthest > read, "file {number}");
         }
     }
@@ -359,7 +377,11 @@ mod tests {
         let mut streams = ReadStreams::new(LIMITS);
         for number in 0..200_u64 {
             let start = number * 7_919 % 200 * 10 * MIB;
-            assert_eq!(streams.record_read(&whole(start, 50 * KIB)), None, "file {number}");
+            assert_eq!(
+                streams.record_read(&whole(start, 50 * KIB)),
+                None,
+                "file {number}"
+            );
         }
     }
 
@@ -394,7 +416,11 @@ mod tests {
         assert_eq!(first.extent.len(), FIRST_PUSH_BYTES);
         let marker = first.extent.start().0 + FIRST_PUSH_BYTES / 2;
         assert_eq!(first.marker, Plain(marker));
-        assert_eq!(push(streams.record_read(&file(3))), None, "one that was missed");
+        assert_eq!(
+            push(streams.record_read(&file(3))),
+            None,
+            "one that was missed"
+        );
         let marked = marker.div_ceil(101 * KIB);
         let second = push(streams.record_read(&file(marked))).expect("a window");
         assert_eq!(second.extent.start(), first.extent.end(), "no gap");
@@ -434,7 +460,11 @@ mod tests {
         numbers.dedup();
         let readers: Vec<_> = numbers.iter().map(|(reader, _)| *reader).collect();
         assert_eq!(readers, [0, 1, 2, 3], "each is one run: {numbers:?}");
-        assert!(numbers.iter().all(|(_, stream)| streams.reached(*stream).is_some()));
+        assert!(
+            numbers
+                .iter()
+                .all(|(_, stream)| streams.reached(*stream).is_some())
+        );
     }
 
     #[test]

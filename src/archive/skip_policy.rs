@@ -43,7 +43,8 @@ impl SkipPolicy {
         };
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let streaming_time = missing as f64 / rate;
-        missing >= MIN_SKIP_BYTES && streaming_time > (round_trip * SKIP_COST_ROUND_TRIPS).as_secs_f64()
+        missing >= MIN_SKIP_BYTES
+            && streaming_time > (round_trip * SKIP_COST_ROUND_TRIPS).as_secs_f64()
     }
 }
 

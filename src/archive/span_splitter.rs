@@ -168,7 +168,7 @@ mod tests {
         }
 
         fn span_end(&mut self, span: Span, _checksums: &[u64]) {
-            self.splitter.push(span);
+            self.spans.push(span);
             self.bytes.push(std::mem::take(&mut self.current));
         }
     }

@@ -14,13 +14,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 
 use super::error::Error;
+use super::packed::{FetchMode, Request};
+use super::read::{ReadError, Reader, SpanPart, span_len};
 use super::single_flight::{Claim, FlightError, SingleFlight};
-use super::packed::{Request, FetchMode};
-use super::read::{SpanPart, ReadError, Reader, span_len};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::cache::{QueueTimeout, CacheKey};
+use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
 use crate::source::Access;
 
@@ -80,7 +80,9 @@ impl RecentFetches {
     /// How many windows to fetch from `number` on, for a read that misses it.
     fn next_len(&self, number: u64, max: u64) -> u64 {
         let continued = self.0.iter().find(|fetch| fetch.end == number);
-        let len = continued.map_or(1, |fetch| (fetch.end - fetch.start).saturating_mul(FETCH_GROWTH_FACTOR));
+        let len = continued.map_or(1, |fetch| {
+            (fetch.end - fetch.start).saturating_mul(FETCH_GROWTH_FACTOR)
+        });
         len.min(max)
     }
 
@@ -530,7 +532,9 @@ impl Reader {
         disk_wait: QueueTimeout,
         can_evict: bool,
     ) {
-        let Some(disk_cache) = &self.disk_cache else { return };
+        let Some(disk_cache) = &self.disk_cache else {
+            return;
+        };
         // Bytes without digests could not be verified when they are read back.
         let request = self.whole_request(extent).ok();
         if !request.is_some_and(|request| request.is_digested()) {
@@ -610,7 +614,9 @@ impl Reader {
         if first == wanted {
             return Some(bytes);
         }
-        let mut joined = self.free_list.allocate_empty(usize::try_from(wanted.len()).ok()?, 0);
+        let mut joined = self
+            .free_list
+            .allocate_empty(usize::try_from(wanted.len()).ok()?, 0);
         joined.append(&bytes);
         let mut at = first.end();
         while at < wanted.end() {

@@ -48,7 +48,8 @@ impl ArchivePath {
         Sanitized {
             path: Self::from_components(rest.split(|&byte| byte == b'/')),
             has_trailing_slash: name.last() == Some(&b'/'),
-            has_parent_component: keep_from > 0 && name.split(|&byte| byte == b'/').any(|part| part == b".."),
+            has_parent_component: keep_from > 0
+                && name.split(|&byte| byte == b'/').any(|part| part == b".."),
             stripped: stripped.to_vec(),
         }
     }
@@ -174,8 +175,17 @@ mod tests {
     #[test]
     fn only_a_whole_dot_dot_component_is_a_parent() {
         let has_parent_component = |name: &[u8]| ArchivePath::sanitize(name).has_parent_component;
-        assert!(has_parent_component(b"../a") && has_parent_component(b"a/../b") && has_parent_component(b"a/.."));
-        assert!(!has_parent_component(b"/a") && !has_parent_component(b"a/..b") && !has_parent_component(b"...") && !has_parent_component(b""));
+        assert!(
+            has_parent_component(b"../a")
+                && has_parent_component(b"a/../b")
+                && has_parent_component(b"a/..")
+        );
+        assert!(
+            !has_parent_component(b"/a")
+                && !has_parent_component(b"a/..b")
+                && !has_parent_component(b"...")
+                && !has_parent_component(b"")
+        );
     }
 
     #[test]

@@ -325,7 +325,9 @@ impl Shared {
                 }
             ];
         };
-        source_list.pop_fitting(len).unwrap_or_else(|| free_list::allocate_zeroed(len))
+        source_list
+            .pop_fitting(len)
+            .unwrap_or_else(|| free_list::allocate_zeroed(len))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -334,7 +336,8 @@ impl Shared {
 
     fn can_acquire(&self, state: &State, bytes: u64) -> bool {
         let used = state.used.saturating_add(bytes);
-        let is_over_soft_limit = used > self.soft_limit.bytes && state.buffers >= self.soft_limit.buffers;
+        let is_over_soft_limit =
+            used > self.soft_limit.bytes && state.buffers >= self.soft_limit.buffers;
         state.used == 0 || (used <= self.budget - state.reclaimed && !is_over_soft_limit)
     }
 
@@ -612,7 +615,10 @@ mod tests {
             buffers: 2,
         };
         let pool = BufferPool::with_soft_limit(100, soft_limit);
-        let large = [pool.acquire(40).expect("open"), pool.acquire(40).expect("open")];
+        let large = [
+            pool.acquire(40).expect("open"),
+            pool.acquire(40).expect("open"),
+        ];
         assert!(pool.try_acquire(1).is_none(), "enough of both");
         drop(large);
         let small = [10, 10, 10].map(|len| pool.acquire(len).expect("open"));

@@ -47,7 +47,9 @@ impl FreeList {
     /// Memory of exactly `len` bytes with unspecified contents, the first of which lies at an address
     /// that is `phase` more than a multiple of [`ALIGNMENT`].
     pub fn allocate(&self, len: usize, phase: u64) -> RecycledBuffer {
-        let bytes = self.pop_fitting(len).unwrap_or_else(|| allocate_zeroed(len));
+        let bytes = self
+            .pop_fitting(len)
+            .unwrap_or_else(|| allocate_zeroed(len));
         let address = bytes.as_ptr().addr();
         // Less than the alignment, so it fits whatever that is.
         let phase = usize::try_from(phase % ALIGNMENT as u64).unwrap_or_default();
@@ -86,7 +88,8 @@ impl FreeList {
     /// Memory at rest that holds `len` bytes, wherever in it they begin.
     pub(super) fn pop_fitting(&self, len: usize) -> Option<Vec<u8>> {
         let mut idle = self.idle();
-        let fits = |bytes: &Vec<u8>| (capacity_for(len)..=max_capacity_for(len)).contains(&bytes.len());
+        let fits =
+            |bytes: &Vec<u8>| (capacity_for(len)..=max_capacity_for(len)).contains(&bytes.len());
         // The one that came last, which the processor's cache may still hold.
         let found = idle.iter().rposition(fits)?;
         idle.remove(found)
@@ -260,7 +263,11 @@ mod tests {
         assert_eq!(slice, [7; 5][..]);
         drop(slice);
         assert_eq!(list.idle_bytes(), (4 << 20) + CAPACITY_STEP as u64);
-        assert_ne!(list.allocate(3 * MIB, 0).as_ptr(), place, "too long for that");
+        assert_ne!(
+            list.allocate(3 * MIB, 0).as_ptr(),
+            place,
+            "too long for that"
+        );
         let longer = list.allocate(4 * MIB + CAPACITY_STEP, 0);
         assert_ne!(longer.as_ptr(), place, "too short");
         let again = list.allocate(4 * MIB - 1000, 0);
@@ -322,7 +329,10 @@ mod tests {
         let before = list.idle_bytes();
         drop(bytes);
         let rested = list.idle_bytes() - before;
-        assert!(rested <= max_capacity_for(expected.len()) as u64, "{rested}");
+        assert!(
+            rested <= max_capacity_for(expected.len()) as u64,
+            "{rested}"
+        );
     }
 
     #[test]

@@ -58,7 +58,10 @@ pub enum GrantError {
 impl MemoryBroker {
     /// Grants memory from the first of `reclaimers` as far as it can, then from the next.
     pub fn new(reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
-        let limit_bytes = reclaimers.iter().map(|reclaimer| reclaimer.reclaimable_bytes()).sum();
+        let limit_bytes = reclaimers
+            .iter()
+            .map(|reclaimer| reclaimer.reclaimable_bytes())
+            .sum();
         Self::start(limit_bytes, reclaimers)
     }
 
@@ -192,7 +195,9 @@ mod tests {
     }
 
     fn left(memories: &[Arc<TestMemory>]) -> Vec<u64> {
-        let left = memories.iter().map(|memory| memory.0.load(Ordering::Relaxed));
+        let left = memories
+            .iter()
+            .map(|memory| memory.0.load(Ordering::Relaxed));
         left.collect()
     }
 

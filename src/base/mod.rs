@@ -1,8 +1,6 @@
 //! Words everyone shares. A file enters only when two neighbouring layers need it.
 
-pub mod passwd;
-pub mod posix_acl;
-pub mod retention;
+pub mod archive_path;
 pub mod buffer_pool;
 pub mod change_time;
 pub mod civil;
@@ -12,18 +10,20 @@ pub mod free_list;
 pub mod glob;
 pub mod id_map;
 pub mod memory_reclaim;
-pub mod archive_path;
-pub mod trusted_dir;
+pub mod once_job;
+pub mod passwd;
+pub mod posix_acl;
+pub mod random_reads;
 pub mod regular_file;
 pub mod resolve;
+pub mod retention;
 pub mod sha256;
-pub mod random_reads;
 pub mod span_hash;
+pub mod stall_timeout;
 pub mod stats;
 pub mod sync;
 pub mod tar_checksum;
 pub mod thread;
-pub mod once_job;
-pub mod stall_timeout;
 pub mod thread_pool;
+pub mod trusted_dir;
 pub mod xattr_filter;

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use crate::base::posix_acl::IdResolver;
 use crate::base::id_map::IdMap;
+use crate::base::posix_acl::IdResolver;
 
 /// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
 /// that takes the C library's plug-ins, and a mount must not wait for a network that may live

@@ -354,7 +354,11 @@ mod tests {
             "u::r,g::r,m::r,m::r,o::r",
         ];
         for text in texts.into_iter().chain(invalid) {
-            assert_eq!(xattr_from_text(text.as_bytes(), &NumericIds), None, "{text}");
+            assert_eq!(
+                xattr_from_text(text.as_bytes(), &NumericIds),
+                None,
+                "{text}"
+            );
         }
     }
 

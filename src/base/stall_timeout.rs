@@ -22,7 +22,10 @@ pub struct StallTimeout {
 impl StallTimeout {
     /// All of `limit`.
     pub fn new(limit: Duration) -> Self {
-        Self { limit, remaining: limit }
+        Self {
+            limit,
+            remaining: limit,
+        }
     }
 
     /// What is left; zero when it is over.
@@ -66,7 +69,10 @@ mod tests {
         assert_eq!(seconds_until_timeout(0, 1), Some(60));
         assert_eq!(seconds_until_timeout(1, 1), Some(61));
         assert_eq!(seconds_until_timeout(1, 29), Some(87));
-        assert_eq!(seconds_until_timeout(MIN_BYTES_PER_SECOND / 2, 1), Some(120));
+        assert_eq!(
+            seconds_until_timeout(MIN_BYTES_PER_SECOND / 2, 1),
+            Some(120)
+        );
         assert_eq!(seconds_until_timeout(MIN_BYTES_PER_SECOND, 1), None);
         assert_eq!(seconds_until_timeout(30 * MIN_BYTES_PER_SECOND, 29), None);
     }

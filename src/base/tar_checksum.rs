@@ -11,10 +11,15 @@ const CHECKSUM_FIELD: std::ops::Range<usize> = 148..156;
 /// The sum is over all bytes, its own field counting as blanks. As some old programs did, bytes may
 /// be taken as signed.
 pub fn is_valid(header: &[u8]) -> bool {
-    let Some(field) = header.get(CHECKSUM_FIELD).filter(|_| header.len() == HEADER_LEN) else {
+    let Some(field) = header
+        .get(CHECKSUM_FIELD)
+        .filter(|_| header.len() == HEADER_LEN)
+    else {
         return false;
     };
-    let Some(recorded) = parse_octal(strip_leading_nul(field)).and_then(|sum| i64::try_from(sum).ok()) else {
+    let Some(recorded) =
+        parse_octal(strip_leading_nul(field)).and_then(|sum| i64::try_from(sum).ok())
+    else {
         return false;
     };
     let sum = sum(header) - sum(field) + sum(&[b' '; 8]);
@@ -84,14 +89,18 @@ mod tests {
             header[0] = b'm';
             assert!(!is_valid(&header), "{signed}");
         }
-        assert!(!is_valid(&header_with_checksum(false, usual)[..511]), "a part of a header");
+        assert!(
+            !is_valid(&header_with_checksum(false, usual)[..511]),
+            "a part of a header"
+        );
     }
 
     #[test]
     fn checksum_ends_at_its_terminator() {
         let ends: [&[u8]; 5] = [b"\0 ", b"\0X", b" 7", b"\0\xff", b" \0"];
         for end in ends {
-            let header = header_with_checksum(false, |sum| [format!("{sum:06o}").as_bytes(), end].concat());
+            let header =
+                header_with_checksum(false, |sum| [format!("{sum:06o}").as_bytes(), end].concat());
             assert!(is_valid(&header), "{end:?}");
         }
         let digits = header_with_checksum(false, |sum| format!("{sum:06o}X ").into_bytes());

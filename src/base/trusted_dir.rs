@@ -84,7 +84,10 @@ impl TrustedDir {
                 return Self::open_at(found, Path::new("."), named, is_protected);
             }
             if stat.st_uid != 0 && !is_ours(&stat) {
-                return Err(PermissionProblem::error(named, "is another user's symbolic link"));
+                return Err(PermissionProblem::error(
+                    named,
+                    "is another user's symbolic link",
+                ));
             }
             let target = readlinkat(&found, "", Vec::new())?.into_bytes();
             let target = PathBuf::from(std::ffi::OsString::from_vec(target));

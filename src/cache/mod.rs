@@ -4,11 +4,14 @@
 //! index holds a hash of, so whatever comes out of a cache can be verified, and made again from
 //! its lineage when it is lost.
 
-mod memory;
 mod disk;
+mod memory;
 
+pub use disk::{
+    CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, DiskCacheUsage,
+    QueueTimeout,
+};
 pub use memory::SpanCache;
-pub use disk::{QueueTimeout, DiskCacheDir, DiskCache, DiskCacheError, DiskCacheOptions, DiskCacheUsage, CacheFileInfo};
 
 /// Which span of which archive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

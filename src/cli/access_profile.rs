@@ -55,7 +55,10 @@ pub(super) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String 
 ///
 /// # Errors
 /// When it is none.
-pub(super) fn resolve_profile(profile: &str, index: &Index) -> Result<ResolvedProfile, ProfileError> {
+pub(super) fn resolve_profile(
+    profile: &str,
+    index: &Index,
+) -> Result<ResolvedProfile, ProfileError> {
     let mut lines = profile.lines().enumerate();
     if lines
         .next()
@@ -189,10 +192,17 @@ mod tests {
     fn invalid_profile_is_rejected_with_its_line() {
         let index = index(&[b"a"]);
         assert_eq!(resolve_profile("", &index), Err(ProfileError::NotAProfile));
-        assert_eq!(resolve_profile("0 1 a\n", &index), Err(ProfileError::NotAProfile));
+        assert_eq!(
+            resolve_profile("0 1 a\n", &index),
+            Err(ProfileError::NotAProfile)
+        );
         for line in ["0 1", "x 1 a", "0 -1 a", "0 1 a\\", "0 1 \\777", "0 1 \\12"] {
             let text = format!("# tarfs profile 1\n0 1 a\n{line}\n");
-            assert_eq!(resolve_profile(&text, &index), Err(ProfileError::InvalidLine(3)), "{line}");
+            assert_eq!(
+                resolve_profile(&text, &index),
+                Err(ProfileError::InvalidLine(3)),
+                "{line}"
+            );
         }
     }
 

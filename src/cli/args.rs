@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::headers::HeaderArg;
 use super::environment;
+use super::headers::HeaderArg;
 use crate::archive::scan::MIN_MEMORY;
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
@@ -255,7 +255,9 @@ fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
 }
 
 /// A parser of whole seconds.
-pub(super) fn seconds_parser(range: RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, String> + Clone {
+pub(super) fn seconds_parser(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| parse_whole_number(text, &range, " of seconds")
 }
 

@@ -21,9 +21,9 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::args::{CacheDirArgs, SourceArgs};
-use super::materialize::{self, MaterializeArgs};
 use super::cleanup_on_signal::CleanupOnSignal;
-use super::{resolve, open_archive, output};
+use super::materialize::{self, MaterializeArgs};
+use super::{open_archive, output, resolve};
 use crate::base::regular_file;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
@@ -234,7 +234,8 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         directory.join(ROOTFS),
         args.quiet,
     );
-    let code = materialize::run_with(&materialize_args, Some(&cleanup)).map_err(without_flag_hints)?;
+    let code =
+        materialize::run_with(&materialize_args, Some(&cleanup)).map_err(without_flag_hints)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
@@ -283,7 +284,9 @@ fn make_directory(directory: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => warn_if_accessible_to_others(directory),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            warn_if_accessible_to_others(directory)
+        }
         made => made,
     }
 }
@@ -443,7 +446,9 @@ impl Drop for BundleInProgress {
 fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     use crate::materialize::Error;
     match error.downcast_ref::<Error>() {
-        Some(Error::Staging { .. } | Error::CannotRename { .. }) => anyhow!(output::format_chain(&error)),
+        Some(Error::Staging { .. } | Error::CannotRename { .. }) => {
+            anyhow!(output::format_chain(&error))
+        }
         _ => error,
     }
 }

@@ -154,7 +154,7 @@ impl Totals {
         sum
     }
 
-    fn add(&mut self, kept: &CacheEntry) {
+    fn add(&mut self, entry: &CacheEntry) {
         self.files += 1;
         self.bytes = self.bytes.saturating_add(entry.held_bytes);
     }
@@ -163,7 +163,12 @@ impl Totals {
 impl std::fmt::Display for Totals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let files = if self.files == 1 { "file" } else { "files" };
-        write!(f, "{} {files}, {}", self.files, status::format_bytes(self.bytes))
+        write!(
+            f,
+            "{} {files}, {}",
+            self.files,
+            status::format_bytes(self.bytes)
+        )
     }
 }
 

@@ -28,7 +28,9 @@ pub(super) struct PriorCleanup(Option<Box<dyn FnOnce() + Send>>);
 
 impl fmt::Debug for PriorCleanup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PriorCleanup").field(&self.0.is_some()).finish()
+        f.debug_tuple("PriorCleanup")
+            .field(&self.0.is_some())
+            .finish()
     }
 }
 
@@ -47,7 +49,8 @@ impl CleanupOnSignal {
         let ends_at_once = Arc::new(AtomicBool::new(false));
         for signal in handled.clone() {
             // In this order: the first signal finds the flag not set yet.
-            flag::register_conditional_default(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
+            flag::register_conditional_default(signal, Arc::clone(&ends_at_once))
+                .context(FAILED)?;
             flag::register(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
         }
         let mut signals = Signals::new(handled).context(FAILED)?;

@@ -378,7 +378,10 @@ fn accept_loop(
     }
 }
 
-fn handle_connection(stream: &UnixStream, handle_request: &mut impl FnMut(Request) -> Response) -> io::Result<()> {
+fn handle_connection(
+    stream: &UnixStream,
+    handle_request: &mut impl FnMut(Request) -> Response,
+) -> io::Result<()> {
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let mut line = String::new();
@@ -520,14 +523,18 @@ pub(super) fn request_umount(
                 return Ok(Some(UmountOutcome::InUseElsewhere { pid }));
             }
             Response::Unmounted { .. } => {
-                let has_ended = process.map_or(Ok(true), |process| wait_for_exit(&process, PROCESS_EXIT_TIMEOUT))?;
+                let has_ended = process.map_or(Ok(true), |process| {
+                    wait_for_exit(&process, PROCESS_EXIT_TIMEOUT)
+                })?;
                 return Ok(Some(if has_ended {
                     UmountOutcome::ProcessEnded
                 } else {
                     UmountOutcome::ProcessRemains { pid }
                 }));
             }
-            Response::Error { error, hint } => refused = Some(UmountOutcome::Failed { error, hint }),
+            Response::Error { error, hint } => {
+                refused = Some(UmountOutcome::Failed { error, hint })
+            }
             Response::Status(_) => {}
         }
     }
@@ -834,7 +841,9 @@ mod tests {
         let open = directory.path().join("open");
         fs::create_dir(&open).expect("made");
         fs::set_permissions(&open, Permissions::from_mode(0o755)).expect("set");
-        assert!(ControlSocket::serve(&open, |_| Response::Status(Box::new(Status::example()))).is_err());
+        assert!(
+            ControlSocket::serve(&open, |_| Response::Status(Box::new(Status::example()))).is_err()
+        );
         let link = directory.path().join("link");
         std::os::unix::fs::symlink(directory.path(), &link).expect("made");
         assert!(list_statuses(&link).is_err());

@@ -14,7 +14,7 @@ use crate::archive::{Archive, ReadError};
 use crate::base::xattr_filter::XattrFilter;
 use crate::fuse::{self, BackingFiles, Mount};
 use crate::index::{Index, Ino};
-use crate::materialize::{BackgroundCopy, ReadFn, RunningCopy, CopyState};
+use crate::materialize::{BackgroundCopy, CopyState, ReadFn, RunningCopy};
 
 /// What a copy is made from.
 pub(super) struct CopySource {

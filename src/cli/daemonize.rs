@@ -15,8 +15,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail};
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 
-use super::inherited_fds::InheritedFds;
 use super::environment::{self, Role};
+use super::inherited_fds::InheritedFds;
 use super::{headers, logging};
 use crate::base::trusted_dir;
 
@@ -37,7 +37,10 @@ pub(super) enum DirectoryScope {
 ///
 /// # Errors
 /// When it cannot be started.
-pub(super) fn spawn_daemon(arguments: &[OsString], scope: DirectoryScope) -> anyhow::Result<ExitCode> {
+pub(super) fn spawn_daemon(
+    arguments: &[OsString],
+    scope: DirectoryScope,
+) -> anyhow::Result<ExitCode> {
     let program = std::env::current_exe().context("cannot find this program's file")?;
     let mut command = Command::new(&program);
     if scope == DirectoryScope::System {
@@ -45,12 +48,16 @@ pub(super) fn spawn_daemon(arguments: &[OsString], scope: DirectoryScope) -> any
         command.env(environment::CACHE_DIR, environment::system_cache_dir());
     }
     environment::copy_argv0(&mut command);
-    let mut child = environment::pass_arguments(&mut command, arguments, &headers::redact_arguments(arguments))
-        .env(environment::ROLE, Role::Background.name())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut child = environment::pass_arguments(
+        &mut command,
+        arguments,
+        &headers::redact_arguments(arguments),
+    )
+    .env(environment::ROLE, Role::Background.name())
+    .stdin(Stdio::null())
+    .stdout(Stdio::piped())
+    .spawn()
+    .with_context(|| format!("cannot start {}", program.display()))?;
     let mut message = String::new();
     if let Some(stdout) = child.stdout.take() {
         BufReader::new(stdout).read_line(&mut message)?;

@@ -27,7 +27,12 @@ pub(super) enum Role {
 }
 
 impl Role {
-    const ALL: [Self; 4] = [Self::Background, Self::Supervisor, Self::Successor, Self::SupervisedWorker];
+    const ALL: [Self; 4] = [
+        Self::Background,
+        Self::Supervisor,
+        Self::Successor,
+        Self::SupervisedWorker,
+    ];
 
     /// As it stands in the environment.
     pub(super) fn name(self) -> &'static str {
@@ -146,7 +151,9 @@ pub(super) fn log_level() -> Option<Level> {
 /// Where the sockets of this user's mounts are.
 pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
-        variable(RUNTIME_DIR).filter(|path| is_owned_by_user(path)).as_deref(),
+        variable(RUNTIME_DIR)
+            .filter(|path| is_owned_by_user(path))
+            .as_deref(),
         rustix::process::geteuid().as_raw(),
     )
 }
@@ -209,10 +216,14 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
 /// # Errors
 /// When the environment names no directory at all.
 pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
-    cache_dir_from(variable(CACHE_DIR), variable("XDG_CACHE_HOME"), variable("HOME"))
-        // As the system starts it.
-        .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
-        .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
+    cache_dir_from(
+        variable(CACHE_DIR),
+        variable("XDG_CACHE_HOME"),
+        variable("HOME"),
+    )
+    // As the system starts it.
+    .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
+    .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
 }
 
 /// Where what the system mounts keeps its indexes and decoded data, unless a flag says otherwise.

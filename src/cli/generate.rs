@@ -41,7 +41,9 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let failed = || format!("cannot write to {}", directory.display());
     fs::create_dir_all(directory).with_context(failed)?;
     match args.what {
-        Artifact::Man => clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?,
+        Artifact::Man => {
+            clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?
+        }
         Artifact::Completions => {
             for shell in SHELLS {
                 let command = &mut Cli::command();

@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::args::{CacheDirArgs, SourceArgs};
-use super::{resolve, open_archive};
+use super::{open_archive, resolve};
 use crate::base::stats::Stats;
 use crate::image::{Image, Layer};
 

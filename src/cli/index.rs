@@ -9,7 +9,7 @@ use anyhow::{Context, ensure};
 use super::args::{CacheArgs, SourceArgs};
 use super::layers::LayerArgs;
 use super::open_archive::{self, OpenRequest, OpenedTree};
-use super::{resolve, output};
+use super::{output, resolve};
 use crate::archive::DiskCacheMode;
 use crate::index::store;
 

@@ -11,16 +11,16 @@ use tokio::runtime::Runtime;
 
 use super::args::SourceArgs;
 use super::copy::CopySource;
-use super::resolve::{self, OuterArchiveOptions};
 use super::headers::Header;
 use super::mount::{MountArgs, OpenedArchive};
 use super::open_archive::{self, OpenRequest};
 use super::prefetch;
+use super::resolve::{self, OuterArchiveOptions};
 use super::status_source::LayeredStatus;
 use crate::archive::scan::Digest;
 use crate::base::stats::Stats;
-use crate::source::{self, MemorySource};
 use crate::layers::{self, Layer, LayeredArchive};
+use crate::source::{self, MemorySource};
 
 /// Layers of one tree; an image may have as many by itself.
 const MAX_LAYERS: usize = 1000;
@@ -145,7 +145,10 @@ pub(super) fn open_sources(
 
 /// Whether what may be told to the host of `source` may be told to that of `other`.
 fn is_same_host(source: &OsString, other: &OsString) -> bool {
-    match (resolve::outermost_location(source), resolve::outermost_location(other)) {
+    match (
+        resolve::outermost_location(source),
+        resolve::outermost_location(other),
+    ) {
         (Some(source), Some(other)) => source::is_same_origin(&source, &other),
         _ => false,
     }
@@ -243,7 +246,11 @@ fn display_name(locations: &[String]) -> String {
 /// SOURCE wherever the process goes, and what is laid over it.
 pub(super) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
     LayerArgs {
-        layers: layers.layers.iter().map(open_archive::absolute_source).collect(),
+        layers: layers
+            .layers
+            .iter()
+            .map(open_archive::absolute_source)
+            .collect(),
         ..layers.clone()
     }
 }
@@ -261,7 +268,10 @@ mod tests {
                 layers: layers.iter().map(OsString::from).collect(),
                 whiteouts: None,
             };
-            (layers.memory_budget(&source) >> 20, layers.outer_archive_count(&source))
+            (
+                layers.memory_budget(&source) >> 20,
+                layers.outer_archive_count(&source),
+            )
         };
         assert_eq!(memory("a.tar", &[]), (64, 0));
         assert_eq!(memory("oci:a", &["b.tar"]), (64, 0));

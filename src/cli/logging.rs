@@ -222,9 +222,13 @@ impl EventLine {
         match sink {
             LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
             LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
-            LogSink::File(file) => { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat()),
+            LogSink::File(file) => {
+                { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
+            }
             LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
-            LogSink::Syslog(socket) => socket.send(&syslog_datagram(self.level, &self.text)).map(drop),
+            LogSink::Syslog(socket) => socket
+                .send(&syslog_datagram(self.level, &self.text))
+                .map(drop),
             LogSink::Discard => Ok(()),
         }
     }

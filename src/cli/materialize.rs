@@ -14,26 +14,26 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use super::args::{self, CacheDirArgs, SavedIndexArgs, Size, SourceArgs};
-use super::resolve::OuterArchiveOptions;
+use super::cleanup_on_signal::CleanupOnSignal;
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, ProgressOptions};
-use super::cleanup_on_signal::CleanupOnSignal;
+use super::resolve::OuterArchiveOptions;
 use super::xattrs::XattrArgs;
 use super::{headers, open_archive, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
-use crate::archive::{Error, OpenOptions, SavedIndex, DiskCacheMode};
-use crate::base::extent::Plain;
+use crate::archive::{DiskCacheMode, Error, OpenOptions, SavedIndex};
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::MemoryLimit;
+use crate::layers::{Layer, WhiteoutFormat};
 use crate::list::escape;
 use crate::materialize::{
-    self, Cause, ContentSink, Existing, Glob, Materializer, Options, Problem, DryRunSink, Reporter,
-    Selection, Staging, Summary, SelectedPath,
+    self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
+    SelectedPath, Selection, Staging, Summary,
 };
 use crate::source::{Access, Source};
-use crate::layers::{Layer, WhiteoutFormat};
 use crate::tar::Member;
 
 /// What is laid over SOURCE, which goes with nothing that takes or leaves a part of it.
@@ -160,7 +160,10 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// As [`run`], of a part of something that `cleanup` takes back.
-pub(super) fn run_with(args: &MaterializeArgs, cleanup: Option<&CleanupOnSignal>) -> anyhow::Result<ExitCode> {
+pub(super) fn run_with(
+    args: &MaterializeArgs,
+    cleanup: Option<&CleanupOnSignal>,
+) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
     // Before anything is fetched for nothing.
@@ -193,7 +196,8 @@ pub(super) fn run_with(args: &MaterializeArgs, cleanup: Option<&CleanupOnSignal>
         &stats,
     )?;
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let mut open_options = open_archive::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
+    let mut open_options =
+        open_archive::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
     open_options.scan.memory = args.layers.memory_budget(&args.source);
     open_options.layer = whiteouts;
     open_options.scan.tar.accepts_empty = is_layered;
@@ -284,7 +288,10 @@ impl MaterializeArgs {
         Self {
             source,
             layers: LayerArgs::default(),
-            saved: SavedIndexArgs { cache_dir, index: None },
+            saved: SavedIndexArgs {
+                cache_dir,
+                index: None,
+            },
             directory: Some(directory),
             paths: Vec::new(),
             strip_components: 0,
@@ -499,7 +506,11 @@ impl Run<'_> {
     }
 
     /// Writes the layers one over the other; whether nothing went wrong with them.
-    fn write_layers(&self, sink: &mut Materializer, whiteouts: WhiteoutFormat) -> anyhow::Result<bool> {
+    fn write_layers(
+        &self,
+        sink: &mut Materializer,
+        whiteouts: WhiteoutFormat,
+    ) -> anyhow::Result<bool> {
         let mut left_bytes = self.args.max_unpacked_size.map(|size| size.0);
         sink.begin_layers(whiteouts);
         for layer in self.layers {
@@ -555,10 +566,12 @@ impl Run<'_> {
         let resume_key = self.resume_key(&options);
         let stats = Arc::clone(self.stats);
         let directory = self.args.directory();
-        let (mut sink, resume_point) = Materializer::with_journal(directory, options, stats, &resume_key)?;
+        let (mut sink, resume_point) =
+            Materializer::with_journal(directory, options, stats, &resume_key)?;
         let place = directory.display().to_string();
         let counted = Arc::clone(self.stats);
-        let _cleanup = CleanupOnSignal::install(move || report_interrupted(&counted, &place, RESUMABLE_HINT))?;
+        let _cleanup =
+            CleanupOnSignal::install(move || report_interrupted(&counted, &place, RESUMABLE_HINT))?;
         self.scan_options.resume_points = true;
         let has_checksums = resume_point
             .as_ref()
@@ -678,7 +691,8 @@ impl Run<'_> {
 
     fn to_stdout(&self) -> anyhow::Result<ExitCode> {
         let selection = self.args.selection();
-        let mut sink = ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
+        let mut sink =
+            ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
         let complete = self.report_scan(scanned);
@@ -720,7 +734,10 @@ impl Run<'_> {
 }
 
 /// As [`Run::report_scan`], of the scan of `source`.
-fn report_scan_error<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+fn report_scan_error<E>(
+    source: &Arc<dyn Source>,
+    scanned: Result<scan::Summary, ScanError<E>>,
+) -> bool {
     match scanned {
         Ok(summary) => summary.damages == 0,
         Err(ScanError::Sink(_)) => false,
@@ -730,7 +747,9 @@ fn report_scan_error<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary,
                 Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
                 None => location.to_owned(),
             };
-            output::print_error(output::format_with_hint(&anyhow::Error::new(error).context(place)));
+            output::print_error(output::format_with_hint(
+                &anyhow::Error::new(error).context(place),
+            ));
             false
         }
     }
@@ -786,7 +805,8 @@ impl Sink for CountingSink<'_> {
 }
 
 /// How to go on with a run that keeps no journal.
-const NOT_RESUMABLE_HINT: &str = "run it again; with --resume a run can go on after an interruption";
+const NOT_RESUMABLE_HINT: &str =
+    "run it again; with --resume a run can go on after an interruption";
 
 /// How to go on with a run that keeps one.
 const RESUMABLE_HINT: &str = "the same command goes on from there";

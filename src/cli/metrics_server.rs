@@ -93,7 +93,12 @@ impl MetricsListener {
         self.serve_with_limits(Limits::default(), network, Arc::new(request_status))
     }
 
-    fn serve_with_limits(self, limits: Limits, network: &Handle, request_status: StatusRequester) -> io::Result<MetricsServer> {
+    fn serve_with_limits(
+        self,
+        limits: Limits,
+        network: &Handle,
+        request_status: StatusRequester,
+    ) -> io::Result<MetricsServer> {
         self.listener.set_nonblocking(true)?;
         let _within = network.enter();
         let listener = TcpListener::from_std(self.listener)?;
@@ -115,7 +120,11 @@ async fn accept_loop(listener: TcpListener, limits: Limits, request_status: Stat
         }
         match listener.accept().await {
             Ok((stream, _)) => {
-                connections.spawn(handle_connection(stream, limits.client_timeout, Arc::clone(&request_status)));
+                connections.spawn(handle_connection(
+                    stream,
+                    limits.client_timeout,
+                    Arc::clone(&request_status),
+                ));
             }
             Err(error) => {
                 tracing::debug!(%error, "a connection for metrics was not accepted");
@@ -125,7 +134,11 @@ async fn accept_loop(listener: TcpListener, limits: Limits, request_status: Stat
     }
 }
 
-async fn handle_connection(mut stream: TcpStream, client_timeout: Duration, request_status: StatusRequester) {
+async fn handle_connection(
+    mut stream: TcpStream,
+    client_timeout: Duration,
+    request_status: StatusRequester,
+) {
     match timeout(client_timeout, respond(&mut stream, &request_status)).await {
         // With bytes unread, closing would reset the connection and take the answer away.
         Ok(Ok(())) => drop(timeout(client_timeout, drain(&mut stream)).await),

@@ -20,28 +20,31 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use super::args::{self, CacheArgs, SourceArgs};
+use super::control_socket::{ControlSocket, FailedRead, Phase, Request, Response, Status};
+use super::copy::{CopySource, MountCopy};
 use super::daemonize::{self, DirectoryScope, LogTarget};
-use super::control_socket::{Response, ControlSocket, FailedRead, Phase, Request, Status};
-use super::copy::{MountCopy, CopySource};
+use super::environment::{self, Role};
 use super::inherited_fds::InheritedFds;
-use super::supervisor::{self, TakeoverState, SupervisorLink};
 use super::layers::LayerArgs;
 use super::metrics_server::MetricsListener;
-use super::sd_notify::{self, ServiceManager};
-use super::prefetch::{PrefetchArgs, Recording};
-use super::environment::{self, Role};
-use super::status_source::StatusSource;
 use super::overlay_dirs::{self, OverlayDirs};
+use super::prefetch::{PrefetchArgs, Recording};
+use super::sd_notify::{self, ServiceManager};
+use super::status_source::StatusSource;
+use super::supervisor::{self, SupervisorLink, TakeoverState};
 use super::xattrs::XattrArgs;
-use super::{control_socket, exit, output, panic_hook, privileges, status as status_text, logging, cleanup_on_signal};
-use crate::archive::{WaitFor, Callback};
+use super::{
+    cleanup_on_signal, control_socket, exit, logging, output, panic_hook, privileges,
+    status as status_text,
+};
+use crate::archive::{Callback, WaitFor};
 use crate::base::archive_path::ArchivePath;
-use crate::base::trusted_dir::TrustedDir;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
+use crate::base::trusted_dir::TrustedDir;
 use crate::fuse::{
-    Content, RecentError, Force, Mount, MountOptions, OpenNamespace, InheritedSession, MountTarget, TarFilesystem, UnmountError,
-    Subtree, supports_takeover,
+    Content, Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, RecentError,
+    Subtree, TarFilesystem, UnmountError, supports_takeover,
 };
 use crate::index::Ino;
 
@@ -204,7 +207,11 @@ impl MountArgs {
     fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
-        Ok(Subtree::new(&content.index(), &path, self.strip_components)?)
+        Ok(Subtree::new(
+            &content.index(),
+            &path,
+            self.strip_components,
+        )?)
     }
 }
 
@@ -356,7 +363,8 @@ impl ProcessMode {
         match self {
             Self::Detached => Ok(None),
             Self::Background(log, inherited) => {
-                daemonize::detach_and_report_ready(log, inherited).context("cannot stay in the background")?;
+                daemonize::detach_and_report_ready(log, inherited)
+                    .context("cannot stay in the background")?;
                 Ok(None)
             }
             Self::Foreground(log, manager) => {
@@ -524,7 +532,9 @@ fn create_directories(args: &MountArgs) {
     if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
         drop(TrustedDir::create(&cache_dir));
     }
-    drop(control_socket::create_private_dir(&environment::runtime_dir()));
+    drop(control_socket::create_private_dir(
+        &environment::runtime_dir(),
+    ));
 }
 
 fn mount_and_serve(
@@ -573,7 +583,9 @@ fn mount_and_serve(
             mount
         }
         (None, None, writable) => {
-            let writable = writable.as_ref().map(|writable| (writable, overlay_options));
+            let writable = writable
+                .as_ref()
+                .map(|writable| (writable, overlay_options));
             mount_here(
                 args,
                 opened,
@@ -807,7 +819,10 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
     loop {
         let index = state.opened.status_source.index();
         let location = &state.opened.location;
-        let is_sent = manager.notify_status(&format!("{location}: {}", status_text::format_index(&index)));
+        let is_sent = manager.notify_status(&format!(
+            "{location}: {}",
+            status_text::format_index(&index)
+        ));
         if is_sent && index.phase != Phase::Scanning {
             return inbox.recv().ok();
         }

@@ -14,7 +14,7 @@ use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, Parser};
 
 use super::daemonize::{self, DirectoryScope};
-use super::{Cli, Verb, headers, output, environment};
+use super::{Cli, Verb, environment, headers, output};
 use crate::fuse::{MountOptions, OptionError};
 
 /// The names under which mount(8) finds this program.
@@ -111,7 +111,10 @@ struct HelperArgs {
 /// The words of a helper's call, its name first, if this is one.
 pub(super) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     let program = Path::new(words.first()?).file_name();
-    if HELPER_NAMES.iter().any(|name| program == Some(OsStr::new(name))) {
+    if HELPER_NAMES
+        .iter()
+        .any(|name| program == Some(OsStr::new(name)))
+    {
         return Some(words.to_vec());
     }
     match words {
@@ -163,7 +166,10 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
         }
     };
     if call.verbose {
-        output::print_error(format_args!("runs tarfs {}", translated.redacted().join(" ")));
+        output::print_error(format_args!(
+            "runs tarfs {}",
+            translated.redacted().join(" ")
+        ));
     }
     // What is wrong with a value is for the flag to say.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
@@ -270,7 +276,11 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
     let mut words: Vec<OsString> = vec!["mount".into()];
     let mut wants_to_write = None;
     let mut is_writable = false;
-    for option in call.options.iter().flat_map(|options| split_options(options)) {
+    for option in call
+        .options
+        .iter()
+        .flat_map(|options| split_options(options))
+    {
         let (name, value) = match option.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (option.as_str(), None),
@@ -291,7 +301,9 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
                         (Some(value), true) => format!("--{flag}={value}").into(),
                         (None, false) => format!("--{flag}").into(),
                         (None, true) => return Err(TranslateError::MissingValue(name.to_owned())),
-                        (Some(_), false) => return Err(TranslateError::UnexpectedValue(name.to_owned())),
+                        (Some(_), false) => {
+                            return Err(TranslateError::UnexpectedValue(name.to_owned()));
+                        }
                     });
                 }
                 None => match MountOptions::default().apply(&MountOptions::escape(&option)) {
@@ -482,7 +494,10 @@ mod tests {
     fn invalid_option_fails_and_sloppy_ignores_unknown_ones() {
         let refused = |options: &str| translated(&["S", "D", "-o", options]).expect_err(options);
         assert_eq!(refused("memory").exit_code(), EX_USAGE);
-        assert_eq!(refused("restart=yes"), TranslateError::UnexpectedValue("restart".into()));
+        assert_eq!(
+            refused("restart=yes"),
+            TranslateError::UnexpectedValue("restart".into())
+        );
         assert_eq!(
             refused("foreground"),
             OptionError::Unknown("foreground".into()).into()

@@ -93,7 +93,11 @@ mod tests {
         ] {
             let nested = NestedSource::parse(spec).expect(spec);
             assert_eq!(nested.to_string(), spec);
-            assert_eq!((nested.outer.as_str(), nested.part), (outer, part), "{spec}");
+            assert_eq!(
+                (nested.outer.as_str(), nested.part),
+                (outer, part),
+                "{spec}"
+            );
         }
         for spec in [
             "a.tar",

@@ -12,22 +12,22 @@ use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedIndexArgs, SourceArgs};
 use super::copy::CopySource;
-use super::resolve::{self, OuterArchiveOptions};
 use super::headers::{self, Header};
 use super::layers::{self, LayerArgs};
 use super::mount::{MountArgs, OpenedArchive};
-use super::output::{Progress, ProgressOptions};
 use super::nested::NestedSource;
+use super::output::{Progress, ProgressOptions};
 use super::prefetch::Mode;
+use super::resolve::{self, OuterArchiveOptions};
 use super::status_source::ArchiveStatus;
-use super::{privileges, environment};
-use crate::archive::{Archive, WaitFor, IndexGuard, OpenOptions, DiskCacheMode, Callback, scan};
+use super::{environment, privileges};
+use crate::archive::{Archive, Callback, DiskCacheMode, IndexGuard, OpenOptions, WaitFor, scan};
 use crate::base::stats::Stats;
 use crate::fetch;
 use crate::image::{ImageRef, Transport};
 use crate::index::MemoryLimit;
-use crate::source::{self, Certificates, Fingerprint, Retry, Source};
 use crate::layers::LayeredArchive;
+use crate::source::{self, Certificates, Fingerprint, Retry, Source};
 use crate::tar;
 
 /// The network's threads; everything else has threads of its own.
@@ -211,7 +211,10 @@ impl OpenRequest<'_> {
 pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
     let network = start_network_runtime()?;
     let headers = headers::load_all(&args.source.headers)?;
-    let (source, layers) = (with_absolute_paths(&args.source), layers::with_absolute_paths(&args.layers));
+    let (source, layers) = (
+        with_absolute_paths(&args.source),
+        layers::with_absolute_paths(&args.layers),
+    );
     let has_terminal = io::stderr().is_terminal();
     let request = OpenRequest {
         source: &source,
@@ -343,7 +346,9 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
         let place = match reference.transport {
             // Which is refused as it is.
             Transport::Oci if reference.location.contains("://") => None,
-            Transport::Oci => std::path::absolute(&reference.location).ok().map(Into::into),
+            Transport::Oci => std::path::absolute(&reference.location)
+                .ok()
+                .map(Into::into),
             Transport::OciArchive | Transport::DockerArchive => {
                 Some(absolute_source(&reference.location.clone().into()))
             }
@@ -372,7 +377,11 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
 }
 
 /// Shows how the indexing of what has so many packed bytes goes, unless `quiet`.
-pub(super) fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>, quiet: bool) -> Progress {
+pub(super) fn start_indexing_progress(
+    total_bytes: Option<u64>,
+    stats: &Arc<Stats>,
+    quiet: bool,
+) -> Progress {
     let options = ProgressOptions {
         verb: "indexing",
         total_bytes,

@@ -40,7 +40,11 @@ pub(super) fn print_error(text: impl std::fmt::Display) {
 /// Prints an error, its causes and what to do on one line, and returns [`EXIT_FAILURE`].
 pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
     let prefix = logging::journal_prefix(tracing::Level::ERROR);
-    drop(writeln!(stderr(), "{prefix}tarfs: {}", format_with_hint(error)));
+    drop(writeln!(
+        stderr(),
+        "{prefix}tarfs: {}",
+        format_with_hint(error)
+    ));
     ExitCode::from(EXIT_FAILURE)
 }
 
@@ -227,7 +231,11 @@ impl ProgressView {
         });
         logging::set_progress_bar(bar.clone());
         Self {
-            interval: if terminal { DRAW_INTERVAL } else { LINE_INTERVAL },
+            interval: if terminal {
+                DRAW_INTERVAL
+            } else {
+                LINE_INTERVAL
+            },
             options,
             bar,
             start_time: Instant::now(),
@@ -292,7 +300,10 @@ impl ProgressState {
             }
             None => format!("{verb} {read}"),
         }];
-        parts.extend(self.time_left().map(|left| format!("{} left", format_duration(left))));
+        parts.extend(
+            self.time_left()
+                .map(|left| format!("{} left", format_duration(left))),
+        );
         parts.push(format!("{} entries", HumanCount(self.entries)));
         parts.push(format!(
             "{}/s",
@@ -415,6 +426,9 @@ mod tests {
         let error = anyhow::anyhow!("refused")
             .context("cannot connect: refused")
             .context("http://host/x");
-        assert_eq!(format_chain(&error), "http://host/x: cannot connect: refused");
+        assert_eq!(
+            format_chain(&error),
+            "http://host/x: cannot connect: refused"
+        );
     }
 }

@@ -25,12 +25,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::Timespec;
 
 use super::control_socket::OverlayStatus;
-use super::supervisor::{TakeoverState, SupervisorLink};
-use super::mount::MountArgs;
 use super::environment;
-use crate::fuse::{LOWER_DIR_NAME, Mount, MountOptions, SCRATCH_PREFIX, MountTarget, SuperblockWatch, UpperDirs};
-use crate::materialize;
+use super::mount::MountArgs;
+use super::supervisor::{SupervisorLink, TakeoverState};
+use crate::fuse::{
+    LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
+};
 use crate::layers::WhiteoutFormat;
+use crate::materialize;
 
 /// Bytes of chance in a scratch directory's name.
 const SCRATCH_NAME_BYTES: usize = 8;
@@ -104,7 +106,10 @@ pub(super) fn open_overlay_dirs(
     } else {
         Mount::check_writable()?;
     }
-    Ok(Some(OverlayDirs { persistent, scratch }))
+    Ok(Some(OverlayDirs {
+        persistent,
+        scratch,
+    }))
 }
 
 /// Refuses `--restart` where nobody can (`is_possible`) go on with the mount.
@@ -177,7 +182,10 @@ impl OverlayDirs {
     ///
     /// # Errors
     /// When there is none.
-    pub(super) fn create_lower_dir(&self, supervisor: Option<&SupervisorLink>) -> anyhow::Result<PathBuf> {
+    pub(super) fn create_lower_dir(
+        &self,
+        supervisor: Option<&SupervisorLink>,
+    ) -> anyhow::Result<PathBuf> {
         let path = create_scratch_dir(self.persistent.is_none())?;
         let scratch = self.scratch.get_or_init(|| ScratchDir::at(path, true));
         if let Some(supervisor) = supervisor {
@@ -320,7 +328,9 @@ fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
 /// `holds_upper` them.
 fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
     let places = environment::scratch_dirs();
-    let fit = places.iter().find(|place| !holds_upper || supports_upper(place));
+    let fit = places
+        .iter()
+        .find(|place| !holds_upper || supports_upper(place));
     let Some(place) = fit.or(places.first()) else {
         bail!("there is no place for temporary directories");
     };

@@ -12,13 +12,13 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
+use super::access_profile;
 use super::args::{Size, SourceArgs};
-use super::resolve;
+use super::environment::{self, Role};
 use super::headers::Header;
 use super::open_archive;
-use super::access_profile;
-use super::environment::{self, Role};
-use crate::archive::{PrefetchMode, Archive, PrefetchOptions, Profile, AccessedRange};
+use super::resolve;
+use crate::archive::{AccessedRange, Archive, PrefetchMode, PrefetchOptions, Profile};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -85,7 +85,11 @@ pub(super) fn start(
     let replay = args.replay.as_deref().and_then(|location| {
         // It is a hint; what it cannot tell is found out by reading.
         match fetch_profile(location, source, network) {
-            Ok(text) => Some(resolve_replay(source::redact(location), text, Arc::clone(&notes))),
+            Ok(text) => Some(resolve_replay(
+                source::redact(location),
+                text,
+                Arc::clone(&notes),
+            )),
             Err(error) => {
                 add_note(&notes, format!("nothing is replayed: {error:#}"));
                 None
@@ -150,20 +154,23 @@ fn add_note(notes: &Mutex<Vec<String>>, text: String) {
 
 /// Finds the files of the profile `text` in an index.
 fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
-    Box::new(move |index| match access_profile::resolve_profile(&text, index) {
-        Ok(found) => {
-            if found.missing_ranges > 0 {
-                let unknown = found.missing_ranges;
-                let text = format!("{unknown} ranges of {location} are of files that are not here");
-                add_note(&notes, text);
+    Box::new(
+        move |index| match access_profile::resolve_profile(&text, index) {
+            Ok(found) => {
+                if found.missing_ranges > 0 {
+                    let unknown = found.missing_ranges;
+                    let text =
+                        format!("{unknown} ranges of {location} are of files that are not here");
+                    add_note(&notes, text);
+                }
+                found.ranges
             }
-            found.ranges
-        }
-        Err(error) => {
-            add_note(&notes, format!("nothing is replayed: {location}: {error}"));
-            Vec::new()
-        }
-    })
+            Err(error) => {
+                add_note(&notes, format!("nothing is replayed: {location}: {error}"));
+                Vec::new()
+            }
+        },
+    )
 }
 
 /// The text at `location`.
@@ -227,7 +234,8 @@ impl Recording {
         let thread = Thread::spawn("tarfs-record", move || {
             let mut reads = 0;
             loop {
-                let is_over = ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
+                let is_over =
+                    ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
                 if let Some((ranges, now)) = archive.accesses_since(reads) {
                     match write_profile(&path, &archive, &[&earlier[..], &ranges].concat()) {
                         Ok(()) => reads = now,
@@ -261,7 +269,9 @@ fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> 
         let most = MAX_PROFILE_BYTES as u64;
         file.take(most).read_to_string(&mut text)
     });
-    let found = read.ok().map(|_| access_profile::resolve_profile(&text, &archive.index()));
+    let found = read
+        .ok()
+        .map(|_| access_profile::resolve_profile(&text, &archive.index()));
     found
         .and_then(Result::ok)
         .map_or_else(Vec::new, |found| found.ranges)

@@ -12,14 +12,15 @@ use rustix::thread::{
 };
 
 use super::args::SourceArgs;
+use super::environment;
 use super::layers::LayerArgs;
 use super::mount::MountArgs;
-use super::environment;
 
 /// What a mount needs as long as it lives: to mount and unmount, to list names to the kernel in a
 /// copy of the mount and to hand files over to it; and to find mountpoint and archive in directories
 /// that other users have closed.
-const MOUNT_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
+const MOUNT_CAPABILITIES: CapabilitySet =
+    CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
 
 /// What `--record` needs besides: its file is renamed in a directory that may be another user's.
 const RECORD_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
@@ -29,7 +30,8 @@ const RESTART_CAPABILITIES: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
 /// What `--namespace` needs besides: setns(2) changes a thread's root directory, and opening the namespace
 /// of a process with more capabilities counts as tracing it.
-const NAMESPACE_CAPABILITIES: CapabilitySet = CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
+const NAMESPACE_CAPABILITIES: CapabilitySet =
+    CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
 
 /// What `--copy-to` needs besides: to make whatever an archive can hold, whoever owns it.
 const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
@@ -42,7 +44,8 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
 
 /// What `--writable` needs besides, and what is copied to its upper directory: the kernel does that with
 /// what this process had when it mounted the overlay, whoever writes.
-const WRITABLE_CAPABILITIES: CapabilitySet = COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
+const WRITABLE_CAPABILITIES: CapabilitySet =
+    COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
 /// Gives up every capability that the mount of `args` does not need, for this thread and those that
 /// it starts from now on. Who can mount by themselves give up as well what programs could give them
@@ -129,7 +132,11 @@ mod tests {
             permitted: MOUNT_CAPABILITIES | CapabilitySet::SYS_BOOT,
             inheritable: CapabilitySet::SYS_ADMIN,
         };
-        let has = restrict(had, CapabilitySet::empty(), MOUNT_CAPABILITIES | COPY_CAPABILITIES);
+        let has = restrict(
+            had,
+            CapabilitySet::empty(),
+            MOUNT_CAPABILITIES | COPY_CAPABILITIES,
+        );
         assert_eq!(has.effective, CapabilitySet::SYS_ADMIN);
         assert_eq!(has.permitted, MOUNT_CAPABILITIES);
         assert_eq!(has.inheritable, CapabilitySet::empty());

@@ -12,16 +12,16 @@ use super::headers::{self, Header};
 use super::layers::LayerArgs;
 use super::nested::{NestedSource, Part};
 use super::{open_archive, privileges};
-use crate::archive::{Archive, OpenOptions, DiskCacheMode, scan};
+use crate::archive::{Archive, DiskCacheMode, OpenOptions, scan};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::image::{self, Image, Layout, ImageRef, Transport};
+use crate::image::{self, Image, ImageRef, Layout, Transport};
 use crate::index::MemoryLimit;
 use crate::index::store::Store;
-use crate::source::{self, Access, Fingerprint, SourceDirectory, Slice, Source};
+use crate::source::{self, Access, Fingerprint, Slice, Source, SourceDirectory};
 use crate::tar;
 
 /// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
@@ -108,13 +108,14 @@ impl OuterArchiveOptions {
             should_log_problems: false,
             layer: None,
             // Of a plain one nothing is read but by ranges of its source.
-            spooling: if is_plain {
+            disk_cache: if is_plain {
                 DiskCacheMode::IndexOnly
             } else {
                 self.spooling
             },
         };
-        let _progress = open_archive::start_indexing_progress(source.fingerprint().len, &stats, self.quiet);
+        let _progress =
+            open_archive::start_indexing_progress(source.fingerprint().len, &stats, self.quiet);
         let archive = Archive::open(source, &options, network.handle(), &stats);
         archive.context("the archive around SOURCE")
     }
@@ -178,7 +179,8 @@ pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
     while let Some(part) = spec {
         let is_in_archive = match ImageRef::parse(&part) {
             Some(reference) => reference.transport != Transport::Oci,
-            None => NestedSource::parse(&part).is_some_and(|nested| matches!(nested.part, Part::File(_))),
+            None => NestedSource::parse(&part)
+                .is_some_and(|nested| matches!(nested.part, Part::File(_))),
         };
         count += u64::from(is_in_archive);
         spec = outer_spec(&part);

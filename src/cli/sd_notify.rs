@@ -174,7 +174,8 @@ mod tests {
         let sender = Thread::spawn("sender", move || {
             let manager = ServiceManager::connect(path.as_os_str()).expect("bound");
             // More than a socket holds.
-            let sent = (0..10_000).filter(|number: &u32| manager.notify_status(&number.to_string()));
+            let sent =
+                (0..10_000).filter(|number: &u32| manager.notify_status(&number.to_string()));
             assert!(sent.count() < 10_000, "there is no end to it");
             ended.send(()).expect("awaited");
         });

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::control_socket::{self, IndexState, Phase, Status};
-use super::{output, environment};
+use super::{environment, output};
 use crate::fuse;
 
 /// Tells how a mount is, or all mounts of this user.
@@ -41,8 +41,8 @@ pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(path) = &args.mountpoint {
-        let mountpoint =
-            fuse::canonical_mountpoint(path).with_context(|| format!("cannot find {}", path.display()))?;
+        let mountpoint = fuse::canonical_mountpoint(path)
+            .with_context(|| format!("cannot find {}", path.display()))?;
         statuses.retain(|status| status.is_mounted_on(&mountpoint));
         if statuses.is_empty() {
             bail!("no process of this user serves {}", mountpoint.display());
@@ -70,7 +70,11 @@ fn to_text(status: &Status, now: SystemTime) -> String {
     add_line(&mut text, "source", &status.source);
     add_line(&mut text, "version", &status.version);
     add_line(&mut text, "process", &status.pid.to_string());
-    add_line(&mut text, "mounted", &format_age(status.since_unix_seconds, now));
+    add_line(
+        &mut text,
+        "mounted",
+        &format_age(status.since_unix_seconds, now),
+    );
     for layer in &status.layers {
         add_line(&mut text, "layer", layer);
     }
@@ -79,20 +83,48 @@ fn to_text(status: &Status, now: SystemTime) -> String {
     }
     add_line(&mut text, "entries", &status.entries.to_string());
     add_line(&mut text, "index", &format_index(&status.index));
-    add_line(&mut text, "memory, resident", &format_bytes(status.resident_bytes));
+    add_line(
+        &mut text,
+        "memory, resident",
+        &format_bytes(status.resident_bytes),
+    );
     let memory = &status.memory;
-    add_line(&mut text, "memory, budget", &format_bytes(memory.budget_bytes));
-    add_line(&mut text, "memory, blocks", &format_bytes(memory.spans_bytes));
-    add_line(&mut text, "memory, reads", &format_bytes(memory.reads_bytes));
-    add_line(&mut text, "memory, decoders", &format_bytes(memory.decoders_bytes));
-    add_line(&mut text, "memory, index", &format_bytes(memory.index_bytes));
+    add_line(
+        &mut text,
+        "memory, budget",
+        &format_bytes(memory.budget_bytes),
+    );
+    add_line(
+        &mut text,
+        "memory, blocks",
+        &format_bytes(memory.spans_bytes),
+    );
+    add_line(
+        &mut text,
+        "memory, reads",
+        &format_bytes(memory.reads_bytes),
+    );
+    add_line(
+        &mut text,
+        "memory, decoders",
+        &format_bytes(memory.decoders_bytes),
+    );
+    add_line(
+        &mut text,
+        "memory, index",
+        &format_bytes(memory.index_bytes),
+    );
     if let Some(disk_cache) = &status.disk_cache {
         add_line(
             &mut text,
             "disk cache, archive",
             &format_bytes(disk_cache.held_bytes),
         );
-        add_line(&mut text, "disk cache, all", &format_bytes(disk_cache.all_bytes));
+        add_line(
+            &mut text,
+            "disk cache, all",
+            &format_bytes(disk_cache.all_bytes),
+        );
         add_line(
             &mut text,
             "disk cache, limit",
@@ -167,7 +199,9 @@ pub(super) fn format_index(state: &IndexState) -> String {
             let scanned = format_bytes(state.scanned_bytes);
             format!("scanning, {scanned} of {} so far", format_bytes(of))
         }
-        (Phase::Scanning, None) => format!("scanning, {} so far", format_bytes(state.scanned_bytes)),
+        (Phase::Scanning, None) => {
+            format!("scanning, {} so far", format_bytes(state.scanned_bytes))
+        }
         (Phase::Failed, _) => {
             let why = state.failure.as_deref().unwrap_or("nobody knows why");
             format!("incomplete for ever: {why}")

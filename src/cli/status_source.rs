@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::control_socket::{IndexState, MemoryUse, Phase, PrefetchStatus, DiskCacheUsage};
+use super::control_socket::{DiskCacheUsage, IndexState, MemoryUse, Phase, PrefetchStatus};
 use super::output;
 use super::prefetch::NotesFn;
-use crate::archive::{PrefetchMode, Archive, PrefetchProgress, PrefetchState};
+use crate::archive::{Archive, PrefetchMode, PrefetchProgress, PrefetchState};
 use crate::index::Index;
 use crate::layers::LayeredArchive;
 
@@ -142,7 +142,11 @@ impl StatusSource for LayeredStatus {
     }
 
     fn disk_cache(&self) -> Option<DiskCacheUsage> {
-        let uses = self.stack.layers().iter().filter_map(|layer| disk_cache_use(layer));
+        let uses = self
+            .stack
+            .layers()
+            .iter()
+            .filter_map(|layer| disk_cache_use(layer));
         uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
             // Whoever looked last.

@@ -39,7 +39,9 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let top = fuse::top_mount(&mountpoint).unwrap_or_default();
     for directory in environment::runtime_dirs() {
         match control_socket::request_umount(&directory, &mountpoint, args.lazy) {
-            Ok(Some(UmountOutcome::Failed { error, hint })) => return Err(umount_error(error, hint)),
+            Ok(Some(UmountOutcome::Failed { error, hint })) => {
+                return Err(umount_error(error, hint));
+            }
             Ok(Some(UmountOutcome::ProcessEnded)) => return Ok(ExitCode::SUCCESS),
             Ok(Some(UmountOutcome::ProcessRemains { pid })) => {
                 bail!("unmounted, but its process {pid} has not ended yet");

@@ -12,18 +12,18 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheDirArgs, SourceArgs};
-use super::resolve::{self, OuterArchiveOptions};
 use super::layers::{self, LayerArgs};
 use super::output::{self, Progress, ProgressOptions};
+use super::resolve::{self, OuterArchiveOptions};
 use super::{headers, open_archive, privileges};
 use crate::archive::scan::{self, Digest, ScanError, Sink};
-use crate::archive::{VerifySink, Error};
+use crate::archive::{Error, VerifySink};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
 use crate::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
-use crate::source::Source;
 use crate::layers::{WhiteoutFormat, merge};
+use crate::source::Source;
 use crate::tar::Member;
 
 /// Arguments of `tarfs verify`.
@@ -81,7 +81,8 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let no_layers = LayerArgs::default();
     privileges::disable_core_dumps(&args.source, &no_layers);
     let headers = headers::load_all(&args.source.headers)?;
-    let layers = layers::open_sources(&args.source, &no_layers, &headers, &outer, &network, &stats)?;
+    let layers =
+        layers::open_sources(&args.source, &no_layers, &headers, &outer, &network, &stats)?;
     let is_image = resolve::image_reference(&args.source).is_some();
     let mut tree = is_image.then(|| VerifiedLayers {
         indexes: Vec::new(),
@@ -224,7 +225,9 @@ fn verify(
         ..open_archive::scan_options(&args.source)
     };
     options.tar.accepts_empty = layers.is_some();
-    let check = index.map_or_else(VerifySink::new, |index| VerifySink::with_index(Arc::new(index)));
+    let check = index.map_or_else(VerifySink::new, |index| {
+        VerifySink::with_index(Arc::new(index))
+    });
     let mut sink = VerifyAndIndexSink {
         check,
         layer: layers.as_ref().map(|layers| layers.builder()),

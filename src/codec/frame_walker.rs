@@ -215,7 +215,9 @@ pub(super) mod tests {
                     outcome.jobs += 1;
                     job.run().and_then(Output::concat).map(Bytes::from)
                 }
-                Ok(Pull::OrderedJob(_) | Pull::Speculative(_) | Pull::WaitFor(_)) => panic!("only gzip's"),
+                Ok(Pull::OrderedJob(_) | Pull::Speculative(_) | Pull::WaitFor(_)) => {
+                    panic!("only gzip's")
+                }
                 Ok(Pull::ChecksumStart(hash)) => {
                     hash_start = Some((outcome.plain.len(), hash));
                     continue;
@@ -262,7 +264,11 @@ pub(super) mod tests {
 
     /// Decodes the whole of `packed` in several push sizes and from every seek point, and
     /// expects `plain`; answers the seek points.
-    pub(crate) fn assert_decodes(compression: Compression, packed: &[u8], plain: &[u8]) -> Vec<SeekPoint> {
+    pub(crate) fn assert_decodes(
+        compression: Compression,
+        packed: &[u8],
+        plain: &[u8],
+    ) -> Vec<SeekPoint> {
         let mut seek_points = Vec::new();
         for push_len in [packed.len().max(1), 70_001, 1_000_003] {
             let outcome = decode(compression, packed, push_len);
@@ -302,7 +308,11 @@ pub(super) mod tests {
 
     /// Flips bits of every byte of `packed`, which checksums protect: the outcome is an error, or
     /// `plain` after all.
-    pub(crate) fn assert_bit_flips_are_detected(compression: Compression, packed: &[u8], plain: &[u8]) {
+    pub(crate) fn assert_bit_flips_are_detected(
+        compression: Compression,
+        packed: &[u8],
+        plain: &[u8],
+    ) {
         for at in 0..packed.len() {
             for flip in [1, 0x80, 0xff] {
                 let mut damaged = packed.to_vec();

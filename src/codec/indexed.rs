@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::{
-    Cause, Compression, Context, Decoder, Error, Job, Output, Pull, LOOKAHEAD_LEN, SeekPoint, resume,
+    Cause, Compression, Context, Decoder, Error, Job, LOOKAHEAD_LEN, Output, Pull, SeekPoint,
+    resume,
 };
 use crate::base::extent::Packed;
 use crate::base::span_hash::SpanHasher;
@@ -161,12 +162,15 @@ impl IndexedDecoder {
             return self.need_input();
         };
         let lookahead = peek_lookahead(&self.input);
-        let State::Buffering(range) = std::mem::replace(&mut self.state, State::BetweenRanges) else {
+        let State::Buffering(range) = std::mem::replace(&mut self.state, State::BetweenRanges)
+        else {
             return Ok(None);
         };
         let (compression, mut context) = (self.compression, self.context.clone());
         // In stream order, and all at once: a job never waits.
-        let ration = context.pool.preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
+        let ration = context
+            .pool
+            .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
         context.pool = ration.map_err(|closed| Error {
             compression,
             packed,
@@ -437,10 +441,12 @@ mod tests {
                 usize::try_from(next.plain.0).unwrap()
             });
             let plain = &outcome.plain[start..end];
-            let sums = plain.chunks(plain.len().div_ceil(spans)).map(|span| ExpectedSpan {
-                len: span.len() as u64,
-                hash: span_hash::of_bytes(span, BLOCK_LEN),
-            });
+            let sums = plain
+                .chunks(plain.len().div_ceil(spans))
+                .map(|span| ExpectedSpan {
+                    len: span.len() as u64,
+                    hash: span_hash::of_bytes(span, BLOCK_LEN),
+                });
             ranges.push(SeekRange {
                 seek_point: seek_point.clone(),
                 end: next.map_or(Packed(packed.len() as u64), |next| next.packed),
@@ -548,11 +554,7 @@ mod tests {
                 for pool in [4 << 20, 256 << 20] {
                     let mut ranges = ranges(compression, &packed, 1);
                     lie(&mut ranges);
-                    assert!(
-                        run(compression, &packed, 50_000, ranges, pool)
-                            .end
-                            .is_err()
-                    );
+                    assert!(run(compression, &packed, 50_000, ranges, pool).end.is_err());
                 }
             }
         }

@@ -8,14 +8,14 @@ pub mod detect;
 
 mod bzip2;
 mod content_checksum;
+mod frame_walker;
 mod gzip;
+mod indexed;
 mod input_queue;
 mod lz4;
 mod output_buffer;
 mod plain;
 pub mod seek_point;
-mod indexed;
-mod frame_walker;
 mod xz;
 mod zstd;
 
@@ -25,15 +25,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Packed, Plain};
-use crate::base::memory_reclaim::{GrantError, MemoryGrant, MemoryBroker};
+use crate::base::memory_reclaim::{GrantError, MemoryBroker, MemoryGrant};
 use crate::base::once_job::OnceJob;
 
 pub use content_checksum::ContentChecksum;
 pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
+pub use indexed::{ExpectedSpan, SeekRange};
 pub use seek_point::SeekPoint;
-pub use indexed::{SeekRange, ExpectedSpan};
 
 /// Packed bytes that a decoder may want to see past the next seek point: some recognise the end
 /// of a piece only by the beginning of the next (bzip2: 48 bits of magic).

@@ -1,7 +1,7 @@
 //! Plain bytes on their way to becoming a pull, for decoders that make them in order.
 
 use super::Pull;
-use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 
 /// Pieces have so many bytes, but for those given out early.
 const BUFFER_LEN: usize = 1 << 20;

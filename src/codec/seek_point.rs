@@ -93,7 +93,10 @@ impl Spacing {
 
     /// Whether a seek point that needs no window is due at `plain`; if so it counts as made.
     pub(super) fn try_mark_frame(&mut self, plain: Plain) -> bool {
-        let due = self.is_enabled && self.since_last(plain).is_none_or(|bytes| bytes >= MIN_SPAN_LEN);
+        let due = self.is_enabled
+            && self
+                .since_last(plain)
+                .is_none_or(|bytes| bytes >= MIN_SPAN_LEN);
         if due {
             self.last = Some(plain);
         }

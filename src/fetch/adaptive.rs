@@ -182,7 +182,7 @@ pub(super) struct CompletedChunk {
     /// Its bytes.
     pub(super) len: u64,
     /// From the request to its last byte.
-    pub(super) took: Duration,
+    pub(super) duration: Duration,
     /// From the request to the beginning of the answer; `None` where nobody was asked.
     pub(super) latency: Option<Duration>,
     /// Of that, what was not spent on the way.
@@ -370,7 +370,8 @@ impl AdaptiveConcurrency {
         let all = sample.now.saturating_sub(self.last_sample.now);
         let is_starving = waiting >= MIN_STARVING_TIME && waiting * 4 >= all;
         // While everything begins, a reader takes what it gets without having worked on it.
-        let is_beginning = sample.now < AVERAGING_WINDOW && per_second(sample.received, sample.now) >= FAST_BYTES_PER_SECOND;
+        let is_beginning = sample.now < AVERAGING_WINDOW
+            && per_second(sample.received, sample.now) >= FAST_BYTES_PER_SECOND;
         let is_scarce = sample.in_flight >= self.requests
             && !is_beginning
             && !self.is_sufficient(self.requests, sample);
@@ -421,12 +422,17 @@ impl AdaptiveConcurrency {
         let waited = sample.waited.saturating_sub(self.round.began.waited);
         let (rate, is_reader_fed) = (per_second(received, took), waited * 4 < took);
         self.completed += 1;
-        if self.trial.is_none() && !self.is_streaming && !is_reader_fed && self.is_rising_and_costly(chunk) {
+        if self.trial.is_none()
+            && !self.is_streaming
+            && !is_reader_fed
+            && self.is_rising_and_costly(chunk)
+        {
             self.try_streaming(sample, rate, true);
             return;
         }
         // A round of costly answers takes long, and its end is not waited for.
-        if self.trial.is_none() && took >= MIN_ROUND_TIME && !is_reader_fed && self.is_costly(rate) {
+        if self.trial.is_none() && took >= MIN_ROUND_TIME && !is_reader_fed && self.is_costly(rate)
+        {
             self.try_streaming(sample, rate, false);
             return;
         }
@@ -503,7 +509,7 @@ impl AdaptiveConcurrency {
         let (Some(cost), Some(latency)) = (last.cost, last.latency) else {
             return false;
         };
-        let transfer = last.took.saturating_sub(latency);
+        let transfer = last.duration.saturating_sub(latency);
         cost >= transfer * COSTLY_FACTOR
             && self.link.is_last_costly()
             && self.link.is_rising(MIN_RISING_SAMPLES)
@@ -573,7 +579,11 @@ impl AdaptiveConcurrency {
             rate / 8 * 7 >= trial.rate
         };
         if is_good || is_reader_fed {
-            self.trial_pause = if trial.is_for_rising_costs { MAX_TRIAL_PAUSE } else { MIN_TRIAL_PAUSE };
+            self.trial_pause = if trial.is_for_rising_costs {
+                MAX_TRIAL_PAUSE
+            } else {
+                MIN_TRIAL_PAUSE
+            };
             self.is_serial &= !trial.is_streaming;
             self.has_tried &= !trial.is_streaming;
         } else {
@@ -614,10 +624,10 @@ impl Link {
         let cost = chunk.cost.unwrap_or_default();
         self.min_cost = Some(self.min_cost.map_or(cost, |known| known.min(cost)));
         self.speeds.truncate(MAX_SPEED_SAMPLES - 1);
-        let transfer = chunk.took.saturating_sub(latency);
+        let transfer = chunk.duration.saturating_sub(latency);
         self.speeds.push_front(SpeedSample {
             start: chunk.start,
-            whole: per_second(chunk.len, chunk.took),
+            whole: per_second(chunk.len, chunk.duration),
             content: per_second(chunk.len, transfer),
             cost,
             transfer,
@@ -660,7 +670,10 @@ impl Link {
         let (Some(last), Some(least)) = (self.speeds.front(), self.min_cost) else {
             return false;
         };
-        last.cost >= MIN_CROWDED_COST.max(least * CROWDED_FACTOR).max(last.transfer)
+        last.cost
+            >= MIN_CROWDED_COST
+                .max(least * CROWDED_FACTOR)
+                .max(last.transfer)
     }
 
     /// Bytes a second of a request, round trip included.
@@ -838,8 +851,12 @@ mod tests {
             in_flight.all(|request| {
                 let cost = request.answered
                     - request.began
-                    - self.simulation.round_trip.min(request.answered - request.began);
-                request.received > 0 && self.now - request.answered >= cost * u64::from(CHEAP_FACTOR)
+                    - self
+                        .simulation
+                        .round_trip
+                        .min(request.answered - request.began);
+                request.received > 0
+                    && self.now - request.answered >= cost * u64::from(CHEAP_FACTOR)
             })
         }
 
@@ -866,8 +883,9 @@ mod tests {
                 let held: u64 = self.requests.iter().map(|request| request.len).sum();
                 let is_streaming = self.fixed.is_none() && self.concurrency.is_streaming();
                 // A stream begins beside what is under way.
-                let is_counted =
-                    |request: &&Request| request.is_in_flight() && request.is_streaming >= is_streaming;
+                let is_counted = |request: &&Request| {
+                    request.is_in_flight() && request.is_streaming >= is_streaming
+                };
                 let in_flight = self.requests.iter().filter(is_counted).count();
                 if len == 0 || in_flight >= most || held + len > BUDGET {
                     return;
@@ -876,7 +894,8 @@ mod tests {
                 self.stream_end = match (is_streaming, is_continued) {
                     (true, true) => self.stream_end,
                     (true, false) => {
-                        let end = (self.requested_bytes + len).saturating_add(self.concurrency.stream_len());
+                        let end = (self.requested_bytes + len)
+                            .saturating_add(self.concurrency.stream_len());
                         self.concurrency.on_stream_started();
                         end
                     }
@@ -964,11 +983,10 @@ mod tests {
                     completed_chunks.push(CompletedChunk {
                         start: request.start,
                         len: request.len,
-                        took: ms(now - request.began),
+                        duration: ms(now - request.began),
                         latency: Some(ms(request.answered - request.began)),
-                        cost: Some(ms(
-                            (request.answered - request.began).saturating_sub(simulation.round_trip)
-                        )),
+                        cost: Some(ms((request.answered - request.began)
+                            .saturating_sub(simulation.round_trip))),
                     });
                 }
             }
@@ -1116,7 +1134,7 @@ mod tests {
                 CompletedChunk {
                     start: 0,
                     len: 500,
-                    took: ms(10),
+                    duration: ms(10),
                     latency: Some(ms(0)),
                     cost: None,
                 },
@@ -1208,7 +1226,7 @@ mod tests {
         let chunk = CompletedChunk {
             start: 0,
             len,
-            took: ms(took),
+            duration: ms(took),
             latency: Some(ms(latency)),
             cost: None,
         };
@@ -1239,7 +1257,8 @@ mod tests {
     #[test]
     fn the_budget_holds_two_chunks_more_than_are_in_flight() {
         for (connections, budget) in [(1, 16), (4, 16), (16, 64), (64, 16), (256, 64)] {
-            let mut concurrency = AdaptiveConcurrency::new(connections, 8 * MIB, budget * MIB, None);
+            let mut concurrency =
+                AdaptiveConcurrency::new(connections, 8 * MIB, budget * MIB, None);
             for _ in 0..10 {
                 concurrency.on_sent();
             }

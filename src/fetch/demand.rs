@@ -70,7 +70,9 @@ impl Demand {
     /// Bytes that the reader got, and how long it has waited, up to now.
     pub(super) fn read_and_waited(&self) -> (u64, Duration) {
         let state = self.lock();
-        let wait = state.waiting_since.map_or(Duration::ZERO, |waiting_since| waiting_since.elapsed());
+        let wait = state
+            .waiting_since
+            .map_or(Duration::ZERO, |waiting_since| waiting_since.elapsed());
         (state.read, state.waited + wait)
     }
 

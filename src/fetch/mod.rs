@@ -4,13 +4,13 @@
 //! bring something, as far ahead as the pool's budget allows. [`read`] is for what is read later:
 //! one range.
 
-mod demand;
-mod scheduler;
-mod request;
-mod stragglers;
 mod adaptive;
 mod chunks;
+mod demand;
 mod range_reader;
+mod request;
+mod scheduler;
+mod stragglers;
 mod stream;
 
 use std::future::{Future, pending};
@@ -21,7 +21,7 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
@@ -92,7 +92,11 @@ pub fn read_uncached(
 }
 
 /// A buffer to read `len` bytes of `source` into.
-fn acquire_buffer(source: &Arc<dyn Source>, pool: &BufferPool, len: usize) -> Result<Buffer, Error> {
+fn acquire_buffer(
+    source: &Arc<dyn Source>,
+    pool: &BufferPool,
+    len: usize,
+) -> Result<Buffer, Error> {
     let cancelled = |Closed| Error::new(source.location(), Cause::Cancelled);
     pool.acquire(len).map_err(cancelled)
 }

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::stragglers::{MIN_HEDGE_DELAY, HEDGE_FACTOR, CHECK_INTERVAL};
+use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, Source, ReadHandle};
+use crate::source::{Error, ReadHandle, Source};
 
 /// Answers of which the time is known, at the least and at the most.
 const MIN_LATENCY_SAMPLES: usize = 3;
@@ -54,7 +54,12 @@ struct StallClock {
 
 impl RangeReader {
     /// For reads of `source`, with memory for second requests from `hedge_pool`.
-    pub fn new(handle: Handle, source: Arc<dyn Source>, hedge_pool: BufferPool, stats: Arc<Stats>) -> Self {
+    pub fn new(
+        handle: Handle,
+        source: Arc<dyn Source>,
+        hedge_pool: BufferPool,
+        stats: Arc<Stats>,
+    ) -> Self {
         Self {
             handle,
             source,
@@ -77,7 +82,9 @@ impl RangeReader {
         }
         self.latency_stats().reads += 1;
         let read_handle = ReadHandle::default();
-        let first = self.source.read_with_handle(extent.start(), buffer, &read_handle);
+        let first = self
+            .source
+            .read_with_handle(extent.start(), buffer, &read_handle);
         let result = super::block_on_read(&self.handle, &self.source, async {
             tokio::select! {
                 biased;
@@ -133,7 +140,9 @@ impl RangeReader {
     }
 
     fn latency_stats(&self) -> MutexGuard<'_, LatencyStats> {
-        self.latency_stats.lock().unwrap_or_else(PoisonError::into_inner)
+        self.latency_stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

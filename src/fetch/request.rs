@@ -9,7 +9,7 @@ use super::adaptive::CHEAP_FACTOR;
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::source::{Error, Source, ReadHandle};
+use crate::source::{Error, ReadHandle, Source};
 
 /// A chunk that was asked for.
 #[derive(Debug)]
@@ -67,7 +67,8 @@ impl ChunkRequest {
 
     /// Whether its content has been coming for at least [`CHEAP_FACTOR`] times as long as the answer cost.
     pub(super) fn is_cheap(&self) -> bool {
-        let (Some(latency), Some(cost)) = (self.read_handle.latency(), self.read_handle.cost()) else {
+        let (Some(latency), Some(cost)) = (self.read_handle.latency(), self.read_handle.cost())
+        else {
             return false;
         };
         self.started.elapsed().saturating_sub(latency) >= cost * CHEAP_FACTOR
@@ -109,7 +110,12 @@ impl ChunkRequest {
 
     /// Waits to be told that the flight is late, and requests the rest: how many bytes are not
     /// in it, and the others. Never returns if that fails: the first request may still succeed.
-    async fn hedge_rest(&self, source: &dyn Source, pool: &BufferPool, stats: &Stats) -> (usize, Bytes) {
+    async fn hedge_rest(
+        &self,
+        source: &dyn Source,
+        pool: &BufferPool,
+        stats: &Stats,
+    ) -> (usize, Bytes) {
         loop {
             self.hedge_requested.notified().await;
             let received = self.read_handle.received();

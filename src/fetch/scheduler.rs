@@ -8,15 +8,15 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::MissedTickBehavior;
 
+use super::adaptive::{AdaptiveConcurrency, CompletedChunk, MIN_STARVING_TIME, Sample};
+use super::chunks::Chunks;
 use super::demand::Demand;
 use super::request::ChunkRequest;
-use super::stragglers::{StragglerDetector, CHECK_INTERVAL, StragglerAction};
-use super::adaptive::{CompletedChunk, Sample, MIN_STARVING_TIME, AdaptiveConcurrency};
-use super::chunks::Chunks;
-use super::stream::{NextChunk, Config, ReceiverClosed};
+use super::stragglers::{CHECK_INTERVAL, StragglerAction, StragglerDetector};
+use super::stream::{Config, NextChunk, ReceiverClosed};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
-use crate::source::{Continuation, Source, ReadHandle};
+use crate::source::{Continuation, ReadHandle, Source};
 
 /// Reads of a local source at once: one, and the next.
 const MAX_LOCAL_READS: usize = 2;
@@ -77,7 +77,13 @@ async fn acquire_slot<'a>(
     sender: &'a mpsc::Sender<NextChunk>,
     pool: &BufferPool,
     chunk: Option<Extent<Packed>>,
-) -> Result<(mpsc::Permit<'a, NextChunk>, Option<(Extent<Packed>, Buffer)>), ReceiverClosed> {
+) -> Result<
+    (
+        mpsc::Permit<'a, NextChunk>,
+        Option<(Extent<Packed>, Buffer)>,
+    ),
+    ReceiverClosed,
+> {
     let slot = sender.reserve().await?;
     let Some(chunk) = chunk else {
         return Ok((slot, None));
@@ -152,13 +158,19 @@ impl Scheduler {
     /// Whether another request is wanted now.
     fn may_launch(&self, demand: &Demand) -> bool {
         let (read, _) = demand.read_and_waited();
-        let most = self.concurrency.requests().min(self.source.max_concurrent_reads());
+        let most = self
+            .concurrency
+            .requests()
+            .min(self.source.max_concurrent_reads());
         // A stream begins beside what is under way, which may take as long as the stream.
         let active = match self.first_streamed {
-            Some(first) if self.source.max_concurrent_reads() > 1 => self.in_flight.range(first..).count(),
+            Some(first) if self.source.max_concurrent_reads() > 1 => {
+                self.in_flight.range(first..).count()
+            }
             _ => self.requests.len(),
         };
-        active < most && self.requested_bytes.saturating_sub(read) < self.concurrency.readahead_bytes()
+        active < most
+            && self.requested_bytes.saturating_sub(read) < self.concurrency.readahead_bytes()
     }
 
     fn send_request(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> NextChunk {
@@ -175,7 +187,9 @@ impl Scheduler {
         let source = Arc::clone(&self.source);
         let (pool, stats) = (self.config.pool.clone(), Arc::clone(&self.config.stats));
         self.requests.spawn(async move {
-            let result = request.receive(source.as_ref(), buffer, &pool, &stats).await;
+            let result = request
+                .receive(source.as_ref(), buffer, &pool, &stats)
+                .await;
             let len = result.as_ref().ok().map(super::request::ChunkBytes::len);
             // Nobody receives any more: then nobody misses it.
             drop(done.send(result));
@@ -191,7 +205,10 @@ impl Scheduler {
 
     /// Tells the source when its server turns out to be serial, because other reads learn it too late.
     fn report_serial_server(&mut self) {
-        if self.concurrency.is_confirmed_serial() && self.chunks.is_done() && !self.has_reported_serial {
+        if self.concurrency.is_confirmed_serial()
+            && self.chunks.is_done()
+            && !self.has_reported_serial
+        {
             self.has_reported_serial = true;
             self.source.limit_to_one_read();
         }
@@ -224,7 +241,8 @@ impl Scheduler {
             return;
         };
         let duration = request.started().elapsed();
-        self.stragglers.on_completed(number, len.map(|len| (len, duration)));
+        self.stragglers
+            .on_completed(number, len.map(|len| (len, duration)));
         let Some(len) = len else {
             return;
         };
@@ -239,7 +257,8 @@ impl Scheduler {
             latency: request.read_handle().latency(),
             cost: request.read_handle().cost(),
         };
-        self.concurrency.on_completed(self.sample(demand), completed);
+        self.concurrency
+            .on_completed(self.sample(demand), completed);
         self.update_concurrency(demand);
         let first = self.first_streamed.unwrap_or(self.sent_requests);
         self.first_streamed = self.concurrency.is_streaming().then_some(first);
@@ -275,7 +294,10 @@ impl Scheduler {
         };
         // Where nobody knows the end, nobody knows that nothing is left to ask for.
         let is_all_requested = self.chunks.is_done() && self.source.fingerprint().len.is_some();
-        for (number, action) in self.stragglers.check(self.now(), received, is_all_requested) {
+        for (number, action) in self
+            .stragglers
+            .check(self.now(), received, is_all_requested)
+        {
             let Some(request) = self.in_flight.get(&number) else {
                 continue;
             };
@@ -288,7 +310,8 @@ impl Scheduler {
                 StragglerAction::Cut => request.read_handle().cut(),
                 // A server that has too much to do is not given the same to do twice.
                 StragglerAction::Hedge
-                    if self.concurrency.is_streaming() || self.source.max_concurrent_reads() < usize::MAX => {}
+                    if self.concurrency.is_streaming()
+                        || self.source.max_concurrent_reads() < usize::MAX => {}
                 StragglerAction::Hedge => request.request_hedge(),
             }
         }

@@ -122,7 +122,10 @@ impl StragglerDetector {
         }
         let mut actions = self.find_slow(&received);
         if is_all_requested {
-            actions.extend(self.find_late().map(|number| (number, StragglerAction::Hedge)));
+            actions.extend(
+                self.find_late()
+                    .map(|number| (number, StragglerAction::Hedge)),
+            );
         }
         actions
     }
@@ -171,7 +174,9 @@ impl StragglerDetector {
 
     /// The requests that take far longer than others did.
     fn find_late(&self) -> impl Iterator<Item = u64> {
-        let limit = self.median_duration().map(|took| (took * HEDGE_FACTOR).max(MIN_HEDGE_DELAY));
+        let limit = self
+            .median_duration()
+            .map(|took| (took * HEDGE_FACTOR).max(MIN_HEDGE_DELAY));
         self.requests
             .iter()
             .filter(move |(_, request)| limit.is_some_and(|limit| request.age >= limit))

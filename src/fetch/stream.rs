@@ -10,8 +10,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::demand::Demand;
-use super::scheduler;
 use super::request::ChunkBytes;
+use super::scheduler;
 use super::{DEFAULT_CHUNK_LEN, DEFAULT_CONNECTIONS, MinSpeed};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;

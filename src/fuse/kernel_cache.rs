@@ -15,7 +15,7 @@ use fuser::{INodeNo, Notifier};
 use rustix::io::Errno;
 
 use super::priming_dir::PrimingDir;
-use super::{Subtree, is_listable_name, dentries};
+use super::{Subtree, dentries, is_listable_name};
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
 use crate::index::{Child, Index, Ino};
@@ -79,7 +79,9 @@ impl KernelCache {
     }
 
     fn lock_mountpoint(&self) -> MutexGuard<'_, Option<(PathBuf, u64)>> {
-        self.mountpoint.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mountpoint
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The mount's notifier, from now on.
@@ -172,7 +174,9 @@ impl KernelCache {
     }
 
     fn invalidations(&self) -> MutexGuard<'_, Option<SyncSender<Ino>>> {
-        self.invalidations.lock().unwrap_or_else(PoisonError::into_inner)
+        self.invalidations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Notifier>> {
@@ -193,7 +197,10 @@ impl PageCache for KernelCache {
         let is_unknown = |ino: &Ino| !self.known_inodes.contains(*ino);
         let unknown: Vec<_> = files.iter().copied().filter(is_unknown).collect();
         self.try_prime(|mount| self.priming_dir.prime(mount, unknown.clone()));
-        unknown.iter().filter(|ino| self.known_inodes.contains(**ino)).count()
+        unknown
+            .iter()
+            .filter(|ino| self.known_inodes.contains(**ino))
+            .count()
     }
 
     fn prime_dentries(&self, index: &Index, ino: Ino) {
@@ -201,7 +208,9 @@ impl PageCache for KernelCache {
             return;
         };
         let mut next = index.children(directory, number).take(DENTRY_LOOKAHEAD);
-        let is_unknown = |child: &Child<'_>| !self.known_dentries.contains(child.ino) && is_listable_name(child.name);
+        let is_unknown = |child: &Child<'_>| {
+            !self.known_dentries.contains(child.ino) && is_listable_name(child.name)
+        };
         if let Some(next) = next.find(is_unknown) {
             let from = (directory, next.number);
             self.try_prime(|mount| dentries::prime_dentries(mount, self.subtree, index, from));

@@ -13,26 +13,26 @@
 
 mod attr;
 mod caller;
-mod passthrough;
-mod overlay;
-mod syscalls;
-mod timed_out_reads;
-mod errno;
-mod recent_errors;
-mod takeover;
 mod dentries;
-mod namespace;
+mod errno;
 mod invalidate;
-mod options;
 mod kernel_cache;
+mod mountinfo;
+mod namespace;
+mod options;
+mod overlay;
+mod passthrough;
 mod pending_replies;
 mod pinned;
 mod priming_dir;
+mod recent_errors;
 mod seek;
 mod session;
-mod superblock;
-mod mountinfo;
 mod subtree;
+mod superblock;
+mod syscalls;
+mod takeover;
+mod timed_out_reads;
 mod xattr;
 
 use std::ffi::{OsStr, c_long};
@@ -52,35 +52,38 @@ use fuser::{
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
-use crate::archive::{Archive, WaitFor, IndexGuard, PageCache, ReadError, Callback, IsWanted, Watcher};
+use crate::archive::{
+    Archive, Callback, IndexGuard, IsWanted, PageCache, ReadError, WaitFor, Watcher,
+};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::layers::LayeredArchive;
 
-use passthrough::{BackingFileIo, OpenFiles};
-use timed_out_reads::{RequestedRange, TimedOutReads};
-use recent_errors::RecentErrors;
 use kernel_cache::KernelCache;
-use pending_replies::{WaitReason, PendingReplies, FailReply, WaitError, Watchdog};
+use passthrough::{BackingFileIo, OpenFiles};
+use pending_replies::{FailReply, PendingReplies, WaitError, WaitReason, Watchdog};
 use priming_dir::PrimingDir;
+use recent_errors::RecentErrors;
 use seek::Whence;
+use timed_out_reads::{RequestedRange, TimedOutReads};
 
 pub use attr::Ownership;
-pub use passthrough::BackingFiles;
-pub use overlay::{OverlayKind, LOWER_DIR_NAME, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
-pub use syscalls::{MountError, UnmountError, unmount_dead};
-pub use recent_errors::RecentError;
-pub use takeover::{InheritedSession, MountTarget, supports_takeover};
+pub use mountinfo::{Attachment, TopMount};
 pub use namespace::{Namespace, OpenNamespace};
 pub use options::{MountOptions, OptionError};
+pub use overlay::{LOWER_DIR_NAME, OverlayKind, SCRATCH_PREFIX, UpperDirs, unmount_dead_overlay};
+pub use passthrough::BackingFiles;
+pub use recent_errors::RecentError;
 pub use session::{
-    Force, Mount, clear_dead_mounts, is_mounted, is_still_mounted, canonical_mountpoint, top_mount, unmount, unmount_bind_mount,
+    Force, Mount, canonical_mountpoint, clear_dead_mounts, is_mounted, is_still_mounted, top_mount,
+    unmount, unmount_bind_mount,
 };
-pub use superblock::SuperblockWatch;
-pub use mountinfo::{Attachment, TopMount};
 pub use subtree::{Subtree, SubtreeError};
+pub use superblock::SuperblockWatch;
+pub use syscalls::{MountError, UnmountError, unmount_dead};
+pub use takeover::{InheritedSession, MountTarget, supports_takeover};
 pub use xattr::unmapped_acl_entries;
 
 /// How long the kernel may believe an answer.
@@ -185,7 +188,7 @@ impl Content for Archive {
     }
 
     fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, kernel_cache);
+        Self::set_page_cache(self, page_cache);
     }
 
     fn close(&self) {
@@ -223,7 +226,7 @@ impl Content for LayeredArchive {
     }
 
     fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, &kernel_cache);
+        Self::set_page_cache(self, &page_cache);
     }
 
     fn close(&self) {
@@ -242,7 +245,11 @@ fn new_pending_replies(
         let content = content.upgrade().filter(|content| !content.is_scanned())?;
         Some(content.index().origin().plain_bytes)
     };
-    Arc::new(PendingReplies::new(timeout, Arc::clone(stats), Box::new(scan_position)))
+    Arc::new(PendingReplies::new(
+        timeout,
+        Arc::clone(stats),
+        Box::new(scan_position),
+    ))
 }
 
 /// A directory of an archive as a filesystem.
@@ -292,7 +299,8 @@ impl TarFilesystem {
         };
         drop(index);
         let kernel_cache = Arc::new(KernelCache::new(subtree, Arc::clone(&stats)));
-        let pending_replies = new_pending_replies(&content, pending_replies::DEFAULT_TIMEOUT, &stats);
+        let pending_replies =
+            new_pending_replies(&content, pending_replies::DEFAULT_TIMEOUT, &stats);
         Self {
             subtree,
             kernel_cache,
@@ -368,8 +376,9 @@ impl TarFilesystem {
     /// entry, if it is told so in this way. (ACLs cannot be denied likewise: the kernel would let
     /// nobody in.)
     fn has_labels(&self, index: &Index) -> bool {
-        let has_labels =
-            || self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL);
+        let has_labels = || {
+            self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
+        };
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
@@ -383,13 +392,19 @@ impl TarFilesystem {
     /// The attributes of `entry` that are shown.
     fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let (xattrs, kind) = (entry.xattrs(), entry.kind());
-        xattrs
-            .filter(move |(name, _)| xattr::is_supported(name, kind) && self.xattr_filter.selects(name))
+        xattrs.filter(move |(name, _)| {
+            xattr::is_supported(name, kind) && self.xattr_filter.selects(name)
+        })
     }
 
     fn attributes(&self, entry: Entry<'_>) -> FileAttr {
         let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
-        attr::attributes(entry, mode, self.subtree.inode(entry.ino()), &self.ownership)
+        attr::attributes(
+            entry,
+            mode,
+            self.subtree.inode(entry.ino()),
+            &self.ownership,
+        )
     }
 
     /// Answers `caller` what `name` in `parent` is: at once, or when the scan has come to it.
@@ -421,15 +436,20 @@ impl TarFilesystem {
         }
         let upgrade = self.weak_clone();
         let awaited = WaitFor::Name(directory, name.clone());
-        let pending = self.pending_replies.register(reply, caller, WaitReason::Scan);
+        let pending = self
+            .pending_replies
+            .register(reply, caller, WaitReason::Scan);
         let wanted = pending.pending_check();
         let then = move || match (pending.take(), upgrade()) {
-            (Some(reply), Some(filesystem)) => filesystem.answer_lookup(caller, parent, name, reply),
+            (Some(reply), Some(filesystem)) => {
+                filesystem.answer_lookup(caller, parent, name, reply)
+            }
             (Some(reply), None) => reply.fail(WaitError::Closed),
             // Given up.
             (None, _) => {}
         };
-        self.content.on_available(awaited, Callback::while_wanted(wanted, then));
+        self.content
+            .on_available(awaited, Callback::while_wanted(wanted, then));
     }
 
     /// Has `answer` given with `reply` to `caller` when listings are whole.
@@ -445,10 +465,14 @@ impl TarFilesystem {
         }
         drop(index);
         let upgrade = self.weak_clone();
-        let pending = self.pending_replies.register(reply, caller, WaitReason::Scan);
+        let pending = self
+            .pending_replies
+            .register(reply, caller, WaitReason::Scan);
         let wanted = pending.pending_check();
         let then = move || match (pending.take(), upgrade()) {
-            (Some(reply), Some(filesystem)) => answer(&filesystem, &filesystem.content.index(), reply),
+            (Some(reply), Some(filesystem)) => {
+                answer(&filesystem, &filesystem.content.index(), reply)
+            }
             (Some(reply), None) => reply.fail(WaitError::Closed),
             // Given up.
             (None, _) => {}
@@ -462,7 +486,10 @@ impl TarFilesystem {
     fn weak_clone(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
-        let (recent_errors, kernel_cache) = (Arc::clone(&self.recent_errors), Arc::clone(&self.kernel_cache));
+        let (recent_errors, kernel_cache) = (
+            Arc::clone(&self.recent_errors),
+            Arc::clone(&self.kernel_cache),
+        );
         let pending_replies = Arc::clone(&self.pending_replies);
         let xattr_filter = Arc::clone(&self.xattr_filter);
         let (subtree, ownership) = (self.subtree, self.ownership);
@@ -529,18 +556,20 @@ impl TarFilesystem {
         if offset == 0 {
             let index = self.content.index();
             let ttl = ttl(&index);
-            self.kernel_cache.priming_dir.list(priming_dir, |ino, next| {
-                let Some(entry) = index.entry(ino) else {
-                    return false;
-                };
-                let attr = self.attributes(entry);
-                let name = ino.0.to_string();
-                let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
-                if !is_full {
-                    self.kernel_cache.mark_inode_known(ino);
-                }
-                is_full
-            });
+            self.kernel_cache
+                .priming_dir
+                .list(priming_dir, |ino, next| {
+                    let Some(entry) = index.entry(ino) else {
+                        return false;
+                    };
+                    let attr = self.attributes(entry);
+                    let name = ino.0.to_string();
+                    let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
+                    if !is_full {
+                        self.kernel_cache.mark_inode_known(ino);
+                    }
+                    is_full
+                });
         }
         reply.ok();
     }
@@ -602,7 +631,10 @@ impl ReadRequest {
         if let Some(result) = content.try_read(ino, offset, len) {
             return self.finish(result);
         }
-        if self.timed_out_reads.is_kernel_retry(self.requested_range(), Instant::now()) {
+        if self
+            .timed_out_reads
+            .is_kernel_retry(self.requested_range(), Instant::now())
+        {
             // Counted, and told once already.
             self.stats.failed_reads.increment();
             return self.reply.error(Errno::ETIMEDOUT);
@@ -642,7 +674,8 @@ impl ReadRequest {
         let path = path.unwrap_or_default();
         self.recent_errors.record(&path.to_string(), error);
         if errno == Errno::ETIMEDOUT {
-            self.timed_out_reads.record(self.requested_range(), Instant::now());
+            self.timed_out_reads
+                .record(self.requested_range(), Instant::now());
         }
         self.reply.error(errno);
     }

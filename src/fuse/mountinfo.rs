@@ -99,10 +99,8 @@ pub(super) fn find_in(
     mountpoint: &Path,
 ) -> Option<Attachment> {
     let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(parse_line);
-    let all = || {
-        lines()
-            .filter(|found| found.device == device && found.fs_type == fs_type.as_bytes())
-    };
+    let all =
+        || lines().filter(|found| found.device == device && found.fs_type == fs_type.as_bytes());
     let whole = || all().filter(|found| found.is_whole);
     let here = whole().find(|found| found.mountpoint == mountpoint);
     let found = here.or_else(|| whole().next()).or_else(|| all().next());
@@ -150,7 +148,10 @@ fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
 ///
 /// # Errors
 /// When the table cannot be read.
-pub(super) fn superblock_options_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Vec<u8>>> {
+pub(super) fn superblock_options_at(
+    mountpoint: &Path,
+    fs_type: &str,
+) -> io::Result<Option<Vec<u8>>> {
     let table = fs::read(MOUNTINFO_PATH)?;
     let found =
         last_mount_at(&table, mountpoint).filter(|found| found.fs_type == fs_type.as_bytes());
@@ -212,7 +213,10 @@ pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, tail)) = rest.split_first() {
-        let code = tail.get(..3).and_then(parse_octal).filter(|_| byte == b'\\');
+        let code = tail
+            .get(..3)
+            .and_then(parse_octal)
+            .filter(|_| byte == b'\\');
         text.push(code.unwrap_or(byte));
         rest = match code {
             Some(_) => tail.get(3..).unwrap_or_default(),
@@ -265,9 +269,17 @@ mod tests {
         assert_eq!(find_path((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));
         assert_eq!(find_path((0, 40), "/c").as_deref(), Some("/c"));
         assert_eq!(find_path((0, 40), "/b").as_deref(), Some("/c"), "a part");
-        assert_eq!(find_path((0, 40), "/gone").as_deref(), Some("/c"), "the last");
+        assert_eq!(
+            find_path((0, 40), "/gone").as_deref(),
+            Some("/c"),
+            "the last"
+        );
         assert_eq!(find_path((0, 41), "/c"), None, "another type");
-        assert_eq!(find_path((0, 42), "/c").as_deref(), Some("/e"), "only a part");
+        assert_eq!(
+            find_path((0, 42), "/c").as_deref(),
+            Some("/e"),
+            "only a part"
+        );
     }
 
     const TABLE: &[u8] = b"\

@@ -20,9 +20,9 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::process::fchdir;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use super::syscalls::{self, TARFS_FS_TYPE, MountError, UnmountError};
-use super::pinned::mount_id;
 use super::mountinfo;
+use super::pinned::mount_id;
+use super::syscalls::{self, MountError, TARFS_FS_TYPE, UnmountError};
 use crate::base::thread::Thread;
 
 /// Longest time that a thread may spend in another namespace, whose file systems may not answer.
@@ -134,7 +134,8 @@ impl Namespace {
             let connection = connection.transpose()?;
             let is_target = move |mount: &OwnedFd| {
                 let connection = connection.as_ref();
-                connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+                connection
+                    .is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
             };
             run_in_namespace(self.reopen()?, move |entered_namespace| {
                 entered_namespace.unmount(&path, device, force, is_target)
@@ -226,7 +227,8 @@ fn run_in_namespace<T: Send + 'static>(
 ) -> io::Result<T> {
     let (sender, result) = mpsc::channel();
     let thread = Thread::spawn("fuse-namespace", move || {
-        let result = EnteredNamespace::enter(descriptor).and_then(|entered_namespace| work(&entered_namespace));
+        let result = EnteredNamespace::enter(descriptor)
+            .and_then(|entered_namespace| work(&entered_namespace));
         // The caller may have given up.
         drop(sender.send(result));
     })?;

@@ -223,7 +223,11 @@ mod tests {
 
     #[test]
     fn allow_other_implies_permission_checks() {
-        assert!(parsed(&["allow_other"]).expect("known").checks_permissions());
+        assert!(
+            parsed(&["allow_other"])
+                .expect("known")
+                .checks_permissions()
+        );
         assert!(!parsed(&[]).expect("empty").checks_permissions());
     }
 }

@@ -16,9 +16,9 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::attr::Ownership;
-use super::syscalls::{self, MountError, Mountpoint};
-use super::options::MountOptions;
 use super::mountinfo;
+use super::options::MountOptions;
+use super::syscalls::{self, MountError, Mountpoint};
 use crate::base::id_map::IdMap;
 
 /// The type of the kernel's overlays.
@@ -64,8 +64,7 @@ impl OverlayKind {
     /// The one of that name in the kernel's table of mounts.
     pub fn from_fs_type(fs_type: &str) -> Option<Self> {
         let all = [Self::Overlayfs, Self::FuseOverlayfs];
-        all.into_iter()
-            .find(|overlay| overlay.fs_type() == fs_type)
+        all.into_iter().find(|overlay| overlay.fs_type() == fs_type)
     }
 
     /// What it is called.
@@ -135,7 +134,13 @@ fn mount_overlayfs(
     options: &MountOptions,
 ) -> rustix::io::Result<()> {
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    rustix::mount::mount(source, mountpoint, OVERLAY_FS_TYPE, mount_flags(options), data.as_c_str())
+    rustix::mount::mount(
+        source,
+        mountpoint,
+        OVERLAY_FS_TYPE,
+        mount_flags(options),
+        data.as_c_str(),
+    )
 }
 
 /// The kernel's words for an overlay.
@@ -440,8 +445,12 @@ mod tests {
 
     #[test]
     fn lower_dir_of_tarfs_is_recognized() {
-        assert!(is_tarfs_lower_dir(Path::new("/var/tmp/tarfs-writable-0f/lower")));
-        assert!(!is_tarfs_lower_dir(Path::new("/var/tmp/tarfs-writable-0f/upper")));
+        assert!(is_tarfs_lower_dir(Path::new(
+            "/var/tmp/tarfs-writable-0f/lower"
+        )));
+        assert!(!is_tarfs_lower_dir(Path::new(
+            "/var/tmp/tarfs-writable-0f/upper"
+        )));
         assert!(!is_tarfs_lower_dir(Path::new("/var/lib/docker/lower")));
     }
 }

@@ -154,7 +154,8 @@ impl BackingFileIo {
 impl OpenFiles {
     /// What the kernel said about passthrough when the session began.
     pub(super) fn set_passthrough_offered(&self, is_offered: bool) {
-        self.is_passthrough_enabled.store(is_offered, Ordering::Relaxed);
+        self.is_passthrough_enabled
+            .store(is_offered, Ordering::Relaxed);
         if !is_offered {
             self.record_disabled_reason("the kernel offers none (it takes Linux 6.9)".to_owned());
         }
@@ -202,7 +203,13 @@ impl OpenFiles {
                 found.get_mut().handle_count += 1;
                 found.get().mode.clone()
             }
-            Entry::Vacant(free) => free.insert(OpenInode { handle_count: 1, mode }).mode.clone(),
+            Entry::Vacant(free) => free
+                .insert(OpenInode {
+                    handle_count: 1,
+                    mode,
+                })
+                .mode
+                .clone(),
         }
     }
 

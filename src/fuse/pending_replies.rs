@@ -13,9 +13,9 @@ use std::{fs, io};
 use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 
 use crate::archive::IsWanted;
+use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::base::stall_timeout::StallTimeout;
 
 /// Between two looks at those who wait; who has waited for less is not looked at.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
@@ -193,7 +193,12 @@ impl PendingReplies {
     }
 
     /// Keeps `reply` to the thread `caller`, which waits for `reason`, until somebody takes it.
-    pub(super) fn register<R: FailReply>(&self, reply: R, caller: u32, reason: WaitReason) -> PendingReply<R> {
+    pub(super) fn register<R: FailReply>(
+        &self,
+        reply: R,
+        caller: u32,
+        reason: WaitReason,
+    ) -> PendingReply<R> {
         let slot = Arc::new(Mutex::new(Some(reply)));
         let request = PendingRequest {
             slot: Arc::clone(&slot) as Arc<dyn ReplySlot + Sync>,
@@ -270,7 +275,9 @@ impl PendingReplies {
             let state = state.unwrap_or_else(PoisonError::into_inner);
             let is_running = |state: &mut State| !state.is_stopped;
             let begun = Instant::now();
-            let round = self.changed.wait_timeout_while(state, SWEEP_INTERVAL, is_running);
+            let round = self
+                .changed
+                .wait_timeout_while(state, SWEEP_INTERVAL, is_running);
             let is_stopped = round.unwrap_or_else(PoisonError::into_inner).0.is_stopped;
             if is_stopped {
                 return;
@@ -370,9 +377,15 @@ mod tests {
         register_for(pending_replies, WaitReason::Scan)
     }
 
-    fn register_for(pending_replies: &PendingReplies, reason: WaitReason) -> (PendingReply<Reply>, Receiver<WaitError>) {
+    fn register_for(
+        pending_replies: &PendingReplies,
+        reason: WaitReason,
+    ) -> (PendingReply<Reply>, Receiver<WaitError>) {
         let (sender, errors) = channel();
-        (pending_replies.register(Reply(sender), std::process::id(), reason), errors)
+        (
+            pending_replies.register(Reply(sender), std::process::id(), reason),
+            errors,
+        )
     }
 
     #[test]
@@ -444,7 +457,11 @@ mod tests {
     #[test]
     fn other_progress_does_not_extend_wait_for_running_scan() {
         let come = |scan_position: Option<u64>, reason| {
-            let pending_replies = PendingReplies::new(DEFAULT_TIMEOUT, Arc::default(), Box::new(move || scan_position));
+            let pending_replies = PendingReplies::new(
+                DEFAULT_TIMEOUT,
+                Arc::default(),
+                Box::new(move || scan_position),
+            );
             let (_pending, errors) = register_for(&pending_replies, reason);
             let start = Instant::now();
             for round in 1..5 {

@@ -238,10 +238,18 @@ mod tests {
     fn files_beyond_the_buffer_stay_for_next_listing() {
         let priming_dir = PrimingDir::default();
         let files: Vec<_> = (1..=5).map(Ino).collect();
-        priming_dir.set_listing(files.clone()).expect("random bytes");
-        assert!(listed(&priming_dir, inode(2), 9).is_empty(), "another one's");
+        priming_dir
+            .set_listing(files.clone())
+            .expect("random bytes");
+        assert!(
+            listed(&priming_dir, inode(2), 9).is_empty(),
+            "another one's"
+        );
         assert!(priming_dir.take_unknown().is_err(), "nothing was heard of");
         assert_eq!(listed(&priming_dir, inode(1), 3), files[..3]);
-        assert_eq!(priming_dir.take_unknown().ok().as_deref(), Some(&files[3..]));
+        assert_eq!(
+            priming_dir.take_unknown().ok().as_deref(),
+            Some(&files[3..])
+        );
     }
 }

@@ -85,7 +85,10 @@ mod tests {
         for number in 0..=MAX_RECENT_ERRORS {
             recent_errors.record(&format!("file {number}"), &io::Error::other("cut"));
         }
-        recent_errors.record(&format!("file {MAX_RECENT_ERRORS}"), &io::Error::other("cut"));
+        recent_errors.record(
+            &format!("file {MAX_RECENT_ERRORS}"),
+            &io::Error::other("cut"),
+        );
         let recent = recent_errors.recent();
         assert_eq!(recent.len(), MAX_RECENT_ERRORS);
         assert_eq!(recent.first().map(|f| f.path.as_str()), Some("file 1"));

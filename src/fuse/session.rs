@@ -12,15 +12,15 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{Config, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
-use super::overlay::{self, OverlayKind, UpperDirs};
-use super::syscalls::{self, MountError, UnmountError};
-use super::recent_errors::{RecentError, RecentErrors};
-use super::takeover::{self, InheritedSession, MountTarget};
-use super::namespace::{Namespace, OpenNamespace};
-use super::options::MountOptions;
 use super::kernel_cache::KernelCache;
 use super::mountinfo::{Attachment, TopMount};
-use super::{OpenFiles, INodeNo, TarFilesystem, invalidate, mountinfo};
+use super::namespace::{Namespace, OpenNamespace};
+use super::options::MountOptions;
+use super::overlay::{self, OverlayKind, UpperDirs};
+use super::recent_errors::{RecentError, RecentErrors};
+use super::syscalls::{self, MountError, UnmountError};
+use super::takeover::{self, InheritedSession, MountTarget};
+use super::{INodeNo, OpenFiles, TarFilesystem, invalidate, mountinfo};
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
 
@@ -155,7 +155,8 @@ impl Mount {
             namespace: None,
         };
         on_mounted(&target, mount.device.as_fd());
-        let session = |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
+        let session =
+            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
         Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
@@ -183,7 +184,8 @@ impl Mount {
         };
         on_mounted(&target, mount.device.as_fd());
         namespace.attach(mount.clone_root()?, mountpoint)?;
-        let session = |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
+        let session =
+            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
         Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
@@ -191,7 +193,10 @@ impl Mount {
     ///
     /// # Errors
     /// As [`start_in_namespace`](Self::start_in_namespace).
-    pub fn check_in_namespace(namespace: &OpenNamespace, mountpoint: &Path) -> Result<(), MountError> {
+    pub fn check_in_namespace(
+        namespace: &OpenNamespace,
+        mountpoint: &Path,
+    ) -> Result<(), MountError> {
         namespace.check(mountpoint)?;
         syscalls::check_available()
     }
@@ -209,7 +214,8 @@ impl Mount {
             return Err(MountError::NotReady);
         }
         let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
-        let session = |filesystem| takeover::take_over_session(filesystem, inherited, SESSION_ACL, config());
+        let session =
+            |filesystem| takeover::take_over_session(filesystem, inherited, SESSION_ACL, config());
         let target = MountTarget {
             mountpoint: inherited.target.current_mountpoint(),
             ..inherited.target.clone()
@@ -229,7 +235,10 @@ impl Mount {
         let kernel_cache = Arc::clone(&filesystem.kernel_cache);
         let cache = Arc::clone(&kernel_cache);
         let content = Arc::clone(&filesystem.content);
-        let open_files = filesystem.backing_io.as_ref().map(|backing_io| Arc::clone(&backing_io.open_files));
+        let open_files = filesystem
+            .backing_io
+            .as_ref()
+            .map(|backing_io| Arc::clone(&backing_io.open_files));
         let capabilities = Arc::clone(&filesystem.capabilities);
         let session = match session(filesystem) {
             Ok(session) => session,
@@ -239,7 +248,8 @@ impl Mount {
             }
         };
         kernel_cache.attach(session.notifier());
-        let invalidator = invalidate::start(&content, &kernel_cache).inspect_err(|_| unmount_or_force(&target))?;
+        let invalidator = invalidate::start(&content, &kernel_cache)
+            .inspect_err(|_| unmount_or_force(&target))?;
         let connection = session.as_fd().try_clone_to_owned().inspect_err(|_| {
             kernel_cache.detach();
             unmount_or_force(&target);
@@ -279,7 +289,9 @@ impl Mount {
         let seen = makedev(major, minor);
         // No path of this process leads into another namespace.
         if mount.target.namespace.is_none() {
-            mount.kernel_cache.set_mountpoint(&mount.target.mountpoint, seen);
+            mount
+                .kernel_cache
+                .set_mountpoint(&mount.target.mountpoint, seen);
         }
         content.set_page_cache(Arc::clone(&mount.kernel_cache) as Arc<dyn PageCache>);
         set_read_ahead(device);
@@ -332,19 +344,25 @@ impl Mount {
         };
         on_overlaid(&target);
         let (major, minor) = target.device;
-        self.kernel_cache.set_mountpoint(&target.mountpoint, makedev(major, minor));
+        self.kernel_cache
+            .set_mountpoint(&target.mountpoint, makedev(major, minor));
         let lower_target = std::mem::replace(&mut self.target, target);
         // It lives on below, and ends with what lies above.
-        let detached =
-            syscalls::detach_if(syscalls::TARFS_FS_TYPE, &lower_target.mountpoint, lower_target.device, |_| {
-                true
-            });
+        let detached = syscalls::detach_if(
+            syscalls::TARFS_FS_TYPE,
+            &lower_target.mountpoint,
+            lower_target.device,
+            |_| true,
+        );
         detached.map_err(|error| {
             let overlay_target = std::mem::replace(&mut self.target, lower_target);
             let device = Some(overlay_target.device);
-            if let Err(error) =
-                syscalls::unmount(overlay_target.fs_type(), &overlay_target.mountpoint, device, true)
-            {
+            if let Err(error) = syscalls::unmount(
+                overlay_target.fs_type(),
+                &overlay_target.mountpoint,
+                device,
+                true,
+            ) {
                 tracing::warn!(%error, "cannot unmount");
             }
             MountError::System(io::Error::other(error))
@@ -526,7 +544,11 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
 ///
 /// # Errors
 /// As [`Mount::unmount`].
-pub fn unmount_bind_mount(mountpoint: &Path, copy: &TopMount, force: Force) -> Result<(), UnmountError> {
+pub fn unmount_bind_mount(
+    mountpoint: &Path,
+    copy: &TopMount,
+    force: Force,
+) -> Result<(), UnmountError> {
     match force {
         Force::No => unmount_at(&copy.fs_type, mountpoint, Some(copy.device), force),
         Force::Yes => syscalls::detach_if(&copy.fs_type, mountpoint, copy.device, |_| true),

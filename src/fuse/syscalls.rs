@@ -24,9 +24,9 @@ use rustix::net::{
 };
 use rustix::process::{getgid, getuid};
 
-use super::options::MountOptions;
-use super::pinned::{PinnedMount, MountpointEntry, is_dead, proc_fd_path};
 use super::mountinfo;
+use super::options::MountOptions;
+use super::pinned::{MountpointEntry, PinnedMount, is_dead, proc_fd_path};
 use crate::base::passwd::Accounts;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
@@ -153,11 +153,17 @@ impl MountError {
             Self::Namespace { .. } => {
                 Some("name a process, or a file like /proc/PID/ns/mnt, and mount as root")
             }
-            Self::Overlay { cause, has_fuse_overlayfs } => overlay_hint(cause, *has_fuse_overlayfs),
-            Self::OverlayOptionsTooLong { .. } => Some("name a directory with a shorter path with --upper"),
-            Self::Fusermount { .. } | Self::Mountpoint { .. } | Self::System(_) | Self::NotReady => {
-                None
+            Self::Overlay {
+                cause,
+                has_fuse_overlayfs,
+            } => overlay_hint(cause, *has_fuse_overlayfs),
+            Self::OverlayOptionsTooLong { .. } => {
+                Some("name a directory with a shorter path with --upper")
             }
+            Self::Fusermount { .. }
+            | Self::Mountpoint { .. }
+            | Self::System(_)
+            | Self::NotReady => None,
         }
     }
 }
@@ -261,7 +267,9 @@ pub fn unmount_dead(path: &Path) {
         && mount.is_dead()
     {
         match unmount_pinned(mount, &canonical, true) {
-            Ok(()) => tracing::info!(mountpoint = %canonical.display(), "a dead mount was taken out"),
+            Ok(()) => {
+                tracing::info!(mountpoint = %canonical.display(), "a dead mount was taken out")
+            }
             Err(error) => tracing::debug!(%error, "a dead mount cannot be taken out"),
         }
     }
@@ -278,7 +286,10 @@ pub(super) fn check_available() -> Result<(), MountError> {
 }
 
 fn open_fuse_device() -> io::Result<File> {
-    let device = OpenOptions::new().read(true).write(true).open(FUSE_DEVICE)?;
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(FUSE_DEVICE)?;
     let found = device.metadata()?;
     if found.file_type().is_char_device() && found.rdev() == makedev(FUSE_MAJOR, FUSE_MINOR) {
         Ok(device)
@@ -329,7 +340,10 @@ impl NewMount {
 
 /// Makes a mount that is attached nowhere. Kernels before 5.2 cannot, nor one with a `source` of more than
 /// 255 bytes.
-pub(super) fn create_detached(source: &str, options: &MountOptions) -> Result<NewMount, MountError> {
+pub(super) fn create_detached(
+    source: &str,
+    options: &MountOptions,
+) -> Result<NewMount, MountError> {
     let device = open_fuse_device().map_err(device_open_error)?;
     let root = fsmount_fuse(&device, source, options);
     Ok(NewMount {
@@ -338,7 +352,11 @@ pub(super) fn create_detached(source: &str, options: &MountOptions) -> Result<Ne
     })
 }
 
-fn fsmount_fuse(device: &File, source: &str, options: &MountOptions) -> rustix::io::Result<OwnedFd> {
+fn fsmount_fuse(
+    device: &File,
+    source: &str,
+    options: &MountOptions,
+) -> rustix::io::Result<OwnedFd> {
     let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [
         ("source", source),
@@ -354,7 +372,11 @@ fn fsmount_fuse(device: &File, source: &str, options: &MountOptions) -> rustix::
         fsconfig_set_flag(&context, word)?;
     }
     fsconfig_create(&context)?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, mount_attrs(options))
+    fsmount(
+        &context,
+        FsMountFlags::FSMOUNT_CLOEXEC,
+        mount_attrs(options),
+    )
 }
 
 /// As [`mount_flags`], for fsmount(2).
@@ -464,7 +486,10 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
 }
 
 /// The helper mounts, and sends the device over a socket that it inherits.
-pub(super) fn mount_with_fusermount(mountpoint: &Path, options: &str) -> Result<OwnedFd, MountError> {
+pub(super) fn mount_with_fusermount(
+    mountpoint: &Path,
+    options: &str,
+) -> Result<OwnedFd, MountError> {
     let system = |errno: Errno| MountError::System(errno.into());
     // Without close-on-exec, or the helper would not inherit its end.
     let (ours, theirs) = socketpair(
@@ -664,7 +689,11 @@ fn map_unmount_result(
 }
 
 /// The helper finds out where it stands, and looks for a mount of that name there.
-fn unmount_with_fusermount(entry: &MountpointEntry, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
+fn unmount_with_fusermount(
+    entry: &MountpointEntry,
+    mountpoint: &Path,
+    force: bool,
+) -> Result<(), UnmountError> {
     let system = |cause| UnmountError::System {
         mountpoint: mountpoint.to_owned(),
         cause,

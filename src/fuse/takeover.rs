@@ -17,12 +17,12 @@ use fuser::{Config, InitFlags, Session, SessionACL};
 use rustix::io::DupFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::overlay::OverlayKind;
-use super::syscalls::UnmountError;
-use super::namespace::Namespace;
-use super::pinned::PinnedMount;
 use super::mountinfo::Attachment;
-use super::{TarFilesystem, syscalls, mountinfo};
+use super::namespace::Namespace;
+use super::overlay::OverlayKind;
+use super::pinned::PinnedMount;
+use super::syscalls::UnmountError;
+use super::{TarFilesystem, mountinfo, syscalls};
 
 /// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
 const FUSE_INIT: u32 = 26;
@@ -97,7 +97,8 @@ impl MountTarget {
 
     /// Whether there are other mounts of its file system in this process's namespace, such as bind mounts.
     pub(super) fn has_bind_mounts(&self) -> bool {
-        self.namespace.is_none() && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
+        self.namespace.is_none()
+            && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
     }
 
     /// As [`unmount`](Self::unmount), although it is in use, and leaves the connection to other mounts.
@@ -106,7 +107,12 @@ impl MountTarget {
     /// As [`Mount::unmount`](super::Mount::unmount).
     pub(super) fn detach(&self, connection: BorrowedFd<'_>) -> Result<(), UnmountError> {
         let is_target = is_target(Some(connection));
-        syscalls::detach_if(self.fs_type(), &self.current_mountpoint(), self.device, is_target)
+        syscalls::detach_if(
+            self.fs_type(),
+            &self.current_mountpoint(),
+            self.device,
+            is_target,
+        )
     }
 
     /// Where it is, or was.
@@ -129,7 +135,9 @@ impl MountTarget {
 
 /// Accepts a mount with `connection`, or any without one.
 fn is_target(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&PinnedMount) -> bool {
-    move |mount| connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+    move |mount| {
+        connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+    }
 }
 
 /// A mount that nobody serves at the moment.

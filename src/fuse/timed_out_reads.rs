@@ -73,7 +73,8 @@ impl TimedOutReads {
         if let Some(position) = found {
             failed.remove(position);
         }
-        self.is_nonempty.store(!failed.is_empty(), Ordering::Release);
+        self.is_nonempty
+            .store(!failed.is_empty(), Ordering::Release);
         found.is_some()
     }
 

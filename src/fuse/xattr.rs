@@ -115,7 +115,8 @@ pub fn unmapped_acl_entries(index: &Index) -> usize {
     let inos = (Ino::ROOT.0..=index.last_ino().0).map(Ino);
     let entries = inos.filter_map(|ino| index.entry(ino));
     let unmapped = |entry: Entry<'_>| {
-        let found = posix_acl::Kind::ALL.map(|kind| posix_acl::find(entry.xattrs(), kind, &accounts));
+        let found =
+            posix_acl::Kind::ALL.map(|kind| posix_acl::find(entry.xattrs(), kind, &accounts));
         let acls = found.into_iter().filter_map(|found| found.ok().flatten());
         acls.map(|acl| acl.unmapped).sum::<usize>()
     };

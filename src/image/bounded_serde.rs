@@ -52,7 +52,9 @@ where
 }
 
 /// As [`names`], of an object whose values say nothing.
-pub(super) fn bounded_keys<'de, D, const MAX: usize>(deserializer: D) -> Result<BTreeSet<String>, D::Error>
+pub(super) fn bounded_keys<'de, D, const MAX: usize>(
+    deserializer: D,
+) -> Result<BTreeSet<String>, D::Error>
 where
     D: Deserializer<'de>,
 {
@@ -62,7 +64,9 @@ where
 
 struct BoundedVisitor<T, const MAX: usize>(PhantomData<T>);
 
-impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedVisitor<BoundedVec<T, MAX>, MAX> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de>
+    for BoundedVisitor<BoundedVec<T, MAX>, MAX>
+{
     type Value = BoundedVec<T, MAX>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -82,7 +86,9 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedVisitor
     }
 }
 
-impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for BoundedVisitor<BoundedMap<T, MAX>, MAX> {
+impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de>
+    for BoundedVisitor<BoundedMap<T, MAX>, MAX>
+{
     type Value = BoundedMap<T, MAX>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

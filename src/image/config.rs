@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::bounded_serde::{bounded_keys, bounded_map, bounded_vec};
-use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::error::Cause;
+use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 

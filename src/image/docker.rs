@@ -11,10 +11,10 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use super::config::Config;
-use super::manifest::{self, DockerImage};
 use super::error::{Cause, Error};
 use super::layout::{Digests, Layout};
-use super::{Image, Layer, ImageSelector};
+use super::manifest::{self, DockerImage};
+use super::{Image, ImageSelector, Layer};
 use crate::archive::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
@@ -32,7 +32,11 @@ const DEFAULT_HOST: &str = "docker.io/";
 const DEFAULT_TAG: &str = ":latest";
 
 /// The image in `layout` that `wish` wants.
-pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) -> Result<Image, Error> {
+pub(super) fn open(
+    layout: &Layout,
+    selector: &ImageSelector,
+    network: &Handle,
+) -> Result<Image, Error> {
     let error = |cause| Error {
         location: layout.location().to_owned(),
         document: None,
@@ -43,7 +47,8 @@ pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) 
         return Err(error(Cause::NotAnImage { missing, kind }));
     }
     let bytes = layout.read_document(MANIFEST, network)?;
-    let images = manifest::parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
+    let images =
+        manifest::parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
     let image = choose_image(images, selector.name.as_deref()).map_err(error)?;
 
     let bytes = layout.read_document(&image.config, network)?;
@@ -114,8 +119,9 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
 /// if none is wanted.
 fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
     let display_names = |images: &[DockerImage]| {
-        let display_names =
-            |image: &DockerImage| super::display_names(&image.repo_tags, digest_from_path(&image.config));
+        let display_names = |image: &DockerImage| {
+            super::display_names(&image.repo_tags, digest_from_path(&image.config))
+        };
         images.iter().flat_map(display_names).collect()
     };
     if let Some(wanted) = wanted {
@@ -169,7 +175,8 @@ mod tests {
             image("a", &["busybox:latest", "example.com:5000/busybox:1"]),
             image("b", &["docker.io/me/tool:latest"]),
         ];
-        let chosen = |wanted: &str| choose_image(images.clone(), Some(wanted)).map(|image| image.config);
+        let chosen =
+            |wanted: &str| choose_image(images.clone(), Some(wanted)).map(|image| image.config);
         for wanted in [
             "busybox",
             "busybox:latest",
@@ -185,7 +192,10 @@ mod tests {
                 "{wanted}"
             );
         }
-        assert!(matches!(choose_image(images, None), Err(Cause::AmbiguousImage(_))));
+        assert!(matches!(
+            choose_image(images, None),
+            Err(Cause::AmbiguousImage(_))
+        ));
     }
 
     #[test]

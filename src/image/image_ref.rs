@@ -52,7 +52,9 @@ impl ImageRef {
             return None;
         }
         let name_search_start = name_search_start(rest);
-        let colon = rest.get(name_search_start..).and_then(|rest| rest.find(':'));
+        let colon = rest
+            .get(name_search_start..)
+            .and_then(|rest| rest.find(':'));
         let (location, name) = match colon.map(|colon| rest.split_at(name_search_start + colon)) {
             Some((location, name)) => (location, name.strip_prefix(':')),
             None => (rest, None),
@@ -152,7 +154,11 @@ mod tests {
             ("oci:tar:v1", Oci, "tar", named("v1")),
             ("oci:slice:v1", Oci, "slice", named("v1")),
         ] {
-            assert_eq!(parsed(spec), (transport, location.to_owned(), name), "{spec}");
+            assert_eq!(
+                parsed(spec),
+                (transport, location.to_owned(), name),
+                "{spec}"
+            );
         }
     }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::manifest::Descriptor;
 use super::error::{Cause, Error};
+use super::manifest::Descriptor;
 use crate::archive::{Archive, sha256};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};

@@ -342,7 +342,10 @@ mod tests {
         let encrypted = good(&format!("{}+gzip+encrypted", LAYER_MEDIA_TYPES[0]));
         for (config, layer) in [
             (good(CONFIG_MEDIA_TYPES[0]), encrypted),
-            (good("application/vnd.oci.empty.v1+json"), good(LAYER_MEDIA_TYPES[0])),
+            (
+                good("application/vnd.oci.empty.v1+json"),
+                good(LAYER_MEDIA_TYPES[0]),
+            ),
         ] {
             let refused = parse_manifest(manifest_with(&config, &layer).as_bytes());
             assert!(matches!(refused, Err(Cause::Unsupported(_))), "{refused:?}");
@@ -361,12 +364,18 @@ mod tests {
             format!("md5:{HEX}"),
             String::new(),
         ] {
-            let text = manifest_with(&good(CONFIG_MEDIA_TYPES[0]), &descriptor(LAYER_MEDIA_TYPES[0], &digest));
+            let text = manifest_with(
+                &good(CONFIG_MEDIA_TYPES[0]),
+                &descriptor(LAYER_MEDIA_TYPES[0], &digest),
+            );
             let refused = parse_manifest(text.as_bytes());
             assert!(matches!(refused, Err(Cause::Malformed(_))), "{digest}");
         }
         let long = format!("sha512:{HEX}{HEX}");
-        let text = manifest_with(&good(CONFIG_MEDIA_TYPES[0]), &descriptor(LAYER_MEDIA_TYPES[0], &long));
+        let text = manifest_with(
+            &good(CONFIG_MEDIA_TYPES[0]),
+            &descriptor(LAYER_MEDIA_TYPES[0], &long),
+        );
         let refused = parse_manifest(text.as_bytes()).expect_err("not verified here");
         assert_eq!(
             refused.to_string(),
@@ -400,7 +409,14 @@ mod tests {
         );
         let listed = parse_index(text.as_bytes()).expect("an index");
         let targets: Vec<_> = listed.iter().map(Descriptor::kind).collect();
-        assert_eq!(targets, [DescriptorKind::Other, DescriptorKind::Index, DescriptorKind::Other]);
+        assert_eq!(
+            targets,
+            [
+                DescriptorKind::Other,
+                DescriptorKind::Index,
+                DescriptorKind::Other
+            ]
+        );
     }
 
     #[test]

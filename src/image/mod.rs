@@ -9,12 +9,12 @@
 mod bounded_serde;
 mod config;
 mod docker;
-mod manifest;
 mod error;
+mod image_ref;
 mod layout;
+mod manifest;
 mod oci;
 mod platform;
-mod image_ref;
 mod runtime_spec;
 mod seccomp;
 mod user_lookup;
@@ -27,13 +27,17 @@ use crate::base::sha256::Sha256;
 use crate::source::Source;
 
 pub use config::{Config, Execution};
-pub use manifest::{Descriptor, DockerImage, Manifest, DescriptorKind, parse_docker_manifest, parse_index, parse_manifest};
 pub use error::{Cause, Error};
-pub use layout::Layout;
-pub use platform::{ParsePlatformError, Platform};
 pub use image_ref::{ImageRef, Transport};
+pub use layout::Layout;
+pub use manifest::{
+    Descriptor, DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index,
+    parse_manifest,
+};
+pub use platform::{ParsePlatformError, Platform};
 pub use runtime_spec::{
-    BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, runtime_spec, hides_system_directory, volume_directory,
+    BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, hides_system_directory, runtime_spec,
+    volume_directory,
 };
 pub use seccomp::SeccompProfile;
 pub use user_lookup::User;
@@ -87,7 +91,8 @@ impl ImageSelector {
             variant: platform.variant.clone().or(wanted.variant.clone()),
             ..platform.clone()
         };
-        completed.distance(wanted)
+        completed
+            .distance(wanted)
             .map(drop)
             .ok_or_else(|| Cause::NoSuchPlatform {
                 wanted: wanted.clone(),

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 use tokio::runtime::Handle;
 
 use super::config::Config;
-use super::manifest::{self, Descriptor, DescriptorKind};
 use super::error::{Cause, Error};
 use super::layout::{Digests, Layout};
+use super::manifest::{self, Descriptor, DescriptorKind};
 use super::platform::Platform;
-use super::{Image, Layer, ImageSelector};
+use super::{Image, ImageSelector, Layer};
 use crate::base::sha256::Sha256;
 
 /// Indexes in indexes, at the most.
@@ -48,7 +48,11 @@ struct Search<'a> {
 }
 
 /// The image in `layout` that `wish` wants.
-pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) -> Result<Image, Error> {
+pub(super) fn open(
+    layout: &Layout,
+    selector: &ImageSelector,
+    network: &Handle,
+) -> Result<Image, Error> {
     let error = |cause| Error {
         location: layout.location().to_owned(),
         document: None,
@@ -60,7 +64,8 @@ pub(super) fn open(layout: &Layout, selector: &ImageSelector, network: &Handle) 
     }
     let bytes = layout.read_document(INDEX, network)?;
     let listed = manifest::parse_index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
-    let NameMatch { listed, manifest } = match_name(listed, selector.name.as_deref()).map_err(error)?;
+    let NameMatch { listed, manifest } =
+        match_name(listed, selector.name.as_deref()).map_err(error)?;
     let mut search = Search {
         layout,
         network,
@@ -191,13 +196,14 @@ impl Search<'_> {
                     let cause = malformed("it is an index in too many others");
                     return Err(self.layout.error(&path, cause));
                 }
-                self.remaining_indexes = self.remaining_indexes.checked_sub(1).ok_or_else(|| {
-                    let cause = malformed("there are too many indexes");
-                    self.layout.error(&path, cause)
-                })?;
+                self.remaining_indexes =
+                    self.remaining_indexes.checked_sub(1).ok_or_else(|| {
+                        let cause = malformed("there are too many indexes");
+                        self.layout.error(&path, cause)
+                    })?;
                 let bytes = self.layout.read_verified(&descriptor, self.network)?;
-                let listed =
-                    manifest::parse_index(&bytes).map_err(|cause| self.layout.error(&path, cause))?;
+                let listed = manifest::parse_index(&bytes)
+                    .map_err(|cause| self.layout.error(&path, cause))?;
                 for descriptor in listed {
                     self.descend(descriptor, names, depth - 1)?;
                 }
@@ -222,7 +228,11 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
             .cloned()
             .collect(),
         // Their manifests name no platform; their configurations, which are read later, may.
-        None => found.iter().filter(|one| has_no_platform(one)).cloned().collect(),
+        None => found
+            .iter()
+            .filter(|one| has_no_platform(one))
+            .cloned()
+            .collect(),
     };
     // An image with two names is one image.
     best.dedup_by(|next, before| {

@@ -114,7 +114,11 @@ mod tests {
             "linux/arm/",
             "linux/arm/v7/x",
         ] {
-            assert_eq!(wrong.parse::<Platform>(), Err(ParsePlatformError), "{wrong}");
+            assert_eq!(
+                wrong.parse::<Platform>(),
+                Err(ParsePlatformError),
+                "{wrong}"
+            );
         }
     }
 

@@ -243,7 +243,8 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
     // What someone says expressly counts.
     let labels = execution.labels.clone().into_iter();
-    metadata.chain(labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX)))
+    metadata
+        .chain(labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX)))
         .collect()
 }
 
@@ -379,7 +380,9 @@ mod tests {
         assert_eq!(document["hostname"], "thebundle");
         let annotations = &document["annotations"];
         let names = annotations.as_object().expect("an object").keys();
-        let orders: Vec<_> = names.filter(|name| !name.starts_with(ALLOWED_LABEL_PREFIX)).collect();
+        let orders: Vec<_> = names
+            .filter(|name| !name.starts_with(ALLOWED_LABEL_PREFIX))
+            .collect();
         assert!(orders.is_empty(), "{orders:?}");
         assert_eq!(annotations["org.opencontainers.image.os"], "mine");
         assert_eq!(
@@ -414,7 +417,8 @@ mod tests {
     #[test]
     fn term_is_set_for_a_terminal_unless_the_image_sets_it() {
         let mut bundle = root();
-        let env = |config: &str, bundle: &BundleOptions| made(config, bundle)["process"]["env"].clone();
+        let env =
+            |config: &str, bundle: &BundleOptions| made(config, bundle)["process"]["env"].clone();
         let (silent, named) = (
             r#"{"config":{"Cmd":["c"],"Env":["PATH=/p"]}}"#,
             r#"{"config":{"Cmd":["c"],"Env":["PATH=/p","TERM=linux"]}}"#,

@@ -73,7 +73,11 @@ impl SeccompProfile {
         let mut rules = Vec::new();
         for rule in profile.syscalls.take().unwrap_or_default() {
             let is_reached = |condition: &Condition| {
-                let least = condition.min_kernel.as_deref().map(parse_kernel_version).transpose()?;
+                let least = condition
+                    .min_kernel
+                    .as_deref()
+                    .map(parse_kernel_version)
+                    .transpose()?;
                 Ok::<_, Cause>(least.map(|least| kernel >= least))
             };
             if is_reached(&rule.includes)? != Some(false)
@@ -247,7 +251,10 @@ mod tests {
             r#"{"defaultAction":"A","syscalls":[{"includes":{"x":1}}]}"#,
             r#"{"defaultAction":"A","syscalls":[{"includes":{"minKernel":"4"}}]}"#,
         ] {
-            assert!(SeccompProfile::parse(bad.as_bytes(), (4, 8)).is_err(), "{bad}");
+            assert!(
+                SeccompProfile::parse(bad.as_bytes(), (4, 8)).is_err(),
+                "{bad}"
+            );
         }
     }
 }

@@ -76,7 +76,8 @@ fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
         return Ok(number);
     }
     let line = split_records(group).find(|fields| fields.first() == Some(&name));
-    parse_id(line.as_ref().and_then(|fields| fields.get(2))).ok_or_else(|| unknown_user(name, "group"))
+    parse_id(line.as_ref().and_then(|fields| fields.get(2)))
+        .ok_or_else(|| unknown_user(name, "group"))
 }
 
 /// The groups that list `user` as a member.

@@ -2,12 +2,12 @@
 
 use zerocopy::little_endian::{U32, U64};
 
+use super::arena::{Arena, capacity_bytes};
 use super::blocks::BlockDigest;
 use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, NONE, Name, PieceRow, InodeRow, SYMLINK, SpanRow, TYPE_MASK,
+    DIRECTORY, Dirent, ExtraRow, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
     UnresolvedRow, XattrRow,
 };
-use super::arena::{Arena, capacity_bytes};
 use crate::base::archive_path::ArchivePath;
 
 /// How many components a path may have. Below what [`super::Limits`] allow, 64 KiB of name and

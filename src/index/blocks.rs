@@ -238,7 +238,10 @@ impl Blocks {
 
     /// Those of `bytes`, all of [`extent`](Self::extent), that the scan did not see, by their numbers in
     /// the stream; but for one that is cut although the stream goes on.
-    pub fn undigested_blocks<'a>(&self, bytes: &'a [u8]) -> impl Iterator<Item = (usize, &'a [u8])> {
+    pub fn undigested_blocks<'a>(
+        &self,
+        bytes: &'a [u8],
+    ) -> impl Iterator<Item = (usize, &'a [u8])> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
         let first = block_count(self.extent.start().0 / self.block_len);
         let blocks = self.digests.iter().zip(bytes.chunks(block_len));
@@ -350,7 +353,8 @@ mod tests {
         assert!(blocks(&builder, 4).is_none(), "nobody has come there");
         let behind = Packed(skipped.end().0);
         let left = vec![1; len - 7];
-        builder.add_digests(&BlockHasher::new(MIN_BLOCK_LEN, behind).update(&[&left, block].concat()));
+        builder
+            .add_digests(&BlockHasher::new(MIN_BLOCK_LEN, behind).update(&[&left, block].concat()));
 
         let other = vec![7; len];
         for (number, is_known) in [(0, true), (1, false), (2, false), (3, false), (4, true)] {

@@ -9,9 +9,9 @@ use zerocopy::little_endian::U32;
 
 use super::arrays::Arrays;
 use super::blocks::MIN_BLOCK_LEN;
-use super::builder::{MAX_NAME_BYTES, Options, MemberError};
+use super::builder::{MAX_NAME_BYTES, MemberError, Options};
 use super::dirty::DirtyInodes;
-use super::rows::{DIRECTORY, Dirent, ExtraRow, FORWARD_LINK, NONE, Name, InodeRow, SYMLINK};
+use super::rows::{DIRECTORY, Dirent, ExtraRow, FORWARD_LINK, InodeRow, NONE, Name, SYMLINK};
 use super::{Index, MemoryLimit, Origin, Totals, arena};
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
@@ -148,7 +148,12 @@ impl BuildTree {
     }
 
     /// Gives `record` a number and the new name `name` in `parent`.
-    pub(super) fn add(&mut self, parent: u32, name: &[u8], record: InodeRow) -> Result<u32, MemberError> {
+    pub(super) fn add(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+        record: InodeRow,
+    ) -> Result<u32, MemberError> {
         self.check_name(name)?;
         let ino = self.allocate_ino(record)?;
         let dirent = self.add_dirent(parent, name, ino);
@@ -549,7 +554,7 @@ pub(super) struct ReadOnlyResolver<'a>(pub(super) &'a BuildTree);
 
 /// Why the way to a target ends before the target.
 #[derive(Debug)]
-pub(super) enum PathError {
+pub(super) enum NameError {
     /// Nothing is there.
     Missing,
     /// A hard link whose own target has not come yet is on the way.
@@ -558,23 +563,23 @@ pub(super) enum PathError {
 
 impl resolve::Tree for ReadOnlyResolver<'_> {
     type Directory = u32;
-    type Error = PathError;
+    type Error = NameError;
 
     fn root(&self) -> u32 {
         ROOT
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, PathError> {
+    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, NameError> {
         match self.0.find(*parent, name) {
             None => Ok(Step::Missing),
             Some(number) if self.0.is_forward_link(self.0.dirent(number).ino.get()) => {
-                Err(PathError::Forward)
+                Err(NameError::Forward)
             }
             Some(number) => Ok(self.0.step_through(number)),
         }
     }
 
-    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, PathError> {
-        Err(PathError::Missing)
+    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, NameError> {
+        Err(NameError::Missing)
     }
 }

@@ -15,19 +15,22 @@ use std::mem;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::rows::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, NONE, PieceRow,
-    InodeRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
+use super::build_tree::{
+    BuildTree, CreatingResolver, LayerResolver, NameError, ROOT, ReadOnlyResolver,
+    implied_directory,
 };
 use super::memory::Charge;
-use super::build_tree::{ReadOnlyResolver, CreatingResolver, LayerResolver, ROOT, BuildTree, PathError, implied_directory};
+use super::rows::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
+    NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
+};
 use super::whiteouts::{NameKind, WhiteoutFormat};
 use super::{
-    Index, Ino, MAX_FORWARD_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, Totals,
-    blocks, arena,
+    Index, Ino, MAX_FORWARD_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory,
+    Totals, arena, blocks,
 };
-use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
@@ -394,7 +397,8 @@ impl Builder {
     /// Whether the layer shows nothing at `path`.
     fn is_hidden(&self, path: &ArchivePath) -> bool {
         let whiteouts = self.options.whiteouts;
-        let is_reserved = |name| whiteouts.is_some_and(|whiteouts| whiteouts.is_reserved_name(name));
+        let is_reserved =
+            |name| whiteouts.is_some_and(|whiteouts| whiteouts.is_reserved_name(name));
         path.components().any(is_reserved)
     }
 
@@ -504,7 +508,8 @@ impl Builder {
         let Some((directory, target_name)) = target.split_last() else {
             return Err(MemberError::LinkToDirectory);
         };
-        let way = resolve::directory_with_path(&mut LayerResolver(&self.tree), directory.components());
+        let way =
+            resolve::directory_with_path(&mut LayerResolver(&self.tree), directory.components());
         let (directory, mut target) = match way {
             Ok(found) => found,
             Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
@@ -559,12 +564,15 @@ impl Builder {
         let Some((directory, name)) = path.split_last() else {
             return Ok(LinkTarget::Entry(ROOT));
         };
-        let parent = match resolve::directory(&mut ReadOnlyResolver(&self.tree), directory.components()) {
-            Ok(parent) => parent,
-            Err(ResolveError::Tree(PathError::Missing)) => return Ok(LinkTarget::Missing),
-            Err(ResolveError::Tree(PathError::Forward)) => return Ok(LinkTarget::ThroughForwardLink),
-            Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
-        };
+        let parent =
+            match resolve::directory(&mut ReadOnlyResolver(&self.tree), directory.components()) {
+                Ok(parent) => parent,
+                Err(ResolveError::Tree(NameError::Missing)) => return Ok(LinkTarget::Missing),
+                Err(ResolveError::Tree(NameError::Forward)) => {
+                    return Ok(LinkTarget::ThroughForwardLink);
+                }
+                Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
+            };
         let Some(number) = self.tree.find(parent, name) else {
             return Ok(LinkTarget::Missing);
         };
@@ -593,7 +601,9 @@ impl Builder {
         }
         for ino in waiting {
             let error = match self.find_link_target(&self.target_path(ino)) {
-                Ok(LinkTarget::ThroughForwardLink) => MemberError::Unreachable(PathError::NotADirectory),
+                Ok(LinkTarget::ThroughForwardLink) => {
+                    MemberError::Unreachable(PathError::NotADirectory)
+                }
                 _ => MemberError::MissingTarget,
             };
             self.drop_link(ino, error);
@@ -740,7 +750,12 @@ impl Builder {
     }
 
     /// An extra with `map` and the attributes of row `extra`.
-    fn sparse_map(&mut self, extra: u32, member: &Member, map: &[Segment]) -> Result<u32, MemberError> {
+    fn sparse_map(
+        &mut self,
+        extra: u32,
+        member: &Member,
+        map: &[Segment],
+    ) -> Result<u32, MemberError> {
         let arrays = self.tree.arrays_mut();
         let mut row = arrays
             .extras
@@ -759,8 +774,11 @@ impl Builder {
             plain = plain.saturating_add(segment.len);
         }
         row.sparse = 1.into();
-        row.piece = u32::try_from(first).map_err(|_| MemberError::TooManyEntries)?.into();
-        let count = u32::try_from(arrays.pieces.len() - first).map_err(|_| MemberError::TooManyEntries)?;
+        row.piece = u32::try_from(first)
+            .map_err(|_| MemberError::TooManyEntries)?
+            .into();
+        let count =
+            u32::try_from(arrays.pieces.len() - first).map_err(|_| MemberError::TooManyEntries)?;
         row.piece_count = count.into();
         row.stored_bytes = (plain - member.payload.start().0).into();
         let number = u32::try_from(arrays.extras.len()).map_err(|_| MemberError::TooManyEntries)?;
@@ -986,7 +1004,7 @@ mod tests {
         // Its target comes later, and is told when all have come.
         assert_eq!(changes(hard_link("d/h", "d/i")), []);
         assert_eq!(changes(file("d/i", 7..8)), []);
-        builder.settle();
+        builder.resolve_forward_links();
         assert!(builder.take_dirty_inodes().contains(&Ino(6)));
     }
 
@@ -1409,8 +1427,14 @@ mod tests {
             builder.add_member(&file("a/b", 0..1)),
             Ok(Placement::Entry(Ino(3)))
         );
-        assert_eq!(builder.add_member(&file("c", 0..1)), Err(MemberError::TooManyEntries));
-        assert_eq!(builder.add_member(&file("a/b", 0..1)), Err(MemberError::TooManyEntries));
+        assert_eq!(
+            builder.add_member(&file("c", 0..1)),
+            Err(MemberError::TooManyEntries)
+        );
+        assert_eq!(
+            builder.add_member(&file("a/b", 0..1)),
+            Err(MemberError::TooManyEntries)
+        );
         let index = builder.finish(Origin::default());
         assert_eq!(listing(&index), ["a d 755 2 0", "a/b f 644 1 1"]);
         assert_eq!((index.problems().len(), index.problem_count()), (1, 2));

@@ -23,7 +23,10 @@ impl DirtyInodes {
 
     /// Attributes of `ino` are other ones.
     pub(super) fn mark(&mut self, ino: u32) {
-        if let Some(inodes) = self.inodes.as_mut().filter(|inodes| inodes.len() < MAX_DIRTY_INODES)
+        if let Some(inodes) = self
+            .inodes
+            .as_mut()
+            .filter(|inodes| inodes.len() < MAX_DIRTY_INODES)
             && inodes.last() != Some(&Ino(ino))
         {
             inodes.push(Ino(ino));

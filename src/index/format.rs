@@ -6,13 +6,13 @@ use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::arena::Arena;
 use super::arrays::Arrays;
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
-use super::arena::Arena;
 use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, Totals, problem};
 use crate::base::extent::Packed;
-use crate::base::trusted_dir::PermissionProblem;
 use crate::base::sha256::Sha256;
+use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
 /// The version this program writes, and the only one it reads.

@@ -9,12 +9,13 @@ use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
 use super::blocks::MIN_BLOCK_LEN;
-use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, FILE, NONE, Name, PieceRow, InodeRow, SYMLINK, SpanRow, XattrRow,
-};
 use super::memory::Charge;
+use super::rows::{
+    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, XattrRow,
+};
 use super::{
-    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, arena, build_tree,
+    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, arena,
+    build_tree,
 };
 use crate::base::extent::Packed;
 
@@ -259,7 +260,8 @@ fn assign_inos(
     let directories = plan.directories.iter().map(|directory| directory.lowest);
     for layer_ino in directories.chain(plan.names.iter().map(|named| named.target)) {
         let numbers = numbers.get_mut(layer_ino.layer as usize);
-        if let Some(number) = numbers.and_then(|numbers| numbers.get_mut(layer_ino.ino.0 as usize)) {
+        if let Some(number) = numbers.and_then(|numbers| numbers.get_mut(layer_ino.ino.0 as usize))
+        {
             *number = 1;
         }
     }
@@ -272,7 +274,9 @@ fn assign_inos(
             if *number == 0 {
                 continue;
             }
-            let next = u32::try_from(layer_inos.len()).ok().filter(|&next| next < NONE);
+            let next = u32::try_from(layer_inos.len())
+                .ok()
+                .filter(|&next| next < NONE);
             *number = next.ok_or(MergeError::TooLarge)?;
             layer_inos.push(LayerIno {
                 layer,
@@ -324,7 +328,11 @@ impl<'a> Merger<'a, '_> {
     }
 
     /// The record of entry `ino` of `layer`, without names.
-    fn copy_inode(&mut self, layer: &mut SourceLayer<'a>, ino: Ino) -> Result<InodeRow, MergeError> {
+    fn copy_inode(
+        &mut self,
+        layer: &mut SourceLayer<'a>,
+        ino: Ino,
+    ) -> Result<InodeRow, MergeError> {
         let arrays = layer.arrays;
         let record = arrays.record(ino.0);
         let mut record = *record.ok_or(MergeError::TooLarge)?;
@@ -380,7 +388,8 @@ impl<'a> Merger<'a, '_> {
         }
         self.other_bytes += TABLE_ENTRY_BYTES;
         let mut extra = *extra;
-        let (first, count) = self.copy_xattr_set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
+        let (first, count) =
+            self.copy_xattr_set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
         extra.xattr = first.into();
         extra.xattr_count = count.into();
         if extra.sparse.get() == 1 {
@@ -434,7 +443,11 @@ impl<'a> Merger<'a, '_> {
     }
 
     /// Adds the names, and counts them.
-    fn add_dirents(&mut self, plan: &MergePlan<'_>, numbers: &[Vec<u32>]) -> Result<(), TooMuchMemory> {
+    fn add_dirents(
+        &mut self,
+        plan: &MergePlan<'_>,
+        numbers: &[Vec<u32>],
+    ) -> Result<(), TooMuchMemory> {
         for named in &plan.names {
             let directory = plan.directories.get(named.directory as usize);
             let parent = directory.map_or(0, |directory| merged_ino_of(numbers, directory.lowest));

@@ -4,22 +4,22 @@
 //! arrays behind accessors that check every offset, so that a damaged file is an error and never
 //! a panic.
 
+mod arena;
 mod arrays;
 mod blocks;
+mod build_tree;
 mod builder;
-mod dirty;
 mod checksums;
-mod rows;
+mod dirty;
 pub mod format;
 mod locator;
 mod memory;
 mod merge;
-mod arena;
 mod problem;
+mod rows;
+pub mod store;
 #[cfg(test)]
 pub(crate) mod test_support;
-pub mod store;
-mod build_tree;
 mod whiteouts;
 
 use std::cmp::Ordering;
@@ -28,25 +28,25 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::base::span_hash;
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
 
 use arrays::Arrays;
-use rows::{
-    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, NONE, PieceRow, InodeRow, SYMLINK, SpanRow,
-};
 use build_tree::NameTable;
+use rows::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
+};
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
-pub use builder::{Builder, Options, Placement, MemberError};
+pub use builder::{Builder, MemberError, Options, Placement};
 pub use checksums::SpanChecksums;
 pub use locator::Locator;
 pub use memory::{Charge, MemoryLimit, TooMuchMemory};
-pub use merge::{MergeError, MergedIndex, MergedName, LayerIno, MergePlan, MergedDirectory, merge};
+pub use merge::{LayerIno, MergeError, MergePlan, MergedDirectory, MergedIndex, MergedName, merge};
 pub use problem::Problem;
 pub use store::Store;
 pub use whiteouts::{NameKind, WhiteoutFormat};

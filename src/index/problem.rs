@@ -5,8 +5,8 @@ use std::fmt::{self, Write};
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U64;
 
-use crate::base::extent::Plain;
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
 
 /// Bytes of each text that an index file holds; the rest is cut.
 const MAX_TEXT_BYTES: usize = 4096;

@@ -21,8 +21,8 @@ use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
 use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
-use crate::base::retention::{RetentionPolicy, RetainedItem};
-use crate::base::trusted_dir::{TrustedDir, PermissionProblem};
+use crate::base::retention::{RetainedItem, RetentionPolicy};
+use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 
 /// How old a temporary file must be to be someone's who died.
 const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
@@ -199,7 +199,7 @@ impl Store {
     }
 
     /// Its directory as it is found now.
-    fn open_directory(&self) -> io::Result<Directory> {
+    fn open_directory(&self) -> io::Result<TrustedDir> {
         TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY_NAME)
     }
 }
@@ -207,7 +207,7 @@ impl Store {
 /// An index file of a store.
 #[derive(Clone, Debug)]
 pub struct IndexFile {
-    directory: Arc<Directory>,
+    directory: Arc<TrustedDir>,
     /// What it is called.
     pub name: String,
     /// Bytes of disk that it takes.
@@ -235,7 +235,11 @@ impl IndexFile {
     /// Whether somebody may have begun to write it, and not said so yet; others than this version do
     /// not say so at all.
     fn is_recent_temporary(&self) -> bool {
-        !self.is_finished && self.used.elapsed().is_ok_and(|age| age < STALE_TEMPORARY_AGE)
+        !self.is_finished
+            && self
+                .used
+                .elapsed()
+                .is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
     /// The lock that nobody else has, or nothing of a file that nobody uses because it is not fit to
@@ -267,7 +271,9 @@ impl IndexFile {
         let Ok(_alone) = self.lock_exclusive() else {
             return Ok(false);
         };
-        if self.is_recent_temporary() || self.directory.look(&self.name)?.identity != self.identity {
+        if self.is_recent_temporary()
+            || self.directory.stat_file(&self.name)?.identity != self.identity
+        {
             return Ok(false);
         }
         self.directory.remove(&self.name)?;
@@ -279,7 +285,7 @@ impl IndexFile {
 ///
 /// # Errors
 /// As [`Directory::file`].
-fn open_locked(directory: &Directory, name: &str) -> io::Result<(File, Option<IndexLock>)> {
+fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<IndexLock>)> {
     for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;
         let locked = file.try_clone()?;
@@ -287,7 +293,7 @@ fn open_locked(directory: &Directory, name: &str) -> io::Result<(File, Option<In
             return Ok((file, None));
         }
         let stat = fstat(&locked)?;
-        if directory.look(name)?.identity == (stat.st_dev, stat.st_ino) {
+        if directory.stat_file(name)?.identity == (stat.st_dev, stat.st_ino) {
             return Ok((file, Some(IndexLock { locked })));
         }
     }
@@ -299,7 +305,7 @@ fn open_locked(directory: &Directory, name: &str) -> io::Result<(File, Option<In
 /// Keeps others that ask for the same from giving a file of `directory` its name or removing one, as
 /// long as it lives; `None` when they take too long. Where there are no locks for directories, as on
 /// some network file systems, nobody is kept from anything.
-fn lock_directory(directory: &Directory) -> Option<OwnedFd> {
+fn lock_directory(directory: &TrustedDir) -> Option<OwnedFd> {
     // A descriptor of its own, or the lock would be that of everyone with the same.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = openat(directory, ".", flags, Mode::empty()).ok()?;
@@ -320,13 +326,13 @@ fn lock_with_timeout(file: impl AsFd, operation: FlockOperation) -> rustix::io::
     }
 }
 
-fn files(directory: &Arc<Directory>) -> io::Result<Vec<IndexFile>> {
+fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
     let files = directory.names()?.into_iter().filter_map(|name| {
         let is_finished = is_index(&name);
         if !is_finished && !name.starts_with(TEMPORARY_PREFIX) {
             return None;
         }
-        let found = directory.look(&name).ok()?;
+        let found = directory.stat_file(&name).ok()?;
         Some(IndexFile {
             directory: Arc::clone(directory),
             name,
@@ -626,7 +632,7 @@ mod tests {
     fn long_unused_index_is_removed_on_next_publish() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        let long_ago = SystemTime::now() - RETENTION_POLICY.age - Duration::from_mins(1);
+        let long_ago = SystemTime::now() - RETENTION_POLICY.max_age - Duration::from_mins(1);
         let names = ["old", "used", "marked"];
         for name in names {
             publish(&store, name);
@@ -746,8 +752,11 @@ mod tests {
             let removing = File::open(&path).unwrap();
             flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
             let found = std::thread::scope(|scope| {
-                let taking =
-                    scope.spawn(|| store.find_locked(&locator(""), &MemoryLimit::none()).unwrap());
+                let taking = scope.spawn(|| {
+                    store
+                        .find_locked(&locator(""), &MemoryLimit::none())
+                        .unwrap()
+                });
                 std::thread::sleep(10 * LOCK_RETRY_INTERVAL);
                 fs::remove_file(&path).unwrap();
                 if is_replaced {
@@ -774,7 +783,9 @@ mod tests {
             let files = store.files().unwrap();
             std::thread::scope(|scope| {
                 let removing = scope.spawn(|| files[0].remove().unwrap());
-                let taken = store.find_locked(&locator(""), &MemoryLimit::none()).unwrap();
+                let taken = store
+                    .find_locked(&locator(""), &MemoryLimit::none())
+                    .unwrap();
                 let is_removed = removing.join().unwrap();
                 let is_there = store.path(&locator("")).exists();
                 let is_held = taken.is_some_and(|(_, in_use)| in_use.is_some());

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::archive::{Archive, PageCache, ReadError, IsWanted};
+use crate::archive::{Archive, IsWanted, PageCache, ReadError};
 use crate::index::{Index, Ino, MergedIndex};
 use page_cache::LayerPageCache;
 

@@ -99,7 +99,10 @@ impl LayeredArchive {
     }
 }
 
-fn check_entries(layers: &[Arc<Archive>], options: &OpenOptions) -> Result<(), LayeredArchiveError> {
+fn check_entries(
+    layers: &[Arc<Archive>],
+    options: &OpenOptions,
+) -> Result<(), LayeredArchiveError> {
     let limit = options.scan.tar.limits.entries;
     let entries = layers
         .iter()
@@ -133,7 +136,10 @@ struct Queue {
 }
 
 impl Opener {
-    fn open_all(self: &Arc<Self>, options: &OpenOptions) -> Result<Vec<Arc<Archive>>, LayeredArchiveError> {
+    fn open_all(
+        self: &Arc<Self>,
+        options: &OpenOptions,
+    ) -> Result<Vec<Arc<Archive>>, LayeredArchiveError> {
         // Each scan has at least so much for its buffers, and nobody reads while they go on.
         let max_scans = options.scan.memory / 2 / scan::MIN_MEMORY;
         let concurrency = usize::try_from(max_scans)
@@ -146,7 +152,9 @@ impl Opener {
             let (opener, options) = (Arc::clone(self), layer_options.clone());
             match Thread::spawn("tarfs-layer", move || opener.open_from_queue(&options)) {
                 Ok(thread) => threads.push(thread),
-                Err(error) if threads.is_empty() => return Err(LayeredArchiveError::Threads(error)),
+                Err(error) if threads.is_empty() => {
+                    return Err(LayeredArchiveError::Threads(error));
+                }
                 // Those that there are open all of them.
                 Err(_) => break,
             }

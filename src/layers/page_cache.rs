@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::archive::PageCache;
-use crate::index::{Index, Ino, MergedIndex, LayerIno};
+use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
 /// Pages of the files that are seen of a layer.
 #[derive(Debug)]
@@ -26,7 +26,8 @@ impl LayerPageCache {
 
 impl PageCache for LayerPageCache {
     fn can_store(&self, ino: Ino) -> bool {
-        self.merged_ino(ino).is_some_and(|ino| self.pages.can_store(ino))
+        self.merged_ino(ino)
+            .is_some_and(|ino| self.pages.can_store(ino))
     }
 
     fn is_visible(&self, _index: &Index, ino: Ino) -> bool {
@@ -36,7 +37,10 @@ impl PageCache for LayerPageCache {
     }
 
     fn prime_inodes(&self, files: &[Ino]) -> usize {
-        let seen: Vec<_> = files.iter().filter_map(|&ino| self.merged_ino(ino)).collect();
+        let seen: Vec<_> = files
+            .iter()
+            .filter_map(|&ino| self.merged_ino(ino))
+            .collect();
         self.pages.prime_inodes(&seen)
     }
 

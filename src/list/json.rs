@@ -17,8 +17,8 @@
 
 use std::fmt::Write;
 
-use crate::base::civil::Civil;
 use crate::base::archive_path::ArchivePath;
+use crate::base::civil::Civil;
 use crate::index::{Entry, Kind};
 
 /// The object for `entry`, called `path`: one line, without a line feed.

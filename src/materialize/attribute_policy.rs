@@ -70,7 +70,10 @@ impl AttributePolicy {
             && is_writable
             && (!chown || group_and_other_bits_match);
         if is_final {
-            InitialMode { mode, needs_chmod: false }
+            InitialMode {
+                mode,
+                needs_chmod: false,
+            }
         } else {
             InitialMode {
                 mode: mode & 0o700 | 0o600,

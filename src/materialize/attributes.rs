@@ -9,10 +9,10 @@ use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
 
 use super::context::Context;
-use super::error::{StepError, WithAction};
 use super::destination::Directory;
-use crate::base::posix_acl;
+use super::error::{StepError, WithAction};
 use crate::base::archive_path::ArchivePath;
+use crate::base::posix_acl;
 use crate::tar::Timestamp;
 
 /// The most that Linux gives at once: a list of names (`XATTR_LIST_MAX`) or a value
@@ -223,7 +223,8 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 /// such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; MAX_XATTR_BYTES];
-    let len = rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
+    let len =
+        rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
     value.truncate(len);
     posix_acl::mode_of_xattr(&value)
 }

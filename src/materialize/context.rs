@@ -9,11 +9,11 @@ use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
 use super::Existing;
+use super::attribute_policy::AttributePolicy;
+use super::destination::{Directory, Identity, lstat_at};
+use super::error::{Error, Problems, StepError};
 use super::file::Job;
 use super::journal::Journal;
-use super::attribute_policy::AttributePolicy;
-use super::error::{Error, Problems, StepError};
-use super::destination::{Directory, Identity, lstat_at};
 use super::unwritable::Unwritable;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;

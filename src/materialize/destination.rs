@@ -16,8 +16,8 @@ use rustix::process::Resource;
 
 use super::error::{StepError, WithAction};
 use super::writer_pool::WriterPool;
-use crate::base::posix_acl;
 use crate::base::archive_path::ArchivePath;
+use crate::base::posix_acl;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 
 /// Directories kept open for members to come, in each of the two generations of the cache. Trees
@@ -435,7 +435,8 @@ impl Resolver<'_> {
     /// What `name` is in `parent`, where nothing is.
     fn missing_step(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
         // What such a link will be is not known yet, and targets can wait.
-        if self.missing == IfMissing::Create && self.writers.reserved_names().contains(parent, name) {
+        if self.missing == IfMissing::Create && self.writers.reserved_names().contains(parent, name)
+        {
             Step::Other
         } else {
             Step::Missing
@@ -496,7 +497,11 @@ fn has_default_acl(fd: &OwnedFd) -> bool {
     rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
 }
 
-fn new_directory(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Directory, Errno> {
+fn new_directory(
+    fd: OwnedFd,
+    inherits_acl: bool,
+    open: &Arc<AtomicUsize>,
+) -> Result<Directory, Errno> {
     let identity = Identity::of(&rustix::fs::fstat(&fd)?);
     open.fetch_add(1, Ordering::Relaxed);
     Ok(Directory(Arc::new(Handle {

@@ -8,12 +8,14 @@ use std::os::fd::AsFd;
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
+use super::attribute_policy::AttributePolicy;
 use super::attributes::{AttributeTarget, Xattrs};
 use super::context::Context;
-use super::journal::{FieldEncoder, FieldDecoder};
-use super::attribute_policy::AttributePolicy;
+use super::destination::{
+    DestinationRoot, Directory, Identity, IfMissing, lstat_at, name_of, parent_of,
+};
 use super::error::{StepError, WithAction};
-use super::destination::{Directory, Identity, IfMissing, DestinationRoot, name_of, parent_of, lstat_at};
+use super::journal::{FieldDecoder, FieldEncoder};
 use super::writer_pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
@@ -64,8 +66,9 @@ impl PendingDirectories {
         member: Member,
         policy: &AttributePolicy,
     ) {
-        self.0
-            .push(PendingDirectory::new(path, identity, is_new, member, policy));
+        self.0.push(PendingDirectory::new(
+            path, identity, is_new, member, policy,
+        ));
     }
 
     /// Remembers that a directory is to get the time 0, unless a member speaks of it.
@@ -84,7 +87,12 @@ impl PendingDirectories {
     }
 
     /// Sets it all, what lies deeper first; of several members for one directory the last counts.
-    pub(super) fn apply_all(self, root: &mut DestinationRoot, writers: &mut WriterPool, context: &Context) {
+    pub(super) fn apply_all(
+        self,
+        root: &mut DestinationRoot,
+        writers: &mut WriterPool,
+        context: &Context,
+    ) {
         let mut made = HashSet::new();
         let mut pending = self.0;
         made.extend(
@@ -226,7 +234,9 @@ impl PendingDirectory {
             Err(ResolveError::Path(_)) => return Err(RestoreError::Replaced),
             Err(ResolveError::Tree(error)) => return Err(restore_error(error)),
         };
-        let stat = lstat_at(&parent, name).with_action(STAT_DIRECTORY).map_err(restore_error)?;
+        let stat = lstat_at(&parent, name)
+            .with_action(STAT_DIRECTORY)
+            .map_err(restore_error)?;
         // What was made in its place may have got its inode.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_directory || Identity::of(&stat) != self.identity {
@@ -260,12 +270,21 @@ impl PendingDirectory {
     }
 
     /// Sets it on `directory`, which is it.
-    pub(super) fn apply_to(&self, directory: &Directory, context: &Context) -> Result<(), StepError> {
+    pub(super) fn apply_to(
+        &self,
+        directory: &Directory,
+        context: &Context,
+    ) -> Result<(), StepError> {
         let stat = rustix::fs::fstat(directory).with_action(STAT_DIRECTORY)?;
         self.apply(directory, &stat, context)
     }
 
-    fn apply(&self, directory: &Directory, stat: &Stat, context: &Context) -> Result<(), StepError> {
+    fn apply(
+        &self,
+        directory: &Directory,
+        stat: &Stat,
+        context: &Context,
+    ) -> Result<(), StepError> {
         let target = AttributeTarget::Open(directory.as_fd());
         let xattrs = Xattrs {
             list: &self.xattrs,

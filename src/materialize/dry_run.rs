@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::selection::ParentComponent;
 use super::error::{Cause, Error, Problems, Reporter};
+use super::selection::ParentComponent;
 use super::{Selection, Summary};
 use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};

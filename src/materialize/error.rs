@@ -357,7 +357,10 @@ impl Problems {
     }
 
     /// As [`Self::new`]; what is set in `end` stops everything.
-    pub(super) fn with_stop_error(stop_error: Arc<OnceLock<Error>>, reporter: Option<Arc<dyn Reporter>>) -> Self {
+    pub(super) fn with_stop_error(
+        stop_error: Arc<OnceLock<Error>>,
+        reporter: Option<Arc<dyn Reporter>>,
+    ) -> Self {
         Self {
             fatal: stop_error,
             ..Self::new(reporter)

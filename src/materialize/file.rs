@@ -7,8 +7,8 @@ use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Xattrs};
 use super::context::{Context, CreateOutcome};
-use super::error::{Cause, StepError, WithAction};
 use super::destination::{Directory, Ownership, name_of};
+use super::error::{Cause, StepError, WithAction};
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Member, Segment};
 
@@ -52,7 +52,11 @@ pub(super) struct FileWriter {
 impl FileWriter {
     /// Creates the file; `None` when another one keeps its place, or it failed, which is noted.
     /// `wait_for_files` waits for the files of all earlier members.
-    pub(super) fn create(job: Job, context: &Context, wait_for_files: impl FnMut()) -> Option<Self> {
+    pub(super) fn create(
+        job: Job,
+        context: &Context,
+        wait_for_files: impl FnMut(),
+    ) -> Option<Self> {
         match Self::try_create(&job, context, wait_for_files) {
             Ok(CreateOutcome::Created((fd, chown, chmod))) => Some(Self {
                 job,
@@ -82,7 +86,8 @@ impl FileWriter {
         let directory = &job.directory;
         let owner = policy.owner(&job.member);
         let mode = policy.mode(&job.member);
-        let is_process_owner = policy.is_process_owner(owner) && directory.ownership() != Ownership::OtherOwner;
+        let is_process_owner =
+            policy.is_process_owner(owner) && directory.ownership() != Ownership::OtherOwner;
         let initial = policy.initial_mode(mode, !is_process_owner, !job.member.xattrs.is_empty());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -93,7 +98,8 @@ impl FileWriter {
         let CreateOutcome::Created(fd) = made.with_action("create the file")? else {
             return Ok(CreateOutcome::Kept);
         };
-        let is_process_owner = is_process_owner && creates_as_process_owner(directory, &fd, context)?;
+        let is_process_owner =
+            is_process_owner && creates_as_process_owner(directory, &fd, context)?;
         let needs_chmod = initial.needs_chmod || directory.inherits_acl();
         Ok(CreateOutcome::Created((
             fd,
@@ -128,7 +134,10 @@ impl FileWriter {
                 break;
             }
             let (now, later) = bytes.split_at(len);
-            self.write_all(now, Some(segment.offset.saturating_add(self.segment_written)))?;
+            self.write_all(
+                now,
+                Some(segment.offset.saturating_add(self.segment_written)),
+            )?;
             self.segment_written += len as u64;
             bytes = later;
         }
@@ -216,10 +225,15 @@ impl FileWriter {
 }
 
 /// Whether what we make in this directory belongs to our user and group; the first file tells.
-fn creates_as_process_owner(directory: &Directory, fd: &OwnedFd, context: &Context) -> Result<bool, StepError> {
+fn creates_as_process_owner(
+    directory: &Directory,
+    fd: &OwnedFd,
+    context: &Context,
+) -> Result<bool, StepError> {
     if directory.ownership() == Ownership::Unknown && context.policy.same_owner {
         let stat = rustix::fs::fstat(fd).with_action("look at the new file")?;
-        let is_process_owner = (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
+        let is_process_owner =
+            (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
         directory.set_ownership(if is_process_owner {
             Ownership::ProcessOwner
         } else {

@@ -22,14 +22,14 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::sidecar;
-use super::directories::PendingDirectory;
-use super::nodes::DeferredLink;
-use super::error::Error;
 use super::destination::{Directory, Identity, name_of, parent_of};
+use super::directories::PendingDirectory;
+use super::error::Error;
+use super::nodes::DeferredLink;
+use super::sidecar;
 use crate::archive::ResumePoint;
-use crate::base::file_time::nanoseconds;
 use crate::base::archive_path::ArchivePath;
+use crate::base::file_time::nanoseconds;
 
 /// What the journal of `tree` is called: `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
@@ -164,7 +164,10 @@ impl Journal {
     ///
     /// # Errors
     /// When it cannot be made, is another user's, or another run has it.
-    pub(super) fn open(directory: &Path, run_key: &str) -> Result<(Self, Option<RecoveredState>), Error> {
+    pub(super) fn open(
+        directory: &Path,
+        run_key: &str,
+    ) -> Result<(Self, Option<RecoveredState>), Error> {
         let failed = |error: &io::Error| Error::Destination {
             path: directory.to_owned(),
             errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
@@ -179,7 +182,8 @@ impl Journal {
             errno,
         };
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let top = rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
+        let top =
+            rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
         let stat = fstat(&top).map_err(journal_error)?;
         let file = sidecar::open(&path, true).map_err(journal_error)?;
         let mut text = FieldEncoder::default();
@@ -222,21 +226,26 @@ impl Journal {
         if path.is_root() {
             return path.clone();
         }
-        let mut directory_paths = self.directory_paths.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut directory_paths = self
+            .directory_paths
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if directory_paths.len() >= MAX_CACHED_PATHS {
             directory_paths.clear();
         }
-        let place = directory_paths.entry(directory.identity()).or_insert_with(|| {
-            let fd = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
-            let place = std::fs::read_link(fd).ok();
-            let below = place
-                .as_deref()
-                .and_then(|place| place.strip_prefix(&self.top).ok());
-            below.map_or_else(
-                || ArchivePath::sanitize(parent_of(path)).path,
-                |below| ArchivePath::sanitize(below.as_os_str().as_bytes()).path,
-            )
-        });
+        let place = directory_paths
+            .entry(directory.identity())
+            .or_insert_with(|| {
+                let fd = format!("/proc/self/fd/{}", directory.as_fd().as_raw_fd());
+                let place = std::fs::read_link(fd).ok();
+                let below = place
+                    .as_deref()
+                    .and_then(|place| place.strip_prefix(&self.top).ok());
+                below.map_or_else(
+                    || ArchivePath::sanitize(parent_of(path)).path,
+                    |below| ArchivePath::sanitize(below.as_os_str().as_bytes()).path,
+                )
+            });
         let mut place = place.clone();
         place.push(name_of(path));
         place
@@ -270,7 +279,12 @@ impl Journal {
 
     /// Member `number` is a directory in `parent` that gets its attributes at the end. Without `parent` its
     /// path leads through directories alone.
-    pub(super) fn record_directory(&self, number: u64, parent: Option<&Directory>, pending: &PendingDirectory) {
+    pub(super) fn record_directory(
+        &self,
+        number: u64,
+        parent: Option<&Directory>,
+        pending: &PendingDirectory,
+    ) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
         let (path, _) = pending.location();
@@ -332,7 +346,11 @@ impl Journal {
 
     /// All members before the resume point are done, on disk or told of as problems; and so says the
     /// file when this returns true.
-    pub(super) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo<'_>) -> bool {
+    pub(super) fn checkpoint(
+        &self,
+        resume_point: &ResumePoint,
+        progress: &CheckpointInfo<'_>,
+    ) -> bool {
         let mut fields = FieldEncoder::default();
         fields.number(progress.before);
         fields.number(progress.members);
@@ -420,8 +438,13 @@ impl Journal {
                     last = Some((records.end, records.chain));
                     tail.clear();
                 }
-                RecordKind::Touch | RecordKind::Replace | RecordKind::Make => tail.push((kind, body)),
-                RecordKind::RunKey | RecordKind::Entry | RecordKind::Directory | RecordKind::Link => {}
+                RecordKind::Touch | RecordKind::Replace | RecordKind::Make => {
+                    tail.push((kind, body))
+                }
+                RecordKind::RunKey
+                | RecordKind::Entry
+                | RecordKind::Directory
+                | RecordKind::Link => {}
             }
         }
         let Some((end, chain)) = last else {
@@ -544,7 +567,8 @@ impl JournalLoader {
                 let number = fields.number()?;
                 self.tree_records
                     .push((Some(number), TreeRecord::Directory(fields.path()?)));
-                self.directories.push((number, PendingDirectory::decode(&mut fields)?));
+                self.directories
+                    .push((number, PendingDirectory::decode(&mut fields)?));
             }
             RecordKind::Link => {
                 let number = fields.number()?;
@@ -553,9 +577,15 @@ impl JournalLoader {
             }
             RecordKind::Checkpoint => self.checkpoint = Some(parse_checkpoint(&mut fields)?),
             // These say that less is known, not more: also behind the last checkpoint.
-            RecordKind::Touch => self.tree_records.push((None, TreeRecord::Touched(fields.number()?))),
-            RecordKind::Replace => self.tree_records.push((None, TreeRecord::Replaced(fields.path()?))),
-            RecordKind::Make => self.new_directories.push((fields.number()?, fields.path()?)),
+            RecordKind::Touch => self
+                .tree_records
+                .push((None, TreeRecord::Touched(fields.number()?))),
+            RecordKind::Replace => self
+                .tree_records
+                .push((None, TreeRecord::Replaced(fields.path()?))),
+            RecordKind::Make => self
+                .new_directories
+                .push((fields.number()?, fields.path()?)),
         }
         Some(())
     }
@@ -704,7 +734,9 @@ mod tests {
             assert_eq!(recovered.resume_point, resume_point(4096));
             assert_eq!(recovered.found, [1, 0]);
             // That less is known stays known, however often it is read.
-            let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] = recovered.tree_records.as_slice() else {
+            let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] =
+                recovered.tree_records.as_slice()
+            else {
                 panic!("{:?}", recovered.tree_records);
             };
             assert_eq!(*whole, path("a"));

@@ -14,14 +14,15 @@ use rustix::io::Errno;
 
 use super::attributes::AttributeTarget;
 use super::background_copy::member_of;
-use super::directories::PendingDirectory;
-use super::file::Job;
-use super::error::{Cause, Error, StepError, WithAction};
 use super::destination::{Directory, Identity};
+use super::directories::PendingDirectory;
+use super::error::{Cause, Error, StepError, WithAction};
+use super::file::Job;
 use super::{ADD_ENTRY, CurrentFile, Materializer, remove_tree};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
-    Builder, Entry, Index, Ino, Kind, MergeError, MergedIndex, Options, Origin, LayerIno, Placement, MemberError,
+    Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MergeError, MergedIndex, Options,
+    Origin, Placement,
 };
 use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
@@ -85,7 +86,10 @@ impl Materializer {
         let max_inodes = self.context.entry_quota.max_inodes();
         if let Some(layer_state) = &mut self.layer_state {
             // The root and number 0 are there in each.
-            let used = layer_state.indexes.iter().map(|index| index.last_ino().0 - 1);
+            let used = layer_state
+                .indexes
+                .iter()
+                .map(|index| index.last_ino().0 - 1);
             let used = used.fold(0, u32::saturating_add);
             let builder = Builder::new(Options {
                 max_entries: max_inodes.saturating_sub(used),
@@ -155,7 +159,9 @@ impl Materializer {
                 self.context.failed_files.add(&file);
                 let top = self.root.top();
                 let missing_bytes = member.payload.len();
-                return self.context.record_failure(&path, top, error, missing_bytes);
+                return self
+                    .context
+                    .record_failure(&path, top, error, missing_bytes);
             }
         };
         if let Some(layer_state) = &self.layer_state {
@@ -179,7 +185,11 @@ impl Materializer {
             return Ok(self.root.top().clone());
         };
         let name = directory_name(layer_state.indexes.len(), ino);
-        if let Some((_, directory)) = layer_state.current_directory.as_ref().filter(|(last, _)| *last == name) {
+        if let Some((_, directory)) = layer_state
+            .current_directory
+            .as_ref()
+            .filter(|(last, _)| *last == name)
+        {
             return Ok(directory.clone());
         }
         let unplaced_top = layer_state.unplaced_top.clone();
@@ -209,7 +219,11 @@ impl Materializer {
     }
 
     /// Makes a directory that is for nobody else.
-    fn make_private_directory(&mut self, parent: &Directory, name: &[u8]) -> Result<Directory, StepError> {
+    fn make_private_directory(
+        &mut self,
+        parent: &Directory,
+        name: &[u8],
+    ) -> Result<Directory, StepError> {
         const ACTION: &str = "create a directory for unplaced files";
         rustix::fs::mkdirat(parent, name, Mode::RWXU).with_action(ACTION)?;
         let made = self.root.open_new(parent, name, &mut self.writers);
@@ -292,7 +306,8 @@ impl Materializer {
         match rustix::fs::renameat(top, &*name, top, &*free).with_action(MOVE_FILE) {
             Ok(()) => free,
             Err(error) => {
-                self.context.record_failure(&ArchivePath::root(), top, error, 0);
+                self.context
+                    .record_failure(&ArchivePath::root(), top, error, 0);
                 name
             }
         }
@@ -356,7 +371,9 @@ impl Materializer {
                     }
                 }
                 Ok(None) => {}
-                Err(error) => self.context.record_failure(&job.path, &job.directory, error, 0),
+                Err(error) => self
+                    .context
+                    .record_failure(&job.path, &job.directory, error, 0),
             }
         }
     }
@@ -425,7 +442,9 @@ impl Materializer {
         match self.try_place_entry(placement, &job, entry, origin) {
             Err(StepError { errno, .. })
                 if errno == Errno::NOENT && self.context.failed_files.contains(&name) => {}
-            Err(error) => self.context.record_failure(&job.path, &job.directory, error, 0),
+            Err(error) => self
+                .context
+                .record_failure(&job.path, &job.directory, error, 0),
             // The file was counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
             Ok(()) => self.context.stats.written_entries.increment(),
@@ -472,7 +491,8 @@ impl Materializer {
             return Ok(directory.clone());
         }
         // No layer may have had a file, and still an entry has several names.
-        let unplaced_top = self.make_unplaced_top(placement.unplaced_top.clone(), &placement.name)?;
+        let unplaced_top =
+            self.make_unplaced_top(placement.unplaced_top.clone(), &placement.name)?;
         let opened = self.root.open_child(&unplaced_top, name, &mut self.writers);
         let directory = match opened {
             Err(Errno::NOENT) => self.make_private_directory(&unplaced_top, name)?,
@@ -613,7 +633,11 @@ mod tests {
         builder.finish(Origin::default())
     }
 
-    fn write_layers(layers: &[Vec<(Member, Vec<u8>)>], place: &Path, whiteouts: WhiteoutFormat) -> Summary {
+    fn write_layers(
+        layers: &[Vec<(Member, Vec<u8>)>],
+        place: &Path,
+        whiteouts: WhiteoutFormat,
+    ) -> Summary {
         let mut options = crate::materialize::Options::for_this_user();
         options.same_permissions = true;
         options.writers = Some(2);
@@ -750,7 +774,10 @@ mod tests {
     }
 
     /// Whether what is on disk is what the indexes say, and as much is left out.
-    fn check_written_layers(steps: &[Vec<Step>], whiteouts: WhiteoutFormat) -> Result<(), TestCaseError> {
+    fn check_written_layers(
+        steps: &[Vec<Step>],
+        whiteouts: WhiteoutFormat,
+    ) -> Result<(), TestCaseError> {
         let layers = members(steps);
         let indexes: Vec<_> = layers
             .iter()
@@ -818,8 +845,14 @@ mod tests {
             }
         });
         assert_eq!(reported.len(), 2, "{reported:?}");
-        assert!(reported[0].starts_with("b: cannot create the file"), "{reported:?}");
-        assert!(reported[1].starts_with("a: cannot move the file"), "{reported:?}");
+        assert!(
+            reported[0].starts_with("b: cannot create the file"),
+            "{reported:?}"
+        );
+        assert!(
+            reported[1].starts_with("a: cannot move the file"),
+            "{reported:?}"
+        );
     }
 
     proptest! {

@@ -8,26 +8,26 @@
 //!
 //! Two smaller sinks answer without writing a tree: [`ContentSink`] and [`DryRunSink`].
 
+mod attribute_policy;
 mod attributes;
 mod background_copy;
-mod sidecar;
-mod to_stdout;
 mod context;
+mod destination;
 mod directories;
-mod fsync;
-mod nodes;
+mod dry_run;
+mod error;
 mod file;
+mod fs_type;
+mod fsync;
 mod journal;
 mod layers;
-mod fs_type;
-mod selection;
-mod attribute_policy;
-mod error;
-mod dry_run;
+mod nodes;
 mod remove_tree;
 mod resume;
-mod destination;
+mod selection;
+mod sidecar;
 mod staging;
+mod to_stdout;
 mod unwritable;
 mod writer_pool;
 
@@ -40,35 +40,37 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+use self::attribute_policy::AttributePolicy;
 use self::attributes::AttributeTarget;
-use self::context::{EntryQuota, Context, FailedFiles, ReservedNames};
+use self::context::{Context, EntryQuota, FailedFiles, ReservedNames};
+use self::destination::{DestinationRoot, IfMissing, parent_of};
 use self::directories::PendingDirectories;
-use self::nodes::DeferredLinks;
+use self::error::{Problems, StepError, WithAction};
 use self::file::Job;
 use self::layers::LayerState;
-use self::selection::{ParentComponent, OutputPath};
-use self::attribute_policy::AttributePolicy;
-use self::error::{Problems, StepError, WithAction};
+use self::nodes::DeferredLinks;
 use self::resume::ResumeState;
-use self::destination::{IfMissing, DestinationRoot, parent_of};
+use self::selection::{OutputPath, ParentComponent};
 use self::unwritable::Unwritable;
 use self::writer_pool::WriterPool;
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
-use crate::base::passwd::Accounts;
 use crate::base::archive_path::ArchivePath;
+use crate::base::passwd::Accounts;
 use crate::base::resolve::ResolveError;
 use crate::base::stats::Stats;
 use crate::index::MemoryLimit;
 use crate::tar::{Kind, Member};
 
-pub use self::background_copy::{BackgroundCopy, BackgroundCopyProgress, ReadFn, RunningCopy, CopyState};
-pub use self::to_stdout::ContentSink;
-pub use self::layers::UNPLACED_FILES;
-pub use self::selection::{Selection, SelectedPath};
-pub use self::error::{Cause, Error, Problem, Reporter};
+pub use self::background_copy::{
+    BackgroundCopy, BackgroundCopyProgress, CopyState, ReadFn, RunningCopy,
+};
 pub use self::dry_run::DryRunSink;
+pub use self::error::{Cause, Error, Problem, Reporter};
+pub use self::layers::UNPLACED_FILES;
+pub use self::selection::{SelectedPath, Selection};
 pub use self::staging::Staging;
+pub use self::to_stdout::ContentSink;
 pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;
@@ -368,12 +370,13 @@ impl Materializer {
         }
         if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
             let top = self.root.top();
-            self.context.record_failure(&path, top, error, member.payload.len());
+            self.context
+                .record_failure(&path, top, error, member.payload.len());
             return;
         }
-        let parent = self
-            .root
-            .resolve_directory(parent_of(&path), IfMissing::Create, &mut self.writers);
+        let parent =
+            self.root
+                .resolve_directory(parent_of(&path), IfMissing::Create, &mut self.writers);
         self.defer_implied_mtimes();
         let directory = match parent {
             Ok(directory) => directory,
@@ -392,7 +395,8 @@ impl Materializer {
         let shared = self.before_create(&job);
         match job.member.kind {
             Kind::File => {
-                self.root.invalidate_aliases(&job.directory, job.path.as_bytes());
+                self.root
+                    .invalidate_aliases(&job.directory, job.path.as_bytes());
                 self.current = CurrentFile::Waiting(job);
             }
             _ => self.make_entry(job),
@@ -421,7 +425,12 @@ impl Materializer {
 
     /// Notes that the directory of `path` is out of reach, and with it a content of
     /// `missing_bytes`.
-    fn record_unreachable(&self, path: &ArchivePath, error: &ResolveError<StepError>, missing_bytes: u64) {
+    fn record_unreachable(
+        &self,
+        path: &ArchivePath,
+        error: &ResolveError<StepError>,
+        missing_bytes: u64,
+    ) {
         match error {
             ResolveError::Path(refusal) => {
                 self.context.problems.add(path, Cause::Rejected(*refusal));

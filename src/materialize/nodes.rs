@@ -3,12 +3,12 @@
 use rustix::fs::{AtFlags, FileType, Mode, makedev};
 use rustix::io::Errno;
 
+use super::attribute_policy::AttributePolicy;
 use super::attributes::{AttributeTarget, Xattrs};
 use super::context::CreateOutcome;
-use super::file::Job;
-use super::attribute_policy::AttributePolicy;
+use super::destination::{Directory, Identity, IfMissing, Ownership, lstat_at, name_of, parent_of};
 use super::error::{Cause, StepError, WithAction};
-use super::destination::{Directory, Identity, IfMissing, Ownership, name_of, parent_of, lstat_at};
+use super::file::Job;
 use super::{Existing, Materializer};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
@@ -203,13 +203,18 @@ impl Materializer {
                 self.root.cache_directory(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
                 let policy: &AttributePolicy = &self.context.policy;
-                let resolved_path = job.directory.resolved_path_of(job.name()).unwrap_or(job.path);
+                let resolved_path = job
+                    .directory
+                    .resolved_path_of(job.name())
+                    .unwrap_or(job.path);
                 self.directories
                     .add(resolved_path, identity, new, *job.member, policy);
                 self.journal_directory(&job.directory);
             }
             Ok(None) => {}
-            Err(error) => self.context.record_failure(&job.path, &job.directory, error, 0),
+            Err(error) => self
+                .context
+                .record_failure(&job.path, &job.directory, error, 0),
         }
     }
 
@@ -288,7 +293,8 @@ impl Materializer {
             Err(errno) => {
                 let action = "create the hard link";
                 let error = StepError { action, errno };
-                self.context.record_failure(&job.path, &job.directory, error, 0);
+                self.context
+                    .record_failure(&job.path, &job.directory, error, 0);
                 return;
             }
         };
@@ -333,9 +339,9 @@ impl Materializer {
     ) -> Result<(), LinkFailure> {
         let name = name_of(path);
         let parent = parent_of(target);
-        let target_directory = self
-            .root
-            .resolve_directory(parent, IfMissing::Fail, &mut self.writers)?;
+        let target_directory =
+            self.root
+                .resolve_directory(parent, IfMissing::Fail, &mut self.writers)?;
         let target_name = name_of(target);
         self.writers
             .wait_for_name(target_directory.identity(), target_name);
@@ -353,7 +359,8 @@ impl Materializer {
             Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
             Err(Errno::EXIST) => {
                 let wait_for_files = || self.writers.wait_for_all();
-                self.context.create_or_replace(directory, name, wait_for_files, link)
+                self.context
+                    .create_or_replace(directory, name, wait_for_files, link)
             }
             result => result.map(CreateOutcome::Created),
         };

@@ -14,16 +14,16 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, Stat};
 
 use super::Materializer;
+use super::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
 use super::directories::PendingDirectories;
-use super::file::Job;
-use super::journal::{Journal, StatSnapshot, RecoveredState, CheckpointInfo, TreeRecord};
 use super::error::Error;
-use super::destination::{Directory, IfMissing, name_of, parent_of, lstat_at};
+use super::file::Job;
+use super::journal::{CheckpointInfo, Journal, RecoveredState, StatSnapshot, TreeRecord};
 use super::writer_pool::Watermark;
 use super::{Options, Summary};
 use crate::archive::ResumePoint;
-use crate::base::extent::Plain;
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::tar::Kind;
 
@@ -164,9 +164,9 @@ impl Materializer {
         if path.is_root() {
             return rustix::fs::fstat(self.root.top()).ok();
         }
-        let parent = self
-            .root
-            .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
+        let parent =
+            self.root
+                .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
         lstat_at(&parent.ok()?, name_of(path)).ok()
     }
 
@@ -186,10 +186,16 @@ impl Materializer {
         if let Some(resume_state) = &mut self.resume_state {
             for record in recovered.tree_records {
                 if let TreeRecord::Complete(path, snapshot) = record {
-                    resume_state.names_by_inode.entry(snapshot.inode).or_default().push(path);
+                    resume_state
+                        .names_by_inode
+                        .entry(snapshot.inode)
+                        .or_default()
+                        .push(path);
                 }
             }
-            resume_state.names_by_inode.retain(|_, names| names.len() > 1);
+            resume_state
+                .names_by_inode
+                .retain(|_, names| names.len() > 1);
             resume_state.new_directories = recovered.new_directories;
             resume_state.number = recovered.before;
             resume_state.done_members = recovered.members;
@@ -254,7 +260,12 @@ impl Materializer {
         };
         if resume_state.next_checkpoint.is_none()
             && let Some(position) = &resume_state.position
-            && position.resume_point.member.0.saturating_sub(resume_state.last_checkpoint.0) >= CHECKPOINT_INTERVAL_BYTES
+            && position
+                .resume_point
+                .member
+                .0
+                .saturating_sub(resume_state.last_checkpoint.0)
+                >= CHECKPOINT_INTERVAL_BYTES
         {
             resume_state.next_checkpoint = Some((self.writers.watermark(), position.clone()));
         }
@@ -292,7 +303,9 @@ impl Materializer {
         if let Some(resume_state) = &self.resume_state
             && !(is_harmless && is_directory)
         {
-            resume_state.journal.record_replace(&job.directory, &job.path);
+            resume_state
+                .journal
+                .record_replace(&job.directory, &job.path);
         }
         if is_harmless {
             return None;
@@ -320,7 +333,9 @@ impl Materializer {
         if let Some(resume_state) = &self.resume_state
             && job.member.kind == Kind::Directory
         {
-            resume_state.journal.record_make(job.number, &job.directory, &job.path);
+            resume_state
+                .journal
+                .record_make(job.number, &job.directory, &job.path);
         }
     }
 
@@ -329,7 +344,12 @@ impl Materializer {
     pub(super) fn was_made_before(&self, job: &Job) -> bool {
         self.resume_state.as_ref().is_some_and(|resume_state| {
             let made = &resume_state.new_directories;
-            !made.is_empty() && made.contains(&resume_state.journal.resolved_path(&job.directory, &job.path))
+            !made.is_empty()
+                && made.contains(
+                    &resume_state
+                        .journal
+                        .resolved_path(&job.directory, &job.path),
+                )
         })
     }
 
@@ -407,7 +427,12 @@ impl Materializer {
     }
 
     /// Whether it is written; nothing is once the destination has failed.
-    fn write_checkpoint_with(&mut self, position: &MemberPosition, members: u64, entries: u64) -> bool {
+    fn write_checkpoint_with(
+        &mut self,
+        position: &MemberPosition,
+        members: u64,
+        entries: u64,
+    ) -> bool {
         let Some(resume_state) = &mut self.resume_state else {
             return false;
         };
@@ -423,7 +448,9 @@ impl Materializer {
             found: &self.selection.found_flags(),
         };
         resume_state.last_checkpoint = position.resume_point.member;
-        resume_state.journal.checkpoint(&position.resume_point, &progress)
+        resume_state
+            .journal
+            .checkpoint(&position.resume_point, &progress)
     }
 
     /// Notes in the journal that the directory remembered last gets its attributes at the end.
@@ -431,9 +458,11 @@ impl Materializer {
         if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
         {
-            resume_state
-                .journal()
-                .record_directory(resume_state.member_number(), Some(parent), pending);
+            resume_state.journal().record_directory(
+                resume_state.member_number(),
+                Some(parent),
+                pending,
+            );
         }
     }
 
@@ -452,7 +481,9 @@ impl Materializer {
         if let Some(resume_state) = &self.resume_state
             && let Some(link) = self.links.last()
         {
-            resume_state.journal().record_link(resume_state.member_number(), link);
+            resume_state
+                .journal()
+                .record_link(resume_state.member_number(), link);
         }
     }
 
@@ -466,13 +497,17 @@ impl Materializer {
         if let Some(resume_state) = &self.resume_state
             && let Ok(stat) = lstat_at(directory, name_of(path))
         {
-            resume_state.journal().record_entry(number, directory, path, &stat);
+            resume_state
+                .journal()
+                .record_entry(number, directory, path, &stat);
         }
     }
 
     /// The number of the member at hand.
     pub(super) fn member_number(&self) -> u64 {
-        self.resume_state.as_ref().map_or(0, ResumeState::member_number)
+        self.resume_state
+            .as_ref()
+            .map_or(0, ResumeState::member_number)
     }
 
     /// Whether a later run goes on at the last checkpoint, and so must find directories that it can write
@@ -492,7 +527,10 @@ impl Materializer {
         }
         self.writers.wait_for_all();
         // In front of the member that was cut, or of the last one, which is made again.
-        let previous = self.resume_state.as_ref().map(|resume_state| &resume_state.previous_position);
+        let previous = self
+            .resume_state
+            .as_ref()
+            .map(|resume_state| &resume_state.previous_position);
         if let Some(position) = previous.cloned().flatten() {
             self.write_checkpoint(&position);
         }

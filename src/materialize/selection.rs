@@ -1,7 +1,7 @@
 //! Which members are wanted, and where each goes. Pure.
 
-use crate::base::glob::Glob;
 use crate::base::archive_path::ArchivePath;
+use crate::base::glob::Glob;
 use crate::tar::{Kind, Member};
 
 /// What to take from an archive; everything, by default.
@@ -78,7 +78,10 @@ impl Selection {
     ///
     /// # Errors
     /// [`ParentComponent`] when it is wanted and must not be made.
-    pub(super) fn select_member(&mut self, member: &mut Member) -> Result<Option<OutputPath>, ParentComponent> {
+    pub(super) fn select_member(
+        &mut self,
+        member: &mut Member,
+    ) -> Result<Option<OutputPath>, ParentComponent> {
         let name = ArchivePath::sanitize(&member.name);
         if !self.selects(&name.path) {
             return Ok(None);
@@ -141,7 +144,10 @@ mod tests {
         assert!(selection.selects(&path("a/b/c")));
         assert!(!selection.selects(&path("a/bc")));
         assert!(!selection.selects(&path("a")));
-        assert_eq!(selection.unmatched_paths().collect::<Vec<_>>(), [&path("nowhere")]);
+        assert_eq!(
+            selection.unmatched_paths().collect::<Vec<_>>(),
+            [&path("nowhere")]
+        );
     }
 
     #[test]

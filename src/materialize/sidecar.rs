@@ -36,7 +36,9 @@ pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
 /// `.NAME` and `suffix`, where NAME is `directory`'s; `None` when it has no name.
 pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     let name = directory.file_name()?.as_bytes();
-    let name = name.get(..MAX_NAME_BYTES - 1 - suffix.len()).unwrap_or(name);
+    let name = name
+        .get(..MAX_NAME_BYTES - 1 - suffix.len())
+        .unwrap_or(name);
     let name = [b".", name, suffix].concat();
     Some(directory.with_file_name(OsString::from_vec(name)))
 }

@@ -15,9 +15,9 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
-use super::sidecar::MAX_NAME_BYTES;
-use super::error::{Error, StepError, WithAction};
 use super::destination::DestinationRoot;
+use super::error::{Error, StepError, WithAction};
+use super::sidecar::MAX_NAME_BYTES;
 use super::{fsync, remove_tree, umask};
 use crate::base::stats::Stats;
 
@@ -171,7 +171,8 @@ impl Staging {
     pub fn discard(&self) -> Result<(), Error> {
         // Held all the while: nothing can be committed meanwhile.
         let mut stage = self.lock();
-        let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished) else {
+        let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished)
+        else {
             return Ok(());
         };
         let mut removed = remove_tree::remove_tree(&self.parent, &temporary);
@@ -266,7 +267,10 @@ impl Staging {
             }
             None => new_directory_mode(&directory).with_action(STAT_DIRECTORY)?,
         };
-        Ok((DestinationRoot::at(directory).with_action(STAT_DIRECTORY)?, mode))
+        Ok((
+            DestinationRoot::at(directory).with_action(STAT_DIRECTORY)?,
+            mode,
+        ))
     }
 
     fn rename(&self, temporary: &[u8], replaces: bool) -> Result<(), Errno> {
@@ -347,7 +351,8 @@ fn temporary_name(name: &[u8]) -> Vec<u8> {
         .unwrap_or(name);
     let random = RandomState::new().hash_one(std::process::id());
     let suffix = random.to_le_bytes().into_iter();
-    let suffix = suffix.filter_map(|byte| SUFFIX_ALPHABET.get(usize::from(byte) % SUFFIX_ALPHABET.len()));
+    let suffix =
+        suffix.filter_map(|byte| SUFFIX_ALPHABET.get(usize::from(byte) % SUFFIX_ALPHABET.len()));
     let mut temporary = [b".", name, MARK].concat();
     temporary.extend(suffix.take(SUFFIX_LEN));
     temporary

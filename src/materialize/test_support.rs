@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Existing;
-use super::context::{EntryQuota, Context, FailedFiles, ReservedNames};
 use super::attribute_policy::AttributePolicy;
+use super::context::{Context, EntryQuota, FailedFiles, ReservedNames};
 use super::error::Problems;
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};

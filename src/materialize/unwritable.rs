@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Access, AtFlags, CWD, accessat, statat};
 use rustix::io::Errno;
 
-use super::error::{Error, Problems, StepError};
 use super::destination::Directory;
+use super::error::{Error, Problems, StepError};
 use crate::base::archive_path::ArchivePath;
 
 /// Refuses an empty destination directory that nothing can be written to.

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::{EntryQuota, Context, ReservedNames};
-use super::file::{Job, FileWriter};
+use super::context::{Context, EntryQuota, ReservedNames};
 use super::destination::Identity;
+use super::file::{FileWriter, Job};
 use crate::base::thread::Thread;
 
 /// Items that wait in one queue: enough that a directory of many files does not starve the other
@@ -164,7 +164,10 @@ impl WriterPool {
     /// Queues a file with all its content.
     pub(super) fn write_file(&mut self, job: Job, bytes: Bytes) {
         let queued_file = self.assign_queue(&job);
-        self.push(queued_file.shard, Item::Whole(queued_file.number, job, bytes));
+        self.push(
+            queued_file.shard,
+            Item::Whole(queued_file.number, job, bytes),
+        );
     }
 
     /// Queues a file; its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
@@ -249,7 +252,8 @@ impl WriterPool {
             shard.is_some_and(|shard| !shard.is_done(queued_file.number))
         };
         if self.in_flight.len() >= 8 * MAX_QUEUE_ITEMS * self.shards.0.len() {
-            self.in_flight.retain(|_, queued_file| is_in_flight(queued_file));
+            self.in_flight
+                .retain(|_, queued_file| is_in_flight(queued_file));
         }
         let directory = job.directory.identity();
         let key = self.hasher.hash_one((directory, job.name()));

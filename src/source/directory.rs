@@ -103,7 +103,7 @@ mod tests {
             let opened = directory.open_file(name).map_err(|error| error.cause);
             assert!(matches!(opened, Err(Cause::Unsupported(_))), "{name}");
         }
-        let missing = directory.file("missing").map_err(|error| error.cause);
+        let missing = directory.open_file("missing").map_err(|error| error.cause);
         assert!(matches!(missing, Err(Cause::NotFound)));
     }
 }

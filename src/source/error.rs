@@ -228,7 +228,7 @@ pub enum Obstacle {
     /// Silence.
     Timeout,
     /// Bytes come, and too few to wait for.
-TooSlow,
+    TooSlow,
     /// The connection broke, or never came to be.
     Connection,
 }

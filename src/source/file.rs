@@ -82,7 +82,11 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
 }
 
 /// The open `file`, which must be a regular one, shown to the user as `name`.
-pub(super) fn from_file(file: StdFile, name: &str, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
+pub(super) fn from_file(
+    file: StdFile,
+    name: &str,
+    stats: Arc<Stats>,
+) -> Result<Arc<dyn Source>, Cause> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(Cause::Unsupported("what is no regular file".to_owned()));
@@ -188,7 +192,11 @@ impl Source for File {
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         let open_file = Arc::clone(&self.open_file);
-        let work = move || open_file.fill(offset.0, &mut buffer).map(|()| buffer.freeze());
+        let work = move || {
+            open_file
+                .fill(offset.0, &mut buffer)
+                .map(|()| buffer.freeze())
+        };
         async move {
             // The task ends without a result only when the runtime goes away.
             let done = tokio::task::spawn_blocking(work).await;
@@ -202,7 +210,12 @@ impl Source for File {
         true
     }
 
-    fn read_inline(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+    fn read_inline(
+        &self,
+        offset: Packed,
+        bytes: &mut [u8],
+        wait: Wait,
+    ) -> Option<Result<(), Error>> {
         let open_file = &self.open_file;
         let filled = open_file
             .random_reads

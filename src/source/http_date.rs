@@ -13,7 +13,11 @@ pub(super) fn parse_http_date(text: &str) -> Option<u64> {
     let (weekday, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
     let mut word = || words.next();
-    let (day, month, year) = (parse_number(word()?, 2)?, word()?, parse_number(word()?, 4)?);
+    let (day, month, year) = (
+        parse_number(word()?, 2)?,
+        word()?,
+        parse_number(word()?, 4)?,
+    );
     let (time, zone) = (word()?, word()?);
     if words.next().is_some() || zone != "GMT" {
         return None;

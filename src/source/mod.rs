@@ -3,19 +3,19 @@
 //! A source is one version of something: its [`Fingerprint`] pins it, and bytes of another
 //! version are an error, never an answer.
 
-mod response;
-mod http_date;
+mod directory;
 mod error;
 mod file;
 mod fingerprint;
-mod directory;
 mod http;
+mod http_date;
 mod location;
 mod memory;
 mod pipe;
+mod read_handle;
+mod response;
 mod retry;
 mod slice;
-mod read_handle;
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -33,17 +33,17 @@ use crate::base::extent::Packed;
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
 
+pub use directory::SourceDirectory;
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use directory::SourceDirectory;
 pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Transport};
 pub use location::Location;
 pub use memory::MemorySource;
 pub use pipe::Pipe;
+pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use retry::Retry;
 pub use slice::Slice;
-pub use read_handle::{Continuation, RetryForever, ReadHandle};
 
 /// Immutable bytes.
 pub trait Source: Send + Sync + fmt::Debug {

@@ -77,7 +77,9 @@ impl ResponseHead {
     /// Ranges then are of the encoded bytes, which are read as they are.
     pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
         match self.encoding.as_deref() {
-            Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => Err(unexpected_encoding(encoding)),
+            Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => {
+                Err(unexpected_encoding(encoding))
+            }
             encoding => Ok(encoding),
         }
     }

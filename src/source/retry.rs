@@ -152,7 +152,8 @@ mod tests {
             let next = persistent.next_pause(3, cause.clone(), None, LEFT, &Jitter::new(None));
             assert_eq!(next.is_err(), ends, "{cause}");
         }
-        let next = persistent.next_pause(3, unreachable(), None, Duration::ZERO, &Jitter::new(None));
+        let next =
+            persistent.next_pause(3, unreachable(), None, Duration::ZERO, &Jitter::new(None));
         assert!(next.is_err(), "the time is over");
     }
 
@@ -177,7 +178,10 @@ mod tests {
         assert_eq!(jittered(Some(1)), jittered(Some(1)));
         assert_ne!(jittered(Some(1)), jittered(Some(2)));
         let jittered = jittered(None);
-        assert!(jittered.iter().all(|&spread| spread < pause), "{jittered:?}");
+        assert!(
+            jittered.iter().all(|&spread| spread < pause),
+            "{jittered:?}"
+        );
         assert!(
             jittered.iter().any(|&spread| spread < pause / 4),
             "{jittered:?}"

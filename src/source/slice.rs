@@ -7,11 +7,11 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator, ReadHandle};
+use super::{Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, Validator};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
-use crate::base::sha256::Sha256;
 use crate::base::random_reads::Wait;
+use crate::base::sha256::Sha256;
 
 /// A stretch of another source: read by that one's requests, and by no others. What goes wrong is
 /// told of the other source, which is where it went wrong.
@@ -144,7 +144,12 @@ impl Source for Slice {
         self.whole.can_read_inline()
     }
 
-    fn read_inline(&self, offset: Packed, bytes: &mut [u8], wait: Wait) -> Option<Result<(), Error>> {
+    fn read_inline(
+        &self,
+        offset: Packed,
+        bytes: &mut [u8],
+        wait: Wait,
+    ) -> Option<Result<(), Error>> {
         match self.offset_in_whole(offset, bytes.len()) {
             Ok(offset) => self.whole.read_inline(offset, bytes, wait),
             Err(error) => Some(Err(error)),

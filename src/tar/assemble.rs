@@ -53,9 +53,9 @@ pub(super) fn member(
             .unwrap_or_else(|| field_or_default(header.gid(), u32::MAX, "group", &name, notes)),
         user: user.unwrap_or_else(|| header.user()).to_vec(),
         group: group.unwrap_or_else(|| header.group()).to_vec(),
-        mtime: keywords
-            .mtime
-            .unwrap_or_else(|| field_or_default(header.mtime(), BEFORE_EPOCH, "time", &name, notes)),
+        mtime: keywords.mtime.unwrap_or_else(|| {
+            field_or_default(header.mtime(), BEFORE_EPOCH, "time", &name, notes)
+        }),
         size,
         sparse: None,
         xattrs: keywords.xattrs.clone(),

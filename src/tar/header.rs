@@ -163,7 +163,9 @@ fn number(field: &[u8]) -> Result<i128, NumberError> {
     match field.first() {
         Some(0x80) => Ok(base256(0, field)),
         Some(0xff) => Ok(base256(-1, field)),
-        _ => parse_octal(field).map(i128::from).ok_or(NumberError::NotANumber),
+        _ => parse_octal(field)
+            .map(i128::from)
+            .ok_or(NumberError::NotANumber),
     }
 }
 

@@ -42,11 +42,11 @@
 //! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, make no sense.
 //! - Names, extended headers and sparse maps have [`Limits`].
 
+mod assemble;
 mod error;
-mod old_sparse;
 mod header;
 pub mod limits;
-mod assemble;
+mod old_sparse;
 mod parser;
 mod pax;
 mod sparse;

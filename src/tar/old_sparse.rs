@@ -53,7 +53,12 @@ impl HeaderMap {
             pieces: Vec::new(),
             has_more: false,
         };
-        header_map.add_pieces(record, map..map + PIECES_IN_HEADER * PIECE_LEN, flag, limits)?;
+        header_map.add_pieces(
+            record,
+            map..map + PIECES_IN_HEADER * PIECE_LEN,
+            flag,
+            limits,
+        )?;
         Ok(header_map)
     }
 
@@ -68,7 +73,12 @@ impl HeaderMap {
 
     /// Adds the pieces of a record behind the header.
     pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
-        self.add_pieces(record, 0..CONTINUATION_FLAG_OFFSET, CONTINUATION_FLAG_OFFSET, limits)
+        self.add_pieces(
+            record,
+            0..CONTINUATION_FLAG_OFFSET,
+            CONTINUATION_FLAG_OFFSET,
+            limits,
+        )
     }
 
     /// Adds the pieces in a range of the record; the first without a length ends the map.

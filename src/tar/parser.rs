@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use bytes::{Buf, Bytes};
 
+use super::assemble::{Extensions, member};
 use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
-use super::old_sparse::HeaderMap;
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
 use super::limits::{Exceeded, Limit, MemberTotals};
-use super::assemble::{Extensions, member};
+use super::old_sparse::HeaderMap;
 use super::sparse::{MapError, MapFault, MapReader, validate_map};
 use super::{Kind, Limits, Member, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
@@ -563,7 +563,11 @@ impl Parser {
 
     /// A file of type `S`, whose map is in the header, behind it, or, in dialects without one,
     /// nowhere.
-    fn file_with_header_map(&mut self, mut pending: PendingMember, record: &Record) -> Result<(), Error> {
+    fn file_with_header_map(
+        &mut self,
+        mut pending: PendingMember,
+        record: &Record,
+    ) -> Result<(), Error> {
         let dialect = Header(record).dialect();
         match HeaderMap::new(record, dialect, &self.options.limits) {
             None => {
@@ -578,7 +582,11 @@ impl Parser {
         }
     }
 
-    fn continue_header_map(&mut self, pending: Box<PendingMember>, map: HeaderMap) -> Result<(), Error> {
+    fn continue_header_map(
+        &mut self,
+        pending: Box<PendingMember>,
+        map: HeaderMap,
+    ) -> Result<(), Error> {
         if map.has_more {
             self.state = State::HeaderMap(pending, map);
             return Ok(());
@@ -743,7 +751,9 @@ impl Parser {
             State::Header if !is_zero(&self.partial) => TruncatedIn::Header,
             State::Header if self.extensions.start.is_some() => TruncatedIn::Extension,
             State::Header => return self.finish_between_members(),
-            State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => TruncatedIn::Extension,
+            State::Extension(_) | State::HeaderMap(..) | State::PayloadMap(..) => {
+                TruncatedIn::Extension
+            }
             State::Content(Content { payload: 1.., .. }) => TruncatedIn::Payload,
             State::Content(content) => {
                 if content.is_announced {

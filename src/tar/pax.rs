@@ -359,7 +359,10 @@ mod tests {
         for body in malformed {
             let (keywords, notes) = read(body);
             assert_eq!(keywords.path, Some(b"x".to_vec()), "{body:?}");
-            assert!(matches!(notes[..], [Note::Damaged(_)]), "{body:?} {notes:?}");
+            assert!(
+                matches!(notes[..], [Note::Damaged(_)]),
+                "{body:?} {notes:?}"
+            );
         }
     }
 

@@ -4,15 +4,15 @@
 //! seeds and some thousand mutations of them; `scripts/fuzz` runs the same targets for as long as one
 //! likes, guided by what they cover.
 
-#[path = "../it/support/rng.rs"]
-#[allow(dead_code, reason = "tests need more of it")]
-mod rng;
 #[path = "../it/support/packing.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod packing;
 #[path = "../it/support/raw.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod raw;
+#[path = "../it/support/rng.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
+mod rng;
 #[path = "../it/support/rounds.rs"]
 mod rounds;
 

@@ -6,9 +6,9 @@ use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::{Builder, Locator, Options, Origin, format};
 use tarfs::tar::{Event, Options as TarOptions, Parser};
 
-use crate::rng::Rng;
 use crate::packing::Packing;
 use crate::raw::{Archive, GNU, Header, V7, pax_records};
+use crate::rng::Rng;
 
 /// Seeds with decisions behind them: none taken, and some.
 fn with_knobs(seeds: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {

@@ -317,14 +317,7 @@ impl Filesystem for MemoryFs {
     ) {
         let listed = self.node(ino.0).and_then(|node| {
             self.list(node, offset, |attributes, next, name| {
-                reply.add(
-                    attributes.ino,
-                    next,
-                    name,
-                    &TTL,
-                    attributes,
-                    Generation(0),
-                )
+                reply.add(attributes.ino, next, name, &TTL, attributes, Generation(0))
             })
         });
         match listed {

@@ -10,11 +10,11 @@
     reason = "results are shown with few digits"
 )]
 
-#[path = "../it/support/rng.rs"]
-mod rng;
 #[path = "../it/support/raw.rs"]
 #[expect(dead_code, reason = "tests need more of it")]
 mod raw;
+#[path = "../it/support/rng.rs"]
+mod rng;
 
 use std::hint::black_box;
 use std::io::Write;

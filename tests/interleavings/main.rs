@@ -14,6 +14,7 @@ mod rng;
 mod rounds;
 
 mod base;
+mod memory_pool;
 #[path = "../../src/archive/single_flight.rs"]
 #[allow(
     dead_code,
@@ -24,7 +25,6 @@ mod base;
 )]
 mod single_flight;
 mod span_fill;
-mod memory_pool;
 
 use std::panic::catch_unwind;
 use std::process::ExitCode;
@@ -88,7 +88,10 @@ const SCENARIOS: [(&str, Scenario); 10] = [
         "grants_stay_within_limit_and_every_waiter_gets_one",
         memory_pool::grants,
     ),
-    ("preallocated_memory_never_waits_and_is_returned", memory_pool::preallocations),
+    (
+        "preallocated_memory_never_waits_and_is_returned",
+        memory_pool::preallocations,
+    ),
     (
         "decoder_ahead_of_consumer_never_deadlocks",
         memory_pool::long_jobs,

@@ -10,8 +10,8 @@ use shuttle::future::block_on;
 use shuttle::sync::mpsc::sync_channel;
 use shuttle::thread;
 
-use crate::base::buffer_pool::{Closed, SoftLimit, BufferPool};
-use crate::base::memory_reclaim::{GrantError, Reclaim, MemoryGrant, MemoryBroker};
+use crate::base::buffer_pool::{BufferPool, Closed, SoftLimit};
+use crate::base::memory_reclaim::{GrantError, MemoryBroker, MemoryGrant, Reclaim};
 use crate::rng::Rng;
 
 const BUDGET: u64 = 100;
@@ -246,7 +246,7 @@ pub(crate) fn long_jobs(mut noise: Rng) {
         write.send(buffer).expect("it is written");
         count += 1;
         for _ in 0..pieces {
-            let piece = aside.0.take(10).expect("open");
+            let piece = aside.0.acquire(10).expect("open");
             write.send(piece).expect("it is written");
             count += 1;
         }

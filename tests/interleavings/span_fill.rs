@@ -7,8 +7,8 @@ use bytes::Bytes;
 use shuttle::sync::{Mutex, MutexGuard};
 use shuttle::thread;
 
-use crate::single_flight::{FlightError, SingleFlight};
 use crate::rng::Rng;
+use crate::single_flight::{FlightError, SingleFlight};
 
 const SPANS: usize = 2;
 const READERS: u64 = 4;
@@ -75,7 +75,9 @@ impl Reader {
             Ok(bytes)
         };
         let span = u32::try_from(number).expect("small");
-        let read = self.single_flight.get_or_fill(span, || lock(memory).clone(), make);
+        let read = self
+            .single_flight
+            .get_or_fill(span, || lock(memory).clone(), make);
         read.ok().map(|(bytes, _)| bytes)
     }
 

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::support::failing_syscall::{self, FailingSyscall};
 use crate::support::http::{Resource, Server};
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header, random_bytes};
-use crate::support::failing_syscall::{self, FailingSyscall};
 use crate::support::wait;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
@@ -167,7 +167,11 @@ fn assert_same_trees(one: &Path, other: &Path, more: &[&str]) {
 
 fn shell(place: &Place, script: &str) {
     let output = place.run(Command::new("sh").args(["-ec", script]));
-    assert!(output.status.success(), "{script}: {}", stderr_text(&output));
+    assert!(
+        output.status.success(),
+        "{script}: {}",
+        stderr_text(&output)
+    );
 }
 
 /// The beginning of an archive: enough that something is written.
@@ -396,7 +400,8 @@ fn destination_created_meanwhile_is_not_replaced() {
     let empty = "mkdir in/out";
     let full = "mkdir -p in/out; echo kept >in/out/file";
     let link = "ln -s nowhere in/out";
-    let noreplace = || failing_syscall::with_failing_syscall(failing_syscall::RENAME_NOREPLACE, PROGRAM);
+    let noreplace =
+        || failing_syscall::with_failing_syscall(failing_syscall::RENAME_NOREPLACE, PROGRAM);
     let plain = || Command::new(PROGRAM);
     let kernels: [&dyn Fn() -> Command; 2] = [&plain, &noreplace];
     for program in kernels {
@@ -467,16 +472,18 @@ fn signal_during_atomic_run_leaves_nothing() {
 fn failed_removal_is_reported_unless_second_signal_comes() {
     assert!(is_interrupted_in_time(false), "nothing was too late");
     // The second that removal goes on may be over before a busy machine gets that far.
-    assert!((0..5).any(|_| is_interrupted_in_time(true)), "always too late");
+    assert!(
+        (0..5).any(|_| is_interrupted_in_time(true)),
+        "always too late"
+    );
 }
 
 /// Sends a signal to a run that cannot remove anything, and a `second` one; whether that was in time.
 fn is_interrupted_in_time(second: bool) -> bool {
     let place = Place::new();
-    let mut fed = place.feed(&mut with_default_signals(failing_syscall::with_failing_syscall(
-        failing_syscall::UNLINKAT,
-        "/usr/bin/env",
-    )));
+    let mut fed = place.feed(&mut with_default_signals(
+        failing_syscall::with_failing_syscall(failing_syscall::UNLINKAT, "/usr/bin/env"),
+    ));
     fed.write(long().get(..FIRST_BYTES).expect("longer"));
     let tree = place.staging_path();
     // The end of the archive would end the run by itself.
@@ -577,7 +584,10 @@ fn failed_sync_is_an_error_and_tree_does_not_appear() {
     );
     assert_eq!(place.names(), Vec::<String>::new());
     fs::create_dir(place.path("in/out")).expect("fresh");
-    assert_failed(&place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync"]), told);
+    assert_failed(
+        &place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync"]),
+        told,
+    );
     assert_success(&place.with_failing_syscall(failing_syscall::SYNCFS, &[]));
     // By then it has appeared.
     fs::remove_dir_all(place.path("in/out")).expect("there");

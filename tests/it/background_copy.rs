@@ -536,7 +536,7 @@ fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
 fn foreign_copy_directory_is_rejected_and_untouched() {
     let tree = Tree::mixed();
     let place = Place::new(tree.tar.clone());
-    let refuses = |copy: &str| {
+    let error_of = |copy: &str| {
         let told = place.error_of(&["mount", &place.url, "mnt", "--copy-to", copy]);
         assert!(!is_mounted(&place.path("mnt")));
         told

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::tree::Tree;
 
 /// A server with two archives, a place to mount one, and a cache.

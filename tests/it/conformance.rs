@@ -21,7 +21,7 @@ use rustix::time::Timespec;
 
 use tarfs::base::thread::Thread;
 
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 
 /// What a case does in a tree, and what it sees there.
 type Case = (&'static str, fn(&Path) -> Result<String, Errno>);
@@ -217,8 +217,12 @@ const OPENS: &[Case] = &[
         try_open(root, "dangling", NEW)
     }),
     ("create", |root| try_open(root, "new", NEW)),
-    ("create to read", |root| try_open(root, "new", OFlags::CREATE)),
-    ("create exclusively", |root| try_open(root, "new", EXCLUSIVE)),
+    ("create to read", |root| {
+        try_open(root, "new", OFlags::CREATE)
+    }),
+    ("create exclusively", |root| {
+        try_open(root, "new", EXCLUSIVE)
+    }),
     ("create in a missing directory", |root| {
         try_open(root, "none/new", NEW)
     }),
@@ -230,7 +234,9 @@ const OPENS: &[Case] = &[
     ("create what is there exclusively", |root| {
         try_open(root, "file", EXCLUSIVE)
     }),
-    ("create a directory's name", |root| try_open(root, "dir", NEW)),
+    ("create a directory's name", |root| {
+        try_open(root, "dir", NEW)
+    }),
     ("create over a link exclusively", |root| {
         try_open(root, "link", EXCLUSIVE)
     }),
@@ -260,7 +266,9 @@ const OPENS: &[Case] = &[
     ("open in circles", |root| {
         try_open(root, "loop", OFlags::RDONLY)
     }),
-    ("open directly", |root| try_open(root, "file", OFlags::DIRECT)),
+    ("open directly", |root| {
+        try_open(root, "file", OFlags::DIRECT)
+    }),
     ("open without access time", |root| {
         try_open(root, "file", OFlags::NOATIME)
     }),
@@ -280,7 +288,9 @@ const NAMES: &[Case] = &[
     ("mkdir in a missing directory", |root| {
         done(mkdirat(CWD, root.join("none/new"), Mode::RWXU))
     }),
-    ("mknod of a fifo", |root| try_mknod(root, "new", FileType::Fifo)),
+    ("mknod of a fifo", |root| {
+        try_mknod(root, "new", FileType::Fifo)
+    }),
     ("mknod of a device", |root| {
         try_mknod(root, "new", FileType::CharacterDevice)
     }),
@@ -392,7 +402,9 @@ const CHANGES: &[Case] = &[
         ))
     }),
     ("times", |root| try_set_mtime(root, "file", 8)),
-    ("times of now", |root| try_set_mtime(root, "file", UTIME_NOW)),
+    ("times of now", |root| {
+        try_set_mtime(root, "file", UTIME_NOW)
+    }),
     ("times of a link", |root| try_set_mtime(root, "link", 8)),
     ("times of nothing", |root| try_set_mtime(root, "none", 8)),
     ("times that make no sense", |root| {
@@ -470,11 +482,17 @@ const READS: &[Case] = &[
     ("stat of nothing", |root| try_stat(root, "none")),
     ("stat below nothing", |root| try_stat(root, "none/none")),
     ("stat below a file", |root| try_stat(root, "file/x")),
-    ("stat of a file as a directory", |root| try_stat(root, "file/")),
+    ("stat of a file as a directory", |root| {
+        try_stat(root, "file/")
+    }),
     ("stat by a dangling link", |root| try_stat(root, "dangling")),
     ("stat in circles", |root| try_stat(root, "loop")),
-    ("stat of a long name", |root| try_stat(root, &"n".repeat(255))),
-    ("stat of a longer one", |root| try_stat(root, &"n".repeat(256))),
+    ("stat of a long name", |root| {
+        try_stat(root, &"n".repeat(255))
+    }),
+    ("stat of a longer one", |root| {
+        try_stat(root, &"n".repeat(256))
+    }),
     ("stat of one beyond all", |root| {
         try_stat(root, &"n".repeat(1100))
     }),
@@ -529,7 +547,9 @@ const READS: &[Case] = &[
     ("readlink of nothing", |root| {
         readlink(root.join("none"), Vec::new()).map(|target| format!("{target:?}"))
     }),
-    ("an attribute", |root| try_getxattr(root, "file", "user.x", 99)),
+    ("an attribute", |root| {
+        try_getxattr(root, "file", "user.x", 99)
+    }),
     ("its length", |root| try_getxattr(root, "file", "user.x", 0)),
     ("too little room", |root| {
         try_getxattr(root, "file", "user.x", 2)
@@ -561,14 +581,18 @@ const READS: &[Case] = &[
         listxattr(root.join("dir"), &mut [0; 3]).map(|len| len.to_string())
     }),
     ("may read", |root| try_access(root, "file", Access::READ_OK)),
-    ("may write", |root| try_access(root, "file", Access::WRITE_OK)),
+    ("may write", |root| {
+        try_access(root, "file", Access::WRITE_OK)
+    }),
     ("may write to a directory", |root| {
         try_access(root, "dir", Access::WRITE_OK)
     }),
     ("may write to a fifo", |root| {
         try_access(root, "fifo", Access::WRITE_OK)
     }),
-    ("may run", |root| try_access(root, "program", Access::EXEC_OK)),
+    ("may run", |root| {
+        try_access(root, "program", Access::EXEC_OK)
+    }),
     ("may run what is none", |root| {
         try_access(root, "file", Access::EXEC_OK)
     }),
@@ -638,10 +662,10 @@ fn errno(error: &io::Error) -> Errno {
 /// Where the mount and the local tree differ.
 fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
     let (mount, local) = (place.path("mnt"), place.path("ref"));
-    let told = |result: Result<String, Errno>| result.unwrap_or_else(|errno| errno.to_string());
+    let text_of = |result: Result<String, Errno>| result.unwrap_or_else(|errno| errno.to_string());
     cases
         .iter()
-        .map(|(name, case)| (name, stderr_text(case(&mount)), stderr_text(case(&local))))
+        .map(|(name, case)| (name, text_of(case(&mount)), text_of(case(&local))))
         .filter(|(_, here, there)| here != there)
         .map(|(name, here, there)| format!("{name}: {here}, and locally {there}"))
         .collect()

@@ -166,7 +166,11 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
     let user = fs::File::open(place.path("mnt/file")).expect("there");
     let refused = place.umount(&[]);
     assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr_text(&refused).contains("in use"), "{}", stderr_text(&refused));
+    assert!(
+        stderr_text(&refused).contains("in use"),
+        "{}",
+        stderr_text(&refused)
+    );
     assert!(place.is_mounted());
     // Two of a kind that come at once would count as one.
     kill_process(pid, Signal::TERM).expect("running");
@@ -320,7 +324,11 @@ fn startup_errors_reach_the_terminal() {
     missing.arg(place.path("a.tar")).arg(place.path("missing"));
     let output = missing.output().expect("started");
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr_text(&output).contains("missing"), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("missing"),
+        "{}",
+        stderr_text(&output)
+    );
     let output = place.mount_command().args(["-o", "sparkle"]).output();
     let output = output.expect("started");
     assert!(!output.status.success());
@@ -420,7 +428,8 @@ fn umount_reports_copy_in_another_namespace() {
     let place = Place::new();
     place.mount();
     let (_, process) = place.server();
-    let elsewhere = NamespaceProcess::start(place.directory.path(), "touch ready", |command| command);
+    let elsewhere =
+        NamespaceProcess::start(place.directory.path(), "touch ready", |command| command);
     wait::wait_until("it has a copy", || place.path("ready").exists());
     let output = place.umount(&[]);
     let said = stderr_text(&output);
@@ -535,7 +544,8 @@ fn assert_serves_with_full_pipe(
     let files: Vec<_> = (0..100)
         .map(|number| place.path(&format!("mnt/{number}")))
         .collect();
-    let failed = wait::finish_in_time(move || files.iter().filter(|file| fs::read(file).is_err()).count());
+    let failed =
+        wait::finish_in_time(move || files.iter().filter(|file| fs::read(file).is_err()).count());
     assert!(failed > 2, "{failed}");
     assert!(place.is_answering());
     let (pid, process) = place.server();
@@ -695,5 +705,9 @@ fn foreground_messages_go_to_journal_or_log_file() {
     // Another stream is no journal.
     failing.stderr(Stdio::piped());
     let output = failing.output().expect("started");
-    assert!(stderr_text(&output).starts_with("tarfs: "), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).starts_with("tarfs: "),
+        "{}",
+        stderr_text(&output)
+    );
 }

@@ -138,7 +138,10 @@ fn mount_names_damaged_members_before_it_returns() {
             let output = place.tarfs(&["status", "mnt"]);
             let text = String::from_utf8_lossy(&output.stdout);
             assert!(text.contains("damaged members      12\n"), "{text}");
-            assert!(text.contains(&format!("damaged              {}\n", damaged_member_line(9))));
+            assert!(text.contains(&format!(
+                "damaged              {}\n",
+                damaged_member_line(9)
+            )));
             place.unmount();
         }
     }
@@ -169,7 +172,10 @@ fn log_names_every_damaged_member() {
     wait::wait_until("the count is logged", || all().contains(count));
     let all = all();
     for number in 0..150 {
-        assert!(all.contains(&damaged_member_line(number)), "{number}: {all}");
+        assert!(
+            all.contains(&damaged_member_line(number)),
+            "{number}: {all}"
+        );
     }
     place.unmount();
 }

@@ -212,7 +212,11 @@ fn path_like_destination_is_rejected_before_fetching() {
         &["materialize", "-q", "a.tar", "/d"],
     ] {
         let output = place.run(words);
-        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
     }
     // So it is if a saved index has it.
     let output = place.run(&["index", "-q", &url]);
@@ -261,7 +265,9 @@ fn interrupted_run_reports_progress_and_how_to_resume() {
         .stderr(Stdio::piped())
         .spawn()
         .expect("started");
-    let archive = Archive::new().directory("d").file("d/a", random_bytes(3000));
+    let archive = Archive::new()
+        .directory("d")
+        .file("d/a", random_bytes(3000));
     let archive = archive.file("z", random_bytes(4 << 20)).unfinished();
     let front = archive.get(..3 << 20).expect("longer");
     let mut input = child.stdin.take().expect("a pipe");

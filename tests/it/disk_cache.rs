@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 

@@ -261,9 +261,9 @@ fn worker_is_not_restarted_after_stop_request() {
         assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
         assert!(!is_mounted(&place.path("mnt")));
         let said = place.messages();
-        let told = |words| said.matches(words).count();
+        let count_of = |words| said.matches(words).count();
         assert!(
-            stderr_text("has changed since it was") <= stderr_text("to go on has failed"),
+            count_of("has changed since it was") <= count_of("to go on has failed"),
             "{said}"
         );
     }

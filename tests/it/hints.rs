@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::http::{Resource, Server};
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
 
 /// The one line with which `words` fail in `directory`.

@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 
 use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Files, Image};
-use crate::support::measured_runner::Supervisor;
-use crate::support::rng::Rng;
+use crate::support::measured_runner::MeasuredRunner;
 use crate::support::packing::Packing;
-use crate::support::program::{self, tarfs, stderr_text};
+use crate::support::program::{self, stderr_text, tarfs};
 use crate::support::raw::{self, Archive, Header};
+use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
@@ -51,7 +51,11 @@ impl Place {
     #[track_caller]
     fn stdout_of(&self, words: &[&str]) -> String {
         let output = self.run(words);
-        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
@@ -125,7 +129,10 @@ fn image_is_a_source_in_every_storage_format() {
     let noise = Rng::new(7).bytes(3 << 20);
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Plain] {
         let place = Place::new();
-        for (number, source) in image_sources(&place, &two().packed(packing)).iter().enumerate() {
+        for (number, source) in image_sources(&place, &two().packed(packing))
+            .iter()
+            .enumerate()
+        {
             let listed = place.stdout_of(&["ls", "-R", source]);
             assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n", "{source}");
             let out = format!("out/{number}");
@@ -157,7 +164,11 @@ fn image_inside_an_archive_is_a_source() {
             two().name
         ),
     ] {
-        assert_eq!(place.stdout_of(&["ls", &source]), "d\nlink\nlow\n", "{source}");
+        assert_eq!(
+            place.stdout_of(&["ls", &source]),
+            "d\nlink\nlow\n",
+            "{source}"
+        );
         place.stdout_of(&["mount", &source, "mnt"]);
         let below = fs::read(place.path().join("mnt/low"));
         place.stdout_of(&["umount", "mnt"]);
@@ -691,7 +702,7 @@ fn expanding_image_documents_stay_within_memory() {
         ),
     ];
     let place = Place::new();
-    let mut supervisor = Supervisor::start(place.path());
+    let mut supervisor = MeasuredRunner::start(place.path());
     for (number, (code, archive)) in cases.into_iter().enumerate() {
         place.put("i.tar", &archive);
         for verb in [&["image"][..], &["image", "--json"], &["ls"]] {
@@ -835,9 +846,8 @@ fn image_verb_prints_config_and_command() {
             "materialize" => &["-C", "out"],
             _ => &[],
         };
-        let with = |flags: &[&str]| {
-            place.error_of(&[&[verb, "oci:layout"], place_for_it, flags].concat())
-        };
+        let with =
+            |flags: &[&str]| place.error_of(&[&[verb, "oci:layout"], place_for_it, flags].concat());
         let complaint = with(&["--compression", "gzip"]);
         assert!(
             complaint.contains("--compression is of one"),
@@ -933,7 +943,11 @@ fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str)
         .current_dir(place.path())
         .output()
         .expect("unshare is installed");
-    assert!(output.status.success(), "{runtime}: {}", stderr_text(&output));
+    assert!(
+        output.status.success(),
+        "{runtime}: {}",
+        stderr_text(&output)
+    );
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
@@ -1000,7 +1014,11 @@ fn bundle_directory_is_private() {
     let output = bundle("new/box");
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!((mode("new/box"), mode("new") & 0o700), (0o700, 0o700));
-    assert!(!stderr_text(&output).contains("other users"), "{}", stderr_text(&output));
+    assert!(
+        !stderr_text(&output).contains("other users"),
+        "{}",
+        stderr_text(&output)
+    );
     assert!(
         stderr_text(&output).contains("'/proc/x' is left out"),
         "{}",

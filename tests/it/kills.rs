@@ -18,10 +18,10 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
@@ -342,7 +342,11 @@ impl Place {
         if is_new {
             drop(fs::remove_dir_all(self.path("cache")));
         }
-        let life = if is_new { MAX_LIFETIME } else { MAX_CACHED_LIFETIME };
+        let life = if is_new {
+            MAX_LIFETIME
+        } else {
+            MAX_CACHED_LIFETIME
+        };
         let was_killed = match kind {
             Kind::Mounting => self.kill(self.start_mount(&url), below(rng, MAX_CACHED_LIFETIME)),
             Kind::Reading => {
@@ -388,7 +392,9 @@ fn next_start_is_right_after_kill_at_any_moment() {
     let place = Place::new();
     let mut rng = Rng::new(seed());
     let mut tally = Tally::default();
-    for (round, (at, kind)) in (0..rounds(DEFAULT_ROUNDS)).zip(KINDS.into_iter().enumerate().cycle()) {
+    for (round, (at, kind)) in
+        (0..rounds(DEFAULT_ROUNDS)).zip(KINDS.into_iter().enumerate().cycle())
+    {
         let packing = PACKINGS[usize::try_from(rng.below(4)).expect("small")];
         eprintln!("round {round}: {kind:?}, {packing:?}");
         tally.rounds[at] += 1;

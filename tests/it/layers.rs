@@ -16,7 +16,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::namespace;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
@@ -273,8 +273,9 @@ fn seen(root: &Path) -> ObservedTree {
         }
     }
     let leader = |inode: u64| {
-        let is_same =
-            |(_, (_, other)): &(&String, &FoundEntry)| other.is_some_and(|(other, _)| other == inode);
+        let is_same = |(_, (_, other)): &(&String, &FoundEntry)| {
+            other.is_some_and(|(other, _)| other == inode)
+        };
         found.iter().find(is_same).map(|(path, _)| path.clone())
     };
     let line = |(path, (text, inode)): (&String, &FoundEntry)| {
@@ -1106,7 +1107,10 @@ fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
 fn layers_are_scanned_in_parallel_if_memory_allows() {
     // Less than what the program waits for a server that is silent.
     assert!(are_scanned_in_parallel("128MiB", WAIT_TIMEOUT / 3));
-    assert!(!are_scanned_in_parallel("127MiB", Duration::from_millis(300)));
+    assert!(!are_scanned_in_parallel(
+        "127MiB",
+        Duration::from_millis(300)
+    ));
 }
 
 #[test]
@@ -1247,7 +1251,11 @@ fn flags_in_conflict_with_layers_are_rejected() {
     fs::write(place.path("out/mine"), "mine").expect("written");
     let output = place.run(&["materialize", "-C", "out"], &[]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr_text(&output).contains("is not empty"), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("is not empty"),
+        "{}",
+        stderr_text(&output)
+    );
     assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
 }
 
@@ -1257,10 +1265,14 @@ fn limits_apply_to_all_layers_together() {
     for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
         let output = place.run(verb, &["--max-entries", "8"]);
         assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        assert!(stderr_text(&output).contains("--max-entries"), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains("--max-entries"),
+            "{}",
+            stderr_text(&output)
+        );
     }
-    let layers =
-        [random_bytes(600_000), random_bytes(600_000)].map(|content| Archive::new().file("a", content).end());
+    let layers = [random_bytes(600_000), random_bytes(600_000)]
+        .map(|content| Archive::new().file("a", content).end());
     let large = Place::new(&layers);
     let output = large.run(
         &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
@@ -1373,7 +1385,11 @@ fn layer_with_large_decoder_may_use_all_memory() {
     assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
     let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-    assert!(stderr_text(&output).contains("--memory"), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("--memory"),
+        "{}",
+        stderr_text(&output)
+    );
 }
 
 #[test]

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use tarfs::archive::scan::Sink;
-use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::stats::Stats;
 use tarfs::materialize::{
     Error, Existing, Materializer, Options, Problem, Reporter, Selection, Summary, XattrFilter,

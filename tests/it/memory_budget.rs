@@ -8,18 +8,18 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Archive, OpenOptions, ReadError, DiskCacheMode};
+use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, ReadError};
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
 use tarfs::index::Ino;
-use tarfs::source::{MemorySource, RetryForever, Pipe, Source};
+use tarfs::source::{MemorySource, Pipe, RetryForever, Source};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};
 use xxhash_rust::xxh32::xxh32;
 
-use crate::support::rng::Rng;
 use crate::support::raw;
+use crate::support::rng::Rng;
 
 const MIB: usize = 1 << 20;
 /// What takes longer never ends.
@@ -177,7 +177,9 @@ fn decoders_finish_with_minimum_memory() {
         ("xz of threads", xz_of_threads(&plain)),
     ];
     for (name, packed) in formats {
-        let len = run_with_timeout(name, move || scan_payload_bytes(packed, &minimum_options(), &Arc::default()));
+        let len = run_with_timeout(name, move || {
+            scan_payload_bytes(packed, &minimum_options(), &Arc::default())
+        });
         assert_eq!(len, 20 * MIB, "{name}");
     }
 }
@@ -202,7 +204,9 @@ fn speculative_decoding_never_blocks_earlier_data() {
         };
         let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
         let counted = Arc::clone(&stats);
-        let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &options, &counted));
+        let got = run_with_timeout("a scan", move || {
+            scan_payload_bytes(packed, &options, &counted)
+        });
         assert_eq!(got, len);
         assert_eq!(stats.speculative_decodes.get() > 0, memory > 32 << 20);
     }
@@ -229,7 +233,9 @@ fn speculative_gzip_leaves_buffers_to_the_front() {
         };
         let (packed, stats) = (packed.clone(), Arc::<Stats>::default());
         let counted = Arc::clone(&stats);
-        let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &options, &counted));
+        let got = run_with_timeout("a scan", move || {
+            scan_payload_bytes(packed, &options, &counted)
+        });
         assert_eq!(got, len);
         assert!(stats.speculative_decodes.get() > 0);
     }
@@ -249,7 +255,9 @@ fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
     let payload: Arc<[u8]> = values.flat_map(|value| [value; 255]).collect();
     let packed = bzip2(&archive("a", &payload));
     let (len, for_reads) = (payload.len(), packed.clone());
-    let got = run_with_timeout("a scan", move || scan_payload_bytes(packed, &minimum_options(), &Arc::default()));
+    let got = run_with_timeout("a scan", move || {
+        scan_payload_bytes(packed, &minimum_options(), &Arc::default())
+    });
     assert_eq!(got, len);
     let got = run_with_timeout("reads", move || {
         let cache = tempfile::tempdir().expect("a directory");
@@ -319,7 +327,10 @@ fn decoder_needing_more_than_memory_reports_how_much() {
             let scanned = run_with_timeout(name, move || {
                 let runtime = runtime();
                 let source: Arc<dyn Source> = Arc::new(MemorySource::new("test", packed));
-                let options = scan::Options { memory, ..minimum_options() };
+                let options = scan::Options {
+                    memory,
+                    ..minimum_options()
+                };
                 let (mut counter, stats) = (Counter::default(), Arc::default());
                 let scanned = scan::scan(&source, &options, runtime.handle(), &stats, &mut counter);
                 scanned.map(|_| counter.0)

@@ -17,12 +17,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use tarfs::archive::{WaitFor, IndexGuard, ReadError, Callback, IsWanted};
-use tarfs::base::extent::{Extent, Plain};
+use tarfs::archive::{Callback, IndexGuard, IsWanted, ReadError, WaitFor};
 use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
-use tarfs::fuse::{Content, Force, Mount, MountOptions, ReadReply, TarFilesystem, UnmountError, Subtree};
+use tarfs::fuse::{
+    Content, Force, Mount, MountOptions, ReadReply, Subtree, TarFilesystem, UnmountError,
+};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
@@ -487,7 +489,10 @@ fn subtree_is_shown_under_its_own_root() {
     let content = sample.content(ReplyTiming::AtOnce);
     let path = ArchivePath::sanitize(b"top/src").path;
     let view = Subtree::new(&content.index, &path, 0).expect("a directory");
-    assert_eq!(Subtree::new(&content.index, &ArchivePath::root(), 2), Ok(view));
+    assert_eq!(
+        Subtree::new(&content.index, &ArchivePath::root(), 2),
+        Ok(view)
+    );
     assert!(Subtree::new(&content.index, &ArchivePath::root(), 4).is_err());
     let file = ArchivePath::sanitize(b"top/README").path;
     assert!(Subtree::new(&content.index, &file, 0).is_err());
@@ -517,7 +522,11 @@ fn default_permissions_enforces_modes_and_acls() {
         b"SCHILY.acl.access".to_vec(),
         b"user::rw-,user:65534:r--,group::---,mask::r--,other::---".to_vec(),
     )];
-    let mounted = Mounted::new(sample.content(ReplyTiming::AtOnce), Subtree::WHOLE, "allow_other");
+    let mounted = Mounted::new(
+        sample.content(ReplyTiming::AtOnce),
+        Subtree::WHOLE,
+        "allow_other",
+    );
     let as_nobody = |name: &str| {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "cat"])

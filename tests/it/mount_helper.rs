@@ -231,7 +231,12 @@ fn mount_helper_returns_exit_codes_of_mount() {
          umount mnt; gone",
     );
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "1\n1\n1\n32\n32\n0\n32\n0\n32\n", "{}", stderr_text(&output));
+    assert_eq!(
+        said,
+        "1\n1\n1\n32\n32\n0\n32\n0\n32\n",
+        "{}",
+        stderr_text(&output)
+    );
     for complaint in [
         "unknown mount option `sparkle`",
         "'--memory <SIZE>'",
@@ -239,7 +244,11 @@ fn mount_helper_returns_exit_codes_of_mount() {
         "make the directory first",
         "a mount cannot be changed",
     ] {
-        assert!(stderr_text(&output).contains(complaint), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains(complaint),
+            "{}",
+            stderr_text(&output)
+        );
     }
 }
 
@@ -375,7 +384,11 @@ fn mount_in_namespace_rejects_unsupported_options() {
         "make the directory first",
         "cannot enter the mount namespace",
     ] {
-        assert!(stderr_text(&output).contains(complaint), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains(complaint),
+            "{}",
+            stderr_text(&output)
+        );
     }
 }
 

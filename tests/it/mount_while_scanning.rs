@@ -16,9 +16,9 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
 use crate::support::wait;
 
@@ -498,10 +498,10 @@ fn scan_resumes_when_server_returns_after_deadline() {
     let timeouts = place.count("source_timeouts");
     let log = fs::read_to_string(place.path("log")).expect("written");
     let url = place.server.url(ARCHIVE);
-    let said = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
-    let troubles = stdout_text("it is asked again") + stdout_text("can be read again");
-    let warned = stdout_text(&format!("WARN cannot read {url}"));
-    let mended = stdout_text(&format!("INFO {url} can be read again"));
+    let lines_with = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
+    let troubles = lines_with("it is asked again") + lines_with("can be read again");
+    let warned = lines_with(&format!("WARN cannot read {url}"));
+    let mended = lines_with(&format!("INFO {url} can be read again"));
     assert!(warned >= 1 && warned == mended, "{log}");
     assert!(2 * warned <= timeouts, "{timeouts}: {log}");
     assert_eq!(troubles, warned + mended, "{log}");

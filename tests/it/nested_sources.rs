@@ -4,10 +4,10 @@ use std::fs;
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 
 struct Place(tempfile::TempDir);
 
@@ -32,7 +32,11 @@ impl Place {
     #[track_caller]
     fn stdout_of(&self, words: &[&str]) -> String {
         let output = tarfs(self.0.path(), words);
-        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
@@ -83,7 +87,10 @@ fn nested_archive_is_a_source_of_every_verb() {
         for _ in 0..2 {
             assert_eq!(place.stdout_of(&["ls", "-R", source]), "d\nd/f\n");
         }
-        assert_eq!(place.stdout_of(&["ls", "-R", "tar:outer!/latest"]), "d\nd/f\n");
+        assert_eq!(
+            place.stdout_of(&["ls", "-R", "tar:outer!/latest"]),
+            "d\nd/f\n"
+        );
         place.stdout_of(&["verify", "-q", source]);
         place.stdout_of(&["index", "-q", "--output", "i", source]);
         place.stdout_of(&["materialize", "-q", "--index", "i", "-C", "out", source]);

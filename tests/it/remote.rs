@@ -75,7 +75,12 @@ impl Client {
 
     fn read(&self, source: &Arc<dyn Source>, start: u64, len: u64) -> Result<Bytes, Error> {
         let extent = Extent::with_len(Packed(start), len);
-        fetch::read(self.runtime.handle(), source, extent, &BufferPool::new(64 << 20))
+        fetch::read(
+            self.runtime.handle(),
+            source,
+            extent,
+            &BufferPool::new(64 << 20),
+        )
     }
 
     fn config(&self, pool: BufferPool) -> fetch::Config {
@@ -144,7 +149,10 @@ fn is_read_once() -> bool {
     }
     assert_eq!(server.sent_bytes("/a"), 5_000_000);
     assert_eq!(stats.source_read_bytes.get(), 5_000_000);
-    assert_eq!(stats.source_requests.get(), server.requests("/a").len() as u64);
+    assert_eq!(
+        stats.source_requests.get(),
+        server.requests("/a").len() as u64
+    );
     true
 }
 
@@ -417,7 +425,10 @@ fn access_denied_is_retried_once() {
     let source = client.open(&server.url("/a")).expect("opened");
     let error = client.read(&source, 200_000, 9).expect_err("refused");
     assert!(matches!(error.cause, Cause::Unauthorized(403)));
-    assert_eq!((server.requests("/a").len(), server.requests("/b").len()), (2, 3));
+    assert_eq!(
+        (server.requests("/a").len(), server.requests("/b").len()),
+        (2, 3)
+    );
 }
 
 #[test]
@@ -728,7 +739,7 @@ fn retry_after_pauses_all_requests() {
 fn throttling_server_gets_fewer_requests_at_once() {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(6_000_000));
     let resource = Resource::new(bytes.clone());
-    server.route("/a", move |request| match request.under_way {
+    server.route("/a", move |request| match request.in_flight {
         1 | 2 => resource.answer(request).delayed(Duration::from_millis(5)),
         _ => Response::new(429),
     });
@@ -766,7 +777,7 @@ fn serial_server_gets_one_request_at_a_time() {
     server.route("/a", {
         let most = Arc::clone(&most);
         move |request| {
-            most.fetch_max(request.under_way, Ordering::SeqCst);
+            most.fetch_max(request.in_flight, Ordering::SeqCst);
             let _turn = turn.lock().expect("no panic");
             thread::sleep(Duration::from_millis(200));
             resource.answer(request)

@@ -15,9 +15,9 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";

@@ -12,10 +12,10 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::support::http::{Resource, Response, Server};
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::{Archive, Header};
+use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
@@ -191,7 +191,11 @@ impl Place {
         self.until.store(until, Ordering::SeqCst);
         let (output, _) = self.run(&[]);
         assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        assert!(stderr_text(&output).contains("not found"), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains("not found"),
+            "{}",
+            stderr_text(&output)
+        );
         self.until.store(u64::MAX, Ordering::SeqCst);
     }
 
@@ -249,7 +253,12 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
         );
         // What a checksum says of all is not told by half.
         let is_told = stderr_text(&output).contains("were not verified");
-        assert_eq!(is_told, packing != Packing::Plain, "{}", stderr_text(&output));
+        assert_eq!(
+            is_told,
+            packing != Packing::Plain,
+            "{}",
+            stderr_text(&output)
+        );
         // A seek point may be four megabytes of plain bytes before the cut, and a checkpoint two.
         let most = place.packed_len - cut + (7 << 20);
         assert!(
@@ -368,7 +377,11 @@ fn resume_distrusts_files_touched_since() {
         place.run_interrupted(place.packed_len * 3 / 4);
         touch(&place.path("out"));
         let (output, sent) = place.run(&[]);
-        assert!(stderr_text(&output).contains("changed since"), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains("changed since"),
+            "{}",
+            stderr_text(&output)
+        );
         assert!(sent >= place.packed_len, "{sent}");
         let found = tree_facts(&place.path("out"));
         for name in ["filler/1", "filler/2", "end"] {
@@ -457,7 +470,11 @@ fn limits_apply_to_all_runs_together() {
         place.run_interrupted(place.packed_len * 3 / 4);
         let (output, sent) = place.run(&limit);
         assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        assert!(stderr_text(&output).contains(word), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains(word),
+            "{}",
+            stderr_text(&output)
+        );
         assert!(sent < place.packed_len / 2, "{sent}");
         assert!(!place.path("out/end").exists());
     }

@@ -36,7 +36,9 @@ impl Place {
         let packed = Packing::Gzip.pack(&Tree::mixed().tar);
         let resource = Resource::new(packed).etag("\"1\"");
         server.route("/real", move |request| {
-            if has_all_secrets(request) && request.query.contains("X-Amz-Signature=hunter2-redirect") {
+            if has_all_secrets(request)
+                && request.query.contains("X-Amz-Signature=hunter2-redirect")
+            {
                 resource.answer(request)
             } else {
                 Response::new(403)
@@ -88,7 +90,11 @@ impl Place {
     #[track_caller]
     fn succeeds(&self, words: &[&str]) -> String {
         let output = self.tarfs(words);
-        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
         text_without_secrets(words.first().copied().unwrap_or_default(), &output)
     }
 }
@@ -163,7 +169,10 @@ fn mount_leaks_no_secrets() {
     ];
     let output = place.tarfs(&words);
     assert!(output.status.success(), "{}", stderr_text(&output));
-    assert!(stderr_text(&output).contains("DEBUG"), "it tells all there is");
+    assert!(
+        stderr_text(&output).contains("DEBUG"),
+        "it tells all there is"
+    );
     text_without_secrets("mount", &output);
     for (name, content) in &Tree::mixed().files {
         let read = fs::read(place.path("mnt").join(name)).expect("readable");

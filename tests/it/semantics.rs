@@ -184,9 +184,17 @@ fn file_as_path_component_fails_only_its_member() {
     let place = Place::with(Archive::new().file("f", "").file("f/g", "").file("h", ""));
     let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr_text(&output).contains("f/g: refused"), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("f/g: refused"),
+        "{}",
+        stderr_text(&output)
+    );
     assert!(place.path("out/h").exists());
     let output = place.tarfs(&["index", "-q", "a.tar"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr_text(&output).contains("1 member is"), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("1 member is"),
+        "{}",
+        stderr_text(&output)
+    );
 }

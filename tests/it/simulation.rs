@@ -10,7 +10,9 @@ use futures_util::StreamExt;
 use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::Packed;
 use tarfs::base::stats::Stats;
-use tarfs::source::{Access, Cause, Error, Http, Obstacle, Options, RetryForever, Source, ReadHandle};
+use tarfs::source::{
+    Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source,
+};
 use tokio::time::Instant;
 use url::Url;
 
@@ -155,7 +157,7 @@ impl Round {
                         && (is_open.load(Ordering::SeqCst) || !is_other)
                 });
                 match fault {
-                    Some(fault) => fault.strike(&good, request),
+                    Some(fault) => fault.apply(&good, request),
                     None => good.answer(request),
                 }
             }
@@ -172,7 +174,9 @@ impl Round {
 
     /// The longest that `len` bytes may take.
     fn time_limit(&self, len: usize) -> Duration {
-        self.options.timeout + Duration::from_micros(len as u64 * 1_000_000 / MIN_BYTES_PER_SECOND) + TICK
+        self.options.timeout
+            + Duration::from_micros(len as u64 * 1_000_000 / MIN_BYTES_PER_SECOND)
+            + TICK
     }
 
     async fn open(&self) -> Option<Http> {
@@ -204,9 +208,7 @@ impl Round {
     /// Several who read here and there, and then one when the faults are over.
     async fn read_parts(&mut self, source: &Http) -> Outcome {
         let readers = 1 + rng(&mut self.rng, 6);
-        let orders: Vec<Rng> = (0..readers)
-            .map(|_| Rng::new(self.rng.number()))
-            .collect();
+        let orders: Vec<Rng> = (0..readers).map(|_| Rng::new(self.rng.number())).collect();
         let reads = orders.into_iter().map(|order| self.reader(source, order));
         let outcomes = futures_util::future::join_all(reads).await;
         let mut outcome = Outcome::default();
@@ -228,7 +230,10 @@ impl Round {
             match self.read(source, start, len).await {
                 Ok(()) => outcome.right += 1,
                 Err(cause) => {
-                    assert!(!matches!(cause, Cause::Cancelled | Cause::AlreadyRead), "{cause}");
+                    assert!(
+                        !matches!(cause, Cause::Cancelled | Cause::AlreadyRead),
+                        "{cause}"
+                    );
                     outcome.wrong += 1;
                 }
             }

@@ -364,7 +364,11 @@ fn runtime_directory_of_another_user_is_not_used() {
             .env("TARFS_CACHE_DIR", directory.path().join("cache"))
             .output()
             .expect("started");
-        assert!(output.status.success(), "{words:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
         output
     };
     run(&["mount", "a.tar", "mnt"]);

@@ -18,10 +18,10 @@ use tarfs::base::thread::Thread;
 
 use crate::support::http::{Fault, Request, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
@@ -171,7 +171,8 @@ impl Shared {
                         let mut errnos = errnos.iter().map(|errno| Some(errno.raw_os_error()));
                         errnos.any(|errno| errno == error.raw_os_error())
                     };
-                    let may_be = may_be(&SERVER_ERRORS) || (!is_steady && may_be(&MOUNT_CHANGE_ERRORS));
+                    let may_be =
+                        may_be(&SERVER_ERRORS) || (!is_steady && may_be(&MOUNT_CHANGE_ERRORS));
                     assert!(may_be, "{number}: {error}, steady: {is_steady}");
                     assert!(!is_sound, "{number}: {error}, without any trouble");
                     std::thread::sleep(Duration::from_millis(2));
@@ -218,7 +219,10 @@ impl Shared {
         let now = self.now();
         for start in &self.starts {
             let since = now.saturating_sub(start.load(Ordering::SeqCst));
-            assert!(u128::from(since) < HANG_TIMEOUT.as_millis(), "a reader hangs");
+            assert!(
+                u128::from(since) < HANG_TIMEOUT.as_millis(),
+                "a reader hangs"
+            );
         }
     }
 }
@@ -268,7 +272,9 @@ impl Place {
             server.serve_with_faults(&path, resource, move |request| {
                 match *server_state.lock().expect("whole") {
                     ServerState::Well => None,
-                    ServerState::InTrouble => fault(&mut rng.lock().expect("whole"), request, &other),
+                    ServerState::InTrouble => {
+                        fault(&mut rng.lock().expect("whole"), request, &other)
+                    }
                     ServerState::Gone => Some(Fault::HangUp),
                 }
             });

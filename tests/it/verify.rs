@@ -7,10 +7,10 @@ use std::process::Output;
 use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
-use crate::support::program::{tarfs, stderr_text};
+use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
 use crate::support::tree::Tree;
 
@@ -181,7 +181,11 @@ fn materialize_accepts_only_expected_digest() {
             "--expect-sha256",
             &right,
         ]);
-        assert!(output.status.success(), "{packing:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{packing:?}: {}",
+            stderr_text(&output)
+        );
         // Also decoded along an index.
         let indexed = place.run(&["index", "-q", &name]);
         assert!(indexed.status.success(), "{}", stderr_text(&indexed));
@@ -194,7 +198,11 @@ fn materialize_accepts_only_expected_digest() {
             "--expect-sha256",
             &right,
         ]);
-        assert!(output.status.success(), "{packing:?}: {}", stderr_text(&output));
+        assert!(
+            output.status.success(),
+            "{packing:?}: {}",
+            stderr_text(&output)
+        );
     }
     let server = Server::start();
     let packed = Packing::Gzip.pack(&Tree::mixed().tar);

@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program::{self, stderr_text};
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -238,7 +238,11 @@ fn copy_without_version_is_reused_only_for_same_bytes() {
     let output = place.tarfs(&words);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     let text = "no copy that a mount of this archive keeps";
-    assert!(stderr_text(&output).contains(text), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains(text),
+        "{}",
+        stderr_text(&output)
+    );
 }
 
 #[test]

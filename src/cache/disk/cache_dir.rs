@@ -24,7 +24,7 @@ pub struct DiskCacheDir {
 /// A cache file in the directory of the disk cache.
 #[derive(Clone, Debug)]
 pub struct CacheFileInfo {
-    directory: Arc<Directory>,
+    directory: Arc<TrustedDir>,
     name: String,
     identity: (u64, u64),
     /// Bytes of disk that it takes.
@@ -73,13 +73,13 @@ impl DiskCacheDir {
     }
 
     /// Its directory, made if it is missing.
-    pub(super) fn create_directory(&self) -> io::Result<Arc<Directory>> {
+    pub(super) fn create_directory(&self) -> io::Result<Arc<TrustedDir>> {
         let cache = TrustedDir::create(&self.cache_dir)?;
         Ok(Arc::new(cache.create_dir(DIRECTORY_NAME)?))
     }
 
     /// Its directory as it is found now: it may be another one than before.
-    pub(super) fn open_directory(&self) -> io::Result<Arc<Directory>> {
+    pub(super) fn open_directory(&self) -> io::Result<Arc<TrustedDir>> {
         let cache = TrustedDir::open(&self.cache_dir)?;
         Ok(Arc::new(cache.open_dir(DIRECTORY_NAME)?))
     }
@@ -166,8 +166,8 @@ impl DiskCacheDir {
 }
 
 impl CacheFileInfo {
-    fn stat(directory: &Arc<Directory>, name: String) -> Option<Self> {
-        let found = directory.look(&name).ok()?;
+    fn stat(directory: &Arc<TrustedDir>, name: String) -> Option<Self> {
+        let found = directory.stat_file(&name).ok()?;
         Some(Self {
             directory: Arc::clone(directory),
             identity: found.identity,
@@ -311,7 +311,8 @@ mod tests {
 
     /// A cache file of a megabyte, used so many minutes ago.
     fn cache_file(cache_dir: &DiskCacheDir, name: &str, minutes: u64) -> CacheFile {
-        let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true).expect("made");
+        let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true)
+            .expect("made");
         file.write(Plain(0), &vec![1; 1 << 20], false)
             .expect("room");
         file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
@@ -395,7 +396,8 @@ mod tests {
         let cache_dir = DiskCacheDir::new(directory.path().to_owned(), Some(0));
         let part = cache_file(&cache_dir, "a.data", 3);
         let whole = cache_file(&cache_dir, "b.once.data", 2);
-        let temporary = CacheFile::create(&cache_dir.create_directory().expect("made")).expect("made");
+        let temporary =
+            CacheFile::create(&cache_dir.create_directory().expect("made")).expect("made");
         temporary.write(Plain(0), &[1; 4096], false).expect("room");
         let freed: Vec<_> = cache_dir
             .files()

@@ -15,14 +15,14 @@ use rustix::io::Errno;
 use super::direct_io::DirectIo;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, RecycledBuffer};
-use crate::base::trusted_dir::TrustedDir;
 use crate::base::random_reads::{RandomReads, Wait};
+use crate::base::trusted_dir::TrustedDir;
 
 /// An open cache file.
 #[derive(Debug)]
 pub(super) struct CacheFile {
     file: File,
-    directory: Arc<Directory>,
+    directory: Arc<TrustedDir>,
     name: String,
     direct_io: DirectIo,
     random_reads: RandomReads,
@@ -40,7 +40,7 @@ const MAX_ATTEMPTS: u32 = 1000;
 const TEMPORARY_PREFIX: &str = ".";
 
 impl CacheFile {
-    fn new(file: File, directory: &Arc<Directory>, name: &str) -> Self {
+    fn new(file: File, directory: &Arc<TrustedDir>, name: &str) -> Self {
         Self {
             file,
             directory: Arc::clone(directory),
@@ -51,7 +51,7 @@ impl CacheFile {
     }
 
     /// A new file in `directory` under a name that no one looks for.
-    pub(super) fn create(directory: &Arc<Directory>) -> io::Result<Self> {
+    pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
         let process = std::process::id();
         for attempt in 0..MAX_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{process}-{attempt}.data");
@@ -72,7 +72,7 @@ impl CacheFile {
     }
 
     /// The file `name` in `directory`; made when `make` and it is not there.
-    pub(super) fn open(directory: &Arc<Directory>, name: &str, make: bool) -> io::Result<Self> {
+    pub(super) fn open(directory: &Arc<TrustedDir>, name: &str, make: bool) -> io::Result<Self> {
         let mut flags = OFlags::RDWR;
         flags.set(OFlags::CREATE, make);
         for _ in 0..MAX_ATTEMPTS {
@@ -122,7 +122,11 @@ impl CacheFile {
     }
 
     /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
-    pub(super) fn read(&self, extent: Extent<Plain>, free_list: &FreeList) -> Option<RecycledBuffer> {
+    pub(super) fn read(
+        &self,
+        extent: Extent<Plain>,
+        free_list: &FreeList,
+    ) -> Option<RecycledBuffer> {
         let start = extent.start().0;
         if !self.covers(extent) {
             return None;
@@ -213,7 +217,7 @@ impl CacheFile {
 }
 
 /// The file `name` in `directory`, without a lock on it.
-pub(super) fn open_unlocked(directory: &Arc<Directory>, name: &str) -> io::Result<CacheFile> {
+pub(super) fn open_unlocked(directory: &Arc<TrustedDir>, name: &str) -> io::Result<CacheFile> {
     let file = directory.file(name, OFlags::RDWR)?;
     Ok(CacheFile::new(file, directory, name))
 }
@@ -250,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    fn private(path: &Path) -> Arc<Directory> {
+    fn private(path: &Path) -> Arc<TrustedDir> {
         Arc::new(TrustedDir::open(path).expect("ours"))
     }
 
@@ -307,13 +311,21 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let directory = private(directory.path());
         let file = CacheFile::open(&directory, "a", true).expect("made");
-        assert!(!open_unlocked(&directory, "a").expect("there").try_lock_exclusive());
+        assert!(
+            !open_unlocked(&directory, "a")
+                .expect("there")
+                .try_lock_exclusive()
+        );
         let other = CacheFile::open(&directory, "a", false).expect("there");
         assert!(!file.try_lock_exclusive());
         drop(other);
         assert!(file.try_lock_exclusive());
         drop(file);
-        assert!(open_unlocked(&directory, "a").expect("there").try_lock_exclusive());
+        assert!(
+            open_unlocked(&directory, "a")
+                .expect("there")
+                .try_lock_exclusive()
+        );
     }
 
     #[test]

@@ -6,11 +6,11 @@
 //! looks for. For the same reason any number of processes may write one file, punch holes into
 //! it, or be killed at any moment.
 
+mod cache_dir;
 mod cache_file;
+mod direct_io;
 mod lru;
 mod write_queue;
-mod cache_dir;
-mod direct_io;
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -28,8 +28,8 @@ use cache_file::CacheFile;
 use lru::Lru;
 use write_queue::{PendingWrite, WriteQueue};
 
+pub use cache_dir::{CacheFileInfo, DiskCacheDir};
 pub use write_queue::QueueTimeout;
-pub use cache_dir::{DiskCacheDir, CacheFileInfo};
 
 /// The spans of one archive on disk. What is kept is written by a thread of its own, and can be
 /// read from the moment it was taken.
@@ -117,7 +117,10 @@ impl DiskCache {
     ///
     /// # Errors
     /// When the file cannot be made.
-    pub fn create(cache_dir: DiskCacheDir, options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
+    pub fn create(
+        cache_dir: DiskCacheDir,
+        options: DiskCacheOptions,
+    ) -> Result<Self, DiskCacheError> {
         cache_dir.remove_stale();
         let file = cache_dir
             .create_directory()
@@ -129,7 +132,11 @@ impl DiskCache {
     ///
     /// # Errors
     /// When there is none and it cannot be made.
-    pub fn open(cache_dir: DiskCacheDir, content: &str, options: DiskCacheOptions) -> Result<Self, DiskCacheError> {
+    pub fn open(
+        cache_dir: DiskCacheDir,
+        content: &str,
+        options: DiskCacheOptions,
+    ) -> Result<Self, DiskCacheError> {
         cache_dir.remove_stale();
         let name = file_name(content, &options);
         let directory = cache_dir.create_directory();
@@ -435,7 +442,8 @@ impl Shared {
             return true;
         }
         let file = Arc::clone(&self.current().file);
-        let (ours, others): (Vec<_>, Vec<_>) = files.iter().partition(|info| info.is_same_file(&file));
+        let (ours, others): (Vec<_>, Vec<_>) =
+            files.iter().partition(|info| info.is_same_file(&file));
         let (used, unused): (Vec<_>, Vec<_>) =
             others.into_iter().partition(|info| info.is_in_use());
         let displaced = used.iter().chain(&ours).filter(|_| may_evict);
@@ -558,7 +566,10 @@ mod tests {
 
     /// For so many spans.
     fn cache_dir(directory: &Path, spans: u64) -> DiskCacheDir {
-        DiskCacheDir::new(directory.to_owned(), Some(spans * SPAN + cache_dir::SPACE_MARGIN_BYTES))
+        DiskCacheDir::new(
+            directory.to_owned(),
+            Some(spans * SPAN + cache_dir::SPACE_MARGIN_BYTES),
+        )
     }
 
     fn options() -> DiskCacheOptions {

@@ -58,8 +58,8 @@ const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
-    waiting: VecDeque<Item>,
-    writing: Option<Item>,
+    waiting: VecDeque<PendingWrite>,
+    writing: Option<PendingWrite>,
     /// Bytes waiting and being written.
     bytes: u64,
     /// Someone waited in vain, and there was no room since.
@@ -129,7 +129,7 @@ impl WriteQueue {
 
     /// The next item, for the one thread that writes; waits for it. `None` when the queue is
     /// closed and empty.
-    pub(super) fn next(&self) -> Option<Item> {
+    pub(super) fn next(&self) -> Option<PendingWrite> {
         let mut state = self.lock();
         loop {
             if let Some(done) = state.writing.take() {
@@ -169,7 +169,7 @@ impl WriteQueue {
     }
 
     /// Takes out the items that wait.
-    pub(super) fn cancel_waiting(&self) -> VecDeque<Item> {
+    pub(super) fn cancel_waiting(&self) -> VecDeque<PendingWrite> {
         let mut state = self.lock();
         let cancelled = mem::take(&mut state.waiting);
         let bytes = cancelled.iter().map(|item| item.bytes.len() as u64);
@@ -219,7 +219,10 @@ mod tests {
         for _ in 0..2 {
             assert!(queue.next().is_some());
         }
-        assert!(!queue.push(item(20, 100), QueueTimeout::NoWait), "one is written");
+        assert!(
+            !queue.push(item(20, 100), QueueTimeout::NoWait),
+            "one is written"
+        );
         assert!(queue.find(item(6, 4).extent).is_some());
         queue.close();
         assert!(queue.next().is_none());
@@ -241,7 +244,8 @@ mod tests {
         std::thread::scope(|scope| {
             // Not heeded: a disk that was slow once may still be fast enough.
             assert!(queue.lock().is_slow);
-            let pushed = scope.spawn(|| queue.push(item(10, 10), QueueTimeout::UpTo(SHORT_TIMEOUT * 60)));
+            let pushed =
+                scope.spawn(|| queue.push(item(10, 10), QueueTimeout::UpTo(SHORT_TIMEOUT * 60)));
             // Time to find the queue full: without a wait the push fails then.
             std::thread::sleep(Duration::from_millis(50));
             assert!(!pushed.is_finished(), "it waits");

@@ -22,7 +22,7 @@ use signal_hook::low_level::{emulate_default_handler, pipe};
 
 use super::{Packet, Worker, is_alive, protocol};
 use crate::cli::sd_notify::ServiceManager;
-use crate::cli::{output, cleanup_on_signal};
+use crate::cli::{cleanup_on_signal, output};
 
 /// A process that dies so soon after a signal was passed on to it may not have heard it.
 const SIGNAL_GRACE: Duration = Duration::from_secs(3);
@@ -72,7 +72,9 @@ impl ForegroundSupervisor {
     /// The signal that has come since the last call, if one has.
     fn take_signal(&self) -> Option<i32> {
         let mut bytes = [0; 64];
-        let has_come = (&self.signal_pipe).read(&mut bytes).is_ok_and(|len| len > 0);
+        let has_come = (&self.signal_pipe)
+            .read(&mut bytes)
+            .is_ok_and(|len| len > 0);
         let last = i32::try_from(self.last_signal.load(Ordering::SeqCst)).ok();
         last.filter(|_| has_come)
     }
@@ -172,15 +174,21 @@ impl super::SupervisorLink {
     pub(in crate::cli) fn service_manager() -> Option<ServiceManager> {
         let socket = super::dup_stdin().ok()?;
         // A supervisor that was stopped must not stop the mount.
-        ServiceManager::with_transport(move |text| protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned())))
+        ServiceManager::with_transport(move |text| {
+            protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned()))
+        })
     }
 }
 
 impl Worker {
     /// Passes on signals that have come, or notes that nobody else shall serve the mount.
     pub(super) fn forward_signals(&self) {
-        let Some(foreground) = &self.foreground else { return };
-        let Some(signal) = foreground.take_signal() else { return };
+        let Some(foreground) = &self.foreground else {
+            return;
+        };
+        let Some(signal) = foreground.take_signal() else {
+            return;
+        };
         foreground.forwarded.set(Some((signal, Instant::now())));
         if self.session_state.is_none() || !is_alive(self.pid) {
             // There is nothing that it would have to unmount, and whoever comes after has begun in vain.

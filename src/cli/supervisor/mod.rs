@@ -29,16 +29,18 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use super::daemonize::{self, LogTarget};
+use super::environment::{self, Role};
 use super::inherited_fds::InheritedFds;
 use super::mount::MountArgs;
-use super::environment::{self, Role};
-use super::{privileges, logging, cleanup_on_signal, overlay_dirs};
+use super::{cleanup_on_signal, logging, overlay_dirs, privileges};
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
-use crate::fuse::{OverlayKind, LOWER_DIR_NAME, Namespace, InheritedSession, MountTarget, SuperblockWatch};
+use crate::fuse::{
+    InheritedSession, LOWER_DIR_NAME, MountTarget, Namespace, OverlayKind, SuperblockWatch,
+};
 use foreground::ForegroundSupervisor;
 pub(super) use foreground::follow_supervisor;
-use protocol::{Packet, MountPlace, SessionState};
+use protocol::{MountPlace, Packet, SessionState};
 
 /// How often a process that says nothing is looked at: threads of one that was killed may wait for the
 /// mount that it served, and keep its socket open.
@@ -127,7 +129,8 @@ impl SupervisorLink {
     /// When it is gone, or says something else.
     pub(super) fn receive_takeover() -> anyhow::Result<TakeoverState> {
         let socket = dup_stdin()?;
-        let Some((Packet::TakeOver(place, state, scratch), descriptor)) = protocol::receive(&socket)?
+        let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
+            protocol::receive(&socket)?
         else {
             anyhow::bail!("nobody says what is to be gone on with");
         };
@@ -187,7 +190,8 @@ impl SupervisorLink {
                 let since = std::mem::replace(&mut looked, Instant::now());
                 if received == before && stats.unreachable_reads.get() > 0 {
                     unreachable_time += looked - since;
-                    let milliseconds = u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
+                    let milliseconds =
+                        u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
                     // The next one tells of this time, too.
                     drop(protocol::send_without_blocking(
                         &socket,
@@ -294,7 +298,10 @@ pub(super) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<E
 ///
 /// # Errors
 /// When nobody can be started.
-pub(super) fn run_foreground(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
+pub(super) fn run_foreground(
+    args: &MountArgs,
+    inherited: InheritedFds,
+) -> anyhow::Result<ExitCode> {
     let foreground = ForegroundSupervisor::new()?;
     let (ours, theirs) = protocol::pair()?;
     // It has every right that this process has, for what it opens first.
@@ -308,7 +315,12 @@ pub(super) fn run_foreground(args: &MountArgs, inherited: InheritedFds) -> anyho
     logging::never_block();
     let directory = std::env::current_dir();
     std::env::set_current_dir("/")?;
-    let worker = Worker::from_child(child, ours, (None, OverlayWatch::None), Some(Rc::new(foreground)));
+    let worker = Worker::from_child(
+        child,
+        ours,
+        (None, OverlayWatch::None),
+        Some(Rc::new(foreground)),
+    );
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
@@ -453,7 +465,9 @@ impl Worker {
         match &self.overlay {
             OverlayWatch::None => true,
             OverlayWatch::Unwatched => !scratch.exists(),
-            OverlayWatch::Watched(watch) => watch.wait(self.foreground.as_ref().map(|_| THREAD_EXIT_TIMEOUT)),
+            OverlayWatch::Watched(watch) => {
+                watch.wait(self.foreground.as_ref().map(|_| THREAD_EXIT_TIMEOUT))
+            }
         }
     }
 
@@ -468,7 +482,8 @@ impl Worker {
             Ok(true) => {}
             Ok(false) | Err(Errno::INTR) => {
                 // What it said last may have come since.
-                return is_alive(self.pid) || self.wait_for_packet(&Timespec::default()) == Ok(true);
+                return is_alive(self.pid)
+                    || self.wait_for_packet(&Timespec::default()) == Ok(true);
             }
             Err(_) => return false,
         }
@@ -487,7 +502,8 @@ impl Worker {
                     None => OverlayWatch::Unwatched,
                 };
                 if let Some(mount_state) = &mut self.mount_state {
-                    mount_state.lower = Some(std::mem::replace(&mut mount_state.site, place.into()));
+                    mount_state.lower =
+                        Some(std::mem::replace(&mut mount_state.site, place.into()));
                 }
             }
             Ok(Some((Packet::ScratchDir(directory), _))) => {
@@ -495,7 +511,8 @@ impl Worker {
             }
             Ok(Some((Packet::Ready(state), _))) => self.session_state = Some(state),
             Ok(Some((Packet::Unreachable(milliseconds), _))) => {
-                self.unreachable_time = Duration::from_millis(milliseconds).min(self.started.elapsed());
+                self.unreachable_time =
+                    Duration::from_millis(milliseconds).min(self.started.elapsed());
             }
             Ok(Some((Packet::Notify(text), _))) => {
                 if let Some(foreground) = &self.foreground {
@@ -511,7 +528,10 @@ impl Worker {
     /// Whether there is something to receive, or the other end has closed, before `deadline` has passed or
     /// a signal was passed on.
     fn wait_for_packet(&self, deadline: &Timespec) -> Result<bool, Errno> {
-        let foreground = self.foreground.as_ref().map(|foreground| &foreground.signal_pipe);
+        let foreground = self
+            .foreground
+            .as_ref()
+            .map(|foreground| &foreground.signal_pipe);
         let foreground = foreground.map(|pipe| PollFd::new(pipe, PollFlags::IN));
         let mut polled: Vec<_> = [Some(PollFd::new(&self.socket, PollFlags::IN)), foreground]
             .into_iter()
@@ -673,7 +693,9 @@ impl MountState {
         let packet = Packet::TakeOver((&self.site).into(), state.clone(), bytes);
         let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
         let told = protocol::send(&worker.socket, &packet, device);
-        while told.is_ok() && worker.session_state.is_none() && Instant::now() < deadline + worker.unreachable_time
+        while told.is_ok()
+            && worker.session_state.is_none()
+            && Instant::now() < deadline + worker.unreachable_time
         {
             if !worker.receive_packet() {
                 break;
@@ -758,7 +780,8 @@ impl From<&MountTarget> for MountPlace {
         Self {
             mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
             device: site.device,
-            cover: site.overlay
+            cover: site
+                .overlay
                 .map(|(cover, device)| (cover.fs_type().to_owned(), device)),
             namespace: site.namespace.as_ref().map(|namespace| {
                 let path = namespace.path.as_os_str().as_bytes().to_vec();

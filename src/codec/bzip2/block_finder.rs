@@ -167,7 +167,13 @@ mod tests {
                     let mut scanner = MagicScanner::new();
                     let found = scanner.find(first).or_else(|| scanner.find(second));
                     let bit = 400 + bit as usize;
-                    assert_eq!(found, Some(FoundMagic { bit, is_stream_end: end }));
+                    assert_eq!(
+                        found,
+                        Some(FoundMagic {
+                            bit,
+                            is_stream_end: end
+                        })
+                    );
                 }
             }
         }
@@ -178,7 +184,8 @@ mod tests {
         let noise = noise(2_000_000);
         let all = noise.windows(1000).step_by(20);
         assert!(all.clone().count() > 90_000);
-        let found = all.filter(|bytes| check_block_header(BitReader::new(bytes, 3), 9) == Plausibility::Yes);
+        let found = all
+            .filter(|bytes| check_block_header(BitReader::new(bytes, 3), 9) == Plausibility::Yes);
         assert_eq!(found.count(), 0);
     }
 }

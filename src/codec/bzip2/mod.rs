@@ -13,14 +13,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::seek_point::{MIN_SPAN_LEN, Spacing};
-use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
-use super::{Cause, Compression, Context, Error, Job, Output, Pull, LazyOutput, SeekPoint, UNKNOWN_PLAIN};
+use super::{
+    Cause, Compression, Context, Error, Job, LazyOutput, Output, Pull, SeekPoint, UNKNOWN_PLAIN,
+};
 use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};
 use bit_io::{BitReader, BitWriter, shift};
-use block_finder::{BLOCK_MAGIC, BLOCK_HEADER_LEN, STREAM_END_MAGIC, FoundMagic, MAGIC_BITS, Plausibility, MagicScanner, check_block_header};
+use block_finder::{
+    BLOCK_HEADER_LEN, BLOCK_MAGIC, FoundMagic, MAGIC_BITS, MagicScanner, Plausibility,
+    STREAM_END_MAGIC, check_block_header,
+};
 
 /// Bytes of a stream header.
 const STREAM_HEADER_LEN: usize = 4;
@@ -59,7 +64,8 @@ const MAX_PACKED_LEN: usize = 9 * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOC
 
 // A job of any block finds room beside what is set aside, or it would be waited for in vain.
 const _: () = {
-    let job = 9 * BLOCK_LEN_PER_LEVEL * (MAX_BUFFER_FACTOR + STATE_BYTES_PER_BYTE) + 2 * MAX_PACKED_LEN;
+    let job =
+        9 * BLOCK_LEN_PER_LEVEL * (MAX_BUFFER_FACTOR + STATE_BYTES_PER_BYTE) + 2 * MAX_PACKED_LEN;
     assert!((MAX_LIVE_PIECES * PIECE_LEN + job) as u64 <= READ_POOL_BYTES);
 };
 
@@ -150,7 +156,12 @@ impl FrameWalker for Streams {
 }
 
 impl Streams {
-    fn new(context: Context, spacing: Spacing, plain_estimate: u64, stream: Option<Stream>) -> Self {
+    fn new(
+        context: Context,
+        spacing: Spacing,
+        plain_estimate: u64,
+        stream: Option<Stream>,
+    ) -> Self {
         let state = stream.map_or(State::BetweenStreams, |_| State::Boundary);
         Self {
             context,
@@ -169,7 +180,11 @@ impl Streams {
         }
     }
 
-    fn start_stream(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Cause> {
+    fn start_stream(
+        &mut self,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
+    ) -> Result<Step, Cause> {
         if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
@@ -246,7 +261,8 @@ impl Streams {
             .find_map(|bytes| scanner.find(bytes));
         let level = self.stream.level;
         let Some(found) = found else {
-            let max_block_len = usize::from(level) * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
+            let max_block_len =
+                usize::from(level) * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
             if scanner.scanned() > max_block_len {
                 let text = "a block that is longer than any";
                 return Err(Cause::Malformed(text.to_owned()));
@@ -393,7 +409,8 @@ impl Block {
 
     /// A stream of this block alone.
     fn stream(&self) -> Vec<u8> {
-        self.segments.with_contiguous(|packed| self.stream_of(packed))
+        self.segments
+            .with_contiguous(|packed| self.stream_of(packed))
     }
 
     fn stream_of(&self, packed: &[u8]) -> Vec<u8> {
@@ -450,7 +467,12 @@ struct BlockDecoding {
 }
 
 impl BlockDecoding {
-    fn new(block: &Block, packed: Packed, state: Reservation, max_block_len: Arc<AtomicUsize>) -> Self {
+    fn new(
+        block: &Block,
+        packed: Packed,
+        state: Reservation,
+        max_block_len: Arc<AtomicUsize>,
+    ) -> Self {
         Self {
             packed,
             stream: block.stream(),
@@ -490,7 +512,8 @@ impl BlockDecoding {
             filled += progress.produced;
         }
         self.plain_len += filled;
-        self.max_block_len.fetch_max(self.plain_len, Ordering::Relaxed);
+        self.max_block_len
+            .fetch_max(self.plain_len, Ordering::Relaxed);
         Ok(filled)
     }
 }
@@ -503,7 +526,7 @@ struct LongBlockOutput {
 
 impl LazyOutput for LongBlockOutput {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
-        let taken = self.overflow.pieces.take(PIECE_LEN);
+        let taken = self.overflow.pieces.acquire(PIECE_LEN);
         let mut buffer = taken.map_err(|closed| {
             let packed = self.decoding.packed;
             error::<Streams>(packed, closed.into())
@@ -552,7 +575,8 @@ fn run(
 #[cfg(test)]
 mod tests {
     use super::super::frame_walker::tests::{
-        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, noise, text,
+        Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
+        context, decode, decode_from, noise, text,
     };
     use super::*;
     use proptest::prelude::*;
@@ -726,7 +750,10 @@ mod tests {
         };
         // Behind a true magic comes a header, behind the same bits elsewhere does not.
         let input = pieces(&packed[4..]);
-        let found = FoundMagic { bit: 0, is_stream_end: false };
+        let found = FoundMagic {
+            bit: 0,
+            is_stream_end: false,
+        };
         assert_eq!(check_block_start(found, &input, 9), Plausibility::Yes);
         let found = FoundMagic {
             bit: 80_000,
@@ -738,7 +765,10 @@ mod tests {
             bit: 80_000,
             is_stream_end: true,
         };
-        assert_eq!(check_stream_end(false_end, &input, Some(1)), Plausibility::No);
+        assert_eq!(
+            check_stream_end(false_end, &input, Some(1)),
+            Plausibility::No
+        );
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::header::Header;
 use super::trailer::{MemberChecksum, Trailer};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
-use crate::codec::gzip::sys::{Inflate, StopReason, StopAt};
+use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
 use crate::codec::{Cause, Compression, Error, MAX_PARTS_PER_JOB};
 
 /// The most plain bytes that a BGZF member holds.

@@ -68,7 +68,10 @@ impl Iterator for Candidates<'_> {
                 self.offsets &= self.offsets - 1;
                 let bit = (self.next as u64 - 1) * 8 + offset;
                 if has_complete_precode(self.bytes, bit) {
-                    return Some(Candidate { bit, ambiguous_bits: 0 });
+                    return Some(Candidate {
+                        bit,
+                        ambiguous_bits: 0,
+                    });
                 }
             }
             if self.next >= self.end {
@@ -174,8 +177,8 @@ pub(super) mod tests {
 
     use super::super::tests::text;
     use super::*;
-    use crate::codec::gzip::sys::{Inflate, StopReason, StopAt};
     use crate::codec::frame_walker::tests::noise;
+    use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
 
     pub(in super::super) fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
         let level = flate2::Compression::new(level);
@@ -251,7 +254,13 @@ pub(super) mod tests {
             (0x7f, 0, 6),
             (0x0f, 0, 7),
         ] {
-            assert_eq!(found(first, second), [Candidate { bit: 13, ambiguous_bits }]);
+            assert_eq!(
+                found(first, second),
+                [Candidate {
+                    bit: 13,
+                    ambiguous_bits
+                }]
+            );
         }
         assert_eq!(found(0, 0b0011_1111), []);
     }

@@ -280,7 +280,10 @@ mod tests {
         let cause = Cause::Unsupported("gzip compression method 7".to_owned());
         assert_eq!(error, Some(HeaderError::Invalid(cause)));
         let error = read(&[0x1f, 0x8b, 8, 0x20, 0, 0, 0, 0, 0, 0], 10).err();
-        assert!(matches!(error, Some(HeaderError::Invalid(Cause::Unsupported(_)))));
+        assert!(matches!(
+            error,
+            Some(HeaderError::Invalid(Cause::Unsupported(_)))
+        ));
         assert_eq!(read(&[0x1f, 0x8c], 1).err(), Some(HeaderError::NoMagic));
     }
 

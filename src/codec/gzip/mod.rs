@@ -10,24 +10,24 @@
 
 mod bgzf;
 mod block_finder;
-mod speculative;
 mod header;
 mod output_queue;
 mod speculation_queue;
+mod speculative;
 mod sys;
 mod trailer;
 
 use bytes::Bytes;
 
 use self::bgzf::Group;
-use self::speculative::{BlockEnd, SpeculativeOutput};
-use self::header::{HeaderError, Header};
+use self::header::{Header, HeaderError};
 use self::output_queue::OutputQueue;
 use self::speculation_queue::{Match, SpeculationLimits, SpeculationQueue};
+use self::speculative::{BlockEnd, SpeculativeOutput};
+use self::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
 use self::trailer::{MemberChecksum, Trailer};
 use super::input_queue::InputQueue;
 use super::seek_point::{Spacing, unpack_window};
-use self::sys::{Inflate, StopReason, StopAt, WINDOW_LEN};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Packed, Plain};
@@ -186,7 +186,11 @@ impl Decoder {
     }
 
     fn header(&mut self) -> Result<Step, Error> {
-        let State::Header { header, is_after_member } = &mut self.state else {
+        let State::Header {
+            header,
+            is_after_member,
+        } = &mut self.state
+        else {
             return Ok(Step::Progressed);
         };
         let (seen, is_after_member) = (header.len(), *is_after_member);
@@ -210,7 +214,9 @@ impl Decoder {
             }
             // The header goes on, or the stream ends, with a lone first byte of a magic at most.
             Ok(0) if is_after_member && self.input.is_finished() && seen == 0 => Ok(Step::End),
-            Ok(0) if is_after_member && self.input.is_finished() && seen == 1 => Ok(self.end_at_garbage(seen)),
+            Ok(0) if is_after_member && self.input.is_finished() && seen == 1 => {
+                Ok(self.end_at_garbage(seen))
+            }
             Ok(0) => self.need_input(),
             Ok(len) => {
                 self.consume(len);
@@ -310,7 +316,10 @@ impl Decoder {
             return Ok(Step::NeedInput);
         }
         if found == Match::Running
-            && let Some(work) = self.speculation.as_ref().and_then(SpeculationQueue::running_job)
+            && let Some(work) = self
+                .speculation
+                .as_ref()
+                .and_then(SpeculationQueue::running_job)
         {
             self.output.push(Pull::WaitFor(work));
             return Ok(Step::Progressed);
@@ -330,14 +339,25 @@ impl Decoder {
         if self.wants_input() {
             return Ok(Step::NeedInput);
         }
-        let State::Deflate { check, has_pending_output } = &mut self.state else {
+        let State::Deflate {
+            check,
+            has_pending_output,
+        } = &mut self.state
+        else {
             return Ok(Step::Progressed);
         };
         if self.input.len() == 0 && !*has_pending_output {
             return self.need_input();
         }
-        let watched = self.speculation.as_ref().is_some_and(SpeculationQueue::is_busy);
-        let stop = if watched || self.spacing.is_checkpoint_due(self.plain, self.input.offset()) {
+        let watched = self
+            .speculation
+            .as_ref()
+            .is_some_and(SpeculationQueue::is_busy);
+        let stop = if watched
+            || self
+                .spacing
+                .is_checkpoint_due(self.plain, self.input.offset())
+        {
             StopAt::BlockEnd
         } else {
             StopAt::StreamEnd
@@ -378,7 +398,10 @@ impl Decoder {
 
     /// Where a block ended, `unused_bits` before the next packed byte.
     fn end_block(&mut self, unused_bits: u8) {
-        if self.spacing.is_checkpoint_due(self.plain, self.input.offset()) {
+        if self
+            .spacing
+            .is_checkpoint_due(self.plain, self.input.offset())
+        {
             let (bit, window) = (self.bit(unused_bits), self.inflate.window());
             let seek_point = checkpoint(&mut self.spacing, bit, self.plain, &window);
             if let Some(seek_point) = seek_point {
@@ -423,9 +446,9 @@ impl Decoder {
         }
         let (pool, offset) = (&self.pool, self.input.offset());
         let decoded_lens = (packed_len, plain_len);
-        let speculation = self
-            .speculation
-            .get_or_insert_with(|| SpeculationQueue::new(limits, pool.clone(), offset, decoded_lens));
+        let speculation = self.speculation.get_or_insert_with(|| {
+            SpeculationQueue::new(limits, pool.clone(), offset, decoded_lens)
+        });
         let work = speculation.start_next(&self.input, decoded_lens);
         let begun = work.is_some();
         if let Some(work) = work {
@@ -442,7 +465,11 @@ impl Decoder {
 
     /// Takes what was decoded ahead from the block on that comes next.
     fn accept_speculative_output(&mut self) {
-        let Some(decoded) = self.speculation.as_mut().and_then(SpeculationQueue::take_match) else {
+        let Some(decoded) = self
+            .speculation
+            .as_mut()
+            .and_then(SpeculationQueue::take_match)
+        else {
             return;
         };
         let State::Block {
@@ -763,7 +790,9 @@ mod tests {
                     }
                 }
                 Ok(Pull::Warning(text)) => run.warnings.push(text),
-                Ok(Pull::ChecksumStart(_) | Pull::ChecksumEnd { .. }) => panic!("gzip checks itself"),
+                Ok(Pull::ChecksumStart(_) | Pull::ChecksumEnd { .. }) => {
+                    panic!("gzip checks itself")
+                }
                 Ok(Pull::End) => return run,
                 Err(error) => {
                     let again = decoder.pull().err();

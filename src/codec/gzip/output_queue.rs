@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::base::buffer_pool::{Buffer, Closed, BufferPool};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::codec::{Pull, SeekPoint};
 
 /// Collects plain bytes in pooled buffers, and seek points between them, as pulls.
@@ -105,7 +105,11 @@ impl OutputQueue {
 
     /// Makes `rest` ready to be pulled, with `marks` before the bytes at their positions; all
     /// before must be.
-    pub(super) fn push_with_seek_points(&mut self, mut rest: Bytes, marks: Vec<(usize, SeekPoint)>) {
+    pub(super) fn push_with_seek_points(
+        &mut self,
+        mut rest: Bytes,
+        marks: Vec<(usize, SeekPoint)>,
+    ) {
         let mut start = 0;
         for (position, seek_point) in marks {
             push_plain(&mut self.ready, rest.split_to(position - start));

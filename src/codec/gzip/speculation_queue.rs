@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::speculative::{SpeculativeOutput, SpeculativeTask};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
-use crate::base::once_job::{TakeOutcome, OnceJob};
+use crate::base::once_job::{OnceJob, TakeOutcome};
 use crate::codec::input_queue::InputQueue;
 use crate::codec::{self, Context};
 
@@ -58,7 +58,9 @@ impl SpeculationLimits {
     pub(super) fn new(context: &Context) -> Option<Self> {
         let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
         let partitions = (buffers / BUFFERS_PER_PARTITION.start()).min(context.workers as u64 + 1);
-        let buffers = buffers.checked_div(partitions)?.min(*BUFFERS_PER_PARTITION.end());
+        let buffers = buffers
+            .checked_div(partitions)?
+            .min(*BUFFERS_PER_PARTITION.end());
         let limits = Self {
             partitions: usize::try_from(partitions).ok()?,
             partition_len: MAX_PARTITION_LEN,
@@ -123,7 +125,12 @@ pub(super) enum Match {
 impl SpeculationQueue {
     /// For a member that is decoded up to `packed`; `decoded_lens` it has had so many packed and so
     /// many plain bytes.
-    pub(super) fn new(limits: SpeculationLimits, pool: BufferPool, packed: Packed, decoded_lens: (u64, u64)) -> Self {
+    pub(super) fn new(
+        limits: SpeculationLimits,
+        pool: BufferPool,
+        packed: Packed,
+        decoded_lens: (u64, u64),
+    ) -> Self {
         let partition_len = limits.partition_len(decoded_lens);
         Self {
             limits,
@@ -151,11 +158,18 @@ impl SpeculationQueue {
 
     /// Whether more input would make another partition.
     pub(super) fn wants_input(&self, input: &InputQueue) -> bool {
-        !input.is_finished() && self.needed_input_len(input).is_some_and(|needed_len| needed_len > input.len())
+        !input.is_finished()
+            && self
+                .needed_input_len(input)
+                .is_some_and(|needed_len| needed_len > input.len())
     }
 
     /// The next partition, when it is at hand and there is memory for it without waiting.
-    pub(super) fn start_next(&mut self, input: &InputQueue, decoded_lens: (u64, u64)) -> Option<codec::SpeculativeJob> {
+    pub(super) fn start_next(
+        &mut self,
+        input: &InputQueue,
+        decoded_lens: (u64, u64),
+    ) -> Option<codec::SpeculativeJob> {
         if self.next_start.0 < input.offset().0 {
             // Decoding went past: there was no memory, or no one to begin.
             self.next_start = Packed(input.offset().0 + self.partition_len as u64);
@@ -170,7 +184,8 @@ impl SpeculationQueue {
         if packed.len() < self.partition_len / 2 {
             return None;
         }
-        let buffers = (0..self.limits.buffers).map(|_| self.pool.try_acquire(self.limits.buffer_len));
+        let buffers =
+            (0..self.limits.buffers).map(|_| self.pool.try_acquire(self.limits.buffer_len));
         let task = SpeculativeTask {
             start: self.next_start.0 * 8,
             partition_len: self.partition_len.min(packed.len()),

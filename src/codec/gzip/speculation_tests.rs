@@ -156,7 +156,13 @@ fn serial(packed: &[u8], step: usize) -> Run {
     run(decoder, packed, step, Workers::None)
 }
 
-fn ahead_in(pool: &BufferPool, limits: SpeculationLimits, packed: &[u8], step: usize, workers: Workers) -> Run {
+fn ahead_in(
+    pool: &BufferPool,
+    limits: SpeculationLimits,
+    packed: &[u8],
+    step: usize,
+    workers: Workers,
+) -> Run {
     let mut decoder = Decoder::start(context(pool));
     assert!(decoder.limits.is_none(), "there are no workers");
     decoder.limits = Some(limits);
@@ -441,7 +447,8 @@ fn speculation_stays_within_the_pool() {
     };
     for packed in [bomb, member(&text(3_000_000, 1), 6)] {
         // The rest is for those who wait; see `SpeculationLimits::new`.
-        let pool = BufferPool::new(3 * (limits.partitions * limits.buffers * limits.buffer_len) as u64);
+        let pool =
+            BufferPool::new(3 * (limits.partitions * limits.buffers * limits.buffer_len) as u64);
         let run = ahead_in(&pool, limits, &packed, 50_000, Workers::Threads);
         assert_eq!(run.end, None);
         assert!(run.partitions > 5, "{}", run.partitions);
@@ -465,7 +472,11 @@ fn search_pauses_after_consecutive_misses() {
     let run = ahead(SMALL, &packed, usize::MAX, Workers::Immediate);
     assert_eq!((run.end, run.jobs), (None, 0));
     let partitions = packed.len() / SMALL.partition_len;
-    assert!(run.partitions * 10 < partitions, "{} of {partitions}", run.partitions);
+    assert!(
+        run.partitions * 10 < partitions,
+        "{} of {partitions}",
+        run.partitions
+    );
 }
 
 #[test]
@@ -478,7 +489,11 @@ fn small_members_after_a_long_one_are_not_speculated() {
     let run = ahead(SMALL, &[long, small].concat(), 50_000, Workers::Immediate);
     assert_eq!(run.end, None);
     // Where the long one ends is not known before.
-    assert!(run.partitions <= alone.partitions + SMALL.partitions, "{}", run.partitions);
+    assert!(
+        run.partitions <= alone.partitions + SMALL.partitions,
+        "{}",
+        run.partitions
+    );
 }
 
 #[test]

@@ -13,8 +13,8 @@ use bytes::Bytes;
 
 use super::block_finder::{Candidate, Candidates};
 use crate::base::buffer_pool::Buffer;
+use crate::codec::gzip::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
 use crate::codec::input_queue::SegmentedBytes;
-use crate::codec::gzip::sys::{Inflate, StopReason, StopAt, WINDOW_LEN};
 
 /// The window that the first decoding is given, and the second.
 static MARKER_WINDOWS: [[u8; WINDOW_LEN]; 2] = marker_windows();
@@ -140,7 +140,11 @@ impl SpeculativeTask {
         };
         let mut probe = Inflate::new();
         // What all false starts together may cost.
-        let mut wasted_limit: usize = decoding.free_buffers.iter().map(|buffer| buffer.len()).sum();
+        let mut wasted_limit: usize = decoding
+            .free_buffers
+            .iter()
+            .map(|buffer| buffer.len())
+            .sum();
         for candidate in Candidates::new(packed, self.partition_len) {
             if !is_valid_block_start(&mut probe, packed, candidate.bit) {
                 continue;
@@ -266,7 +270,8 @@ impl PartitionDecoder<'_> {
         let (Some(end), Ok(filled)) = (ends.last, filled) else {
             for piece in pieces {
                 self.free_buffers.push(piece.first);
-                self.free_buffers.extend(piece.second.map(|(buffer, _)| buffer));
+                self.free_buffers
+                    .extend(piece.second.map(|(buffer, _)| buffer));
             }
             // Each false start costs something, be it as short as it may.
             return Err(start + WINDOW_LEN);
@@ -285,7 +290,12 @@ impl PartitionDecoder<'_> {
 
     /// Fills the first side of `piece`, which begins at plain byte `start`, and appends the block
     /// ends in it to `ends`.
-    fn fill_first(&mut self, piece: &mut UnresolvedPiece, start: usize, ends: &mut BlockEnds) -> Result<FillEnd, ()> {
+    fn fill_first(
+        &mut self,
+        piece: &mut UnresolvedPiece,
+        start: usize,
+        ends: &mut BlockEnds,
+    ) -> Result<FillEnd, ()> {
         let [inflater, _] = &mut self.inflaters;
         loop {
             let room = piece.first.get_mut(piece.len..).unwrap_or_default();
@@ -406,11 +416,16 @@ mod tests {
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Packed;
-    use crate::codec::input_queue::InputQueue;
     use crate::codec::frame_walker::tests::noise;
+    use crate::codec::input_queue::InputQueue;
 
     /// The speculative output for the `partition_len` bytes at `start`, with so many buffers of 64 KiB.
-    fn decode_speculatively(packed: &[u8], start: usize, partition_len: usize, buffers: usize) -> Option<SpeculativeOutput> {
+    fn decode_speculatively(
+        packed: &[u8],
+        start: usize,
+        partition_len: usize,
+        buffers: usize,
+    ) -> Option<SpeculativeOutput> {
         let mut input = InputQueue::new(Packed(0));
         // In several slices, as it comes.
         for slice in packed.chunks(30_011) {

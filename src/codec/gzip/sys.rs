@@ -147,7 +147,10 @@ impl Inflate {
         // SAFETY: the stream is initialised; its input is readable and its output writable for
         // the lengths given, as both are live slices, and neither is null, as slices never are.
         let mut code = unsafe { inflate(&raw mut *stream, flush) };
-        if stop == StopAt::BlockEnd && is_ok(code) && stream.data_type & LAST_BLOCK_END == LAST_BLOCK_END {
+        if stop == StopAt::BlockEnd
+            && is_ok(code)
+            && stream.data_type & LAST_BLOCK_END == LAST_BLOCK_END
+        {
             // The last block's end is of no interest; what follows it is the stream's.
             // SAFETY: as before; zlib has moved pointers and lengths on together.
             code = unsafe { inflate(&raw mut *stream, Z_NO_FLUSH) };

@@ -171,7 +171,10 @@ impl ChecksumParts {
     /// Of all parts, which have been told.
     fn sum(&self) -> u32 {
         let combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
-        debug_assert_eq!(combined.count, self.count, "asked before all parts were told");
+        debug_assert_eq!(
+            combined.count, self.count,
+            "asked before all parts were told"
+        );
         combined.crc.sum()
     }
 }

@@ -92,7 +92,12 @@ impl Block {
 
     /// Decodes what liblz4 refused: it does not say why, and this one has the last word.
     #[cold]
-    fn decode_fallback(&self, packed: &[u8], buffer: &mut [u8], start: usize) -> Result<usize, Error> {
+    fn decode_fallback(
+        &self,
+        packed: &[u8],
+        buffer: &mut [u8],
+        start: usize,
+    ) -> Result<usize, Error> {
         let (seen, room) = buffer.split_at_mut(start.min(buffer.len()));
         let history = seen.get(seen.len().saturating_sub(sys::HISTORY_LEN)..);
         block::decompress_into_with_dict(packed, room, history.unwrap_or_default())

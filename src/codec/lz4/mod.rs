@@ -9,16 +9,17 @@ mod sys;
 
 use std::sync::Arc;
 
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
 use super::input_queue::InputQueue;
 use super::seek_point::{Spacing, unpack_window};
-use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{
-    Cause, Compression, ContentChecksum, Context, Error, MAX_PARTS_PER_JOB, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
+    Cause, Compression, ContentChecksum, Context, Error, Job, MAX_PARTS_PER_JOB, Pull, SeekPoint,
+    UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, ContentLenCheck, check_content_len, decode_group};
-use header::{STATE_BETWEEN_FRAMES, Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, is_skippable};
+use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, STATE_BETWEEN_FRAMES, is_skippable};
 use sys::HISTORY_LEN;
 
 /// Small blocks are joined to pieces of about so many plain bytes.
@@ -214,7 +215,11 @@ impl FrameWalker for Frames {
 }
 
 impl Frames {
-    fn start_frame(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
+    fn start_frame(
+        &mut self,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
+    ) -> Result<Step, Error> {
         if input.is_exhausted() && !self.is_first {
             return Ok(Step::End);
         }
@@ -403,9 +408,9 @@ impl Frames {
             return Ok(Step::Progressed);
         }
         let len_checked = match (&frame.body, frame.header.content_len) {
-            (Body::Independent { len_check, .. }, _) => {
-                len_check.as_ref().map_or(Ok(()), |len_check| len_check.end_part(0))
-            }
+            (Body::Independent { len_check, .. }, _) => len_check
+                .as_ref()
+                .map_or(Ok(()), |len_check| len_check.end_part(0)),
             (Body::Linked(linked), Some(expected)) => {
                 check_content_len(expected, linked.plain_len, true)
             }
@@ -486,7 +491,10 @@ impl Group {
 impl LinkedDecoder {
     /// What was decoded, if there are no `room` bytes behind it.
     fn flush_unless_fits(&mut self, room: usize) -> Option<Pull> {
-        let is_full = self.piece.as_ref().is_some_and(|piece| piece.spare_len() < room);
+        let is_full = self
+            .piece
+            .as_ref()
+            .is_some_and(|piece| piece.spare_len() < room);
         is_full.then(|| self.flush()).flatten()
     }
 
@@ -556,8 +564,8 @@ impl LinkedBuffer {
 #[cfg(test)]
 mod tests {
     use super::super::frame_walker::tests::{
-        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, drive, noise,
-        text,
+        Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
+        context, decode, decode_from, drive, noise, text,
     };
     use super::*;
     use crate::base::buffer_pool::BufferPool;
@@ -625,7 +633,10 @@ mod tests {
                 let (word, body) = if packed.len() < block.len() {
                     (u32::try_from(packed.len()).unwrap(), packed)
                 } else {
-                    (u32::try_from(block.len()).unwrap() | STORED_FLAG, block.to_vec())
+                    (
+                        u32::try_from(block.len()).unwrap() | STORED_FLAG,
+                        block.to_vec(),
+                    )
                 };
                 frame.extend(word.to_le_bytes());
                 frame.extend(&body);

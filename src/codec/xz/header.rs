@@ -281,7 +281,10 @@ mod tests {
         for number in [0, 1, 4, 10] {
             let check = Check::new(number).unwrap();
             let header = check.stream_header();
-            assert_eq!(Check::parse_stream_header(*header.first_chunk().unwrap()), Ok(check));
+            assert_eq!(
+                Check::parse_stream_header(*header.first_chunk().unwrap()),
+                Ok(check)
+            );
         }
         assert_eq!(Check::new(2), None);
     }

@@ -14,10 +14,10 @@ use flate2::Crc;
 use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
 use xxhash_rust::xxh3::Xxh3Default;
 
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
-use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
@@ -205,7 +205,11 @@ impl Streams {
         Ok(Step::Progressed)
     }
 
-    fn start_block(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Cause> {
+    fn start_block(
+        &mut self,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
+    ) -> Result<Step, Cause> {
         let State::Blocks(records) = &mut self.state else {
             return Ok(Step::Progressed);
         };
@@ -314,7 +318,11 @@ fn decode_block(
     let before = Bytes::from(check.stream_header());
     let after = Bytes::from(index_and_footer(check, unpadded_len, buffer.len() as u64));
     let mut filled = 0;
-    for slice in [&before].into_iter().chain(segments.slices()).chain([&after]) {
+    for slice in [&before]
+        .into_iter()
+        .chain(segments.slices())
+        .chain([&after])
+    {
         let mut slice = slice.as_ref();
         while !slice.is_empty() {
             let target = buffer.get_mut(filled..).unwrap_or_default();
@@ -562,7 +570,10 @@ impl Index {
     }
 
     /// The next `N` integers; `None`, and nothing taken, when they are not at hand.
-    fn read_integers<const N: usize>(&mut self, input: &mut InputQueue) -> Result<Option<[u64; N]>, Cause> {
+    fn read_integers<const N: usize>(
+        &mut self,
+        input: &mut InputQueue,
+    ) -> Result<Option<[u64; N]>, Cause> {
         let mut bytes = [0; 2 * MAX_INTEGER_LEN];
         let len = input.len().min(N * MAX_INTEGER_LEN);
         let bytes = bytes.get_mut(..len).unwrap_or_default();
@@ -633,8 +644,8 @@ impl fmt::Debug for Index {
 #[cfg(test)]
 mod tests {
     use super::super::frame_walker::tests::{
-        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, decode_from, drive, noise,
-        text,
+        Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
+        context, decode, decode_from, drive, noise, text,
     };
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;

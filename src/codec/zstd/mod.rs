@@ -11,12 +11,13 @@ use std::fmt;
 use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
-use super::frame_walker::{PullQueue, Step, FrameWalker, FrameDecoder, error};
 use super::{
-    Cause, Compression, ContentChecksum, Context, Error, MAX_PARTS_PER_JOB, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
+    Cause, Compression, ContentChecksum, Context, Error, Job, MAX_PARTS_PER_JOB, Pull, SeekPoint,
+    UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
@@ -179,7 +180,9 @@ impl Frames {
                 };
                 let room = finder.buffer_len();
                 self.group.push(Frame { packed, segments }, room);
-                if self.group.buffer_len >= MIN_JOB_LEN || self.group.frames.len() == MAX_PARTS_PER_JOB {
+                if self.group.buffer_len >= MIN_JOB_LEN
+                    || self.group.frames.len() == MAX_PARTS_PER_JOB
+                {
                     pulls.extend(self.group.flush(&self.context.pool)?);
                 }
                 self.plain_upper_bound = self.plain_upper_bound.saturating_add(room as u64);
@@ -207,7 +210,11 @@ impl Frames {
         Ok(Step::Progressed)
     }
 
-    fn step_serial(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
+    fn step_serial(
+        &mut self,
+        input: &mut InputQueue,
+        pulls: &mut PullQueue,
+    ) -> Result<Step, Error> {
         let Some(serial) = &mut self.serial else {
             self.state = State::BetweenFrames;
             return Ok(Step::Progressed);
@@ -293,7 +300,9 @@ impl FrameEndFinder {
                 return FrameEnd::TooFar;
             };
             let end = self.next_header_offset + BLOCK_HEADER_LEN + block.packed_len;
-            if end > MAX_JOB_PACKED_LEN || self.plain_upper_bound + block.plain_upper_bound > MAX_JOB_LEN {
+            if end > MAX_JOB_PACKED_LEN
+                || self.plain_upper_bound + block.plain_upper_bound > MAX_JOB_LEN
+            {
                 return FrameEnd::TooFar;
             }
             let checksum_len = if self.header.has_checksum { 4 } else { 0 };
@@ -382,7 +391,10 @@ fn cause(code: ErrorCode) -> Cause {
 #[derive(Debug)]
 enum Serial {
     /// Block by block, with our buffers as the window.
-    Blocks { blocks: BlockDecoder, region_len: usize },
+    Blocks {
+        blocks: BlockDecoder,
+        region_len: usize,
+    },
     /// By libzstd's own window, when our buffers would have to be too large for the pool.
     Stream(Stream),
 }
@@ -527,10 +539,11 @@ impl fmt::Debug for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::start;
     use super::super::frame_walker::tests::{
-        Outcome, assert_decodes, assert_bit_flips_are_detected, assert_truncation_is_detected, context, decode, drive, noise, text,
+        Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
+        context, decode, drive, noise, text,
     };
+    use super::super::start;
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
     use ::zstd::stream::raw::CParameter;

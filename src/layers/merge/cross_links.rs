@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use super::{Layers, Parts, roots};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
-use crate::index::{Charge, Kind, MemoryLimit, LayerIno, TooMuchMemory, UnresolvedLink};
+use crate::index::{Charge, Kind, LayerIno, MemoryLimit, TooMuchMemory, UnresolvedLink};
 
 /// Work that the targets of all hard links of a merge may share. A step to a name is 1, and as much again
 /// for each layer in which the name is looked up. All of it takes a few seconds. An image of 100 layers
@@ -259,7 +259,11 @@ impl<'r, 'a> Resolver<'r, 'a> {
     }
 
     /// Looks `name` up in directory `parent`, and keeps what it finds.
-    fn look_up_and_remember(&mut self, parent: u32, name: &[u8]) -> Result<LookupResult, WalkError> {
+    fn look_up_and_remember(
+        &mut self,
+        parent: u32,
+        name: &[u8],
+    ) -> Result<LookupResult, WalkError> {
         let parts = self.look_up(parent, name)?;
         let found = match parts.first() {
             None => LookupResult::Nothing,

@@ -15,8 +15,9 @@ use std::ops::Range;
 use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{
-    self, Builder, Charge, Entry, Index, Ino, Kind, Locator, MemoryLimit, MergeError, MergedIndex,
-    MergedName, Options, Origin, LayerIno, MergePlan, Problem, MergedDirectory, TooMuchMemory, WhiteoutFormat,
+    self, Builder, Charge, Entry, Index, Ino, Kind, LayerIno, Locator, MemoryLimit, MergeError,
+    MergePlan, MergedDirectory, MergedIndex, MergedName, Options, Origin, Problem, TooMuchMemory,
+    WhiteoutFormat,
 };
 use cross_links::{MAX_SHARED_WORK, Target, WorkBudget, find_targets};
 
@@ -60,7 +61,10 @@ fn removals<'a>(
         charge.push(&mut removals, (whiteout.parent, name))?;
     }
     let inos = Ino::ROOT.0..=index.last_ino().0;
-    for ino in inos.filter(|_| whiteouts == WhiteoutFormat::Overlay).map(Ino) {
+    for ino in inos
+        .filter(|_| whiteouts == WhiteoutFormat::Overlay)
+        .map(Ino)
+    {
         let Some(directory) = index.entry(ino) else {
             continue;
         };
@@ -332,7 +336,13 @@ impl<'a> Layers<'a> {
     }
 
     /// Notes that no target was found of the link `name` in `directory` of layer `number`.
-    fn note_missing_target(&mut self, number: u32, directory: &ArchivePath, name: &[u8], target: Target) {
+    fn note_missing_target(
+        &mut self,
+        number: u32,
+        directory: &ArchivePath,
+        name: &[u8],
+        target: Target,
+    ) {
         let mut names = directory.components().chain([name]);
         if names.any(|name| self.whiteouts.is_reserved_name(name)) {
             return;
@@ -460,7 +470,10 @@ impl<'a> Planner<'a, '_> {
         let attributes = *parts.iter().rev().find(is_explicit).unwrap_or(&layer_ino);
         let number = u32::try_from(self.plan.directories.len());
         let number = number.map_err(|_| MergeError::TooLarge)?;
-        let surface = MergedDirectory { lowest: layer_ino, attributes };
+        let surface = MergedDirectory {
+            lowest: layer_ino,
+            attributes,
+        };
         self.charge.push(&mut self.plan.directories, surface)?;
         for &part in parts {
             self.charge.push(&mut self.pending, (number, part))?;
@@ -468,7 +481,12 @@ impl<'a> Planner<'a, '_> {
         Ok(Some(layer_ino))
     }
 
-    fn plan_name(&mut self, directory: u32, name: &'a [u8], parts: &[LayerIno]) -> Result<(), MergeError> {
+    fn plan_name(
+        &mut self,
+        directory: u32,
+        name: &'a [u8],
+        parts: &[LayerIno],
+    ) -> Result<(), MergeError> {
         let target = match parts.first() {
             Some(&first) if self.layers.is_directory(first) => self.plan_directory(parts)?,
             first => first.copied(),
@@ -797,13 +815,13 @@ mod tests {
             let whole = merge(&indexes, whiteouts, &limit).expect("small");
             let whole_index = [&*whole.index];
             let whole_layered = Layers::new(&whole_index, WhiteoutFormat::Keep, &limit, &mut whole_work);
-            let whole_stack = whole_stack.expect("small");
+            let whole_layered = whole_layered.expect("small");
             let count = u32::try_from(indexes.len()).expect("few");
-            let mut below = Resolver::below(&stack, count, &mut work, limit.charge());
+            let mut below = Resolver::below(&layered, count, &mut work, limit.charge());
             let mut in_whole =
-                Resolver::own(&whole_stack, 0, &[], &mut whole_work, limit.charge());
+                Resolver::own(&whole_layered, 0, &[], &mut whole_work, limit.charge());
             for name in NAMES.iter().chain(&["l", "d/d/d", "a/b", "l/b", "l/d/a"]) {
-                let mut expected = in_whole.target(name.as_bytes()).expect("small");
+                let mut expected = in_whole.find_target(name.as_bytes()).expect("small");
                 if let Target::Entry(layer_ino) = &mut expected {
                     *layer_ino = whole.layer_ino(layer_ino.ino).expect("an entry of a layer");
                 }

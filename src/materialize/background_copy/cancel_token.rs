@@ -48,7 +48,9 @@ mod tests {
         let token = Arc::new(CancelToken::default());
         assert!(!token.wait_timeout(Duration::from_millis(1)) && !token.is_cancelled());
         let waiting = Arc::clone(&token);
-        let waiter = Thread::spawn("test", move || waiting.wait_timeout(Duration::from_hours(1)));
+        let waiter = Thread::spawn("test", move || {
+            waiting.wait_timeout(Duration::from_hours(1))
+        });
         token.cancel();
         assert!(waiter.expect("a thread").join());
         assert!(token.wait_timeout(Duration::from_hours(1)));

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use super::super::sidecar;
-use super::super::error::Error;
 use super::super::destination::DestinationRoot;
+use super::super::error::Error;
+use super::super::sidecar;
 use super::super::staging::is_empty;
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
@@ -54,10 +54,11 @@ impl CopyDirectory {
             errno,
         };
         let top = open.map_err(failed)?;
-        let ledger_path = sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| Error::CannotRename {
-            path: directory.clone(),
-            why: "has no name to give to a file beside it",
-        })?;
+        let ledger_path =
+            sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| Error::CannotRename {
+                path: directory.clone(),
+                why: "has no name to give to a file beside it",
+            })?;
         let is_new = is_empty(&top).map_err(failed)?;
         let ledger = match sidecar::open(&ledger_path, is_new) {
             Ok(ledger) => ledger,
@@ -161,16 +162,25 @@ mod tests {
         let copy = base.path().join("copy");
         let copy_directory = CopyDirectory::open(&copy).expect("made");
         assert!(base.path().join(".copy.tarfs-state").exists());
-        assert!(matches!(CopyDirectory::open(&copy), Err(Error::InUse { .. })));
+        assert!(matches!(
+            CopyDirectory::open(&copy),
+            Err(Error::InUse { .. })
+        ));
         copy_directory.ledger(7, 1).expect("new");
         drop(copy_directory);
         std::fs::write(copy.join("file"), "x").expect("written");
         let copy_directory = CopyDirectory::open(&copy).expect("ours");
         copy_directory.ledger(7, 1).expect("still ours");
-        assert!(matches!(copy_directory.ledger(8, 1), Err(Error::NotACopy { .. })));
+        assert!(matches!(
+            copy_directory.ledger(8, 1),
+            Err(Error::NotACopy { .. })
+        ));
         drop(copy_directory);
         std::fs::remove_file(base.path().join(".copy.tarfs-state")).expect("there");
-        assert!(matches!(CopyDirectory::open(&copy), Err(Error::NotACopy { .. })));
+        assert!(matches!(
+            CopyDirectory::open(&copy),
+            Err(Error::NotACopy { .. })
+        ));
         assert!(!base.path().join(".copy.tarfs-state").exists());
     }
 
@@ -183,10 +193,16 @@ mod tests {
         drop(CopyDirectory::open(&copy).expect("made"));
         let open = std::fs::Permissions::from_mode(0o622);
         std::fs::set_permissions(&ledger, open).expect("ours");
-        assert!(matches!(CopyDirectory::open(&copy), Err(Error::Ledger { .. })));
+        assert!(matches!(
+            CopyDirectory::open(&copy),
+            Err(Error::Ledger { .. })
+        ));
         std::fs::rename(&ledger, base.path().join("elsewhere")).expect("there");
         symlink("elsewhere", &ledger).expect("made");
-        assert!(matches!(CopyDirectory::open(&copy), Err(Error::Ledger { .. })));
+        assert!(matches!(
+            CopyDirectory::open(&copy),
+            Err(Error::Ledger { .. })
+        ));
     }
 
     #[test]
@@ -209,7 +225,10 @@ mod tests {
     fn ledger_name_fits_for_the_longest_directory_name() {
         let name = "n".repeat(sidecar::MAX_NAME_BYTES);
         let path = sidecar::path(&Path::new("/x").join(name), LEDGER_SUFFIX).expect("a name");
-        assert_eq!(path.file_name().map(OsStr::len), Some(sidecar::MAX_NAME_BYTES));
+        assert_eq!(
+            path.file_name().map(OsStr::len),
+            Some(sidecar::MAX_NAME_BYTES)
+        );
         assert_eq!(sidecar::path(Path::new("/"), LEDGER_SUFFIX), None);
     }
 }

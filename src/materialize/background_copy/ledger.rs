@@ -62,7 +62,11 @@ impl Ledger {
     ///
     /// # Errors
     /// When the file cannot be read.
-    pub(super) fn open(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Result<Self, File>> {
+    pub(super) fn open(
+        file: File,
+        tree_id: TreeId,
+        boot_id: u64,
+    ) -> io::Result<Result<Self, File>> {
         let mut slot = [0; SLOT_BYTES];
         let is_full_slot = match file.read_exact_at(&mut slot, 0) {
             Ok(()) => true,
@@ -88,7 +92,11 @@ impl Ledger {
 
     fn new(file: File, tree_id: TreeId, boot_id: u64) -> Self {
         let seed = fold(tree_id.content) ^ tree_id.directory.rotate_left(32);
-        Self { file, seed, boot_id }
+        Self {
+            file,
+            seed,
+            boot_id,
+        }
     }
 
     /// What is known of entry `number`.
@@ -333,7 +341,8 @@ mod tests {
         let (ledger, stat) = (ledger(&file, 1), stat());
         ledger.put(3, &stat, 1).expect("written");
         let mut good = [0; SLOT_BYTES];
-        file.read_exact_at(&mut good, slot_offset(3)).expect("there");
+        file.read_exact_at(&mut good, slot_offset(3))
+            .expect("there");
         for at in 0..SLOT_BYTES {
             let mut bad = good;
             bad[at] ^= 1;

@@ -7,10 +7,10 @@
 //! ledger each time it is opened. The bytes were verified by whoever read them from the archive.
 
 mod bit_set;
-mod ledger;
-mod directory;
-mod plan;
 mod cancel_token;
+mod directory;
+mod ledger;
+mod plan;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -28,17 +28,17 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use self::bit_set::BitSet;
-use self::ledger::{Ledger, Record};
 use self::directory::{CopyDirectory, errno, is_file};
-use self::plan::{Name, CopyPlan, output_path};
+use self::ledger::{Ledger, Record};
+use self::plan::{CopyPlan, Name, output_path};
 
-pub(super) use self::plan::member_of;
 use self::cancel_token::CancelToken;
+pub(super) use self::plan::member_of;
 use super::attributes::AttributeTarget;
 use super::context::Context;
-use super::file::{Job, FileWriter};
+use super::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
 use super::error::{Error, Problem, Problems, Reporter};
-use super::destination::{Directory, IfMissing, name_of, parent_of, lstat_at};
+use super::file::{FileWriter, Job};
 use super::{Materializer, Options, XattrFilter, fs_type};
 use crate::archive::ReadError;
 use crate::base::archive_path::ArchivePath;
@@ -246,7 +246,8 @@ impl BackgroundCopy {
             complete.insert(number);
         });
         known.map_err(|error| {
-            self.directory.ledger_error("read the record of what is whole")(errno(&error))
+            self.directory
+                .ledger_error("read the record of what is whole")(errno(&error))
         })?;
         let options = Options {
             // Its writers have nothing to do: contents come from the workers.
@@ -259,7 +260,8 @@ impl BackgroundCopy {
             path: self.directory.path.clone(),
             errno,
         })?;
-        let materializer = Materializer::start(root_directory, problems, options, Arc::clone(stats))?;
+        let materializer =
+            Materializer::start(root_directory, problems, options, Arc::clone(stats))?;
         Ok(CopyTask {
             plan: CopyPlan::new(index, root),
             index: Arc::clone(index),
@@ -281,7 +283,9 @@ impl BackgroundCopy {
 
     /// Whether [`open_copy`](Self::open_copy) is worth trying; asks no disk.
     pub fn is_complete(&self, ino: Ino) -> bool {
-        self.task.get().is_some_and(|task| task.complete.contains(ino.0))
+        self.task
+            .get()
+            .is_some_and(|task| task.complete.contains(ino.0))
     }
 
     /// The copy of file `ino`, if it is whole and nobody has touched it. Its content starts at
@@ -315,7 +319,10 @@ impl BackgroundCopy {
         let Some(task) = self.task.get() else {
             return;
         };
-        if task.complete.contains(ino.0) || task.claimed.contains(ino.0) || !task.requested.insert(ino.0) {
+        if task.complete.contains(ino.0)
+            || task.claimed.contains(ino.0)
+            || !task.requested.insert(ino.0)
+        {
             return;
         }
         let mut priority_files = lock(&task.priority_files);
@@ -432,7 +439,10 @@ impl BackgroundCopy {
         while !self.cancel_token.is_cancelled() {
             let next = lock(&task.priority_files).pop_front();
             if let Some(ino) = next {
-                if self.ensure_written(task, task.plan.names_of(ino)).is_break() {
+                if self
+                    .ensure_written(task, task.plan.names_of(ino))
+                    .is_break()
+                {
                     return;
                 }
                 continue;
@@ -593,7 +603,12 @@ impl BackgroundCopy {
     }
 
     /// Makes an entry under all its `paths`, and writes down that it is whole.
-    fn create_entry(&self, task: &CopyTask, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
+    fn create_entry(
+        &self,
+        task: &CopyTask,
+        entry: Entry<'_>,
+        paths: &[ArchivePath],
+    ) -> Result<(), Failure> {
         let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
         let (file, hash) = if entry.kind() == Kind::File {
             let (file, hash) = self.write_file(task, entry, path)?;
@@ -764,7 +779,9 @@ impl CopyTask {
     fn parent_directory(&self, path: &ArchivePath) -> Result<Directory, Failure> {
         let mut materializer = lock(&self.materializer);
         let materializer = materializer.as_mut().ok_or(Failure::Cancelled)?;
-        materializer.parent_directory_of(path).ok_or(Failure::Recorded)
+        materializer
+            .parent_directory_of(path)
+            .ok_or(Failure::Recorded)
     }
 
     /// Makes an entry that is not a regular file.
@@ -775,7 +792,8 @@ impl CopyTask {
         // Nobody else counts there meanwhile.
         let before = context.problems.count();
         materializer.begin_member(member, output_path(path.clone()));
-        let has_succeeded = context.problems.count() == before && context.problems.fatal().is_none();
+        let has_succeeded =
+            context.problems.count() == before && context.problems.fatal().is_none();
         has_succeeded.then_some(()).ok_or(Failure::Recorded)
     }
 }
@@ -785,9 +803,9 @@ impl Materializer {
     /// noted.
     fn parent_directory_of(&mut self, path: &ArchivePath) -> Option<Directory> {
         self.root.invalidate(path.as_bytes());
-        let parent = self
-            .root
-            .resolve_directory(parent_of(path), IfMissing::Create, &mut self.writers);
+        let parent =
+            self.root
+                .resolve_directory(parent_of(path), IfMissing::Create, &mut self.writers);
         match parent {
             Ok(directory) => Some(directory),
             Err(error) => {
@@ -801,9 +819,9 @@ impl Materializer {
     /// mode at the end.
     fn grant_owner_access(&mut self, path: &ArchivePath) {
         const OWNER_RWX: u32 = 0o700;
-        let parent = self
-            .root
-            .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
+        let parent =
+            self.root
+                .resolve_directory(parent_of(path), IfMissing::Fail, &mut self.writers);
         let Ok(parent) = parent else {
             return;
         };

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::super::selection::OutputPath;
-use crate::base::extent::{Extent, Plain};
 use crate::base::archive_path::ArchivePath;
+use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::tar::{self, Member, Segment};
 

@@ -133,7 +133,10 @@ fn sample() -> Archive {
             test_support::member(b"l", TarKind::HardLink(b"d/one".to_vec())),
             &[],
         ),
-        (test_support::member(b"s", TarKind::Symlink(b"d".to_vec())), &[]),
+        (
+            test_support::member(b"s", TarKind::Symlink(b"d".to_vec())),
+            &[],
+        ),
         test_support::file(b"two", b"second"),
         test_support::file(b"empty", b""),
     ])
@@ -298,7 +301,10 @@ fn requested_file_is_copied_before_its_turn() {
     let reads = lock(&archive.reads);
     assert_eq!(reads.len(), 2000);
     let position = reads.iter().position(|&read| read == last);
-    assert!(position.is_some_and(|position| position < 1000), "{position:?}");
+    assert!(
+        position.is_some_and(|position| position < 1000),
+        "{position:?}"
+    );
 }
 
 #[test]

@@ -131,7 +131,8 @@ impl ServerCertVerifier for Verifier {
         );
         match verified {
             Err(error)
-                if is_ca_certificate_error(&error) && self.trusted.contains(&blake3::hash(end_entity)) =>
+                if is_ca_certificate_error(&error)
+                    && self.trusted.contains(&blake3::hash(end_entity)) =>
             {
                 Self::verify_authority(end_entity, server_name)?;
                 Ok(ServerCertVerified::assertion())

@@ -168,7 +168,8 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
 }
 
 fn resolve_redirect(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
-    let invalid_target = || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
+    let invalid_target =
+        || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
     let url = from.join(target).map_err(|_| invalid_target())?;
     match url.scheme() {
         "http" if from.scheme() == "https" && !allows_insecure => Err(Cause::InsecureRedirect),

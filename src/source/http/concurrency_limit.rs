@@ -112,7 +112,11 @@ impl State {
     /// A request with `permit` went well, and took so long.
     fn succeeded(&mut self, permit: u64, took: Duration) {
         self.was_only_request = false;
-        let mut latest = [Some((permit, took)), self.last_successes[0], self.last_successes[1]];
+        let mut latest = [
+            Some((permit, took)),
+            self.last_successes[0],
+            self.last_successes[1],
+        ];
         latest.sort_unstable_by_key(|success| std::cmp::Reverse(success.map(|(permit, _)| permit)));
         let [last, before, _] = latest;
         self.last_successes = [last, before];
@@ -210,7 +214,10 @@ impl ConcurrencyLimiter {
             }
             state.paused_until = None;
         }
-        if state.limit.is_some_and(|max_requests| state.in_flight >= max_requests) {
+        if state
+            .limit
+            .is_some_and(|max_requests| state.in_flight >= max_requests)
+        {
             return Err(None);
         }
         state.in_flight += 1;
@@ -247,7 +254,11 @@ impl ConcurrencyLimiter {
         if state.limit.is_none_or(|limit| answered < limit) {
             state.limit = Some(answered);
             state.successes = 0;
-            let successes_to_raise = state.successes_to_raise.map_or(MIN_SUCCESSES_TO_RAISE, |successes_to_raise| successes_to_raise.saturating_mul(2));
+            let successes_to_raise = state
+                .successes_to_raise
+                .map_or(MIN_SUCCESSES_TO_RAISE, |successes_to_raise| {
+                    successes_to_raise.saturating_mul(2)
+                });
             state.successes_to_raise = Some(successes_to_raise.min(MAX_SUCCESSES_TO_RAISE));
             state.is_serial = false;
         }
@@ -304,7 +315,9 @@ impl Permit<'_> {
     pub(super) fn received(&self) {
         let millis = self.limiter.created.elapsed().as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
-        self.limiter.last_bytes_millis.store(millis, Ordering::Relaxed);
+        self.limiter
+            .last_bytes_millis
+            .store(millis, Ordering::Relaxed);
     }
 
     /// Waits until no bytes have come from the server for `idle` since the request was sent, to whichever
@@ -358,7 +371,9 @@ impl Permit<'_> {
             state.limit = Some(limit + 1).filter(|&limit| limit < self.limiter.max_requests);
             // What proves wrong of a serial server is corrected faster with each request more.
             if state.is_serial {
-                let successes_to_raise = state.successes_to_raise.map(|successes_to_raise| (successes_to_raise / SERIAL_DECAY).max(MIN_SUCCESSES_TO_RAISE));
+                let successes_to_raise = state.successes_to_raise.map(|successes_to_raise| {
+                    (successes_to_raise / SERIAL_DECAY).max(MIN_SUCCESSES_TO_RAISE)
+                });
                 state.successes_to_raise = successes_to_raise;
             }
         }
@@ -549,7 +564,14 @@ mod tests {
                 }
                 rests.push((limit, successes));
             }
-            assert_eq!(rests, [(2, MIN_SUCCESSES_TO_RAISE), (2, MIN_SUCCESSES_TO_RAISE * 2), (2, MIN_SUCCESSES_TO_RAISE * 4)]);
+            assert_eq!(
+                rests,
+                [
+                    (2, MIN_SUCCESSES_TO_RAISE),
+                    (2, MIN_SUCCESSES_TO_RAISE * 2),
+                    (2, MIN_SUCCESSES_TO_RAISE * 4)
+                ]
+            );
         });
     }
 
@@ -591,7 +613,11 @@ mod tests {
             assert!(matches!(result, Err(Cause::Busy(_))), "{result:?}");
             assert!(limiter.acquire(LEFT).await.is_ok(), "it ends");
             acquire_permits(&limiter, 1)[0].throttled(Some(LEFT));
-            assert_eq!(acquire_permits(&limiter, 1).len(), 1, "nobody would wait for that");
+            assert_eq!(
+                acquire_permits(&limiter, 1).len(),
+                1,
+                "nobody would wait for that"
+            );
         });
     }
 }

@@ -7,12 +7,12 @@
 //!
 //! Every wait for the network has an end: that of the [time](StallTimeout) of who waits.
 
+mod certificates;
 mod client;
-mod connect_time;
 mod concurrency_limit;
+mod connect_time;
 mod outage_log;
 mod transport;
-mod certificates;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -28,19 +28,19 @@ use self::client::{Client, Response};
 use self::concurrency_limit::{ConcurrencyLimiter, Permit};
 use self::outage_log::OutageLog;
 use self::transport::NetworkTransport;
-use super::response::{ResponseHead, ContentRange};
-use super::retry::{Jitter, Retry};
 use super::read_handle::{Continuation, ReadCommand, ResponseRest};
+use super::response::{ContentRange, ResponseHead};
+use super::retry::{Jitter, Retry};
 use super::{
-    Access, Cause, Error, Fingerprint, Location, Obstacle, Options, Source, Validator, ReadHandle,
+    Access, Cause, Error, Fingerprint, Location, Obstacle, Options, ReadHandle, Source, Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
-use crate::base::stats::Stats;
 use crate::base::stall_timeout::StallTimeout;
+use crate::base::stats::Stats;
 
-pub use self::transport::{Content, RawResponse, Transport};
 pub use self::certificates::{Certificates, CertificatesError};
+pub use self::transport::{Content, RawResponse, Transport};
 
 /// Bytes asked for by the first request: what detecting a format needs, and little enough to be
 /// sent with the answer's header.
@@ -268,7 +268,12 @@ impl Http {
         Ok(self.uncached.get_or_init(|| Box::new(uncached)))
     }
 
-    async fn fill_buffer(&self, offset: u64, buffer: &mut Buffer, read_handle: &ReadHandle) -> Result<(), Error> {
+    async fn fill_buffer(
+        &self,
+        offset: u64,
+        buffer: &mut Buffer,
+        read_handle: &ReadHandle,
+    ) -> Result<(), Error> {
         let mut filled = self
             .copy_prefix(offset, buffer)
             .map_err(|cause| Error::new(self.location(), cause))?;
@@ -294,11 +299,16 @@ impl Http {
             let before = filled as u64;
             let is_queued = || {
                 let is_unanswered = read_handle.received() == before;
-                read_handle.is_prefetch() && is_unanswered && self.limiter.received_within(self.idle_timeout)
+                read_handle.is_prefetch()
+                    && is_unanswered
+                    && self.limiter.received_within(self.idle_timeout)
             };
             let request_rest = async {
                 match permit_result {
-                    Ok(permit) => self.request_rest(offset, buffer, &mut filled, permit, read_handle).await,
+                    Ok(permit) => {
+                        self.request_rest(offset, buffer, &mut filled, permit, read_handle)
+                            .await
+                    }
                     Err(cause) => Err(cause.into()),
                 }
             };
@@ -372,7 +382,11 @@ impl Http {
 
     /// Waits for its turn: `left`, or, if it was asked for ahead, as long as anything comes for those
     /// before.
-    async fn acquire_permit(&self, left: Duration, read_handle: &ReadHandle) -> Result<Permit<'_>, Cause> {
+    async fn acquire_permit(
+        &self,
+        left: Duration,
+        read_handle: &ReadHandle,
+    ) -> Result<Permit<'_>, Cause> {
         loop {
             let came = self.stats.source_read_bytes.get();
             tokio::select! {
@@ -435,7 +449,9 @@ impl Http {
         // Neither overflows: `copy_prefix` has added them up.
         let (start, end) = (offset + *filled as u64, offset + buffer.len() as u64);
         read_handle.request_started();
-        let kept = read_handle.continuation().and_then(|(_, kept)| kept.take(start));
+        let kept = read_handle
+            .continuation()
+            .and_then(|(_, kept)| kept.take(start));
         let is_continued = kept.is_some();
         let asked = if let Some(rest) = kept {
             self.stats.source_reused_responses.increment();
@@ -513,11 +529,7 @@ impl Http {
             () = permit.overtaken() => return Ok(None),
             () = permit.wait_until_silent(self.idle_timeout) => return Err(silent_server().into()),
         };
-        let Response {
-            head,
-            content,
-            url,
-        } = response;
+        let Response { head, content, url } = response;
         permit.answered();
         match (head.status, self.fingerprint.len) {
             (206, _) => {}
@@ -530,7 +542,9 @@ impl Http {
                 }));
             }
             (416, len) if head.fingerprint().len == len => {
-                return Err(protocol_failure("the server refuses a range inside its length"));
+                return Err(protocol_failure(
+                    "the server refuses a range inside its length",
+                ));
             }
             (416, _) => return Err(Cause::Changed.into()),
             (200, _) if !self.fingerprint.matches(&head.fingerprint()) => {
@@ -598,9 +612,8 @@ impl Http {
 
     /// Asks a server without ranges for everything once more.
     async fn request_all(&self) -> Result<Content, Failure> {
-        let Response {
-            head, content, ..
-        } = with_idle_timeout(self.idle_timeout, self.send(None)).await?;
+        let Response { head, content, .. } =
+            with_idle_timeout(self.idle_timeout, self.send(None)).await?;
         if head.status != 200 {
             return Err(Failure::from_status(&head));
         }
@@ -728,7 +741,10 @@ impl RetryState {
             return Err(cause);
         }
         tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
-        if is_for_concurrency && retry_after.is_none() && self.immediate_retries < MAX_IMMEDIATE_RETRIES {
+        if is_for_concurrency
+            && retry_after.is_none()
+            && self.immediate_retries < MAX_IMMEDIATE_RETRIES
+        {
             self.immediate_retries += 1;
             self.stats.source_retries.increment();
             return Ok(());
@@ -864,7 +880,11 @@ impl Timer {
     ///
     /// # Cancel safety
     /// Nothing is lost.
-    async fn wait_until_expired(&mut self, received: impl Fn() -> u64, is_queued: impl Fn() -> bool) -> Cause {
+    async fn wait_until_expired(
+        &mut self,
+        received: impl Fn() -> u64,
+        is_queued: impl Fn() -> bool,
+    ) -> Cause {
         let mut left = self.update(received());
         while !left.is_zero() {
             tokio::time::sleep(left.min(CHECK_INTERVAL)).await;
@@ -900,23 +920,20 @@ struct ProbeResult {
 }
 
 /// The first request: which version there is, where redirects lead, and what came along.
-async fn probe(client: &Client, options: &Options, received: &AtomicU64) -> Result<ProbeResult, Failure> {
+async fn probe(
+    client: &Client,
+    options: &Options,
+    received: &AtomicU64,
+) -> Result<ProbeResult, Failure> {
     let (wanted, idle) = ((0, PREFIX_LEN), idle_timeout(options));
     let sent = Instant::now();
-    let Response {
-        head,
-        content,
-        url,
-    } = with_idle_timeout(idle, client.get(client.original(), Some(wanted), None)).await?;
+    let Response { head, content, url } =
+        with_idle_timeout(idle, client.get(client.original(), Some(wanted), None)).await?;
     let answer_time = sent.elapsed();
     let empty = InitialBody::Prefix(Bytes::new());
     let body = match (head.status, head.range) {
         (206, _) => {
-            let len = head
-                .fingerprint()
-                .len
-                .unwrap_or(PREFIX_LEN)
-                .min(PREFIX_LEN);
+            let len = head.fingerprint().len.unwrap_or(PREFIX_LEN).min(PREFIX_LEN);
             let len = part_len(&head, (0, len), head.stored_encoding()?)?;
             let mut prefix = vec![0; len];
             let note = |len: usize| {
@@ -994,7 +1011,12 @@ async fn with_idle_timeout<T>(
 }
 
 /// Drops what lies before `start`.
-async fn skip_to(rest: &mut ResponseRest, start: u64, stats: &Stats, idle: Duration) -> Result<(), Cause> {
+async fn skip_to(
+    rest: &mut ResponseRest,
+    start: u64,
+    stats: &Stats,
+    idle: Duration,
+) -> Result<(), Cause> {
     while rest.start < start {
         with_idle_timeout(idle, receive_piece(rest, stats)).await?;
         let gap = usize::try_from(start - rest.start).unwrap_or(usize::MAX);
@@ -1026,7 +1048,10 @@ async fn receive(
 ) -> Result<(), Cause> {
     while *received < target.len() {
         with_idle_timeout(idle, receive_piece(rest, stats)).await?;
-        let len = copy(&rest.buffered, target.get_mut(*received..).unwrap_or_default());
+        let len = copy(
+            &rest.buffered,
+            target.get_mut(*received..).unwrap_or_default(),
+        );
         rest.buffered.advance(len);
         rest.start += len as u64;
         *received += len;
@@ -1067,7 +1092,8 @@ impl Source for Http {
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         async move {
             let read_handle = ReadHandle::default();
-            self.fill_buffer(offset.0, &mut buffer, &read_handle).await?;
+            self.fill_buffer(offset.0, &mut buffer, &read_handle)
+                .await?;
             Ok(buffer.freeze())
         }
         .boxed()
@@ -1131,7 +1157,12 @@ impl Source for Http {
             match stream_state.next().await {
                 Ok(Some(piece)) => Some((Ok(piece), Some(stream_state))),
                 Ok(None) => None,
-                Err(cause) => Some((Err(stream_state.retry_state.error(stream_state.source.location(), cause)), None)),
+                Err(cause) => Some((
+                    Err(stream_state
+                        .retry_state
+                        .error(stream_state.source.location(), cause)),
+                    None,
+                )),
             }
         })
         .boxed()
@@ -1206,7 +1237,10 @@ impl<'a> UnrangedStream<'a> {
     fn take_new_bytes(&mut self, mut piece: Bytes) -> Option<Bytes> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
-        let known = self.delivered.saturating_sub(self.received_in_response).min(len);
+        let known = self
+            .delivered
+            .saturating_sub(self.received_in_response)
+            .min(len);
         let counted = self.counted;
         if known > 0 {
             let received_again = self.received_again.max(self.received_in_response + known);
@@ -1244,7 +1278,9 @@ impl<'a> UnrangedStream<'a> {
         let counted = self.counted;
         loop {
             let left = self.timer.update_running(counted);
-            self.retry_state.pause_after(failure, self.delivered, left).await?;
+            self.retry_state
+                .pause_after(failure, self.delivered, left)
+                .await?;
             // The pause counts.
             self.timer.update(counted);
             let asked = tokio::select! {

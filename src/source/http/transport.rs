@@ -13,8 +13,8 @@ use reqwest::redirect::Policy;
 use reqwest::{ClientBuilder, Response, StatusCode};
 use url::Url;
 
-use super::connect_time::ConnectTimer;
 use super::certificates;
+use super::connect_time::ConnectTimer;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Sends requests and brings answers, without judging them.
@@ -88,7 +88,10 @@ impl NetworkTransport {
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let client = build_client(options, connect_timer.clone())?;
-        Ok(Self { client, connect_timer })
+        Ok(Self {
+            client,
+            connect_timer,
+        })
     }
 }
 
@@ -132,7 +135,8 @@ fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwes
         obstacle: Obstacle::Tls,
         detail: root_cause(error).to_string(),
     };
-    let tls = certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
+    let tls =
+        certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
     let built = client_builder(options)
         .tls_backend_preconfigured(tls)
         .connector_layer(connect_timer)

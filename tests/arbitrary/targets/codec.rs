@@ -8,8 +8,8 @@ use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::{Packed, Plain};
 use tarfs::base::memory_reclaim::MemoryBroker;
 use tarfs::codec::{
-    self, Cause, Compression, Context, Decoder, Error, Output, Pull, READ_POOL_BYTES, SeekPoint,
-    SeekRange, ExpectedSpan, UNKNOWN_PLAIN,
+    self, Cause, Compression, Context, Decoder, Error, ExpectedSpan, Output, Pull, READ_POOL_BYTES,
+    SeekPoint, SeekRange, UNKNOWN_PLAIN,
 };
 
 use super::knobs::Knobs;
@@ -333,10 +333,12 @@ fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
                 continue;
             }
             Ok(Pull::Plain(bytes)) => vec![bytes],
-            Ok(Pull::Job(job) | Pull::OrderedJob(job)) => match job.run().and_then(Output::concat) {
-                Ok(bytes) => vec![Bytes::from(bytes)],
-                Err(_) => return,
-            },
+            Ok(Pull::Job(job) | Pull::OrderedJob(job)) => {
+                match job.run().and_then(Output::concat) {
+                    Ok(bytes) => vec![Bytes::from(bytes)],
+                    Err(_) => return,
+                }
+            }
             Ok(Pull::Speculative(ahead)) => {
                 ahead.run();
                 continue;

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use flate2::write::GzEncoder;
 use rustix::fs::{CWD, Mode, mkfifoat};
-use tarfs::archive::{PrefetchMode, Archive, OpenOptions, PrefetchOptions, PrefetchState, DiskCacheMode, scan};
+use tarfs::archive::{
+    Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, scan,
+};
 use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::base::free_list::FreeList;
 use tarfs::base::span_hash::SpanHasher;
 use tarfs::base::stats::Stats;
-use tarfs::cache::{QueueTimeout, DiskCacheDir, DiskCache, DiskCacheOptions};
+use tarfs::cache::{DiskCache, DiskCacheDir, DiskCacheOptions, QueueTimeout};
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::store::Store;
 use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len};
@@ -279,7 +281,9 @@ impl Place {
         let archive = self.open(disk_bytes);
         assert_eq!(archive.stats().scans.get(), 0, "the index is found");
         let len = u32::try_from(REFERENCE.plain.len()).expect("small");
-        let bytes = archive.read_blocking(FILE, 0, len).expect("it is in memory");
+        let bytes = archive
+            .read_blocking(FILE, 0, len)
+            .expect("it is in memory");
         assert!(bytes == REFERENCE.plain, "other bytes than the archive's");
         archive.stats().decoded_spans.get()
     }

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use tarfs::image::{self, BundleOptions, Config, Descriptor, Platform, SeccompProfile, ImageRef, User};
+use tarfs::image::{
+    self, BundleOptions, Config, Descriptor, ImageRef, Platform, SeccompProfile, User,
+};
 
 /// Layers and groups that a document may speak of.
 const MAX_ITEMS: usize = 1000;

@@ -2,8 +2,8 @@
 
 use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino, Kind, MemoryLimit, format};
-use tarfs::list::{Columns, json, walk};
 use tarfs::layers::{WhiteoutFormat, merge};
+use tarfs::list::{Columns, json, walk};
 
 use super::knobs::Knobs;
 
@@ -62,7 +62,11 @@ fn apply_as_layer(index: &Index) {
         let is_there = index.entry(whiteout.parent).is_some();
         assert!(is_there, "a whiteout in no directory");
     }
-    for whiteouts in [WhiteoutFormat::Oci, WhiteoutFormat::Overlay, WhiteoutFormat::Keep] {
+    for whiteouts in [
+        WhiteoutFormat::Oci,
+        WhiteoutFormat::Overlay,
+        WhiteoutFormat::Keep,
+    ] {
         if let Ok(merged) = merge(&[index, index], whiteouts, &limit) {
             description(&merged.index);
         }
@@ -180,7 +184,10 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
         let by_name = index.children_by_name(ino, from).take(MAX_CHECKED_ENTRIES);
         said.lines
             .push(format!("{:?}", by_name.collect::<Vec<_>>()));
-        let children: Vec<_> = index.children(ino, from).take(MAX_CHECKED_ENTRIES).collect();
+        let children: Vec<_> = index
+            .children(ino, from)
+            .take(MAX_CHECKED_ENTRIES)
+            .collect();
         for child in &children {
             assert_eq!(entry.kind(), Kind::Directory);
             let found = index.lookup(ino, child.name);

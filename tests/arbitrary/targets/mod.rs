@@ -1,11 +1,11 @@
 //! What is done with any bytes, and what must then hold.
 
 mod codec;
+mod disk_cache;
 mod image;
 mod index;
 mod knobs;
 mod private;
-mod disk_cache;
 mod tar;
 mod texts;
 

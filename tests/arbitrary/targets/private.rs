@@ -105,7 +105,10 @@ pub(super) fn answer(bytes: &[u8]) {
     // Who tells no version matches nothing but itself.
     assert!(fingerprint.matches(&fingerprint));
     drop(answer.stored_encoding().map(|_| ()));
-    drop((answer.check_encoding(None), answer.failure_cause().to_string()));
+    drop((
+        answer.check_encoding(None),
+        answer.failure_cause().to_string(),
+    ));
     assert!(status.is_redirection() || answer.redirect.is_none());
 }
 

@@ -26,7 +26,11 @@ pub(super) fn run(bytes: &[u8]) {
     let options = Options {
         ignore_zeros: knobs.flag(0),
         accepts_empty: false,
-        limits: if knobs.flag(1) { low_limits() } else { high_limits() },
+        limits: if knobs.flag(1) {
+            low_limits()
+        } else {
+            high_limits()
+        },
     };
     let found = parse(plain, plain.len().max(1), &options);
     check(&found, plain, &options.limits);

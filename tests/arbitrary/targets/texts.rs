@@ -1,8 +1,8 @@
 //! Small texts that archives, machines and people give: names, ACLs, accounts, URLs, first bytes.
 
+use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::passwd::Accounts;
 use tarfs::base::posix_acl::{Kind, NumericIds, find, xattr_from_text};
-use tarfs::base::archive_path::ArchivePath;
 use tarfs::codec::{Detected, detect};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
@@ -25,7 +25,7 @@ pub(super) fn run(bytes: &[u8]) {
     let escaped = escape(bytes);
     assert!(!escaped.chars().any(char::is_control), "{escaped:?}");
     let text = String::from_utf8_lossy(bytes);
-    private::a_date(&text);
+    private::parse_date(&text);
     let (tag, date) = text.split_once('\n').unwrap_or((&text, &text));
     drop(Validator::from_http(Some(tag), Some(date)));
     let shown = source::redact(&text);

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::codecs::pack;
 use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
 use crate::support::http::{Response, Server};
-use crate::support::measured_runner::{Run, MeasuredRunner};
+use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::program::peak_mib;
 use crate::support::raw::{Archive, Header, random_bytes};
 
@@ -288,7 +288,10 @@ fn index_of_long_links_fails_at_its_memory_limit() {
     assert_eq!(made.code, 0, "{made:?}");
     // The saved index is as large, and is not loaded either.
     let run = bomb.run(&["ls", MEMORY, limit, "../../a"]);
-    assert!(run.code == 2 && run.said.contains(INDEX_MEMORY_ERROR), "{run:?}");
+    assert!(
+        run.code == 2 && run.said.contains(INDEX_MEMORY_ERROR),
+        "{run:?}"
+    );
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use super::{Case, Tree, case, check};
-use crate::support::rng::Rng;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 
 /// How GNU tar is told of lz4.
 const LZ4: &[&str] = &["-Ilz4"];
@@ -540,8 +540,11 @@ fn damaged_or_inconsistent_bzip2_streams_end_in_errors() {
             "bzip2: thousands of empty streams",
             join(&[&empty.repeat(EMPTY_PARTS), &whole]),
         ),
-        case("bzip2: nothing but empty streams", empty.repeat(EMPTY_PARTS))
-            .stricter_alike("does not look like", EMPTY),
+        case(
+            "bzip2: nothing but empty streams",
+            empty.repeat(EMPTY_PARTS),
+        )
+        .stricter_alike("does not look like", EMPTY),
         case("bzip2: another magic in the middle", {
             let (first, second) = plain.split_at(100_000);
             let (first, second) = (pack(&["bzip2"], first), pack(&["bzip2"], second));

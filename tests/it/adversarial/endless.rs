@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use tarfs::base::thread::Thread;
 
 use super::{MEMORY, MOST_BYTES, Place, TARFS};
-use crate::support::measured_runner::{Run, MeasuredRunner};
+use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::raw::Archive;
 
 /// What every verb says of zeros that do not end.

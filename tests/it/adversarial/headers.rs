@@ -51,7 +51,10 @@ fn conflicting_sizes_smuggle_no_member() {
             "pax says nothing and ustar all",
             with_next_member(carry(sized("0"), len)),
         ),
-        case("pax says one record", with_next_member(carry(sized("512"), len))),
+        case(
+            "pax says one record",
+            with_next_member(carry(sized("512"), len)),
+        ),
         case(
             "pax says more than there is",
             with_next_member(carry(sized("9999999"), len)),
@@ -100,7 +103,10 @@ fn conflicting_sizes_smuggle_no_member() {
             with_next_member(carry(archive.global(&[("size", "")]), len))
         })
         .laxer(Tree::Same, "an empty value deletes, as POSIX has it"),
-        case("leading zeros", with_next_member(carry(sized(format!("000{said}")), 0))),
+        case(
+            "leading zeros",
+            with_next_member(carry(sized(format!("000{said}")), 0)),
+        ),
         case(
             "a size with a blank",
             with_next_member(carry(sized(format!(" {said}")), len)),
@@ -109,15 +115,34 @@ fn conflicting_sizes_smuggle_no_member() {
             "a size with a sign",
             with_next_member(carry(sized(format!("+{said}")), len)),
         ),
-        case("a size in hexadecimal", with_next_member(carry(sized("0x600"), len))),
-        case("a negative size", with_next_member(carry(sized("-512"), len))),
-        case("a size with a fraction", with_next_member(carry(sized("512.0"), len))),
-        case("a size with a NUL", with_next_member(carry(sized(b"512\0"), len))),
-        case("a size of 2^63", with_next_member(carry(sized(TWO_TO_63), len))),
+        case(
+            "a size in hexadecimal",
+            with_next_member(carry(sized("0x600"), len)),
+        ),
+        case(
+            "a negative size",
+            with_next_member(carry(sized("-512"), len)),
+        ),
+        case(
+            "a size with a fraction",
+            with_next_member(carry(sized("512.0"), len)),
+        ),
+        case(
+            "a size with a NUL",
+            with_next_member(carry(sized(b"512\0"), len)),
+        ),
+        case(
+            "a size of 2^63",
+            with_next_member(carry(sized(TWO_TO_63), len)),
+        ),
         case("a size of 2^64 and one more", {
             with_next_member(carry(sized("18446744073709551617"), len))
         }),
-        case("a size of 2^63 - 1", with_next_member(carry(sized(MAX_I64), len))).refused("truncated"),
+        case(
+            "a size of 2^63 - 1",
+            with_next_member(carry(sized(MAX_I64), len)),
+        )
+        .refused("truncated"),
         case(
             "a hard link with a size in pax",
             with_next_member(body(sized_for(&said), b'1')),
@@ -134,14 +159,32 @@ fn conflicting_sizes_smuggle_no_member() {
             "a device with a size in pax",
             with_next_member(body(sized(&said), b'3')),
         ),
-        case("a FIFO with a size in pax", with_next_member(body(sized(&said), b'6'))),
-        case("a hard link with a size", with_next_member(raw(plain(), b'1'))),
-        case("a directory with a size", with_next_member(raw(plain(), b'5'))),
-        case("a symbolic link with a size", with_next_member(raw(plain(), b'2'))),
+        case(
+            "a FIFO with a size in pax",
+            with_next_member(body(sized(&said), b'6')),
+        ),
+        case(
+            "a hard link with a size",
+            with_next_member(raw(plain(), b'1')),
+        ),
+        case(
+            "a directory with a size",
+            with_next_member(raw(plain(), b'5')),
+        ),
+        case(
+            "a symbolic link with a size",
+            with_next_member(raw(plain(), b'2')),
+        ),
         case("a device with a size", with_next_member(raw(plain(), b'4'))),
         case("a FIFO with a size", with_next_member(raw(plain(), b'6'))),
-        case("an unknown type with a size", with_next_member(raw(plain(), b'Q'))),
-        case("a contiguous file with a size", with_next_member(raw(plain(), b'7'))),
+        case(
+            "an unknown type with a size",
+            with_next_member(raw(plain(), b'Q')),
+        ),
+        case(
+            "a contiguous file with a size",
+            with_next_member(raw(plain(), b'7')),
+        ),
         case("a volume label with a size", {
             with_next_member(plain().add(Header::new("label", b'V').magic(GNU), smuggled_archive()))
         }),
@@ -266,9 +309,18 @@ fn invalid_names_end_as_with_gnu_tar() {
     let file = |archive: Archive| with_next_member(archive.file("x", "1"));
     let unfinished = |archive: Archive| Archive::new().file("x", "1").raw(archive.unfinished());
     let cases = vec![
-        case("a name of nothing", with_next_member(Archive::new().file("", "1"))),
-        case("a name of slashes", with_next_member(Archive::new().file("///", "1"))),
-        case("a file called dot", with_next_member(Archive::new().file(".", "1"))),
+        case(
+            "a name of nothing",
+            with_next_member(Archive::new().file("", "1")),
+        ),
+        case(
+            "a name of slashes",
+            with_next_member(Archive::new().file("///", "1")),
+        ),
+        case(
+            "a file called dot",
+            with_next_member(Archive::new().file(".", "1")),
+        ),
         case(
             "a link called dot",
             with_next_member(Archive::new().symlink(".", "/etc")),
@@ -353,7 +405,9 @@ fn invalid_names_end_as_with_gnu_tar() {
             with_next_member(Archive::new().add(Header::new("x", b'0').put(345, "/pre"), "1"))
         }),
         case("a prefix in GNU's dialect", {
-            with_next_member(Archive::new().add(Header::new("x", b'0').magic(GNU).put(345, "../pre"), "1"))
+            with_next_member(
+                Archive::new().add(Header::new("x", b'0').magic(GNU).put(345, "../pre"), "1"),
+            )
         }),
     ];
     check(empty_directory().path(), cases);
@@ -549,7 +603,10 @@ fn invalid_sparse_map_loses_only_its_file() {
         })
         .refused(""),
         case("a hole of eight exbibytes", {
-            sparse(&[("GNU.sparse.map", "0,0"), ("GNU.sparse.size", MAX_I64)], "")
+            sparse(
+                &[("GNU.sparse.map", "0,0"), ("GNU.sparse.size", MAX_I64)],
+                "",
+            )
         })
         .refused(""),
         case(

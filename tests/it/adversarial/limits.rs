@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::{Place, TARFS, tree};
-use crate::support::measured_runner::{Run, MeasuredRunner};
+use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header};
 

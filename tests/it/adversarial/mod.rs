@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
-use crate::support::measured_runner::{Run, MeasuredRunner};
+use crate::support::measured_runner::{MeasuredRunner, Run};
 
 /// The program under test.
 const TARFS: &str = env!("CARGO_BIN_EXE_tarfs");

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use tarfs::archive::{Archive, Error, OpenError, ReadError};
-use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::extent::{Extent, Plain};
 use tarfs::codec::{self, Compression};
 
-use super::{TestEnv, PATH, assert_file, assert_files, for_each_packing, index, packed, read};
-use crate::support::http::{Resource, RecordedRequest};
+use super::{PATH, TestEnv, assert_file, assert_files, for_each_packing, index, packed, read};
+use crate::support::http::{RecordedRequest, Resource};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 

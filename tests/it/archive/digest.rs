@@ -3,7 +3,7 @@
 use tarfs::archive::{Error, OpenError, OpenOptions, scan::Digest};
 use tarfs::base::sha256::Sha256;
 
-use super::{TestEnv, PATH, assert_files, for_each_packing, packed};
+use super::{PATH, TestEnv, assert_files, for_each_packing, packed};
 use crate::support::http::Resource;
 use crate::support::packing::Packing;
 use crate::support::sha256::sha256;

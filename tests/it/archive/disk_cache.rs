@@ -3,17 +3,17 @@
 use std::fs;
 use std::sync::Arc;
 
-use tarfs::archive::{Archive, OpenError, DiskCacheMode};
+use tarfs::archive::{Archive, DiskCacheMode, OpenError};
 use tarfs::base::stats::Stats;
 use tarfs::source;
 
 use super::{
-    TestEnv, PATH, assert_file, assert_files, assert_files_backwards, assert_random_reads,
+    PATH, TestEnv, assert_file, assert_files, assert_files_backwards, assert_random_reads,
     for_each_packing, index, packed,
 };
 use crate::support::http::Resource;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 

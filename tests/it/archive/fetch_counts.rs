@@ -75,7 +75,10 @@ fn scan_fetches_every_byte_once(packing: Packing) {
             assert_eq!(env.server.sent_bytes(PATH) - before, read);
             true
         };
-        assert!((0..MAX_ATTEMPTS).any(is_scanned_once), "something is sent again");
+        assert!(
+            (0..MAX_ATTEMPTS).any(is_scanned_once),
+            "something is sent again"
+        );
     }
 }
 for_each_packing!(scan_fetches_every_byte_once);

@@ -1,19 +1,19 @@
 //! One archive behind a server: opened, read, opened again, damaged, and asked by many at once.
 
-mod speculative;
 mod concurrency;
 mod damage;
 mod digest;
+mod disk_cache;
 mod fetch_counts;
-mod short_reads;
-mod statistics;
-mod skips;
-mod seek_points;
-mod saved_index;
 mod packings;
 mod prefetch;
 mod random_faults;
-mod disk_cache;
+mod saved_index;
+mod seek_points;
+mod short_reads;
+mod skips;
+mod speculative;
+mod statistics;
 mod weak_versions;
 mod windows;
 
@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions, ReadError, DiskCacheMode, scan};
+use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, ReadError, scan};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Stats;
 use tarfs::index::Ino;
@@ -32,8 +32,8 @@ use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::http::{Resource, Server};
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
 /// A server, a network to reach it, and a directory for indexes and spools.

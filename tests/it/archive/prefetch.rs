@@ -8,18 +8,19 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use tarfs::archive::{
-    PrefetchMode, Archive, OpenOptions, PageCache, PrefetchOptions, PrefetchState, DiskCacheMode, AccessedRange,
+    AccessedRange, Archive, DiskCacheMode, OpenOptions, PageCache, PrefetchMode, PrefetchOptions,
+    PrefetchState,
 };
-use tarfs::base::extent::Plain;
 use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::extent::Plain;
 use tarfs::base::stats::Counter;
-use tarfs::fuse::{Content, Force, Mount, MountOptions, TarFilesystem as Mounted, Subtree};
+use tarfs::fuse::{Content, Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
 use tarfs::index::{Index, Ino};
 
-use super::{TestEnv, PATH, index, ino, large_lz4, packed};
+use super::{PATH, TestEnv, index, ino, large_lz4, packed};
 use crate::support::http::Resource;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -35,7 +36,9 @@ fn read_sequentially(archive: &Archive, ino: Ino, content: &[u8]) {
     for (number, piece) in content.chunks(KERNEL_REQUEST_LEN as usize).enumerate() {
         let offset = number as u64 * u64::from(KERNEL_REQUEST_LEN);
         archive.note_read(ino, offset, KERNEL_REQUEST_LEN);
-        let read = archive.read_blocking(ino, offset, KERNEL_REQUEST_LEN).expect("readable");
+        let read = archive
+            .read_blocking(ino, offset, KERNEL_REQUEST_LEN)
+            .expect("readable");
         assert!(read == piece, "{} at {offset} is wrong", ino.0);
     }
 }

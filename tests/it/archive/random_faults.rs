@@ -10,7 +10,7 @@ use tarfs::archive::{Archive, OpenError, ReadError};
 use tarfs::base::stats::Stats;
 use tarfs::source::{self, Retry};
 
-use super::{TestEnv, PATH, index, read};
+use super::{PATH, TestEnv, index, read};
 use crate::support::http::{Fault, Resource};
 use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
@@ -84,10 +84,11 @@ impl TestEnv {
     /// From now on requests meet with the faults of schedule `seed`.
     fn inject_faults(&self, seed: u64, resource: &Resource, other: &Resource) {
         let (other, count) = (other.clone(), AtomicU64::new(0));
-        self.server.serve_with_faults(PATH, resource.clone(), move |_| {
-            let number = count.fetch_add(1, Ordering::SeqCst);
-            fault(&mut Rng::new(seed << 16 | number), &other)
-        });
+        self.server
+            .serve_with_faults(PATH, resource.clone(), move |_| {
+                let number = count.fetch_add(1, Ordering::SeqCst);
+                fault(&mut Rng::new(seed << 16 | number), &other)
+            });
     }
 
     /// The archive to somebody who waits for a moment only.
@@ -111,7 +112,12 @@ impl TestEnv {
             member: None,
             error: Box::new(error.into()),
         })?;
-        Archive::open(source, &self.options_without_disk_cache(), self.network.handle(), &stats)
+        Archive::open(
+            source,
+            &self.options_without_disk_cache(),
+            self.network.handle(),
+            &stats,
+        )
     }
 }
 

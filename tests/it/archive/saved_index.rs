@@ -8,10 +8,10 @@ use bytes::Bytes;
 use tarfs::archive::{OpenError, OpenOptions, ReadError};
 use tarfs::codec::Compression;
 
-use super::{TestEnv, PATH, assert_file, assert_files, large_lz4, packed, read};
+use super::{PATH, TestEnv, assert_file, assert_files, large_lz4, packed, read};
 use crate::support::http::Resource;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
 #[test]
@@ -51,7 +51,11 @@ fn saved_index_of_another_archive_is_not_used() {
     drop(env.open());
     let other = TestEnv::with_archive(Packing::Lz4.pack(&Tree::other().tar));
     drop(other.open());
-    fs::copy(other.only_cached_file("index"), env.only_cached_file("index")).expect("copied");
+    fs::copy(
+        other.only_cached_file("index"),
+        env.only_cached_file("index"),
+    )
+    .expect("copied");
     let archive = env.open();
     assert_eq!(archive.stats().scans.get(), 1);
     assert_files(&archive, &Tree::mixed());
@@ -115,7 +119,10 @@ fn index_is_discarded_if_bytes_changed_unnoticed() {
     for packing in [Packing::Plain, Packing::Lz4, Packing::Lz4Frames] {
         let [old_bytes, new_bytes] = [&old, &new].map(|tree| packing.pack(&tree.tar));
         assert_eq!(old_bytes.len(), new_bytes.len(), "{packing:?}");
-        for (before, after) in weak_resources(old_bytes).into_iter().zip(weak_resources(new_bytes)) {
+        for (before, after) in weak_resources(old_bytes)
+            .into_iter()
+            .zip(weak_resources(new_bytes))
+        {
             let env = TestEnv::new();
             env.serve(before);
             assert_files(&env.open(), &old);

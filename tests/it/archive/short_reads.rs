@@ -13,8 +13,8 @@ use tarfs::base::stats::Stats;
 use tarfs::source;
 
 use super::{TestEnv, assert_file, ino};
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 

@@ -4,12 +4,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, OpenError, OpenOptions, DiskCacheMode, scan::Digest};
+use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, scan::Digest};
 use tarfs::base::extent::{Extent, Packed};
 use tarfs::index::{Index, Ino};
 
 use super::damage::flipped;
-use super::{TestEnv, PATH, index, ino};
+use super::{PATH, TestEnv, index, ino};
 use crate::support::http::Resource;
 use crate::support::raw;
 use crate::support::sha256::sha256;
@@ -73,7 +73,9 @@ fn entry_facts(index: &Index) -> Vec<String> {
 fn check_read(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
     let ino = ino(archive, name);
     let len = u32::try_from(len).expect("small");
-    let bytes = archive.read_blocking(ino, at as u64, len).expect("readable");
+    let bytes = archive
+        .read_blocking(ino, at as u64, len)
+        .expect("readable");
     assert_eq!(bytes.len(), len as usize);
     let right = (at..).zip(&bytes).all(|(at, &read)| read == byte(file, at));
     assert!(right, "{name} at {at}");

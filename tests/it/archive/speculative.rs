@@ -2,7 +2,9 @@
 
 use tarfs::archive::{DiskCacheMode, scan};
 
-use super::{TestEnv, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options};
+use super::{
+    TestEnv, assert_files, assert_files_backwards, assert_random_reads, packed, scan_options,
+};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tarfs::archive::{Archive, scan};
 use tarfs::base::extent::{Extent, Plain};
 
-use super::{TestEnv, PATH, assert_file, ino, large_lz4, packed};
+use super::{PATH, TestEnv, assert_file, ino, large_lz4, packed};
 use crate::support::http::{Resource, Response};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
@@ -57,13 +57,19 @@ fn read_spans_are_counted_by_cache_level() {
 
     assert!(archive.try_read(ino, 0, len).is_none());
     assert_eq!(cache_counts(&archive), [0; 5], "who is refused asks again");
-    assert_eq!(archive.read_blocking(ino, 0, len).expect("bytes"), content[..]);
+    assert_eq!(
+        archive.read_blocking(ino, 0, len).expect("bytes"),
+        content[..]
+    );
     assert_eq!(cache_counts(&archive), [0, count, 0, 0, 0]);
     let stats = archive.stats();
     assert_eq!(stats.decoded_spans.get(), count);
     assert_eq!(stats.decoded_bytes.get(), sum(&spans));
 
-    assert_eq!(archive.read_blocking(ino, 0, len).expect("bytes"), content[..]);
+    assert_eq!(
+        archive.read_blocking(ino, 0, len).expect("bytes"),
+        content[..]
+    );
     assert_eq!(cache_counts(&archive), [count, count, 0, 0, 0]);
     assert!(
         archive

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{TestEnv, PATH, assert_file, read};
+use super::{PATH, TestEnv, assert_file, read};
 use crate::support::http::Resource;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
 /// Three files of noise that lie in spans of their own.

@@ -9,14 +9,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::archive::{PrefetchMode, Archive, OpenOptions, PrefetchOptions, PrefetchState, ReadError, DiskCacheMode};
+use tarfs::archive::{
+    Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, ReadError,
+};
 use tarfs::base::extent::{Extent, Plain};
 
 use super::damage::flipped;
-use super::{TestEnv, PATH, assert_file, index, ino, large_lz4};
-use crate::support::http::{Resource, Response, RecordedRequest};
-use crate::support::rng::Rng;
+use super::{PATH, TestEnv, assert_file, index, ino, large_lz4};
+use crate::support::http::{RecordedRequest, Resource, Response};
 use crate::support::packing::Packing;
+use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -308,7 +310,11 @@ fn readers_share_damage_of_window_in_flight() {
         for reader in 0..8 {
             let archive = &archive;
             scope.spawn(move || {
-                let read = archive.read_blocking(ino(archive, "large"), window + reader * 1000, SHORT_READ_LEN);
+                let read = archive.read_blocking(
+                    ino(archive, "large"),
+                    window + reader * 1000,
+                    SHORT_READ_LEN,
+                );
                 let expected = Extent::with_len(Plain(window), WINDOW_LEN);
                 assert!(
                     matches!(&read, Err(ReadError::Damaged { extent, .. }) if *extent == expected),
@@ -338,7 +344,9 @@ fn readers_share_failure_of_span_in_flight() {
             requests.load(Ordering::SeqCst) > 0
         });
         for window in 3..7 {
-            scope.spawn(move || assert_times_out(archive, span + window * WINDOW_LEN, SHORT_READ_LEN));
+            scope.spawn(move || {
+                assert_times_out(archive, span + window * WINDOW_LEN, SHORT_READ_LEN)
+            });
         }
     });
     let requests = requests.load(Ordering::SeqCst);
@@ -437,7 +445,11 @@ fn window_with_wrong_bytes_again_fails_alone() {
     for number in (4..20).rev() {
         check_read(&archive, &tree, first - number * WINDOW_LEN, 100 << 10);
     }
-    assert!(archive.read_blocking(ino, first - WINDOW_LEN, 2 << 17).is_err());
+    assert!(
+        archive
+            .read_blocking(ino, first - WINDOW_LEN, 2 << 17)
+            .is_err()
+    );
     for number in 2..20 {
         check_read(&archive, &tree, first + number * WINDOW_LEN, 100 << 10);
     }
@@ -567,7 +579,11 @@ fn windows_stay_within_memory_budget() {
     let archive = open_with_prefetch(&env, &options);
     for offset in offsets(8, 400) {
         check_read(&archive, &tree, offset, SHORT_READ_LEN);
-        assert!(archive.cached_bytes() <= 8 << 20, "{}", archive.cached_bytes());
+        assert!(
+            archive.cached_bytes() <= 8 << 20,
+            "{}",
+            archive.cached_bytes()
+        );
     }
     assert!(archive.cached_bytes() >= 3 << 20, "half of it is used");
     for (name, content) in &tree.files {

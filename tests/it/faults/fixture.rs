@@ -16,9 +16,9 @@ use serde_json::Value;
 
 use crate::support::http::{Fault, Request, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::program;
 use crate::support::raw::Archive;
+use crate::support::rng::Rng;
 use crate::support::wait::{self, finish_in_time};
 
 pub(super) const PATH: &str = "/archive";
@@ -121,9 +121,10 @@ impl Place {
     /// From now on, request after request, counted from 1 on, meets with what `faults` says.
     pub(super) fn serve_with_faults(&self, resource: Resource, faults: impl Faults) {
         let count = AtomicUsize::new(0);
-        self.server.serve_with_faults(PATH, resource, move |request| {
-            faults(count.fetch_add(1, Ordering::SeqCst) + 1, request)
-        });
+        self.server
+            .serve_with_faults(PATH, resource, move |request| {
+                faults(count.fetch_add(1, Ordering::SeqCst) + 1, request)
+            });
     }
 
     /// Has the kernel forget what it holds of a file.
@@ -273,7 +274,11 @@ pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
         // Or it was the kernel that had it, or somebody else.
         assert!(place.counter(found) > hits, "not found: {found}");
         assert_eq!(place.counter("failed_reads"), failed);
-        assert_eq!(place.server.requests(PATH).len(), asked, "the server was asked");
+        assert_eq!(
+            place.server.requests(PATH).len(),
+            asked,
+            "the server was asked"
+        );
         place.succeeds(&["umount", "mnt"]);
     }
 }

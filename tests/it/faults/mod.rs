@@ -1,8 +1,8 @@
 //! Faults of the network, one by one, each met by reads in real mounts and by `materialize`: right
 //! bytes or an error that says why, and both in time. The table in docs/semantics.md is made of these.
 
-mod unmounts;
 mod fixture;
+mod unmounts;
 
 use std::fs;
 use std::io::ErrorKind;
@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use self::fixture::{
-    AMPLE_TIMEOUT_SECONDS, FILE_LEN, FILES, Faults, PATH, Place, Read, SHORT_TIMEOUT_SECONDS, Written, archive, content,
-    read_in_cold_mount, read_in_warm_mount, read_cached, strong, materialize_tree,
+    AMPLE_TIMEOUT_SECONDS, FILE_LEN, FILES, Faults, PATH, Place, Read, SHORT_TIMEOUT_SECONDS,
+    Written, archive, content, materialize_tree, read_cached, read_in_cold_mount,
+    read_in_warm_mount, strong,
 };
 use crate::support::http::{Fault, Request, Resource};
 use crate::support::packing::Packing;
@@ -23,7 +24,12 @@ use crate::support::wait::finish_in_time;
 
 /// A read of what is not there yet, one of what is kept, and the tree.
 #[track_caller]
-fn check_warm_read_and_materialize(timeout: &str, faults: impl Faults + Clone, read: Read, written: Written) {
+fn check_warm_read_and_materialize(
+    timeout: &str,
+    faults: impl Faults + Clone,
+    read: Read,
+    written: Written,
+) {
     let [of_mount, of_kept] = [(); 2].map(|()| faults.clone());
     std::thread::scope(|scope| {
         scope.spawn(|| read_in_warm_mount(&strong(), timeout, of_mount, read));
@@ -34,7 +40,13 @@ fn check_warm_read_and_materialize(timeout: &str, faults: impl Faults + Clone, r
 
 /// These, and a mount without an index, which comes to `cold`.
 #[track_caller]
-fn check_each_way(timeout: &str, faults: impl Faults + Clone, read: Read, cold: Read, written: Written) {
+fn check_each_way(
+    timeout: &str,
+    faults: impl Faults + Clone,
+    read: Read,
+    cold: Read,
+    written: Written,
+) {
     let of_cold = faults.clone();
     std::thread::scope(|scope| {
         scope.spawn(|| read_in_cold_mount(&strong(), timeout, of_cold, cold));
@@ -71,7 +83,12 @@ fn millis(millis: u64) -> Duration {
 
 #[test]
 fn late_responses_are_awaited() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(Fault::Late(millis(100))), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        every_request(Fault::Late(millis(100))),
+        Ok(()),
+        Ok(()),
+    );
 }
 
 #[test]
@@ -93,7 +110,12 @@ fn aborted_connections_do_not_count_as_progress() {
 
 #[test]
 fn server_errors_are_retried() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(3, Fault::Status(500)), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(3, Fault::Status(500)),
+        Ok(()),
+        Ok(()),
+    );
     check_each_way(
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Status(500)),
@@ -105,7 +127,12 @@ fn server_errors_are_retried() {
 
 #[test]
 fn outage_is_retried_until_the_deadline() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(5, Fault::Status(502)), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(5, Fault::Status(502)),
+        Ok(()),
+        Ok(()),
+    );
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Status(503)),
@@ -117,7 +144,12 @@ fn outage_is_retried_until_the_deadline() {
 #[test]
 fn retry_after_is_honoured_up_to_the_deadline() {
     let fault = Fault::Busy(503, "1".to_owned());
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(2, fault), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(2, fault),
+        Ok(()),
+        Ok(()),
+    );
     // Longer than a mount lets anybody wait, too.
     let fault = Fault::Busy(429, "12".to_owned());
     check_all_ways(
@@ -132,12 +164,22 @@ fn retry_after_is_honoured_up_to_the_deadline() {
 fn connections_reset_anywhere_only_cost_time() {
     let cuts = |number: usize, _: &Request| Some(Fault::Reset(number * 7_919 % 200_000 + 70_000));
     check_all_ways(AMPLE_TIMEOUT_SECONDS, cuts, Ok(()), Ok(()));
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(5, Fault::Reset(1)), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(5, Fault::Reset(1)),
+        Ok(()),
+        Ok(()),
+    );
 }
 
 #[test]
 fn unreachable_server_is_retried_until_the_deadline() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(5, Fault::HangUp), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(5, Fault::HangUp),
+        Ok(()),
+        Ok(()),
+    );
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::HangUp),
@@ -161,7 +203,12 @@ fn short_bodies_are_completed() {
 
 #[test]
 fn silent_server_times_out_at_the_deadline() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(1, Fault::Silence), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(1, Fault::Silence),
+        Ok(()),
+        Ok(()),
+    );
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Silence),
@@ -207,7 +254,12 @@ fn read_times_out_once() {
 
 #[test]
 fn stalled_body_times_out_at_the_deadline() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(1, Fault::Stall(50_000)), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(1, Fault::Stall(50_000)),
+        Ok(()),
+        Ok(()),
+    );
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Stall(0)),
@@ -218,7 +270,12 @@ fn stalled_body_times_out_at_the_deadline() {
 
 #[test]
 fn wrong_range_is_never_taken_for_the_requested_one() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(2, Fault::OtherRange), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(2, Fault::OtherRange),
+        Ok(()),
+        Ok(()),
+    );
     check_all_ways(
         AMPLE_TIMEOUT_SECONDS,
         every_request(Fault::OtherRange),
@@ -229,14 +286,29 @@ fn wrong_range_is_never_taken_for_the_requested_one() {
 
 #[test]
 fn whole_body_is_never_taken_for_a_range() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(2, Fault::Whole), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(2, Fault::Whole),
+        Ok(()),
+        Ok(()),
+    );
     let told = "stopped answering with ranges";
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(Fault::Whole), Err(Errno::IO), Err(told));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        every_request(Fault::Whole),
+        Err(Errno::IO),
+        Err(told),
+    );
 }
 
 #[test]
 fn rejected_range_is_requested_again() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(2, Fault::Unsatisfiable), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(2, Fault::Unsatisfiable),
+        Ok(()),
+        Ok(()),
+    );
     let told = "refuses a range inside its length";
     check_all_ways(
         AMPLE_TIMEOUT_SECONDS,
@@ -248,26 +320,51 @@ fn rejected_range_is_requested_again() {
 
 #[test]
 fn server_without_head_works() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, |_: usize, _: &Request| None, Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        |_: usize, _: &Request| None,
+        Ok(()),
+        Ok(()),
+    );
 }
 
 #[test]
 fn chunked_bodies_work() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(Fault::Chunked), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        every_request(Fault::Chunked),
+        Ok(()),
+        Ok(()),
+    );
 }
 
 #[test]
 fn encoded_bodies_are_never_taken_for_bytes() {
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, first_requests(2, Fault::Gzip), Ok(()), Ok(()));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        first_requests(2, Fault::Gzip),
+        Ok(()),
+        Ok(()),
+    );
     let told = "Content-Encoding: gzip";
-    check_all_ways(AMPLE_TIMEOUT_SECONDS, every_request(Fault::Gzip), Err(Errno::IO), Err(told));
+    check_all_ways(
+        AMPLE_TIMEOUT_SECONDS,
+        every_request(Fault::Gzip),
+        Err(Errno::IO),
+        Err(told),
+    );
 }
 
 #[test]
 fn access_denied_midway_is_reported() {
     for status in [401, 403] {
         let fault = every_request(Fault::Status(status));
-        check_all_ways(AMPLE_TIMEOUT_SECONDS, fault, Err(Errno::ACCESS), Err("refuses access"));
+        check_all_ways(
+            AMPLE_TIMEOUT_SECONDS,
+            fault,
+            Err(Errno::ACCESS),
+            Err("refuses access"),
+        );
     }
     for status in [404, 410] {
         check_all_ways(
@@ -320,7 +417,12 @@ fn changed_bytes_without_version_are_damage() {
     let [before, after] = [before, after].map(Resource::new);
     let faults = move |_: usize, _: &Request| Some(Fault::Other(after.clone()));
     read_cached(&before, faults.clone());
-    read_in_warm_mount(&before, AMPLE_TIMEOUT_SECONDS, faults.clone(), Err(Errno::IO));
+    read_in_warm_mount(
+        &before,
+        AMPLE_TIMEOUT_SECONDS,
+        faults.clone(),
+        Err(Errno::IO),
+    );
     let place = Place::new(&before);
     place.serve_with_faults(before, move |number, request| {
         (number > 1).then(|| faults(number, request)).flatten()

@@ -5,8 +5,8 @@ use std::fmt;
 use std::rc::Rc;
 
 use super::tree::{Content, Tree};
-use crate::support::rng::Rng;
 use crate::support::raw::{Archive, GNU, Header, USTAR};
+use crate::support::rng::Rng;
 
 /// A member, as whoever made the archive meant it.
 #[derive(Clone)]

@@ -15,19 +15,19 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde_json::Value;
-use tarfs::archive::{Archive, OpenOptions, DiskCacheMode, scan};
+use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, scan};
 use tarfs::source;
 use tokio::runtime::Runtime;
 
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::rng::Rng;
 use crate::support::packing::Packing;
 use crate::support::program::{self, stderr_text};
+use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
-use member::{Member, joined, one};
+use member::{Member, joined, pick};
 use observe::{ObservedTree, difference, in_archive, on_disk, sum};
-use tree::{Look, Tree};
+use tree::{Lookup, Tree};
 
 /// Archives when nobody asks for more.
 const DEFAULT_ROUNDS: u64 = 24;
@@ -121,7 +121,7 @@ impl Round {
     fn new(rng: &mut Rng) -> Self {
         let (members, plain) = member::archive(rng);
         let tree = Tree::of(&members);
-        let packing = one(rng, &Packing::ALL);
+        let packing = pick(rng, &Packing::ALL);
         Self {
             members,
             sight: tree.observed(),
@@ -214,21 +214,21 @@ impl Round {
     fn read_early(&self, rng: &mut Rng) {
         let paths = self.tree.paths();
         for _ in 0..EARLY_READS {
-            let path = one(rng, &paths);
+            let path = pick(rng, &paths);
             let mut tree = Tree::default();
             let looks = self.members.iter().map(|member| {
                 tree.apply(member);
                 tree.look(&path)
             });
-            let looks: Vec<Look> = looks.collect();
-            if looks.contains(&Look::Other) {
+            let looks: Vec<Lookup> = looks.collect();
+            if looks.contains(&Lookup::Other) {
                 continue;
             }
             let place = self
                 .place
                 .path("mnt")
                 .join(OsStr::from_bytes(&joined(&path)));
-            let read = fs::read(&place).map(|bytes| Look::File(sum(&bytes)));
+            let read = fs::read(&place).map(|bytes| Lookup::File(sum(&bytes)));
             let read = read.unwrap_or_else(|error| panic!("{}: {error}", place.display()));
             assert!(looks.contains(&read), "{} was never so", place.display());
         }

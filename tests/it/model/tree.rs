@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::member::{Attributes, Member, MemberKind, joined};
-use super::observe::{ObservedTree, Sum, ObservedKind, sum};
+use super::observe::{ObservedKind, ObservedTree, Sum, sum};
 
 /// The content of a file.
 pub(super) struct Content {

@@ -161,5 +161,8 @@ fn writable_mount_cannot_be_idmapped() {
         python3 "$idmap" mnt idmapped 2>&1 || echo refused
         "$tarfs" umount mnt
     "#;
-    assert_eq!(stdout_of(script), "mount_setattr: Invalid argument\nrefused\n");
+    assert_eq!(
+        stdout_of(script),
+        "mount_setattr: Invalid argument\nrefused\n"
+    );
 }

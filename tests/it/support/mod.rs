@@ -1,17 +1,17 @@
 //! What several tests need.
 
+pub(crate) mod failing_syscall;
 pub(crate) mod http;
 pub(crate) mod image;
 pub(crate) mod measured_runner;
 pub(crate) mod mounts;
 pub(crate) mod namespace;
-pub(crate) mod rng;
 pub(crate) mod packing;
 pub(crate) mod program;
 pub(crate) mod raw;
-pub(crate) mod failing_syscall;
+pub(crate) mod rng;
 pub(crate) mod rounds;
-pub(crate) mod simulated_network;
 pub(crate) mod sha256;
+pub(crate) mod simulated_network;
 pub(crate) mod tree;
 pub(crate) mod wait;

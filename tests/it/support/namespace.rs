@@ -61,7 +61,9 @@ impl NamespaceProcess {
         script: &str,
         set: impl FnOnce(&mut Command) -> &mut Command,
     ) -> Self {
-        let script = format!("{UNMOUNT_INHERITED}kept=$PWD; alone\n{script}\nexec sleep 1000 >/dev/null 2>&1");
+        let script = format!(
+            "{UNMOUNT_INHERITED}kept=$PWD; alone\n{script}\nexec sleep 1000 >/dev/null 2>&1"
+        );
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--propagation", "private", "sh", "-euc", &script])

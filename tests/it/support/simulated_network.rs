@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use tarfs::source::{Cause, Content, RawResponse, Obstacle, Options, Transport};
+use tarfs::source::{Cause, Content, Obstacle, Options, RawResponse, Transport};
 use url::Url;
 
 use super::http::{End, Request, Response};
