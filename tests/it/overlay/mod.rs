@@ -98,7 +98,7 @@ fn overlay_with_metacopy_and_redirects_equals_local_one() {
 fn overlay_with_passthrough_equals_local_one() {
     let script = r#"
         "$tarfs" mount --wait-index --xattrs-include="*" -o suid,dev,allow_other --copy-to copy a.tar mnt
-        until "$tarfs" status mnt | grep -q 'materialize  *complete'; do sleep 0.05; done
+        until "$tarfs" status mnt | grep -q 'copy  *complete'; do sleep 0.05; done
         compare xino=on
         "$tarfs" status --json mnt | grep -q '"passthrough_opens":[1-9]'
         "$tarfs" umount mnt
