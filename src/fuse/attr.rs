@@ -1,4 +1,4 @@
-//! Entries as the attributes that stat(2) shows; pure.
+//! Converts index entries into the attributes that stat(2) shows; pure.
 
 use std::time::SystemTime;
 
@@ -10,22 +10,22 @@ use crate::tar::{Device, Timestamp};
 
 /// Unit of `st_blocks`, by POSIX.
 const BLOCK_BYTES: u64 = 512;
-/// `st_blksize`. The page size: the kernel derives the inode's block shift from it, and readers
-/// that want larger reads get them from read-ahead.
+/// `st_blksize`: the page size. The kernel derives the inode's block shift from it. Readers that want
+/// larger reads get them by read-ahead.
 pub(super) const BLKSIZE: u32 = 4096;
 
-/// How a mount shows owners and modes.
+/// The owners and modes that a mount shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ownership {
-    /// Everything belongs to this user.
+    /// Owner of every entry.
     pub uid: Option<u32>,
-    /// Everything belongs to this group.
+    /// Group of every entry.
     pub gid: Option<u32>,
-    /// Permission bits taken from every mode.
+    /// Permission bits to clear in every mode.
     pub umask: u32,
 }
 
-/// The attributes of `entry`, which has this `mode`, under the number `inode`.
+/// The attributes of `entry` with the mode `mode` and the inode number `inode`.
 pub(super) fn attributes(
     entry: Entry<'_>,
     mode: u32,
@@ -53,7 +53,7 @@ pub(super) fn attributes(
     }
 }
 
-/// What a negative answer to a lookup carries: inode 0 and nothing else.
+/// A negative entry: inode 0 and nothing else.
 pub(super) fn negative_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -85,8 +85,9 @@ pub(super) fn file_type(kind: Kind<'_>) -> FileType {
     }
 }
 
-/// The kernel reads file offsets as signed: a size it cannot address makes the file unreadable
-/// altogether, so it is cut where the addresses end.
+/// The size of an entry, cut to the largest signed offset.
+///
+/// The kernel reads file offsets as signed numbers. It could not read a file of a larger size at all.
 fn size(kind: Kind<'_>, size: u64) -> u64 {
     match kind {
         Kind::File | Kind::Symlink(_) => size.min(i64::MAX as u64),
@@ -95,13 +96,14 @@ fn size(kind: Kind<'_>, size: u64) -> u64 {
 }
 
 fn permissions(mode: u32, umask: u32) -> u16 {
-    // Umask(2) knows nine bits; set-user-id, set-group-id and sticky stay as they are.
+    // umask(2) has nine bits. The set-user-id, set-group-id and sticky bits stay.
     let bits = mode & 0o7777 & !(umask & 0o777);
     u16::try_from(bits).unwrap_or(0)
 }
 
-/// A device number as FUSE carries it, in 32 bits: twelve for the major, twenty for the minor
-/// number, as Linux has them. What does not fit is no device that Linux could have.
+/// A device number as FUSE sends it: 32 bits, 12 for the major and 20 for the minor number.
+///
+/// Linux has the same widths, so a number that does not fit belongs to no possible device.
 fn rdev(kind: Kind<'_>) -> u32 {
     let (Kind::CharDevice(device) | Kind::BlockDevice(device)) = kind else {
         return 0;
@@ -110,7 +112,7 @@ fn rdev(kind: Kind<'_>) -> u32 {
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
 }
 
-/// A time as the standard library has it; one that it cannot hold becomes 1970.
+/// `time` as a `SystemTime`, or 1970 if the type cannot hold it.
 fn time_of(time: Timestamp) -> SystemTime {
     system_time(time.seconds, time.nanoseconds.into())
 }

@@ -1,6 +1,6 @@
-//! What a calling thread may do, from `/proc`.
+//! The capabilities of a calling thread, from `/proc`.
 //!
-//! FUSE requests of a mount that can be idmapped carry no user, and none carries capabilities.
+//! FUSE requests carry no capabilities. Those of a mount that can be idmapped carry no user either.
 
 use std::fs;
 

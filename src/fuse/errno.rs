@@ -1,17 +1,18 @@
-//! Errors as the numbers the kernel hands to programs; exhaustive, so that a new error must be
-//! given a number before it compiles.
+//! Maps errors to errnos.
+//!
+//! The match is exhaustive, so a new error needs an errno before the crate compiles.
 
 use fuser::Errno;
 
 use crate::archive::ReadError;
 
-/// The number for a read that failed.
+/// The errno for a read that failed.
 pub(super) fn from_read_error(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,
-        // The handle is good, what it stood for is gone: NFS' word for the same thing.
+        // NFS uses ESTALE for the same case: the handle is good, but its file has disappeared.
         ReadError::Changed(_) | ReadError::NotFound(_) => Errno::ESTALE,
-        // What a network file system says that does not wait for ever (nfs(5), softerr).
+        // Network file systems that do not wait for ever return this (nfs(5), softerr).
         ReadError::TimedOut(_) => Errno::ETIMEDOUT,
         ReadError::AccessDenied(_) => Errno::EACCES,
         ReadError::Unreachable(_)

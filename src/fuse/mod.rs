@@ -1,15 +1,15 @@
-//! FUSE: unpack, call, reply; no decisions.
+//! The FUSE filesystem: decodes requests, calls the archive, and replies.
 //!
-//! A [`TarFilesystem`] answers the kernel from an index and from [`Content`]; a [`Mount`] puts it into the
-//! filesystem, and takes it out again. What the kernel has learnt once it never asks again: the
-//! archive does not change, so names, absences, attributes and links are valid for a year, and
-//! files and directories need no open; files do where there are [`BackingFiles`] of them. While the archive
-//! is still being scanned a later member may replace what the kernel was told, so it asks again before
-//! long, and is told whose attributes have changed.
+//! A [`TarFilesystem`] answers the kernel from an index and from [`Content`]. A [`Mount`] attaches it
+//! to the directory tree and unmounts it.
 //!
-//! A request is answered at once or handed on together with its reply: a read to the archive's own
-//! threads, and what the scan has yet to find to the scan. So no thread that takes requests ever
-//! waits.
+//! The archive does not change, so the kernel asks for each thing once. Names, negative entries,
+//! attributes and links have a TTL of a year. Directories need no open, and neither do files without
+//! [`BackingFiles`]. During the scan a later member may replace an earlier one. Until the scan ends
+//! the TTL is therefore a second, and the daemon invalidates attributes that change.
+//!
+//! A request thread never waits. It replies at once, or it passes the request on together with its
+//! reply: reads to the archive's own threads, and names that are not indexed yet to the scan.
 
 mod attr;
 mod caller;
@@ -86,42 +86,46 @@ pub use syscalls::{MountError, UnmountError, unmount_dead};
 pub use takeover::{InheritedSession, MountTarget, supports_takeover};
 pub use xattr::unmapped_acl_entries;
 
-/// How long the kernel may believe an answer.
+/// TTL of entries and attributes once the index is complete.
 const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 
-/// How long while the archive is still being scanned. A name is not taken back when a later member
-/// replaces it: the kernel does that under the lock of its directory, which who waits for another name
-/// or a listing there holds, so that everyone would wait for the scan.
+/// TTL of entries and attributes during the scan.
+///
+/// The daemon never invalidates entries when a later member replaces one. `FUSE_NOTIFY_INVAL_ENTRY`
+/// takes the lock of the parent directory, which a blocked lookup or readdir holds until the scan
+/// answers it.
 const TTL_SCANNING: Duration = Duration::from_secs(1);
 
-/// The largest request the kernel may send. Reads come in pieces of read-ahead, 1 MiB at most
-/// (see [`session`]); larger ones brought nothing.
+/// Maximum bytes of a request from the kernel. The kernel's read-ahead sends reads of at most 1 MiB
+/// (see [`session`]). Larger requests were not faster.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// How many file systems may lie below a mount that hands files over: the copies' own, which is not
-/// stacked itself. With one more, the kernel would let no overlay lie on top.
+/// Maximum number of file systems below a mount with passthrough.
+///
+/// One is the backing files' own, which must not be stacked itself. With a depth of 2 the kernel
+/// would allow no overlay on top.
 const MAX_STACK_DEPTH: u32 = 1;
 
-/// Names longer than this make the kernel refuse a whole listing (`FUSE_NAME_MAX`); they can be
-/// looked up no better.
+/// Longest name that the kernel accepts in a listing (`FUSE_NAME_MAX`). A longer one makes it reject
+/// the whole listing. A lookup of such a name fails, too.
 const FUSE_NAME_MAX_BYTES: usize = 1024;
 
-/// The longest name that there can be, as statfs(2) tells.
+/// Longest name that statfs(2) reports.
 const NAME_MAX_BYTES: usize = 255;
 
-/// Reads the flags of chattr(1) (`linux/fs.h`).
+/// Request of ioctl(2) that reads the flags of chattr(1) (`linux/fs.h`).
 const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
 
-/// Reads these and more, as a `struct fsxattr`.
+/// Request of ioctl(2) that reads these flags and more as a `struct fsxattr`.
 const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
 
 /// Bytes of a `struct fsxattr`.
 const FSXATTR_BYTES: usize = 28;
 
-/// What an answer to a read is handed to.
+/// Callback that receives the result of a read.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 
-/// The files behind a mount: a tree and its bytes.
+/// The tree and the bytes behind a mount.
 pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::index`].
     fn index(&self) -> IndexGuard<'_>;
@@ -234,7 +238,7 @@ impl Content for LayeredArchive {
     }
 }
 
-/// The patience of who waits for what `content` has.
+/// The pending replies of a filesystem that shows `content`.
 fn new_pending_replies(
     content: &Arc<dyn Content>,
     timeout: Duration,
@@ -252,7 +256,7 @@ fn new_pending_replies(
     ))
 }
 
-/// A directory of an archive as a filesystem.
+/// A FUSE filesystem that shows a directory of an archive.
 #[derive(Debug)]
 pub struct TarFilesystem {
     content: Arc<dyn Content>,
@@ -260,31 +264,33 @@ pub struct TarFilesystem {
     ownership: Ownership,
     checks_permissions: bool,
     accounts: Arc<Accounts>,
-    /// Whether any entry has a security label, as soon as that is known.
+    /// Whether any entry has a security label. Set once the index is complete.
     has_labels: OnceLock<bool>,
-    /// Attributes that are shown.
+    /// Selects the attributes that are shown.
     xattr_filter: Arc<XattrFilter>,
     /// Whether a complete index has an attribute that is shown.
     has_shown_xattrs: OnceLock<bool>,
-    /// Whether every caller sees the names of `trusted.*`.
+    /// Whether listxattr(2) shows the names of `trusted.*` to every caller.
     lists_trusted: bool,
     stats: Arc<Stats>,
     recent_errors: Arc<RecentErrors>,
     kernel_cache: Arc<KernelCache>,
-    /// Who waits for what is not known yet.
+    /// Replies to requests that wait for the scan or for bytes.
     pending_replies: Arc<PendingReplies>,
-    /// Who has waited in vain just now.
+    /// Reads that timed out a moment ago.
     timed_out_reads: Arc<TimedOutReads>,
-    /// What the kernel has offered, a bit each, once it is mounted.
+    /// The capability bits that the kernel offers. Set when the kernel connects.
     capabilities: Arc<OnceLock<u64>>,
-    /// Where there may be copies of files, which are opened with handles then.
+    /// Opens and reads backing files. With it, files are opened with handles.
     backing_io: Option<BackingFileIo>,
-    /// Sees to it that nobody waits in vain, once it is mounted.
+    /// Fails pending replies that time out. Runs once the filesystem is mounted.
     watchdog: Option<Watchdog>,
 }
 
 impl TarFilesystem {
-    /// `content` as `subtree` and `options` show it; `stats` counts the bytes that readers get.
+    /// A filesystem that shows `content` as `subtree` and `options` say.
+    ///
+    /// `stats` counts the bytes that readers get.
     pub fn new(
         content: Arc<dyn Content>,
         subtree: Subtree,
@@ -322,39 +328,41 @@ impl TarFilesystem {
         }
     }
 
-    /// As it is, but who waits for an answer is told so, by ETIMEDOUT, once nothing was fetched or
-    /// decoded for `timeout`.
+    /// Sets the timeout of pending replies.
+    ///
+    /// A request fails with ETIMEDOUT when nothing was fetched or decoded for it for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.pending_replies = new_pending_replies(&self.content, timeout, &self.stats);
         self
     }
 
-    /// The same, which shows the attributes that `xattrs` selects.
+    /// Shows only the extended attributes that `xattrs` selects.
     #[must_use]
     pub fn with_xattrs(mut self, xattrs: XattrFilter) -> Self {
         self.xattr_filter = Arc::new(xattrs);
         self
     }
 
-    /// The same as the lower layer of an overlay. Overlayfs lists names on behalf of its callers, and hides
-    /// those of `trusted.*` itself.
+    /// Prepares the filesystem for use as the lower layer of an overlay.
+    ///
+    /// Overlayfs lists names on behalf of its callers and hides those of `trusted.*` itself.
     #[must_use]
     pub fn for_overlay(mut self) -> Self {
         self.lists_trusted = true;
         self
     }
 
-    /// Sees to it from now on that nobody waits in vain.
+    /// Starts the thread that fails pending replies on timeout.
     fn with_watchdog(mut self) -> io::Result<Self> {
         self.watchdog = Some(Watchdog::start(&self.pending_replies)?);
         Ok(self)
     }
 
-    /// As it is, and its files are read from `backing_files` where there are any.
+    /// Reads files from `backing_files` where there are any.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub fn with_backing_files(mut self, backing_files: Arc<dyn BackingFiles>) -> io::Result<Self> {
         self.backing_io = Some(BackingFileIo::new(backing_files, Arc::clone(&self.stats))?);
         Ok(self)
@@ -362,8 +370,8 @@ impl TarFilesystem {
 
     fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         self.subtree.entry(index, inode).ok_or({
-            // The kernel asks only for what it was told of: then that was forgotten, because the archive
-            // is not the one that was wanted.
+            // The kernel asks only for inodes that it got from us. A missing one means that the live
+            // index was replaced by an empty one, because the archive's digest did not match.
             if index.is_complete() {
                 Errno::ENOENT
             } else {
@@ -372,9 +380,11 @@ impl TarFilesystem {
         })
     }
 
-    /// Whether there may be security labels. Where there are none ls(1) asks once and not for every
-    /// entry, if it is told so in this way. (ACLs cannot be denied likewise: the kernel would let
-    /// nobody in.)
+    /// Whether there may be security labels.
+    ///
+    /// If there are none, the reply to getxattr(2) says "not supported", and ls(1) asks once instead
+    /// of for every entry. ACLs cannot be answered in this way, because the kernel would then deny
+    /// every access.
     fn has_labels(&self, index: &Index) -> bool {
         let has_labels = || {
             self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
@@ -382,14 +392,14 @@ impl TarFilesystem {
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
-    /// Whether any value of an extended attribute is possible.
+    /// Whether any entry may have an extended attribute that is shown.
     fn may_have_xattrs(&self, index: &Index) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
         let has_shown = || index.xattr_names().any(is_shown);
         !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
     }
 
-    /// The attributes of `entry` that are shown.
+    /// The extended attributes of `entry` that are shown.
     fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         let (xattrs, kind) = (entry.xattrs(), entry.kind());
         xattrs.filter(move |(name, _)| {
@@ -407,9 +417,12 @@ impl TarFilesystem {
         )
     }
 
-    /// Answers `caller` what `name` in `parent` is: at once, or when the scan has come to it.
+    /// Replies to the lookup of `name` in `parent` by the thread `caller`.
+    ///
+    /// Replies at once if the index has the name or is complete. Otherwise the reply waits until the
+    /// scan finds the name or ends.
     fn answer_lookup(&self, caller: u32, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
-        // First: what the scan then had not found it never will.
+        // Read this first: a name that is missing after the end of the scan will not appear later.
         let is_scanned = self.content.is_scanned();
         let index = self.content.index();
         let directory = match self.entry(&index, parent) {
@@ -422,7 +435,7 @@ impl TarFilesystem {
                 self.kernel_cache.mark_dentry_known(entry.ino());
                 self.content.note_lookup(entry.ino());
             } else {
-                // The name is soon asked for again.
+                // The kernel asks for the name again soon, because its TTL is short.
                 self.kernel_cache.mark_inode_known(entry.ino());
             }
             return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));
@@ -445,14 +458,14 @@ impl TarFilesystem {
                 filesystem.answer_lookup(caller, parent, name, reply)
             }
             (Some(reply), None) => reply.fail(WaitError::Closed),
-            // Given up.
+            // The reply failed already.
             (None, _) => {}
         };
         self.content
             .on_available(awaited, Callback::while_wanted(wanted, then));
     }
 
-    /// Has `answer` given with `reply` to `caller` when listings are whole.
+    /// Calls `answer` with `reply` once the index is complete.
     fn with_complete_index<R: FailReply>(
         &self,
         caller: u32,
@@ -474,15 +487,16 @@ impl TarFilesystem {
                 answer(&filesystem, &filesystem.content.index(), reply)
             }
             (Some(reply), None) => reply.fail(WaitError::Closed),
-            // Given up.
+            // The reply failed already.
             (None, _) => {}
         };
         let then = Callback::while_wanted(wanted, then);
         self.content.on_available(WaitFor::End, then);
     }
 
-    /// This tree for an answer that comes later, if its archive still lives then: who waits for the
-    /// scan must not keep alive what ends it.
+    /// This filesystem for a later reply, if its archive is still open then.
+    ///
+    /// A pending reply must not keep the archive open, because closing the archive ends the scan.
     fn weak_clone(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
         let content = Arc::downgrade(&self.content);
         let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
@@ -510,7 +524,7 @@ impl TarFilesystem {
                 kernel_cache,
                 pending_replies,
                 capabilities: Arc::default(),
-                // Only opens and reads can come a second time, and none of them comes here.
+                // Only opens and reads use these, and they do not wait in this way.
                 timed_out_reads: Arc::default(),
                 backing_io: None,
                 watchdog: None,
@@ -518,8 +532,10 @@ impl TarFilesystem {
         }
     }
 
-    /// Calls `add` for what a listing of `directory` holds from `offset` on, with the offset of
-    /// what follows, until `add` is full: `.` at 0, `..` at 1, then the names.
+    /// Calls `add` for the entries of a listing of `directory` from `offset` on, until `add` is full.
+    ///
+    /// `add` gets the offset of the next entry, too. `.` has offset 0, `..` has 1, and the names
+    /// follow.
     fn list<'a>(
         &self,
         index: &'a Index,
@@ -551,7 +567,7 @@ impl TarFilesystem {
         }
     }
 
-    /// Shows the kernel the files on a roster, at once.
+    /// Lists the files of the priming directory in one reply.
     fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         if offset == 0 {
             let index = self.content.index();
@@ -574,10 +590,10 @@ impl TarFilesystem {
         reply.ok();
     }
 
-    /// A directory that can be listed.
+    /// The entry of `inode`, if it is a directory whose listing is complete.
     fn listable_directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         let entry = self.entry(index, inode)?;
-        // The scan failed, and what it found is not all there is.
+        // The scan failed, so a listing would lack names.
         if !index.is_complete() {
             return Err(Errno::EIO);
         }
@@ -598,7 +614,7 @@ impl TarFilesystem {
     }
 }
 
-/// A read, its reply, and whom to tell what became of it.
+/// A read request, with its reply and the records of its result.
 struct ReadRequest {
     reply: ReplyData,
     caller: u32,
@@ -622,7 +638,7 @@ impl ReadRequest {
         }
     }
 
-    /// Gives what the archive has.
+    /// Reads from the archive: at once from memory, or on the archive's own threads.
     fn read(self) {
         let (ino, offset, len) = (self.ino, self.offset, self.len);
         let Some(content) = self.content.upgrade() else {
@@ -635,7 +651,7 @@ impl ReadRequest {
             .timed_out_reads
             .is_kernel_retry(self.requested_range(), Instant::now())
         {
-            // Counted, and told once already.
+            // The first failure was recorded already.
             self.stats.failed_reads.increment();
             return self.reply.error(Errno::ETIMEDOUT);
         }
@@ -648,7 +664,7 @@ impl ReadRequest {
         let pending = pending_replies.register(self, caller, reason);
         let wanted = pending.pending_check();
         let done = move |result| {
-            // Unless it was given up.
+            // The reply may have failed already.
             if let Some(request) = pending.take() {
                 request.finish(result);
             }
@@ -667,7 +683,7 @@ impl ReadRequest {
     }
 
     fn fail_with(self, error: &dyn std::error::Error, errno: Errno) {
-        // Before the reply: who sees the error finds it in the status.
+        // Record before the reply, so that a caller that sees the error finds it in the status.
         self.stats.failed_reads.increment();
         let content = self.content.upgrade();
         let path = content.and_then(|content| content.index().path(self.ino));
@@ -690,17 +706,17 @@ impl FailReply for ReadRequest {
     }
 }
 
-/// Whether a listing has this name.
+/// Whether the kernel accepts `name` in a listing.
 fn is_listable_name(name: &[u8]) -> bool {
     name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
 }
 
-/// The offset of what follows child `number` in a listing.
+/// The offset of the entry after child `number` in a listing.
 fn next_offset(number: u32) -> u64 {
     u64::from(number) + 3
 }
 
-/// How long the kernel may believe what `index` says.
+/// The TTL of entries and attributes from `index`.
 fn ttl(index: &Index) -> Duration {
     if index.is_complete() {
         TTL_IMMUTABLE
@@ -709,7 +725,8 @@ fn ttl(index: &Index) -> Duration {
     }
 }
 
-/// Answers getxattr and listxattr: the length when `size` is 0, the bytes when they fit.
+/// Replies to getxattr or listxattr: with the length if `size` is 0, otherwise with the bytes if they
+/// fit.
 fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match u32::try_from(bytes.len()) {
         Ok(len) if size == 0 => reply.size(len),
@@ -729,7 +746,7 @@ impl Filesystem for TarFilesystem {
             | InitFlags::FUSE_CACHE_SYMLINKS
             | InitFlags::FUSE_EXPLICIT_INVAL_DATA;
         if self.checks_permissions {
-            // The kernel refuses the mount when this comes without default_permissions.
+            // Without default_permissions the kernel rejects a mount with this flag.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
             if self.may_have_xattrs(&self.content.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
@@ -737,10 +754,10 @@ impl Filesystem for TarFilesystem {
         }
         wanted |= match &self.backing_io {
             None => InitFlags::FUSE_NO_OPEN_SUPPORT,
-            // Only opens with handles can be handed over.
+            // Passthrough needs handles.
             Some(_) => InitFlags::FUSE_PASSTHROUGH,
         };
-        // An older kernel lacks some of them, and loses speed or ACLs, nothing else.
+        // An older kernel lacks some of these flags. Then the mount is slower or has no ACLs.
         let offered = wanted & config.capabilities();
         if config.add_capabilities(offered).is_err()
             || config.set_max_write(MAX_REQUEST_BYTES).is_err()
@@ -796,7 +813,7 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    /// Without copies files need no open: this answer keeps the kernel from asking again.
+    /// Without backing files, ENOSYS tells the kernel to open files without asking again.
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _span = trace_span!("open", inode = ino.0).entered();
         let Some(backing_io) = &self.backing_io else {
@@ -875,14 +892,14 @@ impl Filesystem for TarFilesystem {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        // Its entry may be gone by now, its number is the same.
+        // The index may have lost the entry, but the inode number is still the same.
         if let (Some(backing_io), Ok(number)) = (&self.backing_io, u32::try_from(ino.0)) {
             backing_io.open_files.release(Ino(number));
         }
         reply.ok();
     }
 
-    /// Nothing is written, so nothing is flushed: this answer keeps the kernel from asking again.
+    /// ENOSYS tells the kernel not to send flushes, because nothing is written.
     fn flush(
         &self,
         _req: &Request,
@@ -894,7 +911,7 @@ impl Filesystem for TarFilesystem {
         reply.error(Errno::ENOSYS);
     }
 
-    /// Directories need no open: this answer keeps the kernel from asking again.
+    /// ENOSYS tells the kernel to open directories without asking again.
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
     }
@@ -909,7 +926,7 @@ impl Filesystem for TarFilesystem {
     ) {
         let _span = trace_span!("readdir", inode = ino.0, offset).entered();
         if PrimingDir::is_priming_inode(ino) {
-            // Names alone are of no use.
+            // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
         self.with_complete_index(req.pid(), reply, move |filesystem, index, mut reply| {
@@ -963,7 +980,8 @@ impl Filesystem for TarFilesystem {
         let index = self.content.index();
         let blocks = index.stored_bytes().div_ceil(u64::from(attr::BLKSIZE));
         let files = index.entry_count();
-        // Full, as a read-only filesystem is; names end where Linux programs expect.
+        // No free space, as on any read-only filesystem. 255 is the longest name that Linux programs
+        // expect.
         reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
     }
 
@@ -990,8 +1008,10 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    /// Where no attribute is shown the list is empty. With ENOSYS the kernel would say that lists are not
-    /// supported, for which tar(1) and getfattr(1) print an error for every file.
+    /// Returns an empty list if no attribute is shown.
+    ///
+    /// With ENOSYS the kernel would say that lists are not supported. Then tar(1) and getfattr(1)
+    /// print an error for every file.
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
@@ -1006,8 +1026,9 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    /// Files have no flags such as "immutable". Without this answer lsattr(1) and chattr(1) fail, also on an
-    /// overlay.
+    /// Reports that files have no flags such as "immutable".
+    ///
+    /// Without this reply lsattr(1) and chattr(1) fail, also on an overlay.
     fn ioctl(
         &self,
         _req: &Request,
@@ -1027,8 +1048,10 @@ impl Filesystem for TarFilesystem {
         reply.ioctl(0, zeros.get(..len).unwrap_or(&zeros));
     }
 
-    /// Asked only without `default_permissions`, when whoever may enter the mount may read all of
-    /// it: this answer says yes for good.
+    /// ENOSYS tells the kernel to allow every access without asking again.
+    ///
+    /// The kernel sends this request only without `default_permissions`. Then every user who may
+    /// enter the mount may read all of it.
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
