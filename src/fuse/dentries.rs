@@ -1,9 +1,11 @@
-//! Has the kernel hear of names before anyone asks: it is made to list directories of this mount.
+//! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names.
 //!
-//! Who opens files one after the other by their paths makes the kernel ask for each name. A listing
-//! tells it some hundred names at once, and the files behind them can be pushed into the page cache.
-//! Nobody stands in the mount for that, which would be in the way of who unmounts it: it happens in
-//! a copy of it that is attached nowhere, and goes with the descriptor.
+//! A caller that opens one file after another by path makes the kernel look up each name. A listing
+//! returns some hundred names in one request, and the daemon can push the files behind them into the
+//! page cache.
+//!
+//! We list a detached clone of the mount, so that umount(8) never finds the mount busy. The clone
+//! ends with its descriptor.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -19,19 +21,19 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use super::Subtree;
 use crate::index::{Index, Ino};
 
-/// What the kernel asks for at once: some 300 names of 50 bytes. Before Linux 6.15 it was a page, some
-/// 20 names.
+/// Buffer size of a listing: some 300 names of 50 bytes. Before Linux 6.15 the kernel sent requests
+/// of one page, some 20 names.
 const READDIR_BUFFER_BYTES: usize = 64 << 10;
 
-/// How many names of a directory must follow for a listing to be worth its four requests.
+/// Minimum number of following names that justifies the four requests of a listing.
 const MIN_NAMES_TO_PRIME: u32 = 4;
 
-/// Makes the kernel hear of child `number` of `directory` and of what follows it there, on the mount at
-/// `mountpoint` with the device number `device`; nothing happens where that is not worth it.
+/// Makes the kernel list `directory` from child `number` on, unless too few names follow.
+///
+/// The mount is at `mountpoint` and has the device number `device`.
 ///
 /// # Errors
-/// When it cannot be done; then readers ask by themselves. Others than root may make no copy of a
-/// mount.
+/// When the listing fails; then the kernel looks up each name. Only root may clone a mount.
 pub(super) fn prime_dentries(
     (mountpoint, device): (&Path, u64),
     subtree: Subtree,
@@ -49,32 +51,32 @@ pub(super) fn prime_dentries(
     }
     let root = clone_mount(mountpoint, device)?;
     let directory = open_directory(&root, &path, OFlags::RDONLY)?;
-    // The kernel asks for names with their attributes only in directories in which it has just
-    // asked for one, and from the beginning.
+    // The kernel asks for names with attributes only at the start of a listing, in a directory in
+    // which it has just looked up a name.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,
         SeekFrom::Start(super::next_offset(child.number)),
     )?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
-    // One request; the next name would be another one's.
+    // One request is enough. Advancing the iterator again would send another one.
     let mut listing = RawDir::new(&directory, &mut buffer);
     listing.next().transpose()?;
     Ok(())
 }
 
-/// A copy of the mount at `mountpoint` that is attached nowhere.
+/// A detached clone of the mount at `mountpoint`.
 pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = open_tree(CWD, mountpoint, flags)?;
-    // Something else may have been mounted on top.
+    // Another mount may cover this one.
     if fstat(&root)?.st_dev != device {
         return Err(Errno::XDEV.into());
     }
     Ok(root)
 }
 
-/// `directory` as a path below the mount's root; `None` when it is not there.
+/// The path of `directory` below the mount's root; `None` if it is outside.
 fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<u8>> {
     if directory == subtree.root() {
         return Some(b".".to_vec());

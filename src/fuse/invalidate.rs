@@ -1,5 +1,6 @@
-//! Tells the kernel whose attributes have changed while an archive is being scanned, on a thread of its
-//! own: nothing makes the scan wait.
+//! Invalidates attributes in the kernel that change while an archive is being scanned.
+//!
+//! A separate thread sends the notifications, so that the scan never waits for the kernel.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
@@ -9,14 +10,17 @@ use super::{Content, MountError};
 use crate::base::thread::Thread;
 use crate::index::Ino;
 
-/// Changes that may wait to be told. What finds no room is believed until the kernel asks again.
+/// Maximum number of queued invalidations. If the queue is full, the kernel keeps the old attributes
+/// until their TTL ends.
 const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
-/// Begins to tell the kernel behind `kernel_cache` what `content` finds to have changed; `None` when nothing
-/// will change any more. Ends when `kernel_cache` is detached.
+/// Starts the thread that invalidates attributes of `content` in the kernel behind `kernel_cache`.
+///
+/// Returns `None` if the index is complete, because nothing will change. The thread ends when
+/// `kernel_cache` is detached.
 ///
 /// # Errors
-/// When the system has no thread left to give.
+/// When the system cannot start a thread.
 pub(super) fn start(
     content: &Arc<dyn Content>,
     kernel_cache: &Arc<KernelCache>,

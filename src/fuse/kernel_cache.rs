@@ -1,8 +1,8 @@
-//! The kernel's page cache, as far as it can be filled from here.
+//! The kernel's caches of a mount: inodes, dentries and pages, as the daemon fills them.
 //!
-//! The kernel takes bytes only of inodes that it knows, so what it has heard of is remembered, a bit for
-//! each inode, and another for those of which it was told a name. A third says that a file's bytes are
-//! there already. All go when the kernel forgets the inode, and its pages with it.
+//! The kernel accepts pushed bytes only for inodes that it knows. So this module keeps three bits for
+//! each inode: the kernel knows the inode, it knows its name, and its page cache has the file's
+//! bytes. All three are cleared when the kernel forgets the inode, because it drops the pages, too.
 
 use std::fmt;
 use std::io;
@@ -20,43 +20,43 @@ use crate::archive::PageCache;
 use crate::base::stats::Stats;
 use crate::index::{Child, Index, Ino};
 
-/// Inodes whose bits share one allocation, of 128 KiB.
+/// Number of inodes in a leaf of an [`InodeSet`]. A leaf is an allocation of 128 KiB.
 const INODES_PER_LEAF: u32 = 1 << 20;
 
-/// Of any inode number a leaf has the bits.
+/// Number of leaves, enough for every inode number.
 const LEAF_COUNT: usize = 1 << 12;
 
-/// So many files asked for in a row that should have been there mean that the kernel has dropped
-/// pages.
+/// Number of consecutive cache misses that shows that the kernel has evicted pages.
 const MAX_CONSECUTIVE_MISSES: u32 = 8;
 
-/// Whose next names are known up to here is not told more.
+/// Number of following names to check before priming. If the kernel knows all of them, nothing is
+/// primed.
 const DENTRY_LOOKAHEAD: usize = 16;
 
-/// What the kernel knows and has.
+/// The daemon's record of the kernel's caches.
 pub(super) struct KernelCache {
     subtree: Subtree,
     stats: Arc<Stats>,
-    /// `None` before and after the mount: who holds a notifier keeps its connection open.
+    /// `None` before and after the mount, because a notifier keeps the connection open.
     notifier: Mutex<Option<Notifier>>,
-    /// How the kernel hears of files ahead.
+    /// The directory that makes inodes known to the kernel.
     pub(super) priming_dir: PrimingDir,
-    /// Where it is mounted, and its device number, once it answers.
+    /// Mountpoint and device number. Set once the mount answers.
     mountpoint: Mutex<Option<(PathBuf, u64)>>,
-    /// The kernel cannot be told of anything ahead, or not by us.
+    /// Whether the kernel rejects priming, or this process may not do it.
     is_priming_disabled: AtomicBool,
     known_inodes: InodeSet,
-    /// Of what it also knows a name.
+    /// Inodes of which the kernel also knows a name.
     known_dentries: InodeSet,
     stored_inodes: InodeSet,
-    /// How many files in a row were asked for that should have been there.
+    /// Number of consecutive first reads of files that the page cache should hold.
     consecutive_misses: AtomicU32,
-    /// Whom to tell what has changed of what the kernel knows; `None` when nothing does.
+    /// Queue of inodes whose attributes have changed; `None` if nothing changes.
     invalidations: Mutex<Option<SyncSender<Ino>>>,
 }
 
 impl KernelCache {
-    /// Of a mount that shows `subtree`.
+    /// The caches of a mount that shows `subtree`.
     pub(super) fn new(subtree: Subtree, stats: Arc<Stats>) -> Self {
         Self {
             subtree,
@@ -73,7 +73,9 @@ impl KernelCache {
         }
     }
 
-    /// The mount answers there; or is seen there from now on, through what lies over it.
+    /// Sets the path and the device number by which the mount can be reached.
+    ///
+    /// Called when the mount answers, and again when an overlay covers it.
     pub(super) fn set_mountpoint(&self, mountpoint: &Path, device: u64) {
         *self.lock_mountpoint() = Some((mountpoint.to_owned(), device));
     }
@@ -84,89 +86,92 @@ impl KernelCache {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The mount's notifier, from now on.
+    /// Sets the notifier of the mount.
     pub(super) fn attach(&self, notifier: Notifier) {
         *self.lock() = Some(notifier);
     }
 
-    /// Nothing is mounted any more.
+    /// Drops the notifier and the invalidation queue when the mount ends.
     pub(super) fn detach(&self) {
         *self.lock() = None;
         *self.invalidations() = None;
     }
 
-    /// Has changes sent to `invalidations`, until detached.
+    /// Sets the queue for invalidations. [`detach`](Self::detach) drops it.
     pub(super) fn set_invalidator(&self, invalidations: SyncSender<Ino>) {
         *self.invalidations() = Some(invalidations);
     }
 
-    /// Attributes of `ino` are not as they were, and the kernel may have been told of them. Never
-    /// waits.
+    /// Queues the invalidation of the attributes of `ino` if the kernel may know them. Never waits.
     pub(super) fn queue_invalidation(&self, ino: Ino) {
         if (ino == self.subtree.root() || self.known_inodes.contains(ino))
             && let Some(invalidations) = &*self.invalidations()
         {
-            // Else it is asked for again soon enough.
+            // If the queue is full, the TTL ends soon enough.
             let _sent = invalidations.try_send(ino).is_ok();
         }
     }
 
-    /// Tells the kernel that attributes of `ino` have changed.
+    /// Invalidates the attributes of `ino` in the kernel.
     pub(super) fn invalidate_attributes(&self, ino: Ino) {
         let Some(notifier) = self.lock().clone() else {
             return;
         };
-        // Attributes alone, not what is in the page cache. Also well if it does not know it any more.
+        // A negative offset keeps the page cache. The call fails harmlessly if the kernel has
+        // forgotten the inode.
         if notifier.inval_inode(self.subtree.inode(ino), -1, 0).is_ok() {
             self.stats.invalidated_inodes.increment();
         }
     }
 
-    /// The kernel hears of `ino`.
+    /// Records that a reply makes `ino` known to the kernel.
     pub(super) fn mark_inode_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
     }
 
-    /// The kernel hears of `ino` and its name.
+    /// Records that a reply makes `ino` and its name known to the kernel.
     pub(super) fn mark_dentry_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
         self.known_dentries.insert(ino);
     }
 
-    /// The kernel has dropped `ino`, or a part of its references: then it is not pushed, nor told of
-    /// changes before it asks again, which does no harm.
+    /// Records that the kernel has dropped `ino`, or a part of its references.
+    ///
+    /// Until the kernel asks for it again the daemon does not push or invalidate it. That is harmless
+    /// if the kernel still holds a reference.
     pub(super) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
         self.stored_inodes.remove(ino);
     }
 
-    /// The kernel asks for the first bytes of `ino`, and will have them.
+    /// Records that the kernel reads the first bytes of `ino`, and so will cache them.
     pub(super) fn note_first_read(&self, ino: Ino) {
         if !self.stored_inodes.contains(ino) {
             self.stored_inodes.insert(ino);
             self.consecutive_misses.store(0, Ordering::Relaxed);
             return;
         }
-        // One may have been read while it was pushed.
+        // A single miss proves nothing: the file may have been pushed during the read.
         if self.consecutive_misses.fetch_add(1, Ordering::Relaxed) + 1 == MAX_CONSECUTIVE_MISSES {
             self.stored_inodes.clear();
             self.consecutive_misses.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Tells the kernel of something ahead by `prime`, on the mount at this place, if it listens.
+    /// Calls `prime` with the mount's path and device number, unless priming is disabled.
     fn try_prime(&self, prime: impl FnOnce((&Path, u64)) -> io::Result<()>) {
         if self.is_priming_disabled.load(Ordering::Relaxed) {
             return;
         }
-        // Who tells waits for the kernel, which may wait for us: not under the lock.
+        // Copy the path and release the lock: `prime` waits for the kernel, which may wait for this
+        // process.
         let Some((mountpoint, device)) = self.lock_mountpoint().clone() else {
             return;
         };
         if let Err(error) = prime((&mountpoint, device)) {
             tracing::debug!(%error, "the kernel hears of nothing ahead");
-            // Other errors are one directory's, or pass.
+            // Other errors concern one directory, or are temporary.
             if is_permanent_error(&error) {
                 self.is_priming_disabled.store(true, Ordering::Relaxed);
             }
@@ -218,7 +223,7 @@ impl PageCache for KernelCache {
     }
 
     fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        // Not under the lock: the kernel may wait for a page that is being read.
+        // Do not hold the lock: the kernel may wait for a page that is being read.
         let Some(notifier) = self.lock().clone() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
@@ -229,8 +234,10 @@ impl PageCache for KernelCache {
     }
 }
 
-/// Whether an error will be the same for everything: not permitted, not known to this kernel, not our
-/// mount any more, or nothing heard for all that.
+/// Whether an error will repeat for every directory.
+///
+/// Either the caller lacks permission, the kernel lacks the call, another mount covers ours, or the
+/// kernel asked for nothing in spite of the listing.
 fn is_permanent_error(error: &io::Error) -> bool {
     let permanent_errors = [
         Errno::PERM,
@@ -248,7 +255,7 @@ impl fmt::Debug for KernelCache {
     }
 }
 
-/// A bit for each inode; takes memory for the numbers that occur.
+/// A set of inode numbers as a bitmap. It allocates leaves only for numbers that occur.
 struct InodeSet {
     leaves: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }
