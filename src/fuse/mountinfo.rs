@@ -1,5 +1,4 @@
-//! What is mounted where, from the kernel's own table (`/proc/self/mountinfo`); pure but for one
-//! read.
+//! The kernel's table of mounts (`/proc/self/mountinfo`); pure except for one read.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,7 +11,7 @@ use super::pinned::mount_id;
 
 const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
 
-/// The type of what lies on top at `mountpoint`, an absolute path without symbolic links.
+/// The type of the top mount at `mountpoint`, an absolute path without symbolic links.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -21,8 +20,9 @@ pub(super) fn fs_type_at(mountpoint: &Path) -> io::Result<Option<String>> {
     Ok(top_fs_type(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
-/// Major and minor number of what lies on top at `mountpoint`, as for [`fs_type_at`], if it is of the
-/// type `fs_type`. Asks nothing of the mount itself.
+/// Major and minor number of the top mount at `mountpoint`, if it has the type `fs_type`.
+///
+/// `mountpoint` is as for [`fs_type_at`]. Sends no request to the mount itself.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -33,18 +33,18 @@ pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(
     Ok(found.map(|found| found.device))
 }
 
-/// A mount in the table.
+/// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TopMount {
-    /// Its id, which no other mount of the machine has meanwhile.
+    /// Its id, which is unique on the machine while the mount exists.
     pub id: u32,
-    /// Major and minor number of its file system, which its bind mounts have, too.
+    /// Major and minor number of its file system. Its bind mounts have the same.
     pub device: (u32, u32),
-    /// Its type.
+    /// Its file system type.
     pub fs_type: String,
 }
 
-/// The mount on top at `mountpoint`, as for [`fs_type_at`], whatever it is.
+/// The top mount at `mountpoint`, of any type. `mountpoint` is as for [`fs_type_at`].
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -57,7 +57,7 @@ pub(super) fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     }))
 }
 
-/// How many mounts of the file system with this number there are, of the whole or of a part of it.
+/// Number of mounts of the file system `device`, including mounts of a part of it.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -67,7 +67,7 @@ pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
     Ok(mounts.filter(|found| found.device == device).count())
 }
 
-/// Where a file system is mounted.
+/// The place where a file system is mounted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attachment {
     /// The mount's id.
@@ -76,9 +76,10 @@ pub struct Attachment {
     pub path: PathBuf,
 }
 
-/// Where the file system of this type and number is mounted: at `mountpoint` if it is mounted there,
-/// though perhaps below something else; otherwise where it was mounted last. A mount of the whole file
-/// system counts before one of a part.
+/// Finds a mount of the file system with this device number and type.
+///
+/// Prefers a mount at `mountpoint`, even if another mount covers it. Otherwise returns the latest
+/// one. A mount of the whole file system takes precedence over a mount of a part.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -121,7 +122,7 @@ pub(super) fn device_by_mount_id(id: u32, fs_type: &str) -> io::Result<Option<(u
         .map(|found| found.device))
 }
 
-/// Device number and place of the mount that `root` is open on, as for [`device_by_mount_id`].
+/// Device number and mountpoint of the mount that `root` is open on, if it has the type `fs_type`.
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -143,8 +144,9 @@ fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
     lines.find_map(|line| parse_line(line).filter(|found| found.id == id))
 }
 
-/// What the file system says for itself that lies on top at `mountpoint`, as for [`fs_type_at`], if it
-/// is of the type `fs_type`; still escaped as in the table.
+/// The superblock options of the top mount at `mountpoint`, if it has the type `fs_type`.
+///
+/// They are still escaped as in the table. `mountpoint` is as for [`fs_type_at`].
 ///
 /// # Errors
 /// When the table cannot be read.
@@ -158,7 +160,7 @@ pub(super) fn superblock_options_at(
     Ok(found.map(|found| found.options.to_vec()))
 }
 
-/// The type of the last mount on `mountpoint`, which hides those before it.
+/// The type of the last mount at `mountpoint`, which hides the earlier ones.
 fn top_fs_type<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
     last_mount_at(table, mountpoint).map(|found| found.fs_type)
 }
@@ -174,14 +176,14 @@ fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a
 struct MountEntry<'a> {
     id: u32,
     device: (u32, u32),
-    /// Whether it shows the file system's root.
+    /// Whether it shows the root of its file system.
     is_whole: bool,
     mountpoint: PathBuf,
     fs_type: &'a [u8],
     options: &'a [u8],
 }
 
-/// The first, the third, the fourth and the fifth word, and the first and the third behind the lone hyphen.
+/// Parses words 1, 3, 4 and 5 of a line, and words 1 and 3 after the lone hyphen.
 fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -201,14 +203,16 @@ fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     })
 }
 
-/// `0:25`
+/// Parses a device number such as `0:25`.
 fn parse_device(word: &[u8]) -> Option<(u32, u32)> {
     let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Blanks, tabs, newlines and backslashes, and in options what separates them, stand there as a
-/// backslash and three octal digits.
+/// Decodes the octal escapes of the table.
+///
+/// The kernel writes blanks, tabs, newlines and backslashes as a backslash and three octal digits. In
+/// options it also escapes separators so.
 pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -231,8 +235,9 @@ fn parse_octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(digits, 8).ok()
 }
 
-/// `path` as the table writes it: absolute, without symbolic links. The last component is not
-/// asked, so that a dead mount can be named.
+/// `path` as the table writes it: absolute, without symbolic links.
+///
+/// Does not resolve the last component if it is a dead mount, so that a dead mount can be named.
 ///
 /// # Errors
 /// When its parent does not exist.

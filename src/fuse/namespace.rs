@@ -1,9 +1,9 @@
 //! Mounts in another mount namespace.
 //!
-//! The daemon stays in its own namespace and executes nothing of the other one, whose files may be hostile.
-//! A short-lived thread enters the other namespace to attach or to unmount. It resolves only the path of
-//! the mountpoint there, and ends. The daemon keeps no descriptor of the namespace: the mount would
-//! outlive the container that uses it.
+//! The daemon stays in its own namespace and executes no file of the other one, because those may be
+//! hostile. A short-lived thread enters the other namespace to attach or to unmount. It resolves only
+//! the path of the mountpoint there, and ends. The daemon keeps no descriptor of the namespace,
+//! because the mount would then outlive the container that uses it.
 
 #![expect(unsafe_code, reason = "rustix has no safe unshare(2)")]
 
@@ -25,19 +25,19 @@ use super::pinned::mount_id;
 use super::syscalls::{self, MountError, TARFS_FS_TYPE, UnmountError};
 use crate::base::thread::Thread;
 
-/// Longest time that a thread may spend in another namespace, whose file systems may not answer.
+/// Timeout for work in another namespace, whose file systems may not answer.
 const NAMESPACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A mount namespace, by its identity.
+/// A mount namespace, identified by path and inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Namespace {
-    /// A file of this process's own namespace that names it, such as `/proc/PID/ns/mnt`.
+    /// A file in this process's own namespace that names it, such as `/proc/PID/ns/mnt`.
     pub path: PathBuf,
-    /// Device and inode of that file, which no other namespace has while this one exists.
+    /// Device and inode of that file, unique while the namespace exists.
     pub identity: (u64, u64),
 }
 
-/// A mount namespace that is held open.
+/// A mount namespace with an open descriptor.
 #[derive(Debug)]
 pub struct OpenNamespace {
     namespace: Namespace,
@@ -67,12 +67,12 @@ impl OpenNamespace {
         })
     }
 
-    /// Its identity.
+    /// The namespace's path and identity.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// Checks that `mountpoint` is a directory there.
+    /// Checks that `mountpoint` is a directory in the namespace.
     ///
     /// # Errors
     /// When it is not.
@@ -81,10 +81,10 @@ impl OpenNamespace {
         self.run(mountpoint, move |_| open_mountpoint(&path).map(drop))
     }
 
-    /// Attaches the detached mount `mount` to the directory `mountpoint` there.
+    /// Attaches the detached mount `mount` to the directory `mountpoint` in the namespace.
     ///
     /// # Errors
-    /// When `mountpoint` is no directory, or the kernel refuses.
+    /// When `mountpoint` is no directory, or the kernel rejects the call.
     pub(super) fn attach(&self, mount: OwnedFd, mountpoint: &Path) -> Result<(), MountError> {
         let path = mountpoint.to_owned();
         self.run(mountpoint, move |_| {
@@ -115,12 +115,15 @@ impl Namespace {
         run_in_namespace(self.reopen()?, EnteredNamespace::table)
     }
 
-    /// Unmounts the archive with the number `device`, which was mounted on `mountpoint` there; `force`
-    /// does so although it is in use. With `connection`, only the mount with that connection.
+    /// Unmounts the archive with the number `device`, which was mounted at `mountpoint` in the
+    /// namespace.
+    ///
+    /// `force` unmounts it while it is in use. With `connection`, unmounts only the mount with that
+    /// connection.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] when it is in use; [`UnmountError::NotMounted`] when it is not there, or
-    /// below another mount.
+    /// [`UnmountError::Busy`] when it is in use; [`UnmountError::NotMounted`] when it is not mounted,
+    /// or another mount covers it.
     pub(super) fn unmount(
         &self,
         mountpoint: &Path,
@@ -152,7 +155,9 @@ impl Namespace {
         })
     }
 
-    /// Opens it by its path, or by a process in it if the path names another one by now.
+    /// Opens the namespace by its path.
+    ///
+    /// If the path now names another namespace, searches `/proc` for a process in the right one.
     fn reopen(&self) -> io::Result<OwnedFd> {
         let open = |path: &Path| {
             let opened = open_file(path).ok()?;
@@ -167,9 +172,9 @@ impl Namespace {
     }
 }
 
-/// What a thread in another namespace uses of its own.
+/// The resources of a thread in another namespace.
 struct EnteredNamespace {
-    /// The thread's directory in the `/proc` of its own namespace: the other `/proc` may be anything.
+    /// The thread's directory in the `/proc` of its own namespace. The other `/proc` may be forged.
     thread: OwnedFd,
 }
 
@@ -220,7 +225,7 @@ impl EnteredNamespace {
     }
 }
 
-/// Runs `work` on a thread in the namespace `descriptor`, for [`NAMESPACE_TIMEOUT`] at most.
+/// Runs `work` on a thread in the namespace `descriptor`, with the timeout [`NAMESPACE_TIMEOUT`].
 fn run_in_namespace<T: Send + 'static>(
     descriptor: OwnedFd,
     work: impl FnOnce(&EnteredNamespace) -> io::Result<T> + Send + 'static,
@@ -229,24 +234,26 @@ fn run_in_namespace<T: Send + 'static>(
     let thread = Thread::spawn("fuse-namespace", move || {
         let result = EnteredNamespace::enter(descriptor)
             .and_then(|entered_namespace| work(&entered_namespace));
-        // The caller may have given up.
+        // The caller may have timed out.
         drop(sender.send(result));
     })?;
     result.recv_timeout(NAMESPACE_TIMEOUT).unwrap_or_else(|_| {
-        // A file system of the other namespace does not answer: the thread ends with this process.
+        // A file system of the other namespace does not answer. The thread ends with this process.
         std::mem::forget(thread);
         Err(io::ErrorKind::TimedOut.into())
     })
 }
 
-/// The directory at `path` in the calling thread's namespace. Magic links, which lead out of it, are refused.
+/// Opens the directory at `path` in the calling thread's namespace.
+///
+/// Rejects magic links, because they lead out of the namespace.
 fn open_mountpoint(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(CWD, path, flags, Mode::empty(), resolve)?)
 }
 
-/// The file at `path`, without waiting if it is a FIFO.
+/// Opens the file at `path`, without blocking on a FIFO.
 fn open_file(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(open(path, flags, Mode::empty())?)
