@@ -1,61 +1,64 @@
-//! The options of a mount, as `-o` takes them; pure.
+//! The mount options of `-o`; pure.
 
 use super::attr::Ownership;
 
-/// How an archive is mounted. The default is what mount(8) calls `ro,nosuid,nodev`, for the
-/// mounting user alone, permissions not checked.
+/// The options of a mount.
+///
+/// The default is what mount(8) calls `ro,nosuid,nodev`: for the mounting user alone, and without
+/// permission checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an option of mount(8), in its own word"
 )]
 pub struct MountOptions {
-    /// Other users may enter the mount. Implies `default_permissions`: without it everyone could
-    /// read every file, whatever its mode.
+    /// Allows other users to enter the mount. Implies `default_permissions`, because without
+    /// permission checks every user could read every file.
     pub allow_other: bool,
-    /// The kernel checks modes and ACLs.
+    /// Makes the kernel check modes and ACLs.
     pub default_permissions: bool,
-    /// Set-user-id, set-group-id and file capabilities count.
+    /// Honours set-user-id, set-group-id and file capabilities.
     pub suid: bool,
-    /// Devices can be opened.
+    /// Allows devices to be opened.
     pub dev: bool,
-    /// Programs cannot be run.
+    /// Forbids programs to be run.
     pub noexec: bool,
-    /// Symbolic links are read, and not followed.
+    /// Forbids symbolic links to be followed; they can still be read.
     pub nosymfollow: bool,
-    /// Owners and modes.
+    /// The owners and modes that are shown.
     pub ownership: Ownership,
-    /// Whether changes are refused, as far as anybody has said; only what lies over a mount takes
-    /// any.
+    /// Whether changes fail; `None` without `ro` or `rw`. Only an overlay accepts changes.
     pub read_only: Option<bool>,
-    /// What mount(8) lists as the source; the archive's location otherwise.
+    /// The source that mount(8) lists, instead of the archive's location.
     pub fsname: Option<String>,
 }
 
-/// An option that cannot be taken.
+/// An invalid mount option.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OptionError {
-    /// Not one of ours.
+    /// The option is unknown.
     #[error("unknown mount option `{0}`")]
     Unknown(String),
-    /// The value is missing or makes no sense.
+    /// The value is missing or malformed.
     #[error("mount option `{name}` takes {takes}, not `{value}`")]
     Value {
-        /// The option.
+        /// The option's name.
         name: &'static str,
-        /// What it takes.
+        /// The values that are allowed.
         takes: &'static str,
-        /// What it was given.
+        /// The value that was given.
         value: String,
     },
 }
 
 impl MountOptions {
-    /// Takes one argument of `-o`: options separated by commas, a later one overriding an earlier.
-    /// A comma inside a value is written `\,`, a backslash `\\`, as for fusermount3.
+    /// Applies one argument of `-o`: options separated by commas, where a later one overrides an
+    /// earlier one.
+    ///
+    /// A comma inside a value is written `\,` and a backslash `\\`, as for fusermount3.
     ///
     /// # Errors
-    /// At the first option that is unknown or malformed; those before it have been taken.
+    /// At the first option that is unknown or malformed. The options before it have been applied.
     pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
         split(argument)
             .iter()
@@ -84,7 +87,7 @@ impl MountOptions {
             "nosymfollow" => self.nosymfollow = true,
             "rw" => self.read_only = Some(false),
             "ro" => self.read_only = Some(true),
-            // Meant for mount(8) and systemd, which pass on what they find.
+            // Options for mount(8) and systemd, which pass them on.
             "defaults" | "nonempty" | "noatime" | "relatime" | "auto" | "noauto" | "user"
             | "nouser" | "users" | "nofail" | "_netdev" => {}
             _ if option.starts_with("x-") => {}
@@ -105,8 +108,9 @@ impl MountOptions {
         Ok(())
     }
 
-    /// `option` with its commas and backslashes escaped, so that [`apply`](Self::apply) and fusermount3
-    /// see one.
+    /// Escapes the commas and backslashes of `option`.
+    ///
+    /// [`apply`](Self::apply) and fusermount3 then read it as one option.
     pub fn escape(option: &str) -> String {
         option.replace('\\', "\\\\").replace(',', "\\,")
     }
@@ -136,7 +140,7 @@ fn umask(value: &str) -> Result<u32, OptionError> {
         })
 }
 
-/// The options between unescaped commas, unescaped.
+/// Splits at unescaped commas, and unescapes the options.
 fn split(argument: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut letters = argument.chars();

@@ -1,7 +1,8 @@
-//! A writable tree over a mount: overlayfs, or fuse-overlayfs for those who may not mount it.
+//! Writable mounts: an overlay over the read-only mount.
 //!
-//! The read-only mount below is in the tree only until the overlay has taken a copy of it for itself. From
-//! then on it lives and ends with the overlay, whoever takes that out, and nobody finds it by any path.
+//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. The read-only
+//! mount is attached to the directory tree only until the overlay has cloned it. After that it is
+//! reachable by no path, and it ends with the overlay, however that is unmounted.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -21,39 +22,40 @@ use super::options::MountOptions;
 use super::syscalls::{self, MountError, Mountpoint};
 use crate::base::id_map::IdMap;
 
-/// The type of the kernel's overlays.
+/// File system type of overlayfs in the kernel's table of mounts.
 const OVERLAY_FS_TYPE: &str = "overlay";
-/// Makes them without the kernel's help.
+/// The helper program, which needs no overlayfs in the kernel.
 const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
-/// The type of its overlays in the kernel's table.
+/// File system type of fuse-overlayfs in the kernel's table of mounts.
 const FUSE_OVERLAYFS_FS_TYPE: &str = "fuse.fuse-overlayfs";
-/// Where the helper is looked for: in `PATH` it might be anybody's, and a service may not have one.
+/// Directories to search for the helper. `PATH` may lead to a program of another user, and a service
+/// may have no `PATH`.
 const FUSE_OVERLAYFS_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
-/// Starts a program in a new user namespace; of util-linux 2.36 or later.
+/// Starts a program in a new user namespace. Needs util-linux 2.36.
 const UNSHARE: &str = "/usr/bin/unshare";
 
-/// What holds what is written to a mount.
+/// The directories that receive the changes of a writable mount.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UpperDirs {
-    /// Holds what is new or changed.
+    /// Holds new and changed files.
     pub upper: PathBuf,
-    /// For the kernel's use, on the same file system.
+    /// Working directory of overlayfs, on the same file system.
     pub work: PathBuf,
-    /// Nothing of it will be wanted once it is unmounted.
+    /// Whether the directories are deleted after unmount.
     pub is_temporary: bool,
 }
 
-/// A type of file system that lies over a mount and makes it writable.
+/// The type of an overlay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OverlayKind {
-    /// The kernel's.
+    /// The kernel's overlayfs.
     Overlayfs,
-    /// fuse-overlayfs.
+    /// The program fuse-overlayfs.
     FuseOverlayfs,
 }
 
 impl OverlayKind {
-    /// Its name in the kernel's table of mounts.
+    /// Its type in the kernel's table of mounts.
     pub fn fs_type(self) -> &'static str {
         match self {
             Self::Overlayfs => OVERLAY_FS_TYPE,
@@ -61,13 +63,13 @@ impl OverlayKind {
         }
     }
 
-    /// The one of that name in the kernel's table of mounts.
+    /// The kind with this type in the kernel's table of mounts.
     pub fn from_fs_type(fs_type: &str) -> Option<Self> {
         let all = [Self::Overlayfs, Self::FuseOverlayfs];
         all.into_iter().find(|overlay| overlay.fs_type() == fs_type)
     }
 
-    /// What it is called.
+    /// The name for users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Overlayfs => "overlayfs",
@@ -76,10 +78,10 @@ impl OverlayKind {
     }
 }
 
-/// Whether there is something to make a mount writable with, as far as can be told without mounting.
+/// Checks that an overlay can be mounted, without mounting one.
 ///
 /// # Errors
-/// When there is not.
+/// When this process may not mount overlayfs and fuse-overlayfs is not installed.
 pub(super) fn check_available() -> Result<(), MountError> {
     if may_mount() || find_fuse_overlayfs().is_some() {
         Ok(())
@@ -91,10 +93,10 @@ pub(super) fn check_available() -> Result<(), MountError> {
     }
 }
 
-/// Lays an overlay of `upper` and what is mounted on `lower` on `mountpoint`.
+/// Mounts an overlay on `mountpoint`, with `upper` over the mount at `lower`.
 ///
 /// # Errors
-/// When neither the kernel nor the helper does.
+/// When neither overlayfs nor the helper can mount it.
 pub(super) fn mount_overlay(
     lower: &Path,
     upper: &UpperDirs,
@@ -102,7 +104,7 @@ pub(super) fn mount_overlay(
     source: &str,
     options: &MountOptions,
 ) -> Result<OverlayKind, MountError> {
-    // `trusted.*` attributes are out of reach in another user namespace than the initial one.
+    // Only the initial user namespace can use `trusted.*` attributes.
     let in_namespace = !IdMap::of_users().is_initial();
     let data = overlay_options(lower, upper, in_namespace);
     if may_mount() {
@@ -113,7 +115,8 @@ pub(super) fn mount_overlay(
         Err(errno) => errno,
     };
     let helper = find_fuse_overlayfs();
-    // What the kernel has against the directories it would have against the helper's result, too.
+    // The helper cannot work around other errors, because the kernel would reject the same
+    // directories again.
     let may_help = matches!(refused, Errno::PERM | Errno::ACCESS | Errno::NODEV);
     match helper {
         Some(helper) if may_help => {
@@ -143,7 +146,7 @@ fn mount_overlayfs(
     )
 }
 
-/// The kernel's words for an overlay.
+/// The mount options of overlayfs.
 fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u8> {
     let mut data = b"lowerdir=".to_vec();
     data.extend(escape(lower, b":,\\"));
@@ -158,7 +161,7 @@ fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u
     data
 }
 
-/// Refuses what mount(2) would cut: it reads a page, the last byte of which ends the text.
+/// Rejects options that mount(2) would truncate. It reads one page, and the last byte ends the text.
 fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
     let max_len = page_len.saturating_sub(1);
     if data.len() > max_len {
@@ -168,27 +171,28 @@ fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
     Ok(())
 }
 
-/// How the overlay works, whatever the kernel was built or started with.
+/// The overlayfs features to set, whatever the kernel's defaults are.
 fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
-    // An index wants to find files below again by handles that hold for ever, and mends hard links
-    // that are changed. Without one they part, as they do on any overlay by default.
+    // An index needs file handles of the lower layer that stay valid for ever. It keeps hard links
+    // together when they are changed. Without an index a change separates them, which is overlayfs'
+    // default.
     let mut words = vec!["index=off"];
-    // One device number for all files, so that du -x and tar --one-file-system leave nothing out. Our
-    // inode numbers have 32 bits, so there is room.
+    // One device number for all files, so that du -x and tar --one-file-system skip none. Our inode
+    // numbers have 32 bits, so overlayfs has bits to spare.
     words.push("xino=on");
     if in_namespace {
-        // The only attributes that may be set there. With them the two below cannot be had.
+        // A user namespace allows only `user.*` attributes. They exclude the two features below.
         words.push("userxattr");
     } else if is_temporary {
-        // A chmod or a renamed directory fetches nothing. What that leaves in the upper directory is
-        // of use only with exactly this archive below, which a temporary one always has.
+        // A chmod or a renamed directory copies no data up. The upper directory is then usable only
+        // over exactly this archive, which a temporary one always has.
         words.extend(["metacopy=on", "redirect_dir=on"]);
     } else {
-        // Each file of a named one is whole, whatever the archive will be next time.
+        // A named upper directory has whole files, because the archive below may differ next time.
         words.extend(["metacopy=off", "redirect_dir=off"]);
     }
     if is_temporary {
-        // Nothing has to be on disk that is removed when it is unmounted.
+        // Nothing needs to be synced, because the directories are deleted at unmount.
         words.push("volatile");
     }
     words
@@ -204,7 +208,7 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
     flags
 }
 
-/// `path` with a backslash before each of `special`.
+/// `path` with a backslash before each byte of `special`.
 fn escape(path: &Path, special: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for &byte in path.as_os_str().as_bytes() {
@@ -216,10 +220,10 @@ fn escape(path: &Path, special: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Starts the helper for an overlay on `mountpoint`.
+/// Mounts an overlay on `mountpoint` with the helper.
 ///
 /// # Errors
-/// When it does not mount.
+/// When the helper does not mount.
 fn mount_with_fuse_overlayfs(
     helper: &Path,
     lower: &Path,
@@ -244,11 +248,12 @@ fn mount_with_fuse_overlayfs(
     run_fuse_overlayfs(command.arg(mountpoint))
 }
 
-/// As [`mount_with_fuse_overlayfs`], in a user namespace, where the helper has all capabilities over the user's files.
+/// As [`mount_with_fuse_overlayfs`], in a user namespace.
 ///
-/// It marks a new directory by an extended attribute, which a directory without write permission takes only
-/// from a process with `CAP_DAC_OVERRIDE`. In a user namespace it cannot mount by fusermount3, so it inherits
-/// the device of a mount that this process makes.
+/// The helper has all capabilities over the user's files there. It marks a new directory with an
+/// extended attribute. A directory without write permission accepts the attribute only from a process
+/// with `CAP_DAC_OVERRIDE`. In a user namespace the helper cannot use fusermount3, so this process
+/// mounts and the helper inherits the device.
 fn mount_in_user_namespace(
     helper: &Path,
     layers: &[u8],
@@ -274,7 +279,7 @@ fn mount_in_user_namespace(
     })
 }
 
-/// The helper's words for its directories, and for owners.
+/// The helper's options for directories and owners.
 fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
     let mut words = b"lowerdir=".to_vec();
     words.extend(escape(lower, b":,\\"));
@@ -283,15 +288,15 @@ fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) 
     words.extend(b",workdir=");
     words.extend(escape(&upper.work, b",\\"));
     if !may_mount() && options.ownership == Ownership::default() {
-        // Who may write to nothing of the archive's owners would have a writable tree in vain, and
-        // cannot give anything to them either.
+        // Most files of the archive belong to other users. This user could neither change them nor
+        // give files to their owners, so all files belong to this user.
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         words.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
     }
     words
 }
 
-/// The options of a mount of the helper's.
+/// The mount options of the helper.
 fn fuse_overlayfs_flags(options: &MountOptions) -> String {
     let is_read_only = options.read_only == Some(true);
     let flags = [
@@ -308,7 +313,7 @@ fn fuse_overlayfs_flags(options: &MountOptions) -> String {
     words.join(",")
 }
 
-/// Runs the helper until it answers; then it goes into the background by itself.
+/// Runs the helper until it has mounted. It then continues in the background.
 fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     let refused = |message: String| MountError::Overlay {
         cause: io::Error::other(message),
@@ -332,7 +337,7 @@ fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     Err(refused(format!("{FUSE_OVERLAYFS}: {stderr_message}")))
 }
 
-/// Where the helper is, if it is installed.
+/// The path of the helper, if it is installed.
 fn find_fuse_overlayfs() -> Option<PathBuf> {
     let places = FUSE_OVERLAYFS_DIRS
         .iter()
@@ -340,22 +345,22 @@ fn find_fuse_overlayfs() -> Option<PathBuf> {
     places.into_iter().find(|place| place.is_file())
 }
 
-/// Whether this process may mount at all.
+/// Whether this process may mount.
 fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Whether `mountpoint` is that of a writable tree of ours: its layer below says so, which lies in one of
-/// our directories and nobody else's.
+/// Whether the mount at `mountpoint` is an overlay of tarfs.
+///
+/// Its lower layer says so, because only tarfs creates directories of that name.
 ///
 /// # Errors
-/// When the kernel's table cannot be read.
+/// When the kernel's table of mounts cannot be read.
 pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
     Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
 }
 
-/// Takes out what a process of ours that died has left on `path`, if it lies over `lower`, which was a
-/// mount of that process alone.
+/// Unmounts the overlay at `path` that a dead tarfs process left over its mount at `lower`.
 pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     let Ok(mountpoint) = mountinfo::canonicalize(path) else {
         return;
@@ -363,11 +368,11 @@ pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     if lower_dir_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
         && let Err(error) = syscalls::unmount(OVERLAY_FS_TYPE, &mountpoint, None, true)
     {
-        tracing::debug!(%error, "a dead mount cannot be taken out");
+        tracing::debug!(%error, "cannot unmount a dead mount");
     }
 }
 
-/// The layer below the overlay on `mountpoint`, if there is one.
+/// The lower layer of the overlay at `mountpoint`, if there is one.
 fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     let Some(words) = mountinfo::superblock_options_at(mountpoint, OVERLAY_FS_TYPE)? else {
         return Ok(None);
@@ -377,9 +382,10 @@ fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(mountinfo::unescape(lower)))))
 }
 
-/// What directories are called in which mounts lie until they are covered; what follows is by chance.
+/// Prefix of a scratch directory, which holds the lower mount until the overlay covers it. A random
+/// suffix follows.
 pub const SCRATCH_PREFIX: &str = "tarfs-writable-";
-/// The mountpoint in it.
+/// Name of the mountpoint in the scratch directory.
 pub const LOWER_DIR_NAME: &str = "lower";
 
 fn is_tarfs_lower_dir(lower: &Path) -> bool {
