@@ -1,10 +1,10 @@
-//! Complete copies of files on disk, and which way an open file is read.
+//! Backing files: complete copies of files on local disk, and FUSE passthrough to them.
 //!
-//! With copies, files are opened with handles, which are counted by inode: the kernel reads a copy
-//! by itself (passthrough) from the first open on at which the copy is complete and no handle is
-//! open that reads through its page cache; it refuses to mix the two on one inode. Until then, and
-//! where passthrough is not permitted, reads come to this process, which reads the copy for them
-//! once there is one.
+//! With backing files, each open has a handle, counted by inode. The kernel reads a backing file by
+//! itself (passthrough) if two conditions hold at an open: the copy is complete, and no open handle
+//! of the inode reads through the page cache. The kernel refuses to mix the two on one inode.
+//! Otherwise, and where passthrough is not permitted, the kernel sends read requests. The daemon
+//! answers them from the backing file once that exists.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -23,33 +23,33 @@ use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
 
-/// Threads that open and read copies, for which a disk may have to be waited for.
+/// Number of threads that open and read backing files, because a disk may block them.
 const BACKING_IO_THREADS: usize = 2;
 
-/// Who may have complete copies of files.
+/// The source of backing files.
 pub trait BackingFiles: Send + Sync + fmt::Debug + 'static {
-    /// Whether there may be a copy of file `ino`; never waits.
+    /// Whether there may be a complete copy of file `ino`. Never waits.
     fn may_have(&self, ino: Ino) -> bool;
 
-    /// A copy of all of file `ino`, open for reading.
+    /// Opens the complete copy of file `ino` for reading.
     fn open(&self, ino: Ino) -> Option<File>;
 
-    /// Somebody opens file `ino`, of which there is no copy.
+    /// Called when a caller opens file `ino`, which has no copy yet.
     fn request_copy(&self, ino: Ino);
 }
 
-/// What is open, and how.
+/// The open inodes of a mount, and how each is read.
 pub(super) struct OpenFiles {
     backing_files: Arc<dyn BackingFiles>,
     inodes: Mutex<HashMap<Ino, OpenInode>>,
-    /// Whether the kernel takes files to read by itself.
+    /// Whether the kernel accepts backing files.
     is_passthrough_enabled: AtomicBool,
-    /// Why not, once it has said no.
+    /// Why passthrough is disabled, once the kernel has rejected it.
     disabled_reason: Mutex<Option<String>>,
     stats: Arc<Stats>,
 }
 
-/// The threads that wait for disks, and what they have to do with. They end when it is dropped.
+/// Threads for blocking reads of backing files, and the open inodes. Dropping it ends the threads.
 #[derive(Debug)]
 pub(super) struct BackingFileIo {
     pub(super) open_files: Arc<OpenFiles>,
@@ -59,17 +59,17 @@ pub(super) struct BackingFileIo {
 /// An open inode.
 #[derive(Debug)]
 struct OpenInode {
-    /// Handles, at least one.
+    /// Number of handles, at least one.
     handle_count: u64,
     mode: ReadMode,
 }
 
-/// How an open inode is read.
+/// How the reads of an open inode are served.
 #[derive(Clone, Debug)]
 enum ReadMode {
-    /// By the kernel.
+    /// The kernel reads the backing file.
     Passthrough(Arc<BackingId>),
-    /// By requests, which are answered from a copy if there is one.
+    /// The kernel sends requests. They are answered from the backing file if there is one.
     Requests(Option<Arc<File>>),
 }
 
@@ -83,10 +83,10 @@ impl fmt::Debug for OpenFiles {
 }
 
 impl BackingFileIo {
-    /// Nothing is open.
+    /// Starts the threads. No inode is open yet.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn new(backing_files: Arc<dyn BackingFiles>, stats: Arc<Stats>) -> io::Result<Self> {
         Ok(Self {
             open_files: Arc::new(OpenFiles {
@@ -100,7 +100,7 @@ impl BackingFileIo {
         })
     }
 
-    /// Opens `ino`, at once or when its copy is open.
+    /// Opens `ino`, and replies at once or after opening its backing file.
     pub(super) fn open(&self, ino: Ino, reply: ReplyOpen) {
         let open_files = &self.open_files;
         if let Some(mode) = open_files.add_handle_if_open(ino) {
@@ -119,9 +119,10 @@ impl BackingFileIo {
         });
     }
 
-    /// Reads `len` bytes at `offset` of the copy of `ino`, if there is one, and hands them to
-    /// `done`; `None` stands for a copy that is of no use after all. Gives `done` back when there
-    /// is no copy. Never waits; `len` lies within the file.
+    /// Reads `len` bytes at `offset` of the backing file of `ino`, and passes them to `done`.
+    ///
+    /// Passes `None` to `done` if the backing file cannot be read. Returns `done` if there is no
+    /// backing file. Never waits. The range must be inside the file.
     pub(super) fn read<D>(&self, ino: Ino, offset: u64, len: u32, done: D) -> Option<D>
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
@@ -152,21 +153,23 @@ impl BackingFileIo {
 }
 
 impl OpenFiles {
-    /// What the kernel said about passthrough when the session began.
+    /// Records whether the kernel offered passthrough at the start of the session.
     pub(super) fn set_passthrough_offered(&self, is_offered: bool) {
         self.is_passthrough_enabled
             .store(is_offered, Ordering::Relaxed);
         if !is_offered {
-            self.record_disabled_reason("the kernel offers none (it takes Linux 6.9)".to_owned());
+            self.record_disabled_reason(
+                "the kernel does not offer it (needs Linux 6.9)".to_owned(),
+            );
         }
     }
 
-    /// Why the kernel reads no copy by itself; `None` as long as it may.
+    /// Why passthrough is disabled; `None` while it is possible.
     pub(super) fn disabled_reason(&self) -> Option<String> {
         lock(&self.disabled_reason).clone()
     }
 
-    /// The best way to read `ino`, which nobody has open.
+    /// Chooses how to read `ino`, which is not open yet.
     fn choose_mode(&self, ino: Ino, reply: &ReplyOpen) -> ReadMode {
         let Some(file) = self.backing_files.open(ino) else {
             return ReadMode::Requests(None);
@@ -175,10 +178,10 @@ impl OpenFiles {
             return ReadMode::Requests(Some(Arc::new(file)));
         }
         match reply.open_backing(&file) {
-            // The kernel has the file open by itself now.
+            // The kernel now holds its own reference to the file.
             Ok(id) => ReadMode::Passthrough(Arc::new(id)),
             Err(error) => {
-                // What it does not permit now it will not permit later; other errors may pass.
+                // A missing permission is permanent. Other errors may be temporary.
                 if is_permanent_error(&error) {
                     self.is_passthrough_enabled.store(false, Ordering::Relaxed);
                     self.record_disabled_reason(error.to_string());
@@ -188,7 +191,7 @@ impl OpenFiles {
         }
     }
 
-    /// One more handle of `ino`, if it is open.
+    /// Adds a handle of `ino` if it is open.
     fn add_handle_if_open(&self, ino: Ino) -> Option<ReadMode> {
         let mut inodes = lock(&self.inodes);
         let found = inodes.get_mut(&ino)?;
@@ -196,7 +199,7 @@ impl OpenFiles {
         Some(found.mode.clone())
     }
 
-    /// One more handle of `ino`, which is opened `way` unless it is open.
+    /// Adds a handle of `ino`. If it was not open, its reads are served as `mode` says.
     fn add_handle(&self, ino: Ino, mode: ReadMode) -> ReadMode {
         match lock(&self.inodes).entry(ino) {
             Entry::Occupied(mut found) => {
@@ -218,18 +221,18 @@ impl OpenFiles {
         match mode {
             ReadMode::Passthrough(id) => {
                 self.stats.passthrough_opens.increment();
-                // Not to keep the cache: that is no flag of such files, and an error.
+                // Without FOPEN_KEEP_CACHE: it is an error for a file with passthrough.
                 reply.opened_passthrough(FileHandle(0), flags, id);
             }
             ReadMode::Requests(_) => {
                 self.stats.served_opens.increment();
-                // Nothing changes, so what the page cache holds stays right.
+                // Files never change, so the cached pages stay valid.
                 reply.opened(FileHandle(0), flags | FopenFlags::FOPEN_KEEP_CACHE);
             }
         }
     }
 
-    /// One handle of `ino` less.
+    /// Removes a handle of `ino`.
     pub(super) fn release(&self, ino: Ino) {
         let mut inodes = lock(&self.inodes);
         let Entry::Occupied(mut found) = inodes.entry(ino) else {
@@ -238,22 +241,22 @@ impl OpenFiles {
         found.get_mut().handle_count -= 1;
         if found.get().handle_count == 0 {
             let closed = found.remove();
-            // The kernel is told outside.
+            // Closing the backing file calls the kernel, so release the lock before.
             drop(inodes);
             drop(closed);
         }
     }
 
-    /// The copy that reads of `ino` are answered from, as far as it is open.
+    /// The open backing file for read requests of `ino`.
     fn backing_file(&self, ino: Ino) -> Option<Arc<File>> {
         match &lock(&self.inodes).get(&ino)?.mode {
             ReadMode::Requests(file) => file.clone(),
-            // A read that was under way when the last handle was closed.
+            // A read that was in flight when the last handle was closed.
             ReadMode::Passthrough(_) => None,
         }
     }
 
-    /// The copy of `ino`, which became complete while it was open.
+    /// Opens the backing file of `ino`, which became complete after the inode was opened.
     fn open_backing_file(&self, ino: Ino) -> Option<Arc<File>> {
         let file = Arc::new(self.backing_files.open(ino)?);
         if let Some(open) = lock(&self.inodes).get_mut(&ino)
@@ -267,14 +270,19 @@ impl OpenFiles {
     fn record_disabled_reason(&self, why: String) {
         let mut disabled_reason = lock(&self.disabled_reason);
         if disabled_reason.is_none() {
-            tracing::info!(why, "the kernel does not read copies by itself");
+            tracing::info!(
+                why,
+                "passthrough is disabled; the daemon reads the local copies"
+            );
             *disabled_reason = Some(why);
         }
     }
 }
 
-/// Whether the kernel says no for good: not permitted (it takes `CAP_SYS_ADMIN`), the copies' file
-/// system is stacked itself, or there is no passthrough at all.
+/// Whether the kernel will always reject passthrough.
+///
+/// This process lacks `CAP_SYS_ADMIN`, the backing files' file system is stacked itself, or the
+/// kernel has no passthrough.
 fn is_permanent_error(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let permanent_errors = [
@@ -287,7 +295,7 @@ fn is_permanent_error(error: &io::Error) -> bool {
     Errno::from_io_error(error).is_some_and(|errno| permanent_errors.contains(&errno))
 }
 
-/// What is in the page cache of all `len` bytes; `None` when a disk would have to be waited for.
+/// Reads `len` bytes from the page cache; `None` if that would wait for a disk.
 fn read_cached(file: &File, offset: u64, len: u32) -> Option<Bytes> {
     let mut bytes = vec![0; len as usize];
     let buffer = &mut [IoSliceMut::new(&mut bytes)];
@@ -295,13 +303,13 @@ fn read_cached(file: &File, offset: u64, len: u32) -> Option<Bytes> {
     (read == Ok(bytes.len())).then(|| bytes.into())
 }
 
-/// All `len` bytes; `None` when they cannot be had.
+/// Reads `len` bytes; `None` on an error.
 fn read_all(file: &File, offset: u64, len: u32) -> Option<Bytes> {
     let mut bytes = vec![0; len as usize];
     match file.read_exact_at(&mut bytes, offset) {
         Ok(()) => Some(bytes.into()),
         Err(error) => {
-            tracing::warn!(%error, "a copy cannot be read, the archive is");
+            tracing::warn!(%error, "cannot read a local copy; reading the archive instead");
             None
         }
     }
