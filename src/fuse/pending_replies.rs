@@ -1,10 +1,12 @@
-//! Replies that wait until what they say is known, and who gives up on them: no request outlives its
-//! caller by more than a moment, or goes on when nothing comes any more.
+//! Pending replies: FUSE requests that wait, their timeout, and the check for killed callers.
 //!
-//! The kernel would tell us of a caller that got a signal (`FUSE_INTERRUPT`), but the library answers
-//! that by itself, with "not implemented", and is not asked again. From then on who was killed waits
-//! for our answer all the same, as nothing else ends a request that was taken. So whoever has waited
-//! for a while is looked at.
+//! A request ends soon after its caller is killed, and it times out when the work for it makes no
+//! progress.
+//!
+//! The kernel reports a signal to the caller by `FUSE_INTERRUPT`. But the library answers that
+//! request itself, with "not implemented", so the kernel does not send it again. After that a killed
+//! caller waits for the daemon's reply, because nothing else ends a request that the daemon has
+//! taken. So the watchdog polls callers that have waited for a while.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -17,41 +19,42 @@ use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 
-/// Between two looks at those who wait; who has waited for less is not looked at.
+/// Interval between two sweeps over the pending requests. The first one comes so long after a
+/// request.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Where more passes between two looks, this process was stopped (a debugger, the freezer of a
-/// container), and no more than a round counts.
+/// Longest gap between two sweeps that counts in full. After a longer one this process was suspended
+/// (by a debugger, or a container's freezer), and only one interval counts.
 const SUSPEND_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// How long nothing may come for somebody who waits, unless it was set otherwise.
+/// Default timeout of a request without progress.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The bit of SIGKILL in a mask of signals. The kernel sets it for every other signal that ends a
-/// process, too, but for those that leave a core.
+/// The bit of SIGKILL in a mask of signals. For any other fatal signal that dumps no core, the kernel
+/// sets this bit, too.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// The bits of the signals that end a process with a core, unless it wants something else: QUIT, ILL,
-/// TRAP, ABRT, BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
+/// The bits of the signals that end a process with a core dump by default: QUIT, ILL, TRAP, ABRT,
+/// BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
 const CORE_DUMP_BITS: u64 =
     1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 
-/// Why somebody waited in vain.
+/// Why a request failed while it was pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum WaitError {
-    /// Who asked is about to die.
-    #[error("who asked was killed")]
+    /// The caller has a fatal signal.
+    #[error("the calling process was killed")]
     CallerKilled,
-    /// Nothing comes.
-    #[error("nothing has come for as long as --timeout allows")]
+    /// The work for the request made no progress.
+    #[error("no data arrived for as long as --timeout allows")]
     TimedOut,
-    /// Nobody is left to answer.
+    /// The archive was closed before it could answer.
     #[error("the archive was closed")]
     Closed,
 }
 
 impl WaitError {
-    /// As the kernel hands it to programs.
+    /// The errno for the caller.
     pub(super) fn errno(self) -> Errno {
         match self {
             Self::CallerKilled => Errno::EINTR,
@@ -61,9 +64,9 @@ impl WaitError {
     }
 }
 
-/// What can be refused to who has waited in vain.
+/// A reply that can fail while it is pending.
 pub(super) trait FailReply: Send + 'static {
-    /// Answers that it was in vain.
+    /// Fails the request because of `why`.
     fn fail(self, why: WaitError);
 }
 
@@ -79,18 +82,19 @@ macro_rules! impl_fail_reply {
 
 impl_fail_reply!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
 
-/// A reply that whoever comes first may give: who knows the answer, or who gives up. Dropped, it says
-/// that nobody is left to answer.
+/// A reply that is given once: by the archive, or by the watchdog when the request fails.
+///
+/// Dropping it fails the request with [`WaitError::Closed`].
 #[derive(Debug)]
 pub(super) struct PendingReply<R: FailReply>(Arc<Mutex<Option<R>>>);
 
 impl<R: FailReply> PendingReply<R> {
-    /// The reply, unless it was given already.
+    /// The reply, unless the request was answered already.
     pub(super) fn take(self) -> Option<R> {
         lock(&self.0).take()
     }
 
-    /// Whether the reply is still to be given.
+    /// A check that says whether the request is still unanswered.
     pub(super) fn pending_check(&self) -> IsWanted {
         let slot = Arc::clone(&self.0);
         Arc::new(move || !slot.is_answered())
@@ -103,11 +107,11 @@ impl<R: FailReply> Drop for PendingReply<R> {
     }
 }
 
-/// A kept reply whose kind does not matter.
+/// A pending reply of any type.
 trait ReplySlot: Send {
     fn is_answered(&self) -> bool;
 
-    /// Answers that it was in vain; false when somebody was faster.
+    /// Fails the request; false if it was answered before.
     fn fail(&self, why: WaitError) -> bool;
 }
 
@@ -122,40 +126,40 @@ impl<R: FailReply> ReplySlot for Mutex<Option<R>> {
     }
 }
 
-/// Somebody who waits.
+/// A request with a pending reply.
 struct PendingRequest {
     slot: Arc<dyn ReplySlot + Sync>,
-    /// The thread that asked; 0 where it is of no namespace that we see.
+    /// The calling thread, or 0 if it is in a PID namespace that this process cannot see.
     caller: u32,
     reason: WaitReason,
     time: StallTimeout,
-    /// When it was looked at, and what had come by then.
+    /// Time of the last sweep, and the progress that it saw.
     checked_at: Instant,
     progress: ProgressMark,
 }
 
-/// What somebody waits for.
+/// The work that a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitReason {
-    /// That the scan comes to something; whatever else comes is of no help.
+    /// The scan. Only its progress counts.
     Scan,
-    /// Bytes of a file, wherever they come from.
+    /// The bytes of a file, from any source.
     Bytes,
 }
 
-/// What shows whether somebody is brought nearer to an answer.
+/// Progress of the work for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ProgressMark {
-    /// Bytes from the source: as drops they are no reason to wait.
+    /// Bytes from the source. A trickle of them does not extend the timeout.
     received: u64,
-    /// Something that changes with each piece of work that is done with them.
+    /// A number that changes with each piece of work on those bytes.
     done: u64,
 }
 
-/// How many plain bytes the scan has passed; `None` when it is over.
+/// Returns how many plain bytes the scan has passed; `None` after its end.
 pub(super) type ScanPosition = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// Everyone who waits.
+/// The pending replies of a filesystem.
 pub(super) struct PendingReplies {
     stats: Arc<Stats>,
     scan_position: ScanPosition,
@@ -180,8 +184,10 @@ impl std::fmt::Debug for PendingReplies {
 }
 
 impl PendingReplies {
-    /// Who waits is told that it was in vain when for `timeout` nothing worth the name was fetched or
-    /// decoded of what they wait for, as `stats` and `scan_position` tell.
+    /// No replies yet.
+    ///
+    /// A request times out if for `timeout` the work for it fetches next to nothing and decodes
+    /// nothing. `stats` and `scan_position` show the progress.
     pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scan_position: ScanPosition) -> Self {
         Self {
             stats,
@@ -192,7 +198,7 @@ impl PendingReplies {
         }
     }
 
-    /// Keeps `reply` to the thread `caller`, which waits for `reason`, until somebody takes it.
+    /// Registers `reply` to the thread `caller`, which waits for `reason`.
     pub(super) fn register<R: FailReply>(
         &self,
         reply: R,
@@ -216,7 +222,7 @@ impl PendingReplies {
         PendingReply(slot)
     }
 
-    /// What has come for who waits for `reason`, the scan being at `scan_position`.
+    /// The progress of the work for `reason`, while the scan is at `scan_position`.
     fn progress(&self, scan_position: Option<u64>, reason: WaitReason) -> ProgressMark {
         let stats = &self.stats;
         match (scan_position, reason) {
@@ -231,8 +237,9 @@ impl PendingReplies {
         }
     }
 
-    /// Looks at those who have waited for a while, and tells those who wait in vain. The last `suspended` did
-    /// not count.
+    /// Fails the requests that timed out or whose callers were killed.
+    ///
+    /// The last `suspended` of the time does not count.
     fn sweep(&self, now: Instant, suspended: Duration) {
         let scan_position = (self.scan_position)();
         let mut unanswered = Vec::new();
@@ -254,7 +261,7 @@ impl PendingReplies {
             unanswered.push((Arc::clone(&request.slot), request.caller, is_timed_out));
             true
         });
-        // Without the lock: the kernel is asked, and told.
+        // Release the lock first, because this reads `/proc` and writes to the kernel.
         for (slot, caller, is_timed_out) in unanswered {
             if is_killed(caller) {
                 if slot.fail(WaitError::CallerKilled) {
@@ -266,7 +273,7 @@ impl PendingReplies {
         }
     }
 
-    /// Looks again and again, until it is [stopped](Self::stop).
+    /// Sweeps at [`SWEEP_INTERVAL`] while requests are pending, until [stopped](Self::stop).
     fn run_watchdog(&self) {
         loop {
             let state = lock(&self.state);
@@ -289,14 +296,14 @@ impl PendingReplies {
         }
     }
 
-    /// Nobody is looked at any more.
+    /// Ends the watchdog thread.
     fn stop(&self) {
         lock(&self.state).is_stopped = true;
         self.changed.notify_all();
     }
 }
 
-/// Watches over those who wait while it lives.
+/// The thread that fails pending requests. Dropping it stops the thread.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     pending_replies: Arc<PendingReplies>,
@@ -304,10 +311,10 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Begins.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn start(pending_replies: &Arc<PendingReplies>) -> io::Result<Self> {
         let shared = Arc::clone(pending_replies);
         Ok(Self {
@@ -323,15 +330,14 @@ impl Drop for Watchdog {
     }
 }
 
-/// Whether the thread is about to die.
+/// Whether the thread has a fatal signal.
 fn is_killed(thread: u32) -> bool {
-    // Who cannot be looked at, or is gone because nothing kept it, counts as alive: its answer comes
-    // by and by.
+    // A thread that cannot be read counts as alive, because its reply ends the request anyway.
     let status = (thread != 0).then(|| fs::read_to_string(format!("/proc/{thread}/status")));
     status.is_some_and(|status| status.is_ok_and(|status| has_fatal_signal(&status)))
 }
 
-/// Whether a thread with this `/proc/PID/status` has got a signal that ends it (proc(5)).
+/// Whether `status`, a `/proc/PID/status` file, shows a fatal signal (proc(5)).
 fn has_fatal_signal(status: &str) -> bool {
     let signals = |names: &[&str]| {
         let lines = status.lines().filter_map(|line| line.split_once(':'));
@@ -355,12 +361,12 @@ mod tests {
 
     use super::*;
 
-    /// Says what it was refused with.
+    /// Sends the error of a failed request to the test.
     struct Reply(Sender<WaitError>);
 
     impl FailReply for Reply {
         fn fail(self, why: WaitError) {
-            // A test that is over listens no more.
+            // The test may have ended.
             self.0.send(why).unwrap_or_default();
         }
     }
@@ -456,7 +462,7 @@ mod tests {
 
     #[test]
     fn other_progress_does_not_extend_wait_for_running_scan() {
-        let come = |scan_position: Option<u64>, reason| {
+        let outcome = |scan_position: Option<u64>, reason| {
             let pending_replies = PendingReplies::new(
                 DEFAULT_TIMEOUT,
                 Arc::default(),
@@ -472,9 +478,12 @@ mod tests {
             }
             errors.try_recv().ok()
         };
-        assert_eq!(come(Some(7), WaitReason::Scan), Some(WaitError::TimedOut));
-        assert_eq!(come(Some(7), WaitReason::Bytes), None);
-        assert_eq!(come(None, WaitReason::Scan), None);
+        assert_eq!(
+            outcome(Some(7), WaitReason::Scan),
+            Some(WaitError::TimedOut)
+        );
+        assert_eq!(outcome(Some(7), WaitReason::Bytes), None);
+        assert_eq!(outcome(None, WaitReason::Scan), None);
     }
 
     #[test]

@@ -1,34 +1,34 @@
-//! What went wrong lately, for `status`; bounded, and told to the log once, not once a page.
+//! The last failed reads, for `status`. Logs repeated errors once, not for every page.
 
 use std::collections::VecDeque;
 use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// Failures remembered. Enough to see a pattern, and a status that fits a screen.
+/// Maximum number of errors kept. It is enough to see a pattern, and the status still fits a screen.
 const MAX_RECENT_ERRORS: usize = 16;
 
-/// A read that failed, and how often in a row.
+/// A failed read, and how often it was repeated in a row.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecentError {
-    /// When it was seen last.
+    /// Time of the last failure.
     pub last: SystemTime,
-    /// How many times in a row.
+    /// Number of consecutive failures.
     pub count: u64,
-    /// The file, by its path in the archive.
+    /// The file's path in the archive.
     pub path: String,
-    /// Why: the error and its causes.
+    /// The error and its causes.
     pub reason: String,
 }
 
-/// The last failures, oldest first.
+/// The last failed reads, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct RecentErrors {
     recent: Mutex<VecDeque<RecentError>>,
 }
 
 impl RecentErrors {
-    /// Remembers that reading `path` failed.
+    /// Records a failed read of `path`, and logs it unless it repeats the last one.
     pub(super) fn record(&self, path: &str, error: &dyn Error) {
         let reason = chain(error);
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,12 +50,12 @@ impl RecentErrors {
             path: path.to_owned(),
             reason: reason.clone(),
         });
-        // A log may take its time.
+        // Release the lock first, because logging may be slow.
         drop(recent);
         tracing::error!(path, reason, "read failed");
     }
 
-    /// A copy, oldest first.
+    /// A copy of the errors, oldest first.
     pub(super) fn recent(&self) -> Vec<RecentError> {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         recent.iter().cloned().collect()

@@ -1,18 +1,18 @@
-//! Where data and holes begin, as lseek(2) answers it; pure.
+//! Finds data and holes for lseek(2); pure.
 
 use crate::index::Piece;
 
-/// What is looked for.
+/// The kind of range that lseek(2) looks for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Whence {
     /// Stored bytes: `SEEK_DATA`.
     Data,
-    /// A hole: `SEEK_HOLE`. Every file ends in one.
+    /// A hole: `SEEK_HOLE`. Every file ends with one.
     Hole,
 }
 
 impl Whence {
-    /// From lseek's third argument; `None` for all others, which the kernel answers itself.
+    /// Converts lseek's third argument. `None` for all others, which the kernel handles itself.
     pub(super) fn from_raw(raw: i32) -> Option<Self> {
         match raw {
             3 => Some(Self::Data),
@@ -22,9 +22,10 @@ impl Whence {
     }
 }
 
-/// The first offset at or after `offset` where what `whence` names begins, in a file of `size`
-/// bytes whose stored pieces from there on are `pieces`, ascending. `None` past the end, and
-/// where only a hole follows data that is looked for.
+/// The first offset at or after `offset` where data or a hole begins, as `whence` says.
+///
+/// The file has `size` bytes. `pieces` are its stored pieces from `offset` on, in ascending order.
+/// Returns `None` past the end, and for `SEEK_DATA` if only a hole follows.
 pub(super) fn seek(
     mut pieces: impl Iterator<Item = Piece>,
     size: u64,
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
     use crate::base::extent::{Extent, Plain};
 
-    /// Pieces of a file of 100 bytes: 10..20, 20..30, nothing, 50..60.
+    /// Pieces of a file of 100 bytes: 10..20, 20..30, an empty one at 30, 50..60.
     fn pieces() -> impl Iterator<Item = Piece> {
         [(10, 10), (20, 10), (30, 0), (50, 10)]
             .into_iter()
