@@ -170,7 +170,7 @@ impl KernelCache {
             return;
         };
         if let Err(error) = prime((&mountpoint, device)) {
-            tracing::debug!(%error, "the kernel hears of nothing ahead");
+            tracing::debug!(%error, "cannot prime the kernel's caches");
             // Other errors concern one directory, or are temporary.
             if is_permanent_error(&error) {
                 self.is_priming_disabled.store(true, Ordering::Relaxed);

@@ -1,10 +1,12 @@
-//! A mount held by descriptors between the look at it and its unmount: were it named by its path both
-//! times, somebody who renames a directory on the way in between would have another one taken out.
+//! A mount that is pinned by descriptors from its check to its unmount.
 //!
-//! umount(2) knows no other names than paths, but takes one through a descriptor in `/proc`. It always
-//! takes what lies on top of where that leads; so if somebody mounts over the very same place in
-//! between, which only who may mount there can, it is that mount which goes. Linux has no call that
-//! would rule that out.
+//! With a path in both calls, another user could rename a directory in between, and we would unmount
+//! the wrong mount. umount(2) accepts only paths, but a path may lead through a descriptor in
+//! `/proc`.
+//!
+//! umount(2) always unmounts the top mount at a place. If another mount is stacked there in between,
+//! which needs the permission to mount there, that one is unmounted instead. Linux has no call that
+//! prevents this.
 
 use std::ffi::OsString;
 use std::fs;
@@ -18,25 +20,27 @@ use rustix::mount::UnmountFlags;
 
 use super::mountinfo;
 
-/// An archive's mount that can be reached by its path.
+/// An archive's mount, pinned by open descriptors.
 #[derive(Debug)]
 pub(super) struct PinnedMount {
-    /// The directory that holds the mountpoint. A mountpoint itself cannot be renamed or removed.
+    /// The parent directory. A mountpoint itself cannot be renamed or removed.
     parent: OwnedFd,
-    /// What the mountpoint is called there.
+    /// The name of the mountpoint in `parent`.
     name: OsString,
-    /// Its root.
+    /// The root of the mount.
     mount: OwnedFd,
     /// Major and minor number of its file system.
     pub(super) device: (u32, u32),
 }
 
 impl PinnedMount {
-    /// What lies on top at `mountpoint`, an absolute path without symbolic links, if that is a mount of
-    /// the type `fs_type`. Asks nothing of the mount itself, which may be dead or slow.
+    /// Pins the top mount at `mountpoint`, if it has the type `fs_type`.
+    ///
+    /// `mountpoint` is an absolute path without symbolic links. Sends no request to the mount itself,
+    /// which may be dead or slow.
     ///
     /// # Errors
-    /// When the kernel's table cannot be read, or the path leads nowhere.
+    /// When the kernel's table of mounts cannot be read, or the path does not exist.
     pub(super) fn open(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = mountpoint.parent().unwrap_or(mountpoint);
@@ -55,13 +59,14 @@ impl PinnedMount {
         }))
     }
 
-    /// Whether nobody serves it any more.
+    /// Whether no process serves the mount any more.
     pub(super) fn is_dead(&self) -> bool {
         is_dead(&self.mount)
     }
 
-    /// Takes it out of the tree and leaves it to those who use it, its connection with it. The place
-    /// comes back with the error.
+    /// Detaches the mount, and leaves it and its connection to processes that use it.
+    ///
+    /// Returns the place with an error.
     pub(super) fn detach(self) -> Result<(), (Errno, MountpointEntry)> {
         let entry = MountpointEntry {
             parent: self.parent,
@@ -71,20 +76,19 @@ impl PinnedMount {
         result.map_err(|errno| (errno, entry))
     }
 
-    /// Takes it out; `force` does it under the feet of those who use it. The place comes back with the
-    /// error.
+    /// Unmounts the mount; `force` does so while it is in use. Returns the place with an error.
     pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, MountpointEntry)> {
         let entry = MountpointEntry {
             parent: self.parent,
             name: self.name,
         };
         let result = if force {
-            // By itself: if somebody else has taken it out there is nothing left to do.
-            // FORCE ends the connection, so that nobody keeps waiting for an answer.
+            // Through the descriptor: if another process has unmounted it, nothing is left to do.
+            // FORCE ends the connection, so that no caller keeps waiting for a reply.
             let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
             rustix::mount::unmount(proc_fd_path(&self.mount), flags)
         } else {
-            // Or it would be in use, by us.
+            // Our own descriptor would keep the mount busy.
             drop(self.mount);
             let path = entry.parent_path().join(&entry.name);
             rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
@@ -99,36 +103,39 @@ impl AsFd for PinnedMount {
     }
 }
 
-/// Whether nobody serves the mount whose root is `mount` any more. The kernel may still know its
-/// attributes, so the free space is asked for, which it never keeps.
+/// Whether no process serves the mount with the root `mount` any more.
+///
+/// Asks for the free space, because the kernel may still cache the attributes but never the free
+/// space.
 pub(super) fn is_dead(mount: impl AsFd) -> bool {
     matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
-/// Where a mount is, or was.
+/// The place of a mount, which may have ended.
 #[derive(Debug)]
 pub(super) struct MountpointEntry {
     parent: OwnedFd,
-    /// What it is called in its [directory](Self::parent_path).
+    /// The name of the mountpoint in its [directory](Self::parent_path).
     pub(super) name: OsString,
 }
 
 impl MountpointEntry {
-    /// The directory that holds it, as a path for this process.
+    /// The parent directory, as a path for this process.
     pub(super) fn parent_path(&self) -> PathBuf {
         proc_fd_path(&self.parent)
     }
 }
 
-/// Where `descriptor` leads, as a path for this process.
+/// The path through `/proc` to the file of `descriptor`, for this process.
 pub(super) fn proc_fd_path(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
-/// The number of the mount that `descriptor` is on.
+/// The id of the mount that `descriptor` is on.
 ///
-/// statx(2) for no attributes asks the file system nothing, and names the mount since Linux 5.8. Before
-/// Linux 5.14 a process that is not dumpable cannot read its own `/proc/self/fdinfo`, unless it is root's.
+/// statx(2) without attributes sends no request to the file system, and returns the mount's id since
+/// Linux 5.8. Before Linux 5.14 a process that is not dumpable cannot read its own
+/// `/proc/self/fdinfo`, unless it is root's.
 pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())

@@ -1,16 +1,16 @@
-//! Has the kernel hear of files before anyone asks for them by name.
+//! Inode priming: a hidden directory makes inodes known to the kernel before a caller asks for them.
 //!
-//! It takes bytes only for files that it knows. To look them up by their paths costs a request for
-//! each and two threads that wake each other, which takes longer than the bytes do; to list their
-//! directories has to wait for the end of a scan. So there is a directory beside the tree that lists
-//! whatever files are on the roster, by their numbers: hundreds become known by two requests.
+//! The kernel accepts pushed bytes only for inodes that it knows. A lookup by path costs a request
+//! for each file and switches between two threads, which takes longer than pushing the bytes. Listing
+//! the real directories would have to wait for the end of the scan. So a hidden directory in the root
+//! lists any files by inode number, and two requests make hundreds of inodes known.
 //!
-//! What lies in it can be opened past the directories that check who may pass. So nobody has
-//! permissions on it, which leaves root, who may pass everywhere; and its name is made up anew each time
-//! and gone after the listing.
+//! A file in it can be opened without passing the real directories, which check permissions. So the
+//! directory has mode 0, and only root can enter it, who passes every check anyway. Its name is
+//! random, new for each listing, and invalid after the listing.
 //!
-//! Nobody stands in the mount for that, which would be in the way of who unmounts it: it happens in
-//! a copy of it that is attached nowhere, and goes with the descriptor.
+//! We list a detached clone of the mount, so that umount(8) never finds the mount busy. The clone
+//! ends with its descriptor.
 
 use std::fmt::Write;
 use std::io;
@@ -28,41 +28,42 @@ use super::attr;
 use super::dentries::clone_mount;
 use crate::index::Ino;
 
-/// What the kernel asks for at once: the names of some 700 files. Before Linux 6.15 it was a page, some
-/// 20 names.
+/// Buffer size of a listing: the names of some 700 files. Before Linux 6.15 the kernel sent requests
+/// of one page, some 20 names.
 const READDIR_BUFFER_BYTES: usize = 128 << 10;
 
-/// Rosters have numbers from here on as inodes, where no index has any.
+/// Lowest inode number of a priming directory, above the numbers of any index.
 const FIRST_PRIMING_INODE: u64 = 1 << 62;
 
-/// Bytes of a name that no archive has, and nobody guesses.
+/// Number of random bytes in the name. No archive has that name, and no user can guess it.
 const SECRET_BYTES: usize = 16;
 
-/// Files that the kernel is to hear of.
+/// The priming directory of a mount.
 #[derive(Debug, Default)]
 pub(super) struct PrimingDir {
     listing: Mutex<Listing>,
 }
 
-/// What the kernel is shown now.
+/// The current listing.
 #[derive(Debug, Default)]
 struct Listing {
-    /// How many there have been.
+    /// Number of listings so far.
     generation: u64,
-    /// Empty while nothing is shown.
+    /// The name of the directory. Empty if there is no listing.
     name: String,
     files: Vec<Ino>,
-    /// How many of them it has heard of.
+    /// Number of files that the kernel has listed.
     known_count: usize,
 }
 
 impl PrimingDir {
-    /// Makes the kernel hear of `files` on the mount at `mountpoint` with the device number `device`.
-    /// Whoever calls holds nothing that an answer needs. From one thread at a time.
+    /// Makes the inodes `files` known to the kernel of the mount at `mountpoint` with the number
+    /// `device`.
+    ///
+    /// The caller must hold no lock that a reply needs, and only one thread may call at a time.
     ///
     /// # Errors
-    /// When it cannot be done; then readers ask by themselves. Others than root may make no copy of a
-    /// mount.
+    /// When the listing fails; then the kernel looks up each file. Only root may clone a mount.
     pub(super) fn prime(
         &self,
         (mountpoint, device): (&Path, u64),
@@ -79,18 +80,19 @@ impl PrimingDir {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let directory =
                 openat(&root, &name, flags, Mode::empty()).map_err(|error| match error {
-                    // It will be refused the next time, too.
+                    // Later attempts would fail, too. EPERM makes the caller disable priming.
                     Errno::ACCESS => Errno::PERM,
                     other => other,
                 })?;
-            // One request: those for what follows would be for names alone.
+            // One request is enough: the kernel would ask for names without attributes in the next
+            // ones.
             RawDir::new(&directory, &mut buffer).next().transpose()?;
             files = self.take_unknown()?;
         }
         Ok(())
     }
 
-    /// Shows `files` under a name of their own.
+    /// Shows `files` in a directory with a new random name, which it returns.
     fn set_listing(&self, files: Vec<Ino>) -> io::Result<String> {
         let mut secret = [0; SECRET_BYTES];
         if getrandom(&mut secret, GetRandomFlags::empty())? < SECRET_BYTES {
@@ -110,10 +112,10 @@ impl PrimingDir {
         Ok(name)
     }
 
-    /// What of it the kernel has not heard of.
+    /// The files that the kernel has not listed yet.
     ///
     /// # Errors
-    /// When it heard of nothing.
+    /// When it listed no file.
     fn take_unknown(&self) -> io::Result<Vec<Ino>> {
         let mut listing = self.lock_listing();
         let known_count = listing.known_count.min(listing.files.len());
@@ -123,14 +125,14 @@ impl PrimingDir {
         Ok(listing.files.split_off(known_count))
     }
 
-    /// What `name` in the root stands for, if it is the roster's.
+    /// The attributes of the priming directory, if `name` is its current name.
     pub(super) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
         let listing = self.lock_listing();
         let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
         is_current.then(|| directory_attr(inode(listing.generation)))
     }
 
-    /// The roster's own attributes, if `inode` is the one that is shown now.
+    /// The attributes of the priming directory, if `inode` is its current inode.
     pub(super) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
         if !Self::is_priming_inode(inode) {
             return None;
@@ -140,13 +142,13 @@ impl PrimingDir {
         is_current.then(|| directory_attr(inode))
     }
 
-    /// Whether `inode` is that of a roster, of now or before.
+    /// Whether `inode` belongs to a current or former priming directory.
     pub(super) fn is_priming_inode(inode: INodeNo) -> bool {
         inode.0 >= FIRST_PRIMING_INODE
     }
 
-    /// Calls `add` for the files on the roster `inode`, each with the offset of what follows, until
-    /// `add` is full.
+    /// Calls `add` for each file of the directory `inode`, with the offset of the next, until `add`
+    /// is full.
     pub(super) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
         let mut listing = self.lock_listing();
         if inode != self::inode(listing.generation) {
@@ -163,7 +165,7 @@ impl PrimingDir {
     }
 }
 
-/// Shows nothing any more when dropped.
+/// Ends the listing when dropped.
 struct HideOnDrop<'a>(&'a PrimingDir);
 
 impl Drop for HideOnDrop<'_> {
@@ -178,7 +180,7 @@ fn inode(generation: u64) -> INodeNo {
     INodeNo(FIRST_PRIMING_INODE.saturating_add(generation))
 }
 
-/// A directory that is nobody's to enter.
+/// The attributes of a directory that only root can enter.
 fn directory_attr(inode: INodeNo) -> FileAttr {
     let never = SystemTime::UNIX_EPOCH;
     FileAttr {
