@@ -1,4 +1,4 @@
-//! A mount from its beginning to its end.
+//! A mount session, from mount to unmount.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,57 +24,59 @@ use super::{INodeNo, OpenFiles, TarFilesystem, invalidate, mountinfo};
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
 
-/// Threads that take requests. They only look up and copy, so two keep up with the kernel; four
-/// doubled the CPU time and gained nothing. They share one descriptor: one each (`clone_fd`) made
-/// no difference that could be measured.
+/// Number of threads that take requests.
+///
+/// They only look up and copy, so two keep up with the kernel. Four doubled the CPU time and gained
+/// nothing. They share one descriptor, because one each (`clone_fd`) made no measurable difference.
 const REQUEST_THREADS: usize = 2;
 
-/// How long a fresh mount may take to answer its first stat, which waits for nothing but threads.
+/// Timeout of a new mount's first stat(2), which waits for nothing but threads.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a session may take to notice that its connection has ended.
+/// Timeout for the session to notice that its connection has ended.
 const SESSION_END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a connection may take to end once nothing is mounted here: what lay over the mount may end by and by.
+/// Timeout for a connection to end after the unmount. An overlay may hold it for a moment longer.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How often a mount that is in use is tried again, and after what time: a process that is about to
-/// start another program has for a moment whatever its threads have open.
+/// Maximum number of retries while a mount is busy, at intervals of [`UNMOUNT_RETRY_INTERVAL`].
+///
+/// A process that is about to execute another program holds its threads' open files for a moment.
 const MAX_UNMOUNT_TRIES: u32 = 20;
 /// See [`MAX_UNMOUNT_TRIES`].
 const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The most mounts of one file system that are taken out when nobody serves it any more.
+/// Maximum number of mounts of one file system to unmount when no process serves it any more.
 const MAX_DEAD_MOUNTS: u32 = 1000;
 
-/// Read-ahead of the kernel. FUSE grants 128 KiB when it starts; 1 MiB makes sequential reads
-/// faster and larger values do not.
+/// Read-ahead of the kernel. FUSE starts with 128 KiB. 1 MiB makes sequential reads faster, and
+/// larger values do not.
 const READ_AHEAD_KIB: u32 = 1024;
 
-/// Whether to unmount under the feet of those who use a mount.
+/// Whether to unmount a mount that is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Force {
-    /// Not: they come first.
+    /// Fail if the mount is in use.
     No,
-    /// Yes: what they read next fails.
+    /// Unmount it. Later reads of its users fail.
     Yes,
 }
 
-/// A tree in the filesystem. Dropping it unmounts, by force if need be.
+/// A served mount. Dropping it unmounts, by force if necessary.
 #[derive(Debug)]
 pub struct Mount {
     target: MountTarget,
-    /// `st_dev` of the mount itself, which tells it from whatever is there before or later; `None`
-    /// until it has answered.
+    /// `st_dev` of the mount itself, which identifies it among other mounts at the same place. `None`
+    /// until the mount answers.
     device: Option<u64>,
     capabilities: u64,
     mounted_at: SystemTime,
     recent_errors: Arc<RecentErrors>,
     open_files: Option<Arc<OpenFiles>>,
     session: Option<Thread<()>>,
-    /// Where the kernel asks.
+    /// The FUSE device of the connection.
     connection: OwnedFd,
-    /// Tells the kernel of changes; ends with the session.
+    /// The thread that sends invalidations. It ends with the session.
     _invalidator: Option<Thread<()>>,
     kernel_cache: Arc<KernelCache>,
     /// Closes when the session has ended.
@@ -82,8 +84,9 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether `mountpoint` can be mounted on, as far as can be told without mounting; for those
-    /// who have long work to do first.
+    /// Checks whether `mountpoint` can be mounted on, without mounting.
+    ///
+    /// Callers with long work to do check first.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -92,11 +95,11 @@ impl Mount {
         syscalls::check_available()
     }
 
-    /// What a mount on `mountpoint` would hide, in words, if anything: another mount, or files.
+    /// Describes what a mount on `mountpoint` would hide: another mount, or files.
     pub fn describe_hidden(mountpoint: &Path) -> Option<String> {
         let mountpoint = syscalls::open_mountpoint(mountpoint).ok()?;
         let mountpoint = mountpoint.path().ok()?;
-        // Who is asked for a listing may not answer for long: a mount is not.
+        // Check the table of mounts first: a mount may be slow to answer a listing.
         if let Some(kind) = mountinfo::fs_type_at(&mountpoint).ok()? {
             return Some(format!("a mount of the type {kind}"));
         }
@@ -104,12 +107,13 @@ impl Mount {
         (!is_empty).then(|| "what is in that directory".to_owned())
     }
 
-    /// Mounts `filesystem` on the directory `mountpoint` and returns when the mount answers. `source`
-    /// is what mount(8) lists unless the options say otherwise. `on_end` is called on the mount's
-    /// own thread once nothing is mounted any more, whoever unmounted it.
+    /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers.
+    ///
+    /// mount(8) lists `source` unless the options name another. The mount's own thread calls `on_end`
+    /// after the last unmount, by any process.
     ///
     /// # Errors
-    /// When it cannot be mounted; then nothing is.
+    /// When it cannot be mounted; then nothing is mounted.
     pub fn start(
         filesystem: TarFilesystem,
         source: &str,
@@ -120,8 +124,9 @@ impl Mount {
         Self::start_with_callback(filesystem, source, mountpoint, options, |_, _| {}, on_end)
     }
 
-    /// As [`start`](Self::start), and `on_mounted` is shown where it is and the descriptor on which the
-    /// kernel asks, before anybody is answered.
+    /// As [`start`](Self::start), but calls `on_mounted` before the first reply.
+    ///
+    /// `on_mounted` gets the mount's target and the FUSE device of its connection.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -137,7 +142,7 @@ impl Mount {
         let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
         let source = options.fsname.as_deref().unwrap_or(source);
         let mount = syscalls::mount(&mountpoint, source, options)?;
-        // Where the table cannot be read nobody can clear up by it either.
+        // Fail if the table cannot be read, because a later cleanup needs it, too.
         let found = if let Some(root) = &mount.root {
             mountinfo::find_by_root(root, syscalls::TARFS_FS_TYPE)
         } else {
@@ -160,8 +165,9 @@ impl Mount {
         Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
-    /// Mounts on the directory `mountpoint` of another mount namespace. As
-    /// [`start_with_callback`](Self::start_with_callback) otherwise.
+    /// Mounts on the directory `mountpoint` of another mount namespace.
+    ///
+    /// Otherwise as [`start_with_callback`](Self::start_with_callback).
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -189,7 +195,7 @@ impl Mount {
         Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
-    /// Whether there is a FUSE device, and `mountpoint` is a directory of `namespace`.
+    /// Checks for a FUSE device, and for the directory `mountpoint` in `namespace`.
     ///
     /// # Errors
     /// As [`start_in_namespace`](Self::start_in_namespace).
@@ -201,10 +207,12 @@ impl Mount {
         syscalls::check_available()
     }
 
-    /// Goes on with a mount whose process has died, which was made of the same tree. As [`start`](Self::start) otherwise.
+    /// Takes over a mount whose process has died.
+    ///
+    /// `filesystem` must show the same tree. Otherwise as [`start`](Self::start).
     ///
     /// # Errors
-    /// When that cannot be done; then nothing is mounted any more.
+    /// When the takeover fails; then nothing is mounted any more.
     pub fn take_over(
         filesystem: TarFilesystem,
         inherited: &InheritedSession,
@@ -223,7 +231,7 @@ impl Mount {
         Self::serve(filesystem, target, None, session, on_end)
     }
 
-    /// Serves `filesystem` at `target`, whose root is `root` if it is open.
+    /// Serves `filesystem` at `target`, with the open root `root` if there is one.
     fn serve(
         filesystem: TarFilesystem,
         target: MountTarget,
@@ -265,7 +273,7 @@ impl Mount {
             on_end();
         });
         let session = thread.map_err(|error| {
-            // Or the one with the news would not end.
+            // Otherwise the invalidation thread would not end.
             cache.detach();
             unmount_or_force(&target);
             MountError::System(error)
@@ -287,7 +295,7 @@ impl Mount {
         mount.device = Some(device);
         let (major, minor) = mount.target.device;
         let seen = makedev(major, minor);
-        // No path of this process leads into another namespace.
+        // Paths of this process do not reach another namespace.
         if mount.target.namespace.is_none() {
             mount
                 .kernel_cache
@@ -298,20 +306,21 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Whether something can be made writable here, as far as can be told without mounting.
+    /// Checks that an overlay can be mounted, without mounting one.
     ///
     /// # Errors
-    /// When neither overlayfs nor fuse-overlayfs can be had.
+    /// When neither overlayfs nor fuse-overlayfs is available.
     pub fn check_writable() -> Result<(), MountError> {
         overlay::check_available()
     }
 
-    /// Lays a tree over this mount on `mountpoint` that can be written to, and takes the mount itself out
-    /// of the tree: from now on this is that tree. What is written goes to `upper`. `on_overlaid` is shown
-    /// where it is, at once.
+    /// Mounts a writable overlay over this mount on `mountpoint`, and detaches the mount below.
+    ///
+    /// From now on `self` is the overlay. Changes are written to `upper`. Calls `on_overlaid` with
+    /// the new target before it detaches the mount.
     ///
     /// # Errors
-    /// When that cannot be done; the mount is as it was.
+    /// When the overlay cannot be mounted; the mount is then unchanged.
     pub fn add_overlay(
         &mut self,
         upper: &UpperDirs,
@@ -347,7 +356,7 @@ impl Mount {
         self.kernel_cache
             .set_mountpoint(&target.mountpoint, makedev(major, minor));
         let lower_target = std::mem::replace(&mut self.target, target);
-        // It lives on below, and ends with what lies above.
+        // The overlay has cloned the mount and keeps it alive.
         let detached = syscalls::detach_if(
             syscalls::TARFS_FS_TYPE,
             &lower_target.mountpoint,
@@ -369,17 +378,17 @@ impl Mount {
         })
     }
 
-    /// What makes it writable, if anything does.
+    /// The kind of overlay over this mount, if there is one.
     pub fn overlay_kind(&self) -> Option<OverlayKind> {
         self.target.overlay.map(|(overlay, _)| overlay)
     }
 
-    /// Where it is mounted: absolute, without symbolic links.
+    /// The mountpoint at the time of the mount: absolute, without symbolic links.
     pub fn mountpoint(&self) -> &Path {
         &self.target.mountpoint
     }
 
-    /// Where it is now: a directory above it may have another name since. `None` when it is detached.
+    /// The mountpoint now, because a directory above it may have been renamed. `None` when detached.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
@@ -387,37 +396,36 @@ impl Mount {
         self.target.find()
     }
 
-    /// Major and minor number of what is seen there, which no other mount of the machine has.
+    /// Major and minor number of the mount or its overlay, unique on the machine.
     pub fn device(&self) -> (u32, u32) {
         self.target.device
     }
 
-    /// What the kernel offered when it was mounted, a bit each, as an [`InheritedSession`] needs it.
+    /// The capability bits that the kernel offered, for an [`InheritedSession`].
     pub fn capabilities(&self) -> u64 {
         self.capabilities
     }
 
-    /// When it was mounted.
+    /// Time of the mount.
     pub fn mounted_at(&self) -> SystemTime {
         self.mounted_at
     }
 
-    /// The last reads that failed, oldest first.
+    /// The last failed reads, oldest first.
     pub fn recent_errors(&self) -> Vec<RecentError> {
         self.recent_errors.recent()
     }
 
-    /// Why the kernel does not read copies of files by itself; `None` as long as it does, and where
-    /// there are none.
+    /// Why passthrough is disabled; `None` while it is possible, and without backing files.
     pub fn passthrough_disabled_reason(&self) -> Option<String> {
         self.open_files.as_ref()?.disabled_reason()
     }
 
-    /// Takes it out of the filesystem. The session ends soon after, unless there are other mounts of it.
+    /// Unmounts it. The session ends soon after, unless there are other mounts of it.
     ///
     /// # Errors
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
-    /// [`UnmountError::NotMounted`] when something else is on top of it or it is gone already.
+    /// [`UnmountError::NotMounted`] when another mount covers it or it was unmounted before.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
         retry_while_busy(|| self.unmount_once(force == Force::Yes))
     }
@@ -429,18 +437,20 @@ impl Mount {
         self.target.unmount(force, Some(self.connection.as_fd()))
     }
 
-    /// The mount namespace that it is in, unless that is this process's own.
+    /// The mount namespace of the mount, unless it is this process's own.
     pub fn namespace(&self) -> Option<&Namespace> {
         self.target.namespace.as_ref()
     }
 
-    /// Whether it is in the tree.
+    /// Whether it is attached to the directory tree.
     pub fn is_mounted(&self) -> bool {
         self.target.is_mounted()
     }
 
-    /// Whether it is in use still, once it was unmounted, by a bind mount, an overlay or another mount
-    /// namespace: then its connection does not end.
+    /// Whether it is still in use after its unmount.
+    ///
+    /// A bind mount, an overlay or another mount namespace may use it. Then its connection does not
+    /// end.
     pub fn is_still_in_use(&self) -> bool {
         if self.is_mounted() {
             return true;
@@ -455,19 +465,20 @@ impl Mount {
         false
     }
 
-    /// The device number that the mount's first answer carries. Asked from a thread of its own:
-    /// a mount that does not answer must not take its owner with it.
+    /// Waits for the mount's first answer, and returns the device number in it.
+    ///
+    /// A separate thread asks, so that a mount that does not answer cannot block its owner.
     fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
         let (major, minor) = self.target.device;
         let device = makedev(major, minor);
-        // What lies over it answers for it, by a root of its own.
+        // An overlay answers with its own root and device number.
         let has_overlay = self.target.overlay.is_some();
         let (major, minor) = self.target.lower_device();
         let own_device = makedev(major, minor);
         let _stat_thread = Thread::spawn("fuse-ready", move || {
-            // Nobody listens any more when the deadline has passed.
+            // The receiver may have timed out.
             drop(sender.send(match root {
                 Some(root) => File::from(root).metadata(),
                 None => fs::symlink_metadata(path),
@@ -484,7 +495,7 @@ impl Mount {
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
-        // Ends the asking thread's wait, whether or not it can be unmounted.
+        // This ends the wait of the thread that asks, even if the mount cannot be unmounted.
         unmount_or_force(&self.target);
         abort_connection(own_device);
         Err(error)
@@ -506,7 +517,7 @@ impl Drop for Mount {
         }
         match self.session_end.recv_timeout(SESSION_END_TIMEOUT) {
             Err(TIMED_OUT) => {
-                tracing::warn!("the mount is still in use, and ends with this process");
+                tracing::warn!("the mount is still in use; it ends with this process");
                 std::mem::forget(session);
             }
             _ => session.join(),
@@ -514,17 +525,19 @@ impl Drop for Mount {
     }
 }
 
-/// `path` as a [`Mount`] names its mountpoint: absolute, without symbolic links. Works for a mount
-/// whose process has died, too.
+/// `path` in the form of [`Mount::mountpoint`]: absolute, without symbolic links.
+///
+/// Works for a dead mount, too.
 ///
 /// # Errors
-/// When there is nothing there.
+/// When `path` does not exist.
 pub fn canonical_mountpoint(path: &Path) -> io::Result<PathBuf> {
     mountinfo::canonicalize(path)
 }
 
-/// The mount on top at `mountpoint` (see [`canonical_mountpoint`]), of whatever type, as far as this process sees
-/// mounts: another one may see others.
+/// The top mount at `mountpoint` (see [`canonical_mountpoint`]), of any type.
+///
+/// Other processes may see other mounts.
 ///
 /// # Errors
 /// When the kernel's table of mounts cannot be read.
@@ -532,15 +545,15 @@ pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     mountinfo::top_mount(mountpoint)
 }
 
-/// Whether a file system of this number is mounted, as a whole or in part, as far as this process sees
-/// mounts.
+/// Whether this process sees any mount of the file system `device`, of the whole or of a part.
 pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
-/// Takes `copy` out, which is on `mountpoint` (see [`canonical_mountpoint`]) and another mount of what a process
-/// serves, such as a bind mount. `force` does so although it is in use; its users go on with it, because
-/// an end of the connection would be the end of all mounts.
+/// Unmounts `copy`, another mount of a served file system, such as a bind mount.
+///
+/// `copy` is at `mountpoint` (see [`canonical_mountpoint`]). `force` detaches it while it is in use.
+/// Its users can continue, because ending the connection would end all mounts of the file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -555,8 +568,10 @@ pub fn unmount_bind_mount(
     }
 }
 
-/// Takes out whatever archive is mounted on `mountpoint` (see [`canonical_mountpoint`]), by whichever
-/// process, and nothing that is not an archive; where `device` is given, what has that number only.
+/// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`]), mounted by any process.
+///
+/// Never unmounts anything but an archive. With `device`, unmounts only the file system of that
+/// number.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -573,9 +588,10 @@ pub fn unmount(
     unmount_at(fs_type, mountpoint, device, force)
 }
 
-/// Takes out the mount at `target` that nobody serves any more, and its bind mounts, under the feet of those
-/// who use it.
-/// `device` is its connection: as long as somebody holds that, no other mount has its number.
+/// Unmounts the dead mount at `target` and its bind mounts, even while they are in use.
+///
+/// `device` is the FUSE device of its connection. While that is open, no other mount has the same
+/// number.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -593,14 +609,17 @@ pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result
     Ok(())
 }
 
-/// Whether the mount at `target`, whose connection `device` is, is in the tree, be it below another one.
+/// Whether the mount at `target` with the connection `device` is attached, even if covered by
+/// another.
 pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
     syscalls::is_connected(device) && target.is_mounted()
 }
 
-/// Unmounts what is of the type `fs_type` at `mountpoint`, that of the number `device` only if one is
-/// given. For the moment in which names are listed to the kernel the mount is in use by itself (see
-/// [`super::dentries`]), so who comes first does not give up at once.
+/// Unmounts the mount of type `fs_type` at `mountpoint`, if it has the number `device` or none is
+/// given.
+///
+/// Retries for a moment, because dentry priming keeps the mount busy while it lists names (see
+/// [`super::dentries`]).
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,
@@ -610,7 +629,7 @@ fn unmount_at(
     retry_while_busy(|| syscalls::unmount(fs_type, mountpoint, device, force == Force::Yes))
 }
 
-/// Calls `unmount` again for a moment while the mount is in use.
+/// Calls `unmount`, and retries while the mount is busy.
 fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
     for _ in 0..MAX_UNMOUNT_TRIES {
         match unmount() {
@@ -623,12 +642,12 @@ fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<()
 
 const TIMED_OUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
-/// Unmounts the mount at `target`, if need be by force.
+/// Unmounts the mount at `target`, by force if necessary.
 fn unmount_or_force(target: &MountTarget) {
     unmount_then_force(|force| target.unmount(force, None));
 }
 
-/// Calls `unmount` without force, and with force if that fails. A mount that is gone is no failure.
+/// Calls `unmount` without force, and with force if that fails. An ended mount is no failure.
 fn unmount_then_force(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
     let result = unmount(false).or_else(|error| match error {
         UnmountError::NotMounted(_) | UnmountError::NotOwner { .. } => Err(error),
@@ -640,12 +659,13 @@ fn unmount_then_force(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
     }
 }
 
-/// Ends the kernel's side of a connection whose mount was only detached; root's umount(2) has
-/// done so already, others depend on the control filesystem being mounted.
+/// Aborts the connection of a mount that was only detached.
+///
+/// Root's umount(2) has done so already. Other users need the FUSE control file system to be mounted.
 fn abort_connection(device: u64) {
     let abort = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
     if let Err(error) = fs::write(&abort, "1") {
-        tracing::debug!(%error, abort, "cannot cut the connection");
+        tracing::debug!(%error, abort, "cannot abort the connection");
     }
 }
 
@@ -655,13 +675,15 @@ fn config() -> Config {
     config
 }
 
-/// Whom the library answers: everybody who gets past the kernel, which keeps others than the mount's
-/// owner out unless `allow_other` is given. The library cannot check, because the kernel names no
-/// user in requests of a mount that can be idmapped (Linux 6.12).
+/// Makes the library answer every user whom the kernel lets pass.
+///
+/// Without `allow_other` the kernel admits only the mount's owner. The library cannot check, because
+/// the kernel sends no user in requests of a mount that can be idmapped (Linux 6.12).
 const SESSION_ACL: SessionACL = SessionACL::All;
 
-/// Raises the kernel's read-ahead, for which FUSE has no word of its own. Root only; without it
-/// reads are correct and smaller.
+/// Raises the kernel's read-ahead through sysfs, because FUSE has no option for it.
+///
+/// Only root may. Without it reads are correct but smaller.
 fn set_read_ahead(device: u64) {
     let file = format!(
         "/sys/class/bdi/{}:{}/read_ahead_kb",
@@ -669,6 +691,6 @@ fn set_read_ahead(device: u64) {
         minor(device)
     );
     if let Err(error) = fs::write(&file, READ_AHEAD_KIB.to_string()) {
-        tracing::debug!(%error, file, "read-ahead stays as it is");
+        tracing::debug!(%error, file, "cannot raise the read-ahead");
     }
 }

@@ -1,13 +1,14 @@
-//! Which part of the archive a mount shows, and under which inode numbers.
+//! The part of the archive that a mount shows, and its inode numbers.
 
 use fuser::INodeNo;
 
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// A directory of the archive as the root of a mount. The kernel insists that a root is inode 1,
-/// so the directory's number and 1 stand for each other; every other inode number is the
-/// [`Ino`] of the index, whatever part of the archive is shown.
+/// A directory of the archive as the root of a mount.
+///
+/// The kernel requires that a root is inode 1, so the directory's number maps to 1. Every other inode
+/// number is the [`Ino`] of the index, whatever part of the archive is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subtree {
     root: Ino,
@@ -16,13 +17,13 @@ pub struct Subtree {
 /// Why a directory cannot be a mount's root.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubtreeError {
-    /// Nothing there.
+    /// The path does not exist.
     #[error("the archive has no entry {0}")]
     Missing(ArchivePath),
-    /// Something else there.
+    /// The path is not a directory.
     #[error("{0} is not a directory")]
     NotADirectory(ArchivePath),
-    /// No directory to descend into there, or more than one.
+    /// There is no directory to descend into, or more than one.
     #[error("there is no single directory in {0} to strip")]
     Ambiguous(ArchivePath),
 }
@@ -31,8 +32,9 @@ impl Subtree {
     /// The whole archive.
     pub const WHOLE: Self = Self { root: Ino::ROOT };
 
-    /// The directory `path`, and from there `strip` levels down, each through the only directory
-    /// it has; files beside that directory are not shown.
+    /// The directory `path`, or the directory `strip` levels below.
+    ///
+    /// Each level must have exactly one directory. Files beside that directory are not shown.
     ///
     /// # Errors
     /// When there is no such directory.
@@ -54,12 +56,12 @@ impl Subtree {
         Ok(Self { root })
     }
 
-    /// The directory that is shown as the root.
+    /// The directory that is the root.
     pub fn root(self) -> Ino {
         self.root
     }
 
-    /// The number by which the kernel knows `ino`.
+    /// The kernel's inode number of `ino`.
     pub(super) fn inode(self, ino: Ino) -> INodeNo {
         if ino == self.root {
             INodeNo::ROOT
@@ -68,7 +70,7 @@ impl Subtree {
         }
     }
 
-    /// The entry behind the kernel's `inode`; `None` when the index has none.
+    /// The entry with the kernel's inode number `inode`; `None` if the index has none.
     pub(super) fn entry(self, index: &Index, inode: INodeNo) -> Option<Entry<'_>> {
         if inode == INodeNo::ROOT {
             return index.entry(self.root);
@@ -76,7 +78,7 @@ impl Subtree {
         index.entry(Ino(u32::try_from(inode.0).ok()?))
     }
 
-    /// Whether `ino` is below the root, by the first of its names.
+    /// Whether the first name of `ino` is below the root.
     pub(super) fn contains(self, index: &Index, ino: Ino) -> bool {
         if self.root == Ino::ROOT {
             return true;
@@ -91,7 +93,7 @@ impl Subtree {
         directory == self.root
     }
 
-    /// What `..` means in `directory`: its parent, but nothing above the root.
+    /// The inode of `..` in `directory`. The root is its own parent.
     pub(super) fn parent(self, directory: Entry<'_>) -> INodeNo {
         if directory.ino() == self.root {
             INodeNo::ROOT
@@ -101,7 +103,7 @@ impl Subtree {
     }
 }
 
-/// The directory in directory `parent`, if there is exactly one.
+/// The only directory in `parent`, if there is exactly one.
 fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {
     let mut directories = index.children(parent, 0).filter(|child| {
         index

@@ -1,7 +1,7 @@
-//! The end of a file system: of its last mount and its last user.
+//! Detects the end of a file system, which is the end of its last mount and last user.
 //!
-//! A mount that was detached lives on for processes that have files or directories of it open. inotify(7)
-//! reports its end (`IN_UNMOUNT`), and the watch does not keep it alive.
+//! A detached mount lives while a process has a file or directory of it open. inotify(7) reports its
+//! end (`IN_UNMOUNT`), and the watch does not keep it alive.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +23,7 @@ impl SuperblockWatch {
     /// When the root is unreadable, or this user has no inotify instances left.
     pub fn on(mountpoint: &Path) -> io::Result<Self> {
         let watch = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        // The end is always reported. This asks for nothing else: a root is not deleted.
+        // inotify always reports the end. This event never occurs, because a root is not deleted.
         let events = WatchFlags::DELETE_SELF | WatchFlags::ONLYDIR;
         inotify::add_watch(&watch, mountpoint, events)?;
         Ok(Self(watch))
@@ -34,7 +34,8 @@ impl SuperblockWatch {
         self.wait(Some(Duration::ZERO))
     }
 
-    /// Waits until the file system has ended, for `timeout` at most if there is one; false if it has not.
+    /// Waits until the file system has ended, for at most `timeout` if given. Returns whether it has
+    /// ended.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {
