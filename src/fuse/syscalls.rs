@@ -1,5 +1,4 @@
-//! Putting a filesystem into the tree and taking it out: mount(2) and umount(2), or fusermount3
-//! where these are not for us.
+//! System calls that mount and unmount: mount(2) and umount(2), or fusermount3 without permission.
 
 use std::ffi::{CString, OsString};
 use std::fs::{self, File, OpenOptions};
@@ -30,71 +29,70 @@ use super::pinned::{MountpointEntry, PinnedMount, is_dead, proc_fd_path};
 use crate::base::passwd::Accounts;
 
 const FUSE_DEVICE: &str = "/dev/fuse";
-/// Its number, the same on every Linux: a miscellaneous character device.
+/// Major number of the FUSE device, the same on every Linux: a miscellaneous character device.
 const FUSE_MAJOR: u32 = 10;
-/// Which of these.
+/// Minor number of the FUSE device.
 const FUSE_MINOR: u32 = 229;
-/// Mounts for those who may not, setuid root; comes with libfuse 3.
+/// The helper that mounts for ordinary users. It is setuid root and part of libfuse 3.
 const FUSERMOUNT: &str = "fusermount3";
-/// Tells the helper the number of the socket on which to send the device.
+/// Environment variable with the socket on which the helper sends the device.
 const FUSERMOUNT_SOCKET_ENV: &str = "_FUSE_COMMFD";
-/// What mount(8) shows behind `fuse.`.
+/// Subtype, which mount(8) shows after `fuse.`.
 const SUBTYPE: &str = "tarfs";
-/// The type of our mounts in the kernel's table.
+/// The type of our mounts in the kernel's table of mounts.
 pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
 
-/// Why a mount could not be made.
+/// Why a mount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel has no FUSE, or this container hides it.
     #[error("cannot mount: there is no FUSE device at {FUSE_DEVICE}")]
     NoDevice,
-    /// Not root, and nobody who could mount for us.
+    /// This process may not mount, and the helper is not installed.
     #[error("cannot mount: not permitted, and {FUSERMOUNT} is not installed")]
     NoFusermount,
-    /// The helper refused.
+    /// The helper failed.
     #[error("cannot mount on {}: {message}", .mountpoint.display())]
     Fusermount {
-        /// Where.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// What the helper says.
+        /// The helper's message.
         message: String,
     },
-    /// The place to mount on is missing or out of reach.
+    /// The mountpoint is missing or out of reach.
     #[error("cannot mount on {}", .path.display())]
     Mountpoint {
-        /// Where.
+        /// The mountpoint.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         cause: io::Error,
     },
-    /// The place to mount on is something else.
+    /// The mountpoint is not a directory.
     #[error("cannot mount on {}: not a directory", .0.display())]
     NotADirectory(PathBuf),
-    /// The mount namespace to mount in cannot be entered.
+    /// This process cannot enter the mount namespace.
     #[error("cannot enter the mount namespace {}", .path.display())]
     Namespace {
         /// The file that names it.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         cause: io::Error,
     },
-    /// The kernel or the system refused.
+    /// The kernel rejected the mount, or another system call failed.
     #[error("cannot mount")]
     System(#[source] io::Error),
-    /// What was mounted cannot be made writable.
+    /// The overlay failed.
     #[error("cannot make it writable")]
     Overlay {
-        /// Why.
+        /// The cause.
         #[source]
         cause: io::Error,
-        /// Whether fuse-overlayfs was there to do it.
+        /// Whether fuse-overlayfs is installed.
         has_fuse_overlayfs: bool,
     },
-    /// What is written to it would lie in directories whose names the kernel would not read to their
-    /// ends.
+    /// The paths of the overlay's directories are longer than the kernel reads.
     #[error(
         "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
          kernel reads {max_len}"
@@ -105,13 +103,13 @@ pub enum MountError {
         /// Bytes of them that the kernel reads.
         max_len: usize,
     },
-    /// Mounted, but nothing answers; unmounted again.
+    /// The mount did not answer, and was unmounted again.
     #[error("the mount did not answer in time")]
     NotReady,
 }
 
 impl MountError {
-    /// That mounting on `path` failed because of `cause`.
+    /// The error for a mount on `path` that failed because of `cause`.
     pub(super) fn at(path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::NotADirectory => Self::NotADirectory(path.to_owned()),
@@ -122,7 +120,7 @@ impl MountError {
         }
     }
 
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::NoDevice => Some(
@@ -168,7 +166,7 @@ impl MountError {
     }
 }
 
-/// What to do when a mount cannot be made writable because of `cause`.
+/// Advice for an overlay that failed because of `cause`.
 fn overlay_hint(cause: &io::Error, has_fuse_overlayfs: bool) -> Option<&'static str> {
     match Errno::from_io_error(cause)? {
         Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_fuse_overlayfs => Some(
@@ -183,54 +181,56 @@ fn overlay_hint(cause: &io::Error, has_fuse_overlayfs: bool) -> Option<&'static 
     }
 }
 
-/// Why a mount could not be taken out.
+/// Why an unmount failed.
 #[derive(Debug, thiserror::Error)]
 pub enum UnmountError {
-    /// Someone has a file open in it, or stands in it.
+    /// A process has an open file or its working directory in it.
     #[error("{} is in use", .0.display())]
     Busy(PathBuf),
-    /// Nothing of ours is mounted there.
+    /// No tarfs mount is at that path.
     #[error("{} is not a tarfs mount", .0.display())]
     NotMounted(PathBuf),
-    /// Another user has mounted it.
+    /// Another user mounted it.
     #[error("cannot unmount {}: it was mounted by {owner}", .mountpoint.display())]
     NotOwner {
-        /// Where.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// Name and number of the user who mounted it.
+        /// Name and number of that user.
         owner: String,
     },
-    /// The system refused.
+    /// The system call failed.
     #[error("cannot unmount {}", .mountpoint.display())]
     System {
-        /// Where.
+        /// The mountpoint.
         mountpoint: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         cause: io::Error,
     },
 }
 
 impl UnmountError {
-    /// What to do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Busy(_) => Some("`fuser -vm` names who uses it; `--lazy` unmounts all the same"),
+            Self::Busy(_) => {
+                Some("`fuser -vm` lists the processes that use it; `--lazy` unmounts anyway")
+            }
             Self::NotOwner { .. } => Some("unmount as that user or as root"),
             Self::NotMounted(_) | Self::System { .. } => None,
         }
     }
 }
 
-/// A directory to mount on, held open.
+/// An open directory to mount on.
 ///
-/// Its path is resolved once: another user who renames a directory above it, or puts a link in its place,
-/// does not change where the mount lands.
+/// The path is resolved once. Another user cannot redirect the mount by renaming a directory above
+/// it, or by replacing it with a link.
 #[derive(Debug)]
 pub(super) struct Mountpoint(OwnedFd);
 
 impl Mountpoint {
-    /// The directory as a path for this process alone, which leads to it whatever its name is.
+    /// A path that leads to the directory whatever its name is. Valid in this process only.
     pub(super) fn proc_fd_path(&self) -> PathBuf {
         proc_fd_path(&self.0)
     }
@@ -241,8 +241,9 @@ impl Mountpoint {
     }
 }
 
-/// Opens the directory at `path` to mount on it. A directory that is not empty is hidden while mounted, as
-/// with every mount(8).
+/// Opens the directory at `path` to mount on it.
+///
+/// As with every mount(8), the mount hides the files of a directory that is not empty.
 pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     let at = |cause| MountError::at(path, cause);
     unmount_dead(path);
@@ -257,8 +258,7 @@ pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     }
 }
 
-/// Takes out what a process of ours that died has left at `path`, if it has: a mount that nobody serves
-/// and nobody can.
+/// Unmounts a dead tarfs mount at `path`, if there is one.
 pub fn unmount_dead(path: &Path) {
     let Ok(canonical) = mountinfo::canonicalize(path) else {
         return;
@@ -268,18 +268,18 @@ pub fn unmount_dead(path: &Path) {
     {
         match unmount_pinned(mount, &canonical, true) {
             Ok(()) => {
-                tracing::info!(mountpoint = %canonical.display(), "a dead mount was taken out")
+                tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount")
             }
-            Err(error) => tracing::debug!(%error, "a dead mount cannot be taken out"),
+            Err(error) => tracing::debug!(%error, "cannot unmount a dead mount"),
         }
     }
 }
 
-/// Whether there is something to mount with, as far as can be told without mounting.
+/// Checks that the FUSE device can be opened, without mounting.
 pub(super) fn check_available() -> Result<(), MountError> {
     match open_fuse_device() {
         Ok(_) => Ok(()),
-        // The helper may do better.
+        // The helper may have the permission.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
         Err(error) => Err(device_open_error(error)),
     }
@@ -298,9 +298,9 @@ fn open_fuse_device() -> io::Result<File> {
     }
 }
 
-/// What it means that the device cannot be opened.
+/// The error for a FUSE device that cannot be opened.
 fn device_open_error(error: io::Error) -> MountError {
-    // ENXIO and ENODEV: the node is there, the driver is not.
+    // ENXIO and ENODEV: the device node exists, but the driver does not.
     let absent = error.kind() == io::ErrorKind::NotFound
         || [Errno::NXIO, Errno::NODEV]
             .iter()
@@ -312,17 +312,17 @@ fn device_open_error(error: io::Error) -> MountError {
     }
 }
 
-/// A mount, and the descriptor of its connection.
+/// A new mount and the descriptor of its connection.
 #[derive(Debug)]
 pub(super) struct NewMount {
-    /// The device on which the kernel will ask.
+    /// The FUSE device of the connection.
     pub(super) device: OwnedFd,
-    /// The mount's root. It keeps the mount in use. None where mount(2) or the helper has mounted.
+    /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub(super) root: Option<OwnedFd>,
 }
 
 impl NewMount {
-    /// Major and minor number of its file system, which is not asked.
+    /// Major and minor number of its file system. Sends no request to it.
     pub(super) fn device_number(&self) -> Result<(u32, u32), MountError> {
         let root = self.root.as_ref().ok_or(MountError::NotReady)?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -338,8 +338,9 @@ impl NewMount {
     }
 }
 
-/// Makes a mount that is attached nowhere. Kernels before 5.2 cannot, nor one with a `source` of more than
-/// 255 bytes.
+/// Creates a detached mount.
+///
+/// Needs Linux 5.2, and a `source` of at most 255 bytes.
 pub(super) fn create_detached(
     source: &str,
     options: &MountOptions,
@@ -389,7 +390,7 @@ fn mount_attrs(options: &MountOptions) -> MountAttrFlags {
     attributes
 }
 
-/// Makes a mount and attaches it to the directory that `mountpoint` holds open.
+/// Creates a mount and attaches it to the open directory `mountpoint`.
 fn mount_by_fsmount(
     mountpoint: &Mountpoint,
     source: &str,
@@ -404,16 +405,17 @@ fn mount_by_fsmount(
     Ok(mount)
 }
 
-/// Mounts on `mountpoint`.
+/// Mounts on `mountpoint`, by the new mount calls or by mount(2).
 pub(super) fn mount(
     mountpoint: &Mountpoint,
     source: &str,
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
-    // mount(2) may do where these calls are missing or forbidden, and else says what is wrong.
+    // mount(2) may work where the new calls are missing or forbidden. Otherwise its error is the
+    // better one.
     match mount_by_fsmount(mountpoint, source, options) {
         Ok(mount) => return Ok(mount),
-        Err(error) => tracing::debug!(error = format!("{error:?}"), "mounts by mount(2)"),
+        Err(error) => tracing::debug!(error = format!("{error:?}"), "falls back to mount(2)"),
     }
     let device = mount_by_path(mountpoint, source, options)?;
     Ok(NewMount { device, root: None })
@@ -466,7 +468,7 @@ fn mount_directly(
     )
 }
 
-/// Options that only FUSE knows.
+/// Options that are specific to FUSE.
 fn fuse_flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     [
         (options.allow_other, "allow_other"),
@@ -485,13 +487,13 @@ fn mount_flags(options: &MountOptions) -> MountFlags {
     flags
 }
 
-/// The helper mounts, and sends the device over a socket that it inherits.
+/// Mounts with the helper, which sends the device over a socket that it inherits.
 pub(super) fn mount_with_fusermount(
     mountpoint: &Path,
     options: &str,
 ) -> Result<OwnedFd, MountError> {
     let system = |errno: Errno| MountError::System(errno.into());
-    // Without close-on-exec, or the helper would not inherit its end.
+    // Without close-on-exec, because the helper must inherit its end.
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -529,13 +531,13 @@ pub(super) fn mount_with_fusermount(
 
 fn fusermount_options(source: &str, options: &MountOptions) -> String {
     let mut words = vec!["ro".to_owned()];
-    // It mounts nosuid and nodev for users whatever they say, and warns when told otherwise.
+    // The helper always mounts nosuid and nodev for ordinary users. It warns about other options.
     words.extend(["nosuid".to_owned(), "nodev".to_owned()]);
     if options.noexec {
         words.push("noexec".to_owned());
     }
     if options.nosymfollow {
-        // One that does not know it refuses it, and says so.
+        // A helper that does not know the option fails, and says so.
         words.push("nosymfollow".to_owned());
     }
     words.extend(fuse_flags(options).map(str::to_owned));
@@ -544,7 +546,7 @@ fn fusermount_options(source: &str, options: &MountOptions) -> String {
     words.join(",")
 }
 
-/// The descriptor that comes over `socket`; `None` when it closes without one.
+/// Receives a descriptor from `socket`; `None` if the socket closes without one.
 fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -567,7 +569,7 @@ fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// What the helper has to say for itself, in one line and without its name.
+/// The helper's last message, in one line and without its name.
 fn stderr_message(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text
@@ -580,7 +582,7 @@ fn stderr_message(output: &Output) -> String {
     )
 }
 
-/// Whether what was mounted with `device` still lives.
+/// Whether the connection of `device` is alive.
 pub(super) fn is_connected(device: impl AsFd) -> bool {
     loop {
         let mut polled = [PollFd::new(&device, PollFlags::IN)];
@@ -592,17 +594,18 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Whether the mount whose root is `mount` and which has the device number of `connection` is the mount of
-/// `connection`.
+/// Whether `mount` belongs to `connection`, if both have the same device number.
 ///
-/// The number is its own as long as the connection lives. After that a mount of the same number is the same
-/// one if nobody serves it, and if it is another one nobody misses it.
+/// `mount` is a descriptor of the mount's root. The number is unique while the connection is alive.
+/// After that a dead mount of the same number can be unmounted: if it belongs to another connection,
+/// it is of no use either.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
     is_connected(connection) || is_dead(mount)
 }
 
-/// Unmounts the mount on `mountpoint`, which must be canonical, if it is of the type `fs_type`
-/// and has the device number `device`, or any. `force` unmounts it while it is in use, too.
+/// Unmounts the mount at `mountpoint` if it has the type `fs_type` and the number `device`, if given.
+///
+/// `mountpoint` must be canonical. `force` unmounts it while it is in use.
 pub(super) fn unmount(
     fs_type: &str,
     mountpoint: &Path,
@@ -628,8 +631,9 @@ pub(super) fn unmount_if(
     }
 }
 
-/// Takes the mount on `mountpoint` out of the tree and leaves it to those who use it, if it is of the type
-/// `fs_type`, has the device number `device`, and `is_target` accepts it.
+/// Detaches the mount at `mountpoint`, and leaves it to processes that use it.
+///
+/// The mount must have the type `fs_type` and the number `device`, and `is_target` must accept it.
 pub(super) fn detach_if(
     fs_type: &str,
     mountpoint: &Path,
@@ -662,13 +666,14 @@ fn find_pinned(
     found.ok_or_else(|| UnmountError::NotMounted(mountpoint.to_owned()))
 }
 
-/// Takes out `mount`, which is known as that on `mountpoint`.
+/// Unmounts `mount`, which the user knows as `mountpoint`.
 fn unmount_pinned(mount: PinnedMount, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
     map_unmount_result(mount.unmount(force), mountpoint, force)
 }
 
-/// What became of taking out what is known as the mount on `mountpoint`; by the helper where that was
-/// not permitted.
+/// Converts the result of an unmount. If permission was missing, tries again with the helper.
+///
+/// The user knows the mount as `mountpoint`.
 fn map_unmount_result(
     result: Result<(), (Errno, MountpointEntry)>,
     mountpoint: &Path,
@@ -688,7 +693,7 @@ fn map_unmount_result(
     }
 }
 
-/// The helper finds out where it stands, and looks for a mount of that name there.
+/// Unmounts with the helper, which runs in the parent directory and gets the mountpoint's name.
 fn unmount_with_fusermount(
     entry: &MountpointEntry,
     mountpoint: &Path,
@@ -722,7 +727,7 @@ fn unmount_with_fusermount(
     }
 }
 
-/// Name and number of the user who mounted what is on `mountpoint`, if that is another user.
+/// Name and number of the user who mounted the top mount at `mountpoint`, unless it is this user.
 fn other_owner(mountpoint: &Path) -> Option<String> {
     let top = mountinfo::top_mount(mountpoint).ok()??;
     let options = mountinfo::superblock_options_at(mountpoint, &top.fs_type).ok()??;
@@ -733,7 +738,7 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
     let number = if let Some(number) = word(b"user_id=") {
         std::str::from_utf8(number).ok()?.parse().ok()?
     } else {
-        // Of an overlay the owner of its upper directory's place is known.
+        // The owner of an overlay owns the parent of its upper directory.
         let upper = PathBuf::from(OsString::from_vec(mountinfo::unescape(word(b"upperdir=")?)));
         fs::metadata(upper.parent()?).ok()?.uid()
     };
@@ -751,7 +756,7 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A mount that nobody serves; what can be asked of one is asked without it.
+    /// A mount that no process serves. The tests send it no requests.
     fn mounted(on: &Path) -> OwnedFd {
         fs::create_dir_all(on).expect("made");
         let on = open_mountpoint(on).expect("a directory");
@@ -775,7 +780,7 @@ mod tests {
             assert_eq!(left(&after).expect("readable"), None, "{force}");
             let number = left(&before).expect("readable");
             assert!(number.is_some() && is_connected(&other), "{force}");
-            // Nor is what only has the same place.
+            // A mount of another number at the same place is not unmounted either.
             let wrong = number.map(|(major, minor)| (major, minor + 1));
             assert!(matches!(
                 unmount(TARFS_FS_TYPE, &before.join("mnt"), wrong, force),

@@ -1,12 +1,17 @@
-//! Going on with a mount whose process has died, in a new one: same tree, same numbers, and files
-//! that were open stay open.
+//! Takeover of a mount whose process has died, by a new process.
 //!
-//! A mount lives as long as somebody holds its connection, the device's descriptor; requests wait
-//! meanwhile. Two things are in the way of a new process that is given the descriptor. The library
-//! begins by shaking hands, which the kernel does once in the life of a connection. So it shakes hands
-//! with us, over a socket, and then its descriptor is made to name the device. And requests that the dead
-//! process had taken are on nobody's list. `FUSE_NOTIFY_RESEND` (Linux 6.9) puts them back; this tree
-//! only ever answers questions, so none of them does harm twice.
+//! The tree and the inode numbers stay the same, and open files stay open.
+//!
+//! A mount lives while a process holds its connection, the descriptor of the FUSE device. Requests
+//! wait meanwhile. A new process with that descriptor has two problems.
+//!
+//! First, the FUSE library begins with a handshake, which the kernel does once for each connection.
+//! So the library does the handshake with this process over a socket, and then its descriptor is
+//! replaced by the device.
+//!
+//! Second, the dead process may have read requests that it did not answer. `FUSE_NOTIFY_RESEND`
+//! (Linux 6.9) makes the kernel queue them again. All requests only read, so it is harmless to serve
+//! one twice.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -24,43 +29,47 @@ use super::pinned::PinnedMount;
 use super::syscalls::UnmountError;
 use super::{TarFilesystem, mountinfo, syscalls};
 
-/// The request with which a connection begins, and its protocol (`FUSE_INIT`, include/uapi/linux/fuse.h).
+/// The first request of a connection, and its protocol version (`FUSE_INIT`,
+/// include/uapi/linux/fuse.h).
 const FUSE_INIT: u32 = 26;
 /// See [`FUSE_INIT`].
 const FUSE_PROTOCOL_VERSION: (u32, u32) = (7, 31);
-/// Bytes of the header of a request, and of what follows in this one.
+/// Bytes of a request's header, and of the rest of this request.
 const IN_HEADER_BYTES: u32 = 40;
 /// See [`IN_HEADER_BYTES`].
 const INIT_IN_BYTES: u32 = 64;
 
-/// The word that has requests sent again (`FUSE_NOTIFY_RESEND`).
+/// Notification that makes the kernel resend requests (`FUSE_NOTIFY_RESEND`).
 const FUSE_NOTIFY_RESEND: i32 = 7;
 
-/// Where a mount is, as the kernel's table of mounts tells it from others.
+/// The place and the identity of a mount in the kernel's table of mounts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MountTarget {
     /// Absolute, without symbolic links.
     pub mountpoint: PathBuf,
-    /// Major and minor number of what is seen there.
+    /// Major and minor number of the top file system: the overlay or the mount itself.
     pub device: (u32, u32),
-    /// What lies over the mount and makes it writable, and the mount's own numbers then.
+    /// The overlay over the mount, with the mount's own device number.
     pub overlay: Option<(OverlayKind, (u32, u32))>,
-    /// The mount namespace that it is in, unless that is this process's own.
+    /// The mount's namespace, unless it is this process's own.
     pub namespace: Option<Namespace>,
 }
 
 impl MountTarget {
-    /// Whether it is in the tree, on top or below another mount. Asks nothing of the mount itself; where
-    /// the kernel's table cannot be read it is not known, and nothing is done about it.
+    /// Whether it is attached, on top or below another mount.
+    ///
+    /// Sends no request to the mount itself. False if the kernel's table cannot be read, so that the
+    /// caller leaves the mount alone.
     pub(super) fn is_mounted(&self) -> bool {
         self.find().is_ok_and(|found| found.is_some())
     }
 
-    /// Where it is now: a directory above it may have another name since. Its number tells it, which is
-    /// no other's as long as somebody holds its connection.
+    /// Finds the mount's place now, because a directory above it may have been renamed.
+    ///
+    /// Its device number identifies it while a process holds its connection.
     ///
     /// # Errors
-    /// When the kernel's table cannot be read.
+    /// When the kernel's table of mounts cannot be read.
     pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
         let (device, kind, mountpoint) = (self.device, self.fs_type(), &self.mountpoint);
         match &self.namespace {
@@ -72,9 +81,10 @@ impl MountTarget {
         }
     }
 
-    /// Unmounts what is seen there; `force` does so although it is in use, and ends its connection. With
-    /// `connection`, only the mount with that connection: the kernel gives its device number to another
-    /// mount once it is gone.
+    /// Unmounts the top file system. `force` does so while it is in use, and ends its connection.
+    ///
+    /// With `connection`, unmounts only the mount with that connection. After a mount ends, the
+    /// kernel gives its device number to another one.
     ///
     /// # Errors
     /// As [`Mount::unmount`](super::Mount::unmount).
@@ -95,13 +105,15 @@ impl MountTarget {
         )
     }
 
-    /// Whether there are other mounts of its file system in this process's namespace, such as bind mounts.
+    /// Whether this process's namespace has other mounts of the file system, such as bind mounts.
     pub(super) fn has_bind_mounts(&self) -> bool {
         self.namespace.is_none()
             && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
     }
 
-    /// As [`unmount`](Self::unmount), although it is in use, and leaves the connection to other mounts.
+    /// Detaches the mount while it is in use, and leaves the connection to other mounts.
+    ///
+    /// Otherwise as [`unmount`](Self::unmount).
     ///
     /// # Errors
     /// As [`Mount::unmount`](super::Mount::unmount).
@@ -115,51 +127,51 @@ impl MountTarget {
         )
     }
 
-    /// Where it is, or was.
+    /// Its mountpoint now, or the last known one if it is detached.
     pub(super) fn current_mountpoint(&self) -> PathBuf {
         let found = self.find().ok().flatten();
         found.map_or_else(|| self.mountpoint.clone(), |found| found.path)
     }
 
-    /// The type of what is seen there.
+    /// The type of the top file system.
     pub(super) fn fs_type(&self) -> &'static str {
         let overlay = self.overlay.map(|(overlay, _)| overlay.fs_type());
         overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
     }
 
-    /// Major and minor number of the mount itself, whatever lies over it.
+    /// Major and minor number of the mount itself, without any overlay.
     pub(super) fn lower_device(&self) -> (u32, u32) {
         self.overlay.map_or(self.device, |(_, device)| device)
     }
 }
 
-/// Accepts a mount with `connection`, or any without one.
+/// Accepts only a mount with `connection`, if that is given.
 fn is_target(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&PinnedMount) -> bool {
     move |mount| {
         connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
     }
 }
 
-/// A mount that nobody serves at the moment.
+/// A mount whose process has died, with its connection.
 #[derive(Debug)]
 pub struct InheritedSession {
-    /// Where it is.
+    /// The mount's place.
     pub target: MountTarget,
-    /// Where the kernel asks.
+    /// The FUSE device of the connection.
     pub descriptor: OwnedFd,
-    /// What the kernel offered when the connection began, a bit each.
+    /// The capability bits that the kernel offered at the start of the connection.
     pub capabilities: u64,
 }
 
-/// Whether a connection on which the kernel offered `capabilities` can be gone on with.
+/// Whether a connection with these `capabilities` can be taken over.
 pub fn supports_takeover(capabilities: u64) -> bool {
     InitFlags::from_bits_retain(capabilities).contains(InitFlags::FUSE_HAS_RESEND)
 }
 
-/// A session that serves `filesystem` where the process before has stopped.
+/// Creates a session that serves `filesystem` on the connection of a dead process.
 ///
 /// # Errors
-/// When the system has no sockets left to give, or the kernel does not send requests again.
+/// When the system cannot create sockets, or the kernel does not resend requests.
 pub(super) fn take_over_session(
     filesystem: TarFilesystem,
     inherited: &InheritedSession,
@@ -173,21 +185,22 @@ pub(super) fn take_over_session(
         None,
     )?;
     rustix::io::write(&ours, &fuse_init_request(inherited.capabilities))?;
-    // What it wants was settled long ago: the answer is of no interest.
+    // The capabilities were negotiated with the kernel long ago, so the library's reply is ignored.
     let session = Session::from_fd(filesystem, theirs, acl, config)?;
     replace_descriptor(&session, &inherited.descriptor)?;
     resend_requests(&inherited.descriptor)?;
     Ok(session)
 }
 
-/// The kernel's first request, as it was.
+/// The kernel's first request, as the dead process got it.
 fn fuse_init_request(capabilities: u64) -> Vec<u8> {
     let capabilities = capabilities | InitFlags::FUSE_INIT_EXT.bits();
     let low = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
     let words = [
         IN_HEADER_BYTES + INIT_IN_BYTES,
         FUSE_INIT,
-        // The number of the request, any; of the root; of who asks; and padding.
+        // The request's number (any), 8 bytes; the inode, 8 bytes; user, group and process; and
+        // padding.
         2,
         0,
         0,
@@ -198,7 +211,7 @@ fn fuse_init_request(capabilities: u64) -> Vec<u8> {
         0,
         FUSE_PROTOCOL_VERSION.0,
         FUSE_PROTOCOL_VERSION.1,
-        // Read-ahead; the kernel's is set already.
+        // Read-ahead. The kernel's value is set already.
         0,
         low(capabilities),
         low(capabilities >> 32),
@@ -208,23 +221,23 @@ fn fuse_init_request(capabilities: u64) -> Vec<u8> {
     bytes
 }
 
-/// Makes the descriptor of `session`, which is not running yet, one of `device`.
+/// Replaces the descriptor of `session`, which is not running yet, by one of `device`.
 #[expect(
     unsafe_code,
     reason = "no safe call replaces what a borrowed descriptor names"
 )]
 fn replace_descriptor(session: &Session<TarFilesystem>, device: impl AsFd) -> io::Result<()> {
     let raw = session.as_fd().as_raw_fd();
-    // SAFETY: `raw` is open, as `session` owns it and is borrowed for as long as this function runs.
-    // The second owner is never dropped, so the number is closed once, by the session. Between the two
-    // owners nothing is in dispute: dup3(2) replaces what the number names in one step, and nobody
-    // uses the session's descriptor meanwhile, because its threads do not run before `run`.
+    // SAFETY: `raw` is open, because `session` owns it and is borrowed while this function runs. The
+    // second owner is never dropped, so the session alone closes the number. dup3(2) replaces the
+    // descriptor in one step. No thread uses it meanwhile, because the session's threads start in
+    // `run`.
     let mut descriptor = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(raw) });
     rustix::io::dup3(device, &mut descriptor, DupFlags::CLOEXEC)?;
     Ok(())
 }
 
-/// Puts the requests that were taken and not answered back on the list.
+/// Makes the kernel queue the requests again that were read and not answered.
 fn resend_requests(device: impl AsFd) -> io::Result<()> {
     let mut word = Vec::with_capacity(16);
     word.extend(16_u32.to_ne_bytes());
