@@ -1,8 +1,8 @@
-//! Reads that the kernel asks for once more at once after they have failed.
+//! Reads that timed out, to recognize the kernel's retry.
 //!
-//! What it reads ahead for somebody may fail; then it asks again, for the one page that is wanted, and
-//! only that failure is who reads told of. Whoever had waited until the deadline would wait so long
-//! twice.
+//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. The
+//! caller sees only the result of that retry. Without this record the caller would wait for two
+//! timeouts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 
 use crate::index::Ino;
 
-/// How soon the kernel asks again, on a busy machine too; whoever asks later waits anew.
+/// Time in which the kernel retries, even on a busy machine. A later read waits for its own timeout.
 const KERNEL_RETRY_WINDOW: Duration = Duration::from_millis(250);
 
-/// Failures remembered: as many as may fail together.
+/// Maximum number of failures kept: as many as may fail at the same time.
 const MAX_TIMED_OUT_READS: usize = 64;
 
-/// What somebody asks for: who, and which bytes of which file.
+/// A range of a file, and the thread that reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RequestedRange {
     /// The thread that reads.
     pub caller: u32,
     /// The file.
     pub ino: Ino,
-    /// Where it begins.
+    /// First byte.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
@@ -39,19 +39,19 @@ impl RequestedRange {
     }
 }
 
-/// The last reads that came to their deadline, and when.
+/// The latest reads that timed out, and when.
 #[derive(Debug, Default)]
 pub(super) struct TimedOutReads {
     recent: Mutex<VecDeque<(RequestedRange, Instant)>>,
-    /// Whether there are any: nobody else takes the lock.
+    /// Whether `recent` has entries. If not, readers skip the lock.
     is_nonempty: AtomicBool,
 }
 
 impl TimedOutReads {
-    /// Remembers that `range` came to its deadline.
+    /// Records that `range` timed out.
     pub(super) fn record(&self, range: RequestedRange, now: Instant) {
         if range.caller == 0 {
-            // Anyone of a namespace that we do not see.
+            // Any thread of a PID namespace that this process cannot see.
             return;
         }
         let mut failed = self.lock();
@@ -62,7 +62,7 @@ impl TimedOutReads {
         self.is_nonempty.store(true, Ordering::Release);
     }
 
-    /// Whether `range` is part of what came to its deadline just now; this is said once.
+    /// Whether `range` is part of a read that timed out just now. Each record matches once.
     pub(super) fn is_kernel_retry(&self, range: RequestedRange, now: Instant) -> bool {
         if !self.is_nonempty.load(Ordering::Acquire) {
             return false;

@@ -1,4 +1,4 @@
-//! Extended attributes as the kernel asks for them: by name, or all names at once; pure.
+//! Extended attributes for getxattr(2) and listxattr(2); pure.
 
 use std::borrow::Cow;
 use std::cell::LazyCell;
@@ -7,23 +7,26 @@ use crate::base::passwd::Accounts;
 use crate::base::posix_acl;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// Bytes of an ACL with entries for owner, group and others alone: a version, and eight each.
+/// Bytes of an ACL with entries for owner, group and others only: a version, and eight bytes for
+/// each.
 const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
 
-/// Namespace that Linux lists for processes with `CAP_SYS_ADMIN` only.
+/// Namespace that Linux lists only for processes with `CAP_SYS_ADMIN`.
 const TRUSTED_PREFIX: &[u8] = b"trusted.";
 
-/// Namespace that Linux keeps for files and directories only.
+/// Namespace that Linux allows only for files and directories.
 const USER_PREFIX: &[u8] = b"user.";
 
-/// `SELinux`' label.
+/// Name of the `SELinux` label.
 pub(super) const SELINUX_LABEL: &[u8] = b"security.selinux";
 
-/// `XATTR_NAME_MAX`: longer names cannot be asked for.
+/// Longest name that a program can ask for (`XATTR_NAME_MAX`).
 const XATTR_NAME_MAX_BYTES: usize = 255;
 
-/// Whether Linux keeps an attribute of this name for an entry of this kind: default ACLs only for directories,
-/// no ACL for symbolic links, and `user.*` only for files and directories.
+/// Whether Linux allows the attribute `name` for an entry of this kind.
+///
+/// Only directories have default ACLs, symbolic links have no ACL, and only files and directories
+/// have `user.*`.
 pub(super) fn is_supported(name: &[u8], kind: Kind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
         Some(posix_acl::Kind::Default) => matches!(kind, Kind::Directory),
@@ -32,7 +35,7 @@ pub(super) fn is_supported(name: &[u8], kind: Kind<'_>) -> bool {
     }
 }
 
-/// The mode of an entry with these `xattrs`: its access ACL, if it has one, says the permissions.
+/// The mode of an entry with these `xattrs`. An access ACL determines the permissions.
 pub(super) fn mode<'a>(
     mode: u32,
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -46,8 +49,10 @@ pub(super) fn mode<'a>(
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 
-/// The bytes of the ACL `kind` among `xattrs` if a file system would keep it. Linux keeps no access ACL
-/// that repeats the mode, which tar writes beside every default ACL.
+/// The bytes of the ACL `kind` among `xattrs`, if a file system would store it.
+///
+/// Linux stores no access ACL that only repeats the mode. tar writes such an ACL beside every default
+/// ACL.
 fn stored_acl<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: posix_acl::Kind,
@@ -65,7 +70,7 @@ pub(super) fn value<'a>(
     accounts: &Accounts,
 ) -> Option<Cow<'a, [u8]>> {
     if let Some(kind) = posix_acl::Kind::of(wanted) {
-        // A pax keyword is no attribute's name.
+        // The keyword of a pax header is not the name of an attribute.
         let is_attribute = wanted == kind.attribute().as_bytes();
         let acl = is_attribute.then(|| stored_acl(xattrs, kind, accounts));
         return acl.flatten().map(Cow::Owned);
@@ -78,10 +83,10 @@ pub(super) fn value<'a>(
         .map(|(_, value)| Cow::Borrowed(value))
 }
 
-/// All names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
+/// The names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
 ///
-/// An unreadable ACL is left out, and so is a name that cannot be asked for. `lists_trusted` is called
-/// if there are names of `trusted.*`, and says whether the caller sees these.
+/// Omits unreadable ACLs and names that no program can ask for. Calls `lists_trusted` only if there
+/// are names of `trusted.*`; it says whether the caller sees them.
 pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
@@ -103,7 +108,8 @@ pub(super) fn list_names<'a>(
     names
 }
 
-/// How many entries of ACLs in `index` name users or groups that this user namespace does not map.
+/// Number of ACL entries in `index` that name users or groups without a mapping in this user
+/// namespace.
 pub fn unmapped_acl_entries(index: &Index) -> usize {
     if !index
         .xattr_names()
@@ -127,8 +133,9 @@ fn is_valid_name(name: &[u8]) -> bool {
     (1..=XATTR_NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
-/// Whether file systems that keep attributes know any of such a name. ACLs are asked for by one of the
-/// system's, and not having one is no lack of support.
+/// Whether file systems with attributes know the namespace of `name`.
+///
+/// A missing ACL is not a missing feature, so the names of ACLs count as known.
 pub(super) fn is_known_namespace(name: &[u8]) -> bool {
     const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
     NAMESPACES.iter().any(|space| name.starts_with(space))
