@@ -1,10 +1,11 @@
-//! Mounts that have copies: bind mounts of the whole or of a part, in this mount namespace or another.
+//! Bind mounts of a mount: of all or a part of it, in this mount namespace or another.
 //!
-//! In mount namespaces of their own.
+//! Each test runs in its own mount namespace.
 
 use crate::support::namespace;
 
-/// `ends` waits for the end of a process, and `mounts` counts the mounts below this directory.
+/// `wait_for_exit` waits for the end of a process, and `mounts` counts the mounts below this
+/// directory.
 const PRELUDE: &str = r#"
 chmod 755 .
 mkdir -p t/dir bin mnt part whole cache run tmp
@@ -12,7 +13,7 @@ echo one >t/file; echo two >t/dir/file; tar -C t -cf a.tar .
 cp "$program" bin/tarfs
 export PATH="$PWD/bin:$PATH" XDG_RUNTIME_DIR="$PWD/run" TARFS_CACHE_DIR="$PWD/cache" TMPDIR="$PWD/tmp"
 pid() { tarfs status --json "$1" | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
-wait_for_end() { for _ in $(seq 200); do kill -0 $1 2>/dev/null || return 0; sleep 0.02; done; echo "$1 runs"; }
+wait_for_exit() { for _ in $(seq 200); do kill -0 $1 2>/dev/null || return 0; sleep 0.02; done; echo "$1 runs"; }
 mounts() { grep -c " $PWD/" /proc/self/mountinfo || true; }
 "#;
 
@@ -32,7 +33,7 @@ fn umount_of_bind_mount_leaves_original_mount() {
                 exec 5<mnt/file
                 tarfs umount $how part 2>&1; tarfs umount $how whole 2>&1; mounts
                 cat - mnt/dir/file <&5; exec 5<&-
-                tarfs umount $how mnt 2>&1; mounts; wait_for_end $pid
+                tarfs umount $how mnt 2>&1; mounts; wait_for_exit $pid
             done
         done
         ",
@@ -51,7 +52,7 @@ fn umount_of_mount_leaves_its_bind_mounts() {
                 tarfs umount $how mnt 2>&1 | grep -c 'in use elsewhere'; mounts
                 cat part/file; tarfs umount $how whole 2>/dev/null; cat part/file
                 exec 5<part/file; tarfs umount part 2>/dev/null || echo busy; exec 5<&-
-                tarfs umount $how part 2>&1; mounts; wait_for_end $pid
+                tarfs umount $how part 2>&1; mounts; wait_for_exit $pid
             done
         done
         ",
@@ -67,7 +68,7 @@ fn umount_in_another_namespace_leaves_the_mount_here() {
             tarfs mount a.tar mnt; pid=$(pid mnt)
             unshare --mount --propagation private sh -euc 'tarfs umount ${1-} mnt; ls mnt' sh $how 2>&1 |
                 grep -c 'in use elsewhere'
-            cat mnt/file; tarfs umount mnt 2>&1; mounts; wait_for_end $pid
+            cat mnt/file; tarfs umount mnt 2>&1; mounts; wait_for_exit $pid
         done
         ",
     );
@@ -83,7 +84,7 @@ fn status_distinguishes_detached_from_mounted() {
         tarfs mount a.tar mnt; heads | sort
         test $(pid mnt) != $old; tarfs umount mnt
         tarfs status --json | grep "$PWD" | grep -c '"detached":true'
-        exec 5<&-; wait_for_end $old; heads
+        exec 5<&-; wait_for_exit $old; heads
         # One directory of sockets with two names.
         ln -s "$PWD/run" run2; mount -t tmpfs none /run; mkdir -m 700 /run/tarfs
         ln -s /run also; export XDG_RUNTIME_DIR="$PWD/also"; tarfs mount a.tar mnt; heads

@@ -1,4 +1,4 @@
-//! Trees of every kind, mounted by the kernel.
+//! Trees with entries of every kind, mounted by the kernel.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -39,7 +39,7 @@ struct MemoryArchive {
     speed: ReplyTiming,
 }
 
-/// How an archive answers reads.
+/// The way in which an archive answers reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReplyTiming {
     /// At once.
@@ -145,7 +145,7 @@ impl Sample {
     }
 }
 
-/// A mount in a directory of its own; goes away when dropped.
+/// A mount in its own directory. Dropping it unmounts.
 struct Mounted {
     mount: Option<Mount>,
     stats: Arc<Stats>,
@@ -186,7 +186,7 @@ impl Mounted {
         self.mount.as_ref().expect("mounted")
     }
 
-    /// Whether the session ends, and the directory is an empty one again.
+    /// Whether the session has ended and the directory is empty again.
     fn is_gone(&self) -> bool {
         let ended = self.ended.recv_timeout(wait::WAIT_TIMEOUT);
         ended == Err(mpsc::RecvTimeoutError::Disconnected)
@@ -347,7 +347,7 @@ fn extended_attributes_are_listed_and_returned() {
         .collect();
     assert!(names.contains(&b"user.comment"[..]));
     assert!(names.contains(&b"system.posix_acl_access"[..]));
-    // Its length, its bytes, too little room, and none of that name.
+    // The length, the bytes, too small a buffer, and a missing name.
     assert_eq!(getxattr_query(&tagged, "user.comment"), Ok(5));
     assert_eq!(getxattr(&tagged, "user.comment", &mut buffer[..]), Ok(5));
     assert_eq!(buffer.get(..5), Some(&b"hello"[..]));
@@ -393,7 +393,7 @@ fn getxattr_without_any_attributes_is_not_supported() {
 #[test]
 fn large_directory_is_listed_once_in_archive_order() {
     const COUNT: usize = 50_000;
-    // Far from the order of names.
+    // The archive's order differs from the order of names.
     let numbers = || (0..COUNT).map(|number| number * 7919 % COUNT);
     let mut sample = Sample::default();
     for number in numbers() {
@@ -580,14 +580,14 @@ fn session_ends_on_any_unmount() {
 
 #[test]
 fn unmount_spares_other_mount_with_reused_id() {
-    // Another test can take the number first. Then a new mount gives up its own.
+    // Another test can take the number first. Then a new mount releases its own.
     let (gone, other) = (0..100)
         .find_map(|_| {
             let gone = one_file().mount();
             let number = gone.mount().device();
             rustix::mount::unmount(gone.directory.path(), UnmountFlags::empty()).expect("root");
             assert!(gone.is_gone());
-            // The kernel gives the lowest number that is free, so a few lower ones can come first.
+            // The kernel assigns the lowest free number, so it may first assign a few lower ones.
             let mut others: Vec<Mounted> = Vec::new();
             while others.len() < 20 {
                 others.push(one_file().mount());

@@ -1,4 +1,4 @@
-//! The ways in which a fault is met: by mounts and by `materialize`.
+//! Fixture for network faults: mounts and `materialize` under faults.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,33 +23,36 @@ use crate::support::wait::{self, finish_in_time};
 
 pub(super) const PATH: &str = "/archive";
 
-/// The archive's files, each a span or more.
+/// The archive's files, each at least one span.
 pub(super) const FILES: [&str; 3] = ["first", "second", "third"];
 pub(super) const FILE_LEN: usize = 2 << 20;
 
-/// Seconds: what is expected to end by the deadline has not much time, everything else has plenty.
+/// Timeouts in seconds: short for work that must time out, ample for all other work.
 pub(super) const SHORT_TIMEOUT_SECONDS: &str = "3";
 pub(super) const AMPLE_TIMEOUT_SECONDS: &str = "10";
 
-/// How often a read may wait in vain for a server that is well again: a busy machine needs its time. So
-/// often in less than the longest pause that a server asks for in vain, which is forgotten by then.
+/// Maximum number of reads that may time out after the server has recovered, because a busy machine
+/// is slow.
+///
+/// Together they take less time than the longest pause that a server asks for, which has expired by
+/// then.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Where faults begin for a mount without an index, which is there once its first member is.
+/// Offset of the first fault for a mount without an index. Mounting needs only the first member.
 const FRONT: u64 = 512 << 10;
 
-/// What a mount gives who waits beyond that.
+/// Time that a mount may take beyond the timeout.
 const MOUNTS_SLACK: Duration = Duration::from_secs(5);
 
-/// What a busy machine needs on top. What hangs takes longer, and so does who waits for a deadline
-/// that is not the one that was asked for.
+/// Extra time for a busy machine. A hanging call takes longer, and so does a wait for a wrong
+/// timeout.
 const BUSY: Duration = Duration::from_secs(14);
 
 pub(super) fn content(version: u64, number: usize) -> Vec<u8> {
     Rng::new(version * 100 + number as u64).bytes(FILE_LEN)
 }
 
-/// The archive with other bytes in each version.
+/// The archive with different bytes in each version.
 pub(super) fn archive(version: u64) -> Vec<u8> {
     let files = FILES.iter().enumerate();
     let with_files = files.fold(Archive::new(), |archive, (number, name)| {
@@ -62,13 +65,13 @@ pub(super) fn strong() -> Resource {
     Resource::new(archive(1)).etag("\"1\"")
 }
 
-/// What a reader gets: the bytes, or an error.
+/// The expected result of a read: the right bytes or an error.
 pub(super) type Read = Result<(), Errno>;
 
-/// What `materialize` does: everything, or nothing but a complaint in which these words are.
+/// The expected result of `materialize`: all files, or an error message that contains these words.
 pub(super) type Written = Result<(), &'static str>;
 
-/// What `work` comes to, which ends by the deadline.
+/// The result of `work`, which must end by the deadline.
 #[track_caller]
 fn run_in_time<T>(timeout: &str, work: impl FnOnce() -> T) -> T {
     let timeout = Duration::from_secs(timeout.parse().expect("a number"));
@@ -80,7 +83,7 @@ fn run_in_time<T>(timeout: &str, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A server and a directory with the program's cache.
+/// A server, and a directory with the program's cache.
 pub(super) struct Place {
     pub(super) server: Server,
     pub(super) directory: tempfile::TempDir,
@@ -101,7 +104,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// Runs the program, which has to end.
+    /// Runs the program, which must end.
     pub(super) fn tarfs(&self, words: &[&str]) -> Output {
         let directory = self.directory.path().to_owned();
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
@@ -118,7 +121,7 @@ impl Place {
         output
     }
 
-    /// From now on, request after request, counted from 1 on, meets with what `faults` says.
+    /// Makes the server apply `faults` to each later request, counted from 1.
     pub(super) fn serve_with_faults(&self, resource: Resource, faults: impl Faults) {
         let count = AtomicUsize::new(0);
         self.server
@@ -127,7 +130,7 @@ impl Place {
             });
     }
 
-    /// Has the kernel forget what it holds of a file.
+    /// Makes the kernel drop the cached pages of a file.
     fn drop_cached_pages(&self, name: &str) {
         let file = File::open(self.path("mnt").join(name)).expect("there");
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("clean pages");
@@ -160,7 +163,7 @@ impl Place {
         counter.and_then(Value::as_u64).expect("a counter")
     }
 
-    /// Who serves the mount.
+    /// The process that serves the mount.
     pub(super) fn server_pid(&self) -> Pid {
         let status = self.status();
         let pid = status.get("pid").and_then(Value::as_i64);
@@ -184,8 +187,9 @@ pub(super) trait Faults:
 
 impl<F: Fn(usize, &Request) -> Option<Fault> + Send + Sync + 'static> Faults for F {}
 
-/// Reads a file of a mount, with an index that is there already, while requests meet with `faults`;
-/// afterwards the mount reads as ever.
+/// Reads a file of a mount with a complete index, while requests meet `faults`.
+///
+/// Afterwards the mount must read normally again.
 #[track_caller]
 pub(super) fn read_in_warm_mount(
     resource: &Resource,
@@ -218,13 +222,13 @@ pub(super) fn read_in_warm_mount(
     place.server.serve(PATH, resource.clone());
     assert!(
         (0..MAX_ATTEMPTS).any(|_| has_recovered(&place)),
-        "the mount does not go on"
+        "the mount has not recovered"
     );
     place.succeeds(&["umount", "mnt"]);
     assert_only_gets(&place.server);
 }
 
-/// Whether a file that was not read before comes, and in time; it may fail by nothing else.
+/// Whether a read of a new file succeeds in time. It may fail only by a timeout.
 #[track_caller]
 fn has_recovered(place: &Place) -> bool {
     match place.read("third") {
@@ -239,26 +243,27 @@ fn has_recovered(place: &Place) -> bool {
     }
 }
 
-/// Reads a file once more that was read before, while requests meet with `faults`. It is in memory, or
-/// in a spool if the server names a version, and the server is not asked for it.
+/// Reads a file again while requests meet `faults`.
+///
+/// The file is cached in memory, or on disk if the server names a version, so no request is sent.
 #[track_caller]
 pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
     let places = [(false, "memory_hit_spans"), (true, "disk_cache_hit_spans")];
-    let counts = |&(is_spooled, _): &(bool, &str)| !is_spooled || resource.has_version();
-    for (is_spooled, found) in places.into_iter().filter(counts) {
+    let counts = |&(is_on_disk, _): &(bool, &str)| !is_on_disk || resource.has_version();
+    for (is_on_disk, found) in places.into_iter().filter(counts) {
         let place = Place::new(resource);
         let url = place.server.url(PATH);
         place.succeeds(&["index", &url]);
-        let keeping = if is_spooled {
+        let cache_flags = if is_on_disk {
             &[][..]
         } else {
             &["--no-disk-cache"]
         };
-        let words = [&["mount", &url, "mnt", "--prefetch", "none"], keeping].concat();
+        let words = [&["mount", &url, "mnt", "--prefetch", "none"], cache_flags].concat();
         place.succeeds(&words);
         assert!(place.read("second").expect("no fault yet") == content(1, 1));
-        if is_spooled {
-            // The next one has nothing in memory.
+        if is_on_disk {
+            // The new mount has no spans in memory.
             place.succeeds(&["umount", "mnt"]);
             place.succeeds(&words);
         }
@@ -270,8 +275,8 @@ pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
         let read = place.read("second").expect("kept");
         let took = start.elapsed();
         assert!(read == content(1, 1), "wrong bytes");
-        assert!(took < BUSY, "somebody was waited for: {took:?}");
-        // Or it was the kernel that had it, or somebody else.
+        assert!(took < BUSY, "the read waited: {took:?}");
+        // Otherwise the bytes were in another cache, such as the kernel's.
         assert!(place.counter(found) > hits, "not found: {found}");
         assert_eq!(place.counter("failed_reads"), failed);
         assert_eq!(
@@ -283,9 +288,11 @@ pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
     }
 }
 
-/// Mounts without an index, reads a file further back and lists the root, while all requests but those
-/// for the front of the archive meet with `faults`. They wait until it is mounted: before that, what
-/// fails is the mount. Afterwards it scans on if it waited in vain, and never if it failed.
+/// Reads a file and lists the root of a mount without an index, while requests meet `faults`.
+///
+/// Requests for the front of the archive meet none. The faults begin after the mount, because an
+/// earlier failure would make the mount itself fail. Afterwards the scan continues if it timed out,
+/// and does not continue if it failed.
 #[track_caller]
 pub(super) fn read_in_cold_mount(
     resource: &Resource,
@@ -330,7 +337,7 @@ pub(super) fn read_in_cold_mount(
     assert_only_gets(&place.server);
 }
 
-/// Writes the tree while all requests but the first meet with `faults`.
+/// Extracts the tree, while all requests but the first meet `faults`.
 #[track_caller]
 pub(super) fn materialize_tree(
     resource: &Resource,
@@ -357,7 +364,7 @@ pub(super) fn materialize_tree(
     let output = run_in_time(timeout, || place.tarfs(&words));
     let told = program::stderr_text(&output);
     for (number, name) in FILES.iter().enumerate() {
-        // What failed may have left the front of a file, and no byte that is not of it.
+        // A failed run may leave the start of a file, but no wrong byte.
         let written = fs::read(place.path("out").join(name)).unwrap_or_default();
         let content = content(1, number);
         assert!(content.starts_with(&written), "wrong bytes in {name}");
@@ -376,7 +383,7 @@ pub(super) fn materialize_tree(
     assert_only_gets(&place.server);
 }
 
-/// HEAD is refused by this server, so that nobody relies on it; nobody does.
+/// No request uses HEAD, because some servers reject it.
 #[track_caller]
 fn assert_only_gets(server: &Server) {
     let seen = server.requests(PATH);

@@ -1,5 +1,7 @@
-//! Faults of the network, one by one, each met by reads in real mounts and by `materialize`: right
-//! bytes or an error that says why, and both in time. The table in docs/semantics.md is made of these.
+//! Network faults, one by one, under reads of real mounts and under `materialize`.
+//!
+//! Each must give the right bytes or an error that names the cause, in time. The table in
+//! docs/semantics.md lists these tests.
 
 mod fixture;
 mod unmounts;
@@ -22,7 +24,7 @@ use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::wait::finish_in_time;
 
-/// A read of what is not there yet, one of what is kept, and the tree.
+/// Checks a read that needs requests, a read from the cache, and `materialize`.
 #[track_caller]
 fn check_warm_read_and_materialize(
     timeout: &str,
@@ -38,7 +40,7 @@ fn check_warm_read_and_materialize(
     });
 }
 
-/// These, and a mount without an index, which comes to `cold`.
+/// As [`check_warm_read_and_materialize`], and a mount without an index, with the result `cold`.
 #[track_caller]
 fn check_each_way(
     timeout: &str,
@@ -54,7 +56,8 @@ fn check_each_way(
     });
 }
 
-/// Whose scan waits for what may pass, and fails at what will not.
+/// The result of a scan for a read's result `read`. A scan waits after temporary errors, and fails at
+/// others.
 fn scan_outcome(read: Read) -> Read {
     read.map_err(|errno| match errno {
         Errno::TIMEDOUT => errno,
@@ -62,13 +65,13 @@ fn scan_outcome(read: Read) -> Read {
     })
 }
 
-/// Each way, where a scan comes to what a read comes to.
+/// As [`check_each_way`], where the result of the scan follows from `read`.
 #[track_caller]
 fn check_all_ways(timeout: &str, faults: impl Faults + Clone, read: Read, written: Written) {
     check_each_way(timeout, faults, read, scan_outcome(read), written);
 }
 
-/// The first few requests meet with `fault`.
+/// The first `count` requests meet `fault`.
 fn first_requests(count: usize, fault: Fault) -> impl Faults + Clone {
     move |number, _: &Request| (number <= count).then(|| fault.clone())
 }
@@ -98,7 +101,7 @@ fn slow_steady_connections_are_awaited() {
 }
 
 #[test]
-fn aborted_connections_do_not_count_as_progress() {
+fn trickling_server_times_out_at_the_deadline() {
     let fault = Fault::Paced(1, millis(100));
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
@@ -150,7 +153,7 @@ fn retry_after_is_honoured_up_to_the_deadline() {
         Ok(()),
         Ok(()),
     );
-    // Longer than a mount lets anybody wait, too.
+    // The pause is also longer than a mount lets a caller wait.
     let fault = Fault::Busy(429, "12".to_owned());
     check_all_ways(
         SHORT_TIMEOUT_SECONDS,
@@ -217,7 +220,8 @@ fn silent_server_times_out_at_the_deadline() {
     );
 }
 
-/// After a failure the kernel asks once more for the page that is wanted; who reads waits once.
+/// After a failed read-ahead the kernel retries the single wanted page. The caller waits for one
+/// timeout only.
 #[test]
 fn read_times_out_once() {
     let place = Place::new(&strong());
@@ -234,7 +238,8 @@ fn read_times_out_once() {
     ];
     place.succeeds(&[&words[..], &["--timeout", "6"]].concat());
     place.serve_with_faults(strong(), every_request(Fault::Silence));
-    // By one and the same thread: who asks again waits anew.
+    // One thread does both reads, because a later read of the same thread must wait for its own
+    // timeout.
     let path = place.path("mnt").join("second");
     let waits = finish_in_time(move || {
         [(); 2].map(|()| {
@@ -245,7 +250,7 @@ fn read_times_out_once() {
         })
     });
     assert!(waits.iter().all(|&waited| waited >= timeout), "{waits:?}");
-    // A busy machine may delay one.
+    // A busy machine may delay one of them.
     assert!(
         waits.iter().any(|&waited| waited < 2 * timeout),
         "{waits:?}"
@@ -376,7 +381,7 @@ fn access_denied_midway_is_reported() {
     }
 }
 
-/// All ways with a server that has other bytes in the midst.
+/// Checks all ways with a server that changes from `before` to `after`.
 #[track_caller]
 fn check_version_change(before: &Resource, after: Resource, read: Read, written: Written) {
     let after = Arc::new(after);
@@ -404,12 +409,12 @@ fn versions_are_never_mixed() {
     is_stale(&weak("W/\"1\""), other().etag("W/\"2\""));
     let longer = [archive(2), vec![0; 512]].concat();
     is_stale(&Resource::new(archive(1)), Resource::new(longer));
-    // The same version in two nodes.
+    // Two servers with the same version.
     check_version_change(&strong(), strong(), Ok(()), Ok(()));
     check_version_change(&weak("W/\"1\""), weak("W/\"1\""), Ok(()), Ok(()));
 }
 
-/// Where nothing tells versions apart, the archive's own checksums do, and the index's.
+/// Without versions, the checksums of the archive and of the index detect the change.
 #[test]
 fn changed_bytes_without_version_are_damage() {
     let [before, after] = [1, 2].map(|version| Packing::Lz4.pack(&archive(version).into()));
@@ -436,7 +441,8 @@ fn changed_bytes_without_version_are_damage() {
     assert_eq!(written, 0, "nothing of a mixture appears");
 }
 
-/// A mount of what a server that knows no ranges sends, broken off at `cut`, and not before it is there.
+/// Mounts an archive from a server without ranges. The first response is slow and breaks off at
+/// `cut`.
 fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
     let place = Place::new(&resource);
     let resource = resource.without_ranges();
@@ -462,7 +468,7 @@ fn server_without_ranges_is_restarted_if_cut_off() {
     }
     assert_eq!(place.server.requests(PATH).len(), 2);
     assert_eq!(place.counter("source_retries"), 1);
-    // What may be another version is not taken for the rest.
+    // Without a version the second response may be another archive, so it is not used.
     let (place, output) = read_once(Resource::new(archive(1)), cut);
     assert!(output.status.success(), "{}", program::stderr_text(&output));
     assert!(place.read("first").expect("readable") == content(1, 0));

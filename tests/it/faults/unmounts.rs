@@ -1,4 +1,4 @@
-//! Unmounting while readers wait in read(2) for a server, long before their deadline.
+//! Unmounting while readers wait for a server in read(2), long before their timeout.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -15,17 +15,17 @@ use crate::support::mounts::is_mounted;
 use crate::support::program;
 use crate::support::wait::{self, process_exits};
 
-/// Far less than the minute for which the readers would wait.
+/// Much less than the minute for which the readers would wait.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 
 const READ: [(&str, usize); 2] = [("second", 1), ("third", 2)];
 
-/// A mount with an index, nothing kept, and a server with a fault for which two readers wait.
+/// A mount with an index and no disk cache, and two readers that wait because of a fault.
 struct BlockedReaders {
     place: Place,
     readers: Vec<Child>,
     server: Pid,
-    /// Who serves the mount, and who watches over that.
+    /// The process that serves the mount, and its supervisor.
     processes: Vec<OwnedFd>,
 }
 
@@ -65,7 +65,7 @@ impl BlockedReaders {
         waiting
     }
 
-    /// Whether none of the readers has ended, nor does soon.
+    /// Whether no reader has ended after another 300 ms.
     fn are_all_blocked(&mut self) -> bool {
         std::thread::sleep(Duration::from_millis(300));
         let mut readers = self.readers.iter_mut();
@@ -76,7 +76,7 @@ impl BlockedReaders {
         kill_process(self.server, signal).expect("running");
     }
 
-    /// Runs `unmount`, after which soon everyone is gone: readers with an error.
+    /// Runs `unmount`. All processes must end soon, and the readers with an error.
     #[track_caller]
     fn assert_ended_by(mut self, what: &str, unmount: impl FnOnce(&Self)) {
         let start = Instant::now();
@@ -104,7 +104,7 @@ fn has_open(process: &Child, path: &Path) -> bool {
 impl Drop for BlockedReaders {
     fn drop(&mut self) {
         for reader in &mut self.readers {
-            // An error says that it has ended.
+            // An error means that the reader has ended.
             drop(reader.kill());
             drop(reader.wait());
         }
@@ -115,7 +115,7 @@ fn silent() -> BlockedReaders {
     BlockedReaders::on_server(Fault::Silence)
 }
 
-/// Takes it out of the tree as umount(8) does for who still uses it.
+/// Detaches the mount while it is in use, with `umount -l`.
 fn detach(waiting: &BlockedReaders) {
     let mountpoint = waiting.place.path("mnt");
     let output = Command::new("umount").arg("-l").arg(&mountpoint).output();
@@ -157,7 +157,7 @@ fn readers_of_detached_mount_are_answered_before_exit() {
         assert!(process_exits(process));
     }
 
-    // Or who waits is killed.
+    // The mount also ends when the waiting readers are killed.
     let mut waiting = silent();
     detach(&waiting);
     let start = Instant::now();

@@ -1,6 +1,6 @@
-"""Tells all there is to know of the tree in the working directory, a line an entry.
+"""Prints the tree in the working directory, with one line for each entry and each attribute.
 
-Times of today are not told, nor numbers of inodes, nor the overlay's attributes that are about these.
+Omits times of today, inode numbers, and the attributes in which overlayfs stores inode numbers.
 """
 
 import hashlib

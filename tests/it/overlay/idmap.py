@@ -1,5 +1,7 @@
-"""Mounts a copy of the mount sys.argv[1] on sys.argv[2] whose owners are 100000 higher, and runs what
-follows in the user namespace for which that is made, as user 7 and group 8 of it."""
+"""Mounts a clone of the mount sys.argv[1] on sys.argv[2], with owners that are 100000 higher.
+
+Runs the command in the other arguments as user 7 and group 8 of the user namespace of that mapping.
+"""
 
 import ctypes
 import os

@@ -1,13 +1,13 @@
-//! A mount below an overlay behaves as a local tree does there: whatever is done to the overlay, it looks
-//! the same afterwards, and so does what was written.
+//! An overlay over a mount behaves as an overlay over a local tree.
 //!
-//! In mount namespaces of their own; what is mounted there goes with them.
+//! After the same operations both overlays look the same, and so do their upper directories. Each
+//! test runs in its own mount namespace, and its mounts end with that.
 
 use std::process::Output;
 
 use crate::support::namespace;
 
-/// A tree of everything that an archive can hold, its archive, and what GNU tar makes of that.
+/// A tree with everything that an archive can hold, its archive, and GNU tar's copy of it.
 const TREE: &str = r#"
 mkdir -p t/dir/sub t/empty t/full/sub t/gone/sub t/acls t/private t/sticky t/move/d/x t/move/d2 t/move/d3 t/move/d4
 for f in a mode closed acl attr hard1 hard3 of-user dir/f1 dir/f2 dir/sub/f3 full/f gone/f1 gone/sub/f2 \
@@ -28,12 +28,12 @@ tar --create --xattrs --xattrs-include='*' --acls --sparse -C t -f a.tar .
 mkdir ref mnt; tar -x --xattrs --xattrs-include='*' --acls --numeric-owner -p -C ref -f a.tar
 "#;
 
-/// What every script begins with.
+/// The start of every script.
 const PRELUDE: &str = r#"
 export XDG_RUNTIME_DIR="$PWD" TARFS_CACHE_DIR="$PWD/cache" no_proxy='*'
 trap 'umount -l merged.* up.* idmapped mnt 2>/dev/null || true' EXIT
-# Lays an overlay over the tree $1 and tells what comes of all that can be done to it, in $1.said, what it
-# looks like then, in $1.seen, and what was written, in $1.written. With the overlay's options $2.
+# Mounts an overlay with the options $2 over the tree $1. Writes the results of all operations to $1.said, the
+# resulting tree to $1.seen, and the upper directory to $1.written.
 overlay() {
     mkdir -p up.$1/upper up.$1/work merged.$1
     chmod 755 up.$1/upper
@@ -43,9 +43,9 @@ overlay() {
     umount merged.$1
     (cd up.$1/upper && python3 "$dump") >$1.written
 }
-# Shows where what comes of a mount and what comes of local files differ.
+# Prints the differences between the overlay over the mount and the overlay over local files.
 compare() {
-    # NamespaceProcess than either: what a file system can do with its own files alone neither has.
+    # Upper directories on tmpfs, so that neither overlay can use features within a single file system.
     for tree in mnt ref; do mkdir -p up.$tree; mount -t tmpfs none up.$tree; done
     overlay ref "$1"
     overlay mnt "$1"
@@ -152,7 +152,7 @@ fn idmapped_mount_shifts_owners_and_permissions() {
     assert_eq!(stdout_of(script), shifted);
 }
 
-/// The guide on containers says so, because overlayfs cannot be idmapped.
+/// The guide on containers documents this. The reason is that overlayfs cannot be idmapped.
 #[test]
 fn writable_mount_cannot_be_idmapped() {
     let script = r#"

@@ -1,7 +1,7 @@
-"""Does to the tree in the working directory whatever an overlay has to bear, and tells what came of it.
+"""Runs all kinds of file operations on the overlay in the working directory, and prints the results.
 
-Prints a line for each operation: its name, and its result or errno. Nothing that may differ between two
-trees of the same files is printed: no number of an inode or device, no time of today.
+Prints a line for each operation: its name, and its result or errno. Omits values that may differ between
+two trees of the same files, such as inode and device numbers and times of today.
 """
 
 import ctypes
@@ -335,7 +335,7 @@ def whole():
     devices = {os.lstat(path).st_dev for path in [os.path.join(*pair) for pair in flat(".")]}
     print("devices:", len(devices))
     print("find:", run("find", ".", "-xdev")[1].count("\n"))
-    # What was changed is found again, and what was not has its old number.
+    # After the caches are dropped, changed files still exist and unchanged files keep their inode numbers.
     unchanged = ("closed", "private/f", "library.so", "full/f", "empty")
     numbers = [os.lstat(path).st_ino for path in unchanged]
     with open("/proc/sys/vm/drop_caches", "w") as caches:
