@@ -51,8 +51,8 @@ pub(super) fn prime_dentries(
     }
     let root = clone_mount(mountpoint, device)?;
     let directory = open_directory(&root, &path, OFlags::RDONLY)?;
-    // The kernel asks for names with attributes only at the start of a listing, in a directory in
-    // which it has just looked up a name.
+    // A listing contains attributes only from its start on, and only if the kernel has just looked up
+    // a name in the directory.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,

@@ -1,8 +1,9 @@
 //! The kernel's caches of a mount: inodes, dentries and pages, as the daemon fills them.
 //!
 //! The kernel accepts pushed bytes only for inodes that it knows. So this module keeps three bits for
-//! each inode: the kernel knows the inode, it knows its name, and its page cache has the file's
-//! bytes. All three are cleared when the kernel forgets the inode, because it drops the pages, too.
+//! each inode. They say that the kernel knows the inode, that it knows the inode's name, and that its
+//! page cache has the file's bytes. All three are cleared when the kernel forgets the inode, because
+//! it drops the pages, too.
 
 use std::fmt;
 use std::io;

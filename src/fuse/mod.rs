@@ -9,7 +9,8 @@
 //! the TTL is therefore a second, and the daemon invalidates attributes that change.
 //!
 //! A request thread never waits. It replies at once, or it passes the request on together with its
-//! reply: reads to the archive's own threads, and names that are not indexed yet to the scan.
+//! reply. Reads are passed to the archive's own threads, and requests for names that are not indexed
+//! yet to the scan.
 
 mod attr;
 mod caller;
@@ -532,10 +533,10 @@ impl TarFilesystem {
         }
     }
 
-    /// Calls `add` for the entries of a listing of `directory` from `offset` on, until `add` is full.
+    /// Calls `add` for each entry of a listing until `add` is full.
     ///
-    /// `add` gets the offset of the next entry, too. `.` has offset 0, `..` has 1, and the names
-    /// follow.
+    /// Lists `directory` from `offset` on. `add` gets the offset of the next entry, too. `.` has
+    /// offset 0, `..` has 1, and the names follow.
     fn list<'a>(
         &self,
         index: &'a Index,

@@ -183,7 +183,9 @@ struct MountEntry<'a> {
     options: &'a [u8],
 }
 
-/// Parses words 1, 3, 4 and 5 of a line, and words 1 and 3 after the lone hyphen.
+/// Parses a line of the table.
+///
+/// It uses words 1, 3, 4 and 5, and words 1 and 3 after the lone hyphen.
 fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;

@@ -360,7 +360,9 @@ pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
     Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
 }
 
-/// Unmounts the overlay at `path` that a dead tarfs process left over its mount at `lower`.
+/// Unmounts the overlay at `path` of a dead tarfs process.
+///
+/// The overlay must have the lower layer `lower`, which was a mount of that process alone.
 pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     let Ok(mountpoint) = mountinfo::canonicalize(path) else {
         return;
@@ -382,8 +384,9 @@ fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(mountinfo::unescape(lower)))))
 }
 
-/// Prefix of a scratch directory, which holds the lower mount until the overlay covers it. A random
-/// suffix follows.
+/// Prefix of the name of a scratch directory. A random suffix follows.
+///
+/// The directory holds the lower mount until the overlay covers it.
 pub const SCRATCH_PREFIX: &str = "tarfs-writable-";
 /// Name of the mountpoint in the scratch directory.
 pub const LOWER_DIR_NAME: &str = "lower";
@@ -426,10 +429,10 @@ mod tests {
     fn overlay_options_longer_than_a_page_fail() {
         assert!(check_options_len(&[b'x'; 4095], 4096).is_ok());
         let refused = check_options_len(&[b'x'; 4096], 4096).expect_err("too long");
-        let told = refused.to_string();
+        let message = refused.to_string();
         assert!(
-            told.ends_with("take 4096 bytes, and the kernel reads 4095"),
-            "{told}"
+            message.ends_with("take 4096 bytes, and the kernel reads 4095"),
+            "{message}"
         );
     }
 

@@ -1,8 +1,8 @@
 //! Backing files: complete copies of files on local disk, and FUSE passthrough to them.
 //!
-//! With backing files, each open has a handle, counted by inode. The kernel reads a backing file by
-//! itself (passthrough) if two conditions hold at an open: the copy is complete, and no open handle
-//! of the inode reads through the page cache. The kernel refuses to mix the two on one inode.
+//! With backing files, each open has a handle, counted by inode. With passthrough the kernel reads a
+//! backing file by itself. An open uses passthrough if the copy is complete and no open handle of the
+//! inode reads through the page cache, because the kernel refuses to mix the two on one inode.
 //! Otherwise, and where passthrough is not permitted, the kernel sends read requests. The daemon
 //! answers them from the backing file once that exists.
 

@@ -19,8 +19,8 @@ use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 
-/// Interval between two sweeps over the pending requests. The first one comes so long after a
-/// request.
+/// Interval between two sweeps over the pending requests. A request is not checked before its first
+/// sweep.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Longest gap between two sweeps that counts in full. After a longer one this process was suspended

@@ -57,10 +57,10 @@ struct Listing {
 }
 
 impl PrimingDir {
-    /// Makes the inodes `files` known to the kernel of the mount at `mountpoint` with the number
-    /// `device`.
+    /// Makes the inodes `files` known to the kernel.
     ///
-    /// The caller must hold no lock that a reply needs, and only one thread may call at a time.
+    /// The mount is at `mountpoint` and has the device number `device`. The caller must hold no lock
+    /// that a reply needs, and only one thread may call at a time.
     ///
     /// # Errors
     /// When the listing fails; then the kernel looks up each file. Only root may clone a mount.
@@ -147,8 +147,9 @@ impl PrimingDir {
         inode.0 >= FIRST_PRIMING_INODE
     }
 
-    /// Calls `add` for each file of the directory `inode`, with the offset of the next, until `add`
-    /// is full.
+    /// Calls `add` for the files of the directory `inode` until `add` is full.
+    ///
+    /// `add` gets the offset of the next file, too.
     pub(super) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
         let mut listing = self.lock_listing();
         if inode != self::inode(listing.generation) {

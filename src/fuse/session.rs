@@ -46,7 +46,7 @@ const MAX_UNMOUNT_TRIES: u32 = 20;
 /// See [`MAX_UNMOUNT_TRIES`].
 const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Maximum number of mounts of one file system to unmount when no process serves it any more.
+/// Maximum number of mounts of a dead file system to unmount.
 const MAX_DEAD_MOUNTS: u32 = 1000;
 
 /// Read-ahead of the kernel. FUSE starts with 128 KiB. 1 MiB makes sequential reads faster, and
@@ -545,7 +545,9 @@ pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     mountinfo::top_mount(mountpoint)
 }
 
-/// Whether this process sees any mount of the file system `device`, of the whole or of a part.
+/// Whether this process sees any mount of the file system `device`.
+///
+/// A mount of a part of it counts, too.
 pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
@@ -615,11 +617,10 @@ pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
     syscalls::is_connected(device) && target.is_mounted()
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint`, if it has the number `device` or none is
-/// given.
+/// Unmounts the mount of type `fs_type` at `mountpoint`.
 ///
-/// Retries for a moment, because dentry priming keeps the mount busy while it lists names (see
-/// [`super::dentries`]).
+/// With `device`, unmounts only the file system of that number. Retries for a moment, because dentry
+/// priming keeps the mount busy while it lists names (see [`super::dentries`]).
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,

@@ -603,9 +603,10 @@ pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) ->
     is_connected(connection) || is_dead(mount)
 }
 
-/// Unmounts the mount at `mountpoint` if it has the type `fs_type` and the number `device`, if given.
+/// Unmounts the mount of type `fs_type` at `mountpoint`.
 ///
-/// `mountpoint` must be canonical. `force` unmounts it while it is in use.
+/// With `device`, unmounts only the file system of that number. `mountpoint` must be canonical.
+/// `force` unmounts it while it is in use.
 pub(super) fn unmount(
     fs_type: &str,
     mountpoint: &Path,
@@ -727,7 +728,9 @@ fn unmount_with_fusermount(
     }
 }
 
-/// Name and number of the user who mounted the top mount at `mountpoint`, unless it is this user.
+/// The owner of the top mount at `mountpoint`, unless it is this user.
+///
+/// Returns the name and the number.
 fn other_owner(mountpoint: &Path) -> Option<String> {
     let top = mountinfo::top_mount(mountpoint).ok()??;
     let options = mountinfo::superblock_options_at(mountpoint, &top.fs_type).ok()??;
@@ -767,20 +770,20 @@ mod tests {
     #[test]
     fn unmount_follows_pinned_mount_after_rename() {
         for force in [true, false] {
-            let place = tempfile::tempdir().expect("a directory");
-            let top = fs::canonicalize(place.path()).expect("there");
+            let directory = tempfile::tempdir().expect("a directory");
+            let top = fs::canonicalize(directory.path()).expect("there");
             let (before, after) = (top.join("before"), top.join("after"));
             let device = mounted(&before.join("mnt"));
-            let held = PinnedMount::open(&before.join("mnt"), TARFS_FS_TYPE);
-            let held = held.expect("readable").expect("mounted");
+            let pinned = PinnedMount::open(&before.join("mnt"), TARFS_FS_TYPE);
+            let pinned = pinned.expect("readable").expect("mounted");
             fs::rename(&before, &after).expect("renamed");
             let other = mounted(&before.join("mnt"));
-            unmount_pinned(held, &before.join("mnt"), force).expect("unmounted");
+            unmount_pinned(pinned, &before.join("mnt"), force).expect("unmounted");
             let left = |path: &Path| mountinfo::device_at(&path.join("mnt"), TARFS_FS_TYPE);
             assert_eq!(left(&after).expect("readable"), None, "{force}");
             let number = left(&before).expect("readable");
             assert!(number.is_some() && is_connected(&other), "{force}");
-            // A mount of another number at the same place is not unmounted either.
+            // A mount of another number on the same directory is not unmounted either.
             let wrong = number.map(|(major, minor)| (major, minor + 1));
             assert!(matches!(
                 unmount(TARFS_FS_TYPE, &before.join("mnt"), wrong, force),
@@ -808,8 +811,8 @@ mod tests {
                 mount_by_fsmount(mountpoint, "sample.tar", &options).map(|mount| mount.device)
             }
         };
-        let place = tempfile::tempdir().expect("a directory");
-        let top = fs::canonicalize(place.path()).expect("there");
+        let directory = tempfile::tempdir().expect("a directory");
+        let top = fs::canonicalize(directory.path()).expect("there");
         let (before, after) = (top.join("before"), top.join("after"));
         fs::create_dir_all(before.join("mnt")).expect("made");
         fs::create_dir_all(top.join("victim/mnt")).expect("made");

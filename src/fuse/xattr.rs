@@ -108,8 +108,9 @@ pub(super) fn list_names<'a>(
     names
 }
 
-/// Number of ACL entries in `index` that name users or groups without a mapping in this user
-/// namespace.
+/// Number of ACL entries whose user or group is not mapped here.
+///
+/// Counts the entries in `index` that this user namespace does not map.
 pub fn unmapped_acl_entries(index: &Index) -> usize {
     if !index
         .xattr_names()
