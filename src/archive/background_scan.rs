@@ -1,4 +1,4 @@
-//! The one pass in the background that makes an archive's index, and what is kept of it.
+//! The background scan, which builds the index of an archive.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::base::thread::Thread;
 use crate::index::Origin;
 use crate::source::Access;
 
-/// A pass that is under way, or over. Dropping it ends it.
+/// A background scan, running or over. Dropping it cancels the scan.
 #[derive(Debug)]
 pub(super) struct BackgroundScan {
     shared: Arc<Shared>,
@@ -29,7 +29,7 @@ struct Shared {
     outcome: Mutex<Outcome>,
 }
 
-/// What the pass has to say besides the index.
+/// Results of the scan, in addition to the index.
 #[derive(Debug, Default)]
 struct Outcome {
     notes: Vec<String>,
@@ -37,10 +37,10 @@ struct Outcome {
 }
 
 impl BackgroundScan {
-    /// Starts the pass that completes `reader`'s live index.
+    /// Starts the scan that completes `reader`'s live index.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn start(
         opener: Opener,
         disk_cache_writer: Option<ScanDiskCache>,
@@ -53,7 +53,7 @@ impl BackgroundScan {
             shared: Arc::clone(&shared),
         };
         let thread = Thread::spawn("tarfs-index", move || {
-            // Also when it panics: who waits must not wait for ever.
+            // Runs even after a panic, so that no waiter waits for ever.
             let _end = EndOnDrop(&scan_thread);
             if let Err(error) = scan_thread.run(disk_cache_writer) {
                 scan_thread.set_failure(error);
@@ -65,23 +65,23 @@ impl BackgroundScan {
         })
     }
 
-    /// What the user should know, one line each.
+    /// Notes for the user, one line each.
     pub(super) fn notes(&self) -> Vec<String> {
         self.shared.outcome().notes.clone()
     }
 
-    /// Why it ended before the archive.
+    /// Reason why the scan failed, if it did.
     pub(super) fn failure(&self) -> Option<Arc<OpenError>> {
         self.shared.outcome().failure.clone()
     }
 
-    /// As [`failure`](Self::failure), and nobody else asks.
+    /// Takes the failure, for its only reader.
     pub(super) fn take_failure(&self) -> Option<OpenError> {
         let failure = mem::take(&mut self.shared.outcome().failure);
         failure.and_then(Arc::into_inner)
     }
 
-    /// Says that nobody wants the index any more.
+    /// Cancels the scan, because the index is no longer wanted.
     pub(super) fn cancel(&self) {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -99,7 +99,7 @@ impl Shared {
     }
 }
 
-/// Tells the live index's waiters when dropped.
+/// Ends the live index's scan when dropped, which wakes all waiters.
 struct EndOnDrop<'a>(&'a ScanThread);
 
 impl Drop for EndOnDrop<'_> {
@@ -112,7 +112,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// The pass on its thread.
+/// State of the scan thread.
 struct ScanThread {
     opener: Opener,
     reader: Arc<Reader>,
@@ -120,12 +120,14 @@ struct ScanThread {
 }
 
 impl ScanThread {
-    /// Remembers why there will be no index; `None` when nobody wants to know.
+    /// Stores the reason of a failure; `None` if the scan was cancelled.
     fn set_failure(&self, error: Option<OpenError>) {
         self.shared.outcome().failure = error.map(Arc::new);
     }
 
-    /// Scans, completes the index and saves it; `None` as an error when nobody wants it any more.
+    /// Scans, completes the index and saves it.
+    ///
+    /// `None` as an error means that the scan was cancelled.
     fn run(&self, disk_cache_writer: Option<ScanDiskCache>) -> Result<(), Option<OpenError>> {
         let Opener {
             source,
@@ -136,7 +138,7 @@ impl ScanThread {
         } = &self.opener;
         let reader = &*self.reader;
         let scan_memory = self.opener.scan_memory();
-        // While the scan goes on, reads have less, and with little memory kept spans, too.
+        // During the scan, reads have less memory. If memory is small, cached spans have less, too.
         let reads = borrow_memory(reader.budget.clone(), reader.budget.reclaimable_bytes());
         let lent = scan_memory - self.opener.half_memory();
         let spans = borrow_memory(reader.span_cache.clone(), lent);
@@ -213,7 +215,7 @@ impl ScanThread {
         }
     }
 
-    /// Keeps the disk cache for the next mounts.
+    /// Keeps the disk cache for later mounts.
     fn publish_disk_cache(
         &self,
         summary: &Summary,
@@ -237,7 +239,7 @@ impl ScanThread {
     }
 }
 
-/// Takes `bytes` from `lender` for a while.
+/// Borrows `bytes` from `lender` until the grant is dropped.
 fn borrow_memory(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
     MemoryBroker::new(vec![Arc::new(lender)]).grant(bytes).ok()
 }

@@ -1,4 +1,4 @@
-//! What a cache directory holds: indexes and disk caches of any archives, also of none that is open.
+//! Inventory of a cache directory: indexes and disk caches of all archives, in use or not.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,55 +12,56 @@ use crate::cache::{CacheFileInfo, DiskCacheDir};
 use crate::index::Origin;
 use crate::index::store::{IndexFile, RETENTION_POLICY, Store};
 
-/// What belongs into a cache directory. One that holds other things, and none of these, was made for
-/// something else.
+/// Subdirectories of a cache directory.
+///
+/// A directory that is not empty and has none of these was made for another purpose.
 const CACHE_SUBDIRECTORIES: [&str; 2] = ["index", "disk-cache"];
 
-/// Why a cache directory cannot be looked at.
+/// Reason why a cache directory cannot be listed.
 #[derive(Debug, thiserror::Error)]
 pub enum InventoryError {
-    /// It was made for something else.
+    /// The directory was made for another purpose.
     #[error("{} is not a cache of tarfs", .0.display())]
     Foreign(PathBuf),
-    /// The system refuses, or it is not this user's alone.
+    /// The system denies access, or other users have access, too.
     #[error("cannot use the cache {}", .path.display())]
     System {
-        /// Where.
+        /// Path of the cache directory.
         path: PathBuf,
-        /// Why.
+        /// The error.
         #[source]
         cause: io::Error,
     },
 }
 
-/// A file of a cache.
+/// A file in a cache directory.
 #[derive(Clone, Debug)]
 pub struct CacheEntry {
-    /// What it is.
+    /// Kind of the file.
     pub kind: Kind,
-    /// Its path below the cache directory.
+    /// Path below the cache directory.
     pub path: PathBuf,
-    /// Where the archive is that it belongs to, without secrets, as far as an index tells.
+    /// Location of its archive, without secrets, if an index names it.
     pub source: Option<String>,
-    /// Which version of it.
+    /// Version of its archive.
     pub version: Option<String>,
-    /// Bytes of disk that it takes.
+    /// Disk space that it occupies, in bytes.
     pub held_bytes: u64,
-    /// When it was used last.
+    /// Time of the last use.
     pub used: SystemTime,
-    /// Whether some process uses it at this moment.
+    /// Whether a process is using it now.
     pub in_use: bool,
     file: File,
 }
 
-/// What a file of a cache is.
+/// Kind of a file in a cache directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// The tree of an archive.
+    /// The index of an archive.
     Index,
     /// Decoded data of an archive.
     DiskCache,
-    /// Either, and not finished.
+    /// An index or a disk cache that is not finished.
     Unfinished,
 }
 
@@ -71,7 +72,7 @@ enum File {
 }
 
 impl CacheEntry {
-    /// Removes it, unless somebody uses it by now; whether it did.
+    /// Removes the file unless it is in use; returns whether it did.
     ///
     /// # Errors
     /// When it cannot be removed.
@@ -81,18 +82,19 @@ impl CacheEntry {
             File::DiskCache(spooled) => spooled.remove(),
         };
         match removed {
-            // Somebody else was faster.
+            // Another process has removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             removed => removed,
         }
     }
 }
 
-/// The files of the cache at `cache_dir`, the one used last first. Of a cache that is missing there
-/// are none.
+/// Lists the files of the cache at `cache_dir`, most recently used first.
+///
+/// A missing directory has no files.
 ///
 /// # Errors
-/// When it is something else, not this user's alone, or cannot be read.
+/// When the directory is not a cache, other users have access to it, or it cannot be read.
 pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
     let system = |cause| InventoryError::System {
         path: cache_dir.to_owned(),
@@ -154,7 +156,7 @@ fn data_entry(spooled: CacheFileInfo, origins: &HashMap<String, Origin>) -> Opti
     let kind = match spooled.content() {
         Some(content) if is_content_hash(content) => Kind::DiskCache,
         None if spooled.is_unfinished() => Kind::Unfinished,
-        // What does not look as if made here is left alone.
+        // Leaves files alone that tarfs does not seem to have made.
         Some(_) | None => return None,
     };
     let origin = spooled.content().and_then(|content| origins.get(content));
@@ -174,9 +176,11 @@ fn is_content_hash(content: &str) -> bool {
     content.len() == 64 && content.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// What of `all` has to go: what was used longest ago, until the rest takes no more than
-/// `max_bytes`, and what was not used for `max_age`; without either what is not used for as long as
-/// indexes are kept. What was left unfinished goes in any case, and nothing that is in use.
+/// Returns the entries of `all` to remove.
+///
+/// Removes the least recently used entries until the rest has at most `max_bytes`, and entries that
+/// were unused for `max_age`. Without either limit, it applies the maximum age of indexes. Removes
+/// unfinished files always, and files in use never.
 pub fn surplus(
     all: &[CacheEntry],
     max_bytes: Option<u64>,
@@ -195,7 +199,7 @@ pub fn surplus(
         .iter()
         .map(|entry| retention::RetainedItem {
             last_used: match entry.kind {
-                // As old as can be.
+                // Sorts unfinished files as the oldest.
                 Kind::Unfinished => SystemTime::UNIX_EPOCH,
                 Kind::Index | Kind::DiskCache => entry.used,
             },

@@ -1,4 +1,4 @@
-//! Why an archive cannot be scanned or read.
+//! Errors of scanning or reading an archive.
 
 use std::borrow::Cow;
 
@@ -9,43 +9,42 @@ use crate::base::sha256::Sha256;
 use crate::index::TooMuchMemory;
 use crate::{codec, source, tar};
 
-/// What went wrong, by layer.
+/// An error, by the layer that reports it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The packed bytes cannot be had.
+    /// The packed bytes are unavailable.
     #[error(transparent)]
     Source(#[from] source::Error),
     /// The packed bytes cannot be decoded.
     #[error(transparent)]
     Codec(#[from] codec::Error),
-    /// The plain bytes are not what tar allows.
+    /// The plain bytes are not valid tar.
     #[error(transparent)]
     Tar(#[from] tar::Error),
     /// The first bytes are neither a tar archive nor a known packed format.
     #[error("this is neither a tar archive nor gzip, lz4, zstd, xz or bzip2")]
     NotAnArchive,
-    /// There is not one byte.
+    /// The source has no bytes.
     #[error("it is empty")]
     Empty,
-    /// A saved index says that there are more entries than
-    /// [`entries`](crate::tar::Limits::entries) allows.
+    /// A saved index has more entries than [`entries`](crate::tar::Limits::entries) allows.
     #[error("the archive has {entries} entries, and {limit} are allowed")]
     TooManyEntries {
-        /// How many there are.
+        /// Number of entries.
         entries: u64,
-        /// How many are allowed.
+        /// Maximum number of entries.
         limit: u64,
     },
-    /// The index needs more memory than is allowed.
+    /// The index exceeds its memory limit.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
-    /// Zeros follow each other without an end in sight, and the source does not say how long it is.
+    /// The stream has too long a run of zeros, and its length is unknown.
     #[error(
         "more than {} MiB of zeros follow each other, and the source does not say how long it is",
         MAX_ZERO_BYTES >> 20
     )]
     EndlessZeros,
-    /// A packed format that is recognised and not supported.
+    /// A known packed format that is not supported.
     #[error("{0} is not supported")]
     UnsupportedFormat(&'static str),
     /// An encrypted file.
@@ -54,78 +53,78 @@ pub enum Error {
     /// An HTML document.
     #[error("this is an HTML document, perhaps an error page, and no archive")]
     WebPage,
-    /// The packed bytes are not those that were asked for.
+    /// The packed bytes do not have the expected digest.
     #[error("its SHA-256 is {found}, not {expected}")]
     DigestMismatch {
-        /// What was asked for.
+        /// The expected digest.
         expected: Sha256,
-        /// What is there.
+        /// The digest of the source.
         found: Sha256,
     },
-    /// The source gives other packed bytes than the scan read.
+    /// The source returns other packed bytes than the scan read.
     #[error("the block at byte {} of the archive is not as it was indexed", .packed.0)]
     BlockMismatch {
-        /// Where the first block begins that differs.
+        /// Start of the first block that differs.
         packed: Packed,
     },
-    /// The decompressed bytes are not those that were asked for.
+    /// The decompressed bytes do not have the expected digest.
     #[error("the SHA-256 of its decompressed bytes is {found}, not {expected}")]
     PlainDigestMismatch {
-        /// The digest that was asked for.
+        /// The expected digest.
         expected: Sha256,
-        /// The digest of the bytes that were decompressed.
+        /// The digest of the decompressed bytes.
         found: Sha256,
     },
-    /// A thread of ours is gone.
+    /// A thread of this process ended early.
     #[error("decoding was interrupted")]
     Interrupted,
 }
 
-/// What to do about damage.
+/// Hint for a damaged archive.
 const HINT_DAMAGED: &str = "the archive is damaged: get another copy";
 
-/// What to do about an archive of which the end is missing.
+/// Hint for a truncated archive.
 const HINT_TRUNCATED: &str = "get a whole copy, or take its readable part with --allow-truncated";
 
-/// What to do about a packing that nobody here can undo.
+/// Hint for an unsupported packed format.
 const HINT_REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
 
-/// What to do about bytes that someone has vouched for in vain.
+/// Hint for a digest that differs from the expected one.
 const HINT_DIGEST_MISMATCH: &str = "what came of it must not be trusted: compare the digest with the one that was \
                      published";
 
-/// What to do about an archive that is not the indexed one, although its server says so.
+/// Hint for an archive that differs from the indexed one, although its validator is the same.
 const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if it is right, remove its \
                         index with `tarfs cache clear` and mount it again";
 
-/// What to do about something else in the archive's place.
+/// Hint for a source that is not an archive.
 const HINT_CHECK_SOURCE: &str = "check that SOURCE names the archive itself";
 
-/// What to do about an archive of which more has to be kept in memory than is allowed.
+/// Hint for a state that exceeds the memory limit.
 const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
                          kept as is twice that";
 
-/// What to do about an archive that holds more of something than any that was meant well.
+/// Hint for a limit that no flag raises.
 const HINT_FIXED_LIMIT: &str = "ordinary archives stay far below it, and no flag raises it: this one is \
                          damaged, or was made to do harm";
 
-/// What to do about an archive with more entries than the user allowed.
+/// Hint for an archive with more entries than the user allows.
 pub const HINT_RAISE_MAX_ENTRIES: &str =
     "if that is to be expected, allow it with a larger --max-entries";
 
-/// What to do about an archive whose index needs more memory than is allowed.
+/// Hint for an index that exceeds its memory limit.
 pub const HINT_RAISE_INDEX_MEMORY: &str =
     "if that is to be expected, allow it with a larger --index-memory";
 
-/// What to do about a source that may never end.
+/// Hint for a source that may be endless.
 const HINT_SAVE_TO_FILE: &str = "it may never end; if it does, save it to a file and name that";
 
-/// What to do about an archive that is larger than the user allowed.
+/// Hint for an archive that is larger than the user allows.
 const HINT_RAISE_MAX_UNPACKED_SIZE: &str =
     "if that is to be expected, allow it with a larger --max-unpacked-size";
 
 impl Error {
-    /// What the user can do about it.
+    /// Advice for the user, if there is any.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         if let Self::Codec(error) = self
             && let codec::Cause::MemoryLimit { needed_bytes, .. } = error.cause
@@ -150,7 +149,7 @@ impl Error {
 
     fn static_hint(&self) -> Option<&'static str> {
         match self {
-            // Truncated: other causes have hints of their own.
+            // Truncation. Other causes of the source have their own hints.
             Self::Source(_) => Some(HINT_TRUNCATED),
             Self::Codec(error) => match error.cause {
                 codec::Cause::Truncated => Some(HINT_TRUNCATED),
@@ -184,7 +183,7 @@ impl Error {
         }
     }
 
-    /// Whether the archive simply ends too early, so that what was read so far is good.
+    /// Whether the archive ends too early, so that the bytes before are good.
     pub fn is_truncation(&self) -> bool {
         match self {
             Self::Source(error) => matches!(error.cause, source::Cause::Truncated),

@@ -1,4 +1,4 @@
-//! The library's front door: one archive, opened, scanned and read.
+//! The library's entry point: opens, scans and reads one archive.
 
 mod access_log;
 mod available_memory;
@@ -59,39 +59,43 @@ pub use resume_point::ResumePoint;
 pub use saved_index::SavedIndex;
 pub use verify_sink::VerifySink;
 
-/// An archive: its tree, as far as it is known, and any byte of any file, from memory, from a
-/// disk cache, or from the source.
+/// An opened archive.
+///
+/// Gives its tree, as far as the scan has found it, and any byte of any file. Bytes come from
+/// memory, from a disk cache, or from the source.
 #[derive(Debug)]
 pub struct Archive {
-    // In this order: the pass runs what waits for it, which goes to the workers, who use the reader,
-    // as do the threads that are ahead of readers.
+    // Fields are dropped in this order. The scan runs its waiting callbacks, which submit work to
+    // the workers. The workers and the prefetch threads use the reader.
     background_scan: Option<background_scan::BackgroundScan>,
     prefetch: OnceLock<prefetch::Prefetcher>,
     workers: Arc<ThreadPool>,
     reader: Arc<read::Reader>,
-    /// Whether others may still want something of the workers.
+    /// Whether other archives use the same workers.
     has_shared_workers: bool,
 }
 
-/// What an archive uses memory for, as it accounts for it. What the process takes besides, such
-/// as the allocator's own, is not in it.
+/// Memory of an archive, by purpose.
+///
+/// Counts only what the archive accounts for. Other memory of the process, such as the allocator's
+/// own, is not included.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryUse {
-    /// What all but the index may take together.
+    /// Limit for everything but the index.
     pub budget_bytes: u64,
-    /// Decoded spans that are kept, bookkeeping included.
+    /// Cached spans, bookkeeping included.
     pub spans_bytes: u64,
-    /// What reads that decode at this moment have reserved.
+    /// Bytes reserved by the reads that are decoding now.
     pub reads_bytes: u64,
-    /// State that their decoders have borrowed besides.
+    /// State borrowed by the decoders of these reads.
     pub decoders_bytes: u64,
-    /// The index, on top of the budget.
+    /// The index, which does not count against the budget.
     pub index_bytes: u64,
 }
 
 impl Drop for Archive {
-    /// Who asked for what is still queued is gone, and the source may take long to say that it
-    /// cannot be reached.
+    /// Discards queued work, because its callers are gone. An unreachable source may take long to
+    /// report that.
     fn drop(&mut self) {
         if !self.has_shared_workers || Arc::strong_count(&self.workers) == 1 {
             self.close();
@@ -102,8 +106,10 @@ impl Drop for Archive {
 }
 
 impl Archive {
-    /// Ends all work soon: the scan, reads, also those that wait for memory, and what is ahead of them.
-    /// Reads fail from now on, of all archives that [share](SharedResources) their memory.
+    /// Ends all work soon.
+    ///
+    /// Ends the scan, prefetch and all reads, including those that wait for memory. From now on
+    /// reads fail in all archives that [share](SharedResources) their memory.
     pub fn close(&self) {
         if let Some(background_scan) = &self.background_scan {
             background_scan.cancel();
@@ -112,41 +118,44 @@ impl Archive {
         self.workers.discard_queue();
     }
 
-    /// The tree, as far as it is known.
+    /// Returns the tree as far as the scan has found it.
     pub fn index(&self) -> IndexGuard<'_> {
         self.reader.live_index.read()
     }
 
-    /// The tree for who goes on with it, once all of it is known.
+    /// Returns the tree once it is complete, for callers that keep it.
     pub fn complete_index(&self) -> Option<Arc<Index>> {
         self.reader.live_index.completed().cloned()
     }
 
-    /// Whether the scan is over, if there was one: what is not in the index now never will be.
+    /// Whether the scan is over, if there was one. After that, no entry is added to the index.
     pub fn is_scanned(&self) -> bool {
         self.reader.live_index.is_scan_over()
     }
 
-    /// Does `callback` when what is `awaited` is there or the scan is over: at once, or later on the
-    /// scan's thread, which must not be made to wait; perhaps never, once it is not wanted any more.
-    /// Whoever calls holds no [`IndexGuard`].
+    /// Runs `callback` when `awaited` is available or the scan is over.
+    ///
+    /// Runs it at once, or later on the scan thread, which must not block. A callback that is no
+    /// longer wanted may never run. The caller must not hold an [`IndexGuard`].
     pub fn on_available(&self, awaited: WaitFor, callback: Callback) {
         self.reader.live_index.on_available(awaited, callback);
     }
 
-    /// Has `watcher` told whose attributes later members have changed, on the scan's thread,
-    /// which must not be made to wait. The first word counts.
+    /// Sets the watcher of later attribute changes.
+    ///
+    /// The scan thread calls `watcher` with the inodes whose attributes later members change, so
+    /// `watcher` must not block. Only the first call has an effect.
     pub fn watch(&self, watcher: Watcher) {
         self.reader.live_index.watch(watcher);
     }
 
-    /// Why the scan ended before the archive, if it did.
+    /// Why the scan failed, if it did.
     pub fn failure(&self) -> Option<Arc<OpenError>> {
         self.background_scan.as_ref()?.failure()
     }
 
     /// # Errors
-    /// Why the scan, which is over, ended before the archive.
+    /// The reason why the scan, which is over, failed.
     fn check_scan_result(&self) -> Result<(), OpenError> {
         let failure = self
             .background_scan
@@ -155,17 +164,17 @@ impl Archive {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Where the packed bytes come from.
+    /// Returns the source of the packed bytes.
     pub fn source(&self) -> &Arc<dyn Source> {
         &self.reader.source
     }
 
-    /// What was done so far.
+    /// Returns the counters of work done so far.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.reader.stats
     }
 
-    /// What the user should know, one line each.
+    /// Returns notes for the user, one line each.
     pub fn notes(&self) -> Vec<String> {
         self.background_scan
             .as_ref()
@@ -173,13 +182,15 @@ impl Archive {
             .unwrap_or_default()
     }
 
-    /// Whether some bytes can only be decoded from far before them, or read from a disk cache.
+    /// Whether some spans have no seek point.
+    ///
+    /// A read of such a span decodes from far before it, or reads from a disk cache.
     pub fn has_unseekable_spans(&self) -> bool {
         let index = self.index();
         (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
     }
 
-    /// Why something is not kept on disk that might be, for the user.
+    /// Why the disk cache is incomplete, in words for the user.
     pub fn disk_cache_problem(&self) -> Option<String> {
         let trouble = self.reader.disk_cache.as_ref()?.problem_text()?;
         Some(format!(
@@ -187,17 +198,17 @@ impl Archive {
         ))
     }
 
-    /// How much disk decoded spans take at this moment; `None` when none are kept there.
+    /// Current disk usage of cached spans; `None` without a disk cache.
     pub fn disk_cache_use(&self) -> Option<DiskCacheUsage> {
         Some(self.reader.disk_cache.as_ref()?.disk_usage())
     }
 
-    /// Bytes of decoded spans kept in memory at this moment.
+    /// Bytes of spans that are cached in memory now.
     pub fn cached_bytes(&self) -> u64 {
         self.reader.span_cache.cached_bytes()
     }
 
-    /// What memory is used for at this moment.
+    /// Current memory use, by purpose.
     pub fn memory_use(&self) -> MemoryUse {
         MemoryUse {
             budget_bytes: self.reader.memory_bytes,
@@ -208,64 +219,69 @@ impl Archive {
         }
     }
 
-    /// Starts to prepare what will be read next, as `options` say; a second call changes nothing.
+    /// Starts to prefetch as `options` say. A second call has no effect.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
         let prefetcher = prefetch::Prefetcher::start(Arc::clone(&self.reader), options)?;
         drop(self.prefetch.set(prefetcher));
         Ok(())
     }
 
-    /// Takes note of a read of `len` bytes at `offset` of file `ino`, for what comes after it.
-    /// Never waits.
+    /// Reports a read of `len` bytes at `offset` of `ino` to prefetch. Never blocks.
     pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(prefetch) = self.prefetch.get() {
             prefetch.note_read(ino, offset, len);
         }
     }
 
-    /// Takes note that `ino` was asked for by name, for the names that follow it. Never waits.
+    /// Reports a lookup of `ino` by name to prefetch. Never blocks.
     pub fn note_lookup(&self, ino: Ino) {
         if let Some(prefetch) = self.prefetch.get() {
             prefetch.note_lookup(ino);
         }
     }
 
-    /// Whether what was seen of reads has led to all that it leads to, but for what is pushed.
+    /// Whether prefetch has handled all reads that it was notified of. Pushes to the page cache may
+    /// still be pending.
     pub fn is_prefetch_idle(&self) -> bool {
         self.prefetch
             .get()
             .is_none_or(prefetch::Prefetcher::is_idle)
     }
 
-    /// How far what is fetched in the background is; `None` when nothing was started.
+    /// Progress of prefetch; `None` if it was not started.
     pub fn prefetch_progress(&self) -> Option<PrefetchProgress> {
         Some(self.prefetch.get()?.progress())
     }
 
-    /// What was read, if that is recorded and there were more than `reads` reads; and how many
-    /// there are now.
+    /// Recorded accesses and the number of reads, if there were more than `reads` of them.
+    ///
+    /// `None` also if accesses are not recorded.
     pub fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         self.prefetch.get()?.accesses_since(reads)
     }
 
-    /// Where files may be pushed to before they are read. The first word counts.
+    /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
     pub fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
         if let Some(prefetch) = self.prefetch.get() {
             prefetch.set_page_cache(pages);
         }
     }
 
-    /// At most `len` bytes at `offset` of file `ino`, if no one has to be waited for: fewer only
-    /// at the end of the file. `None` when some byte is neither a hole nor in memory.
+    /// Reads up to `len` bytes at `offset` of `ino` without blocking.
+    ///
+    /// Returns fewer bytes only at the end of the file. Returns `None` if some byte is neither a
+    /// hole nor in memory.
     pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
         self.reader.try_read(ino, offset, len)
     }
 
-    /// As [`Archive::try_read`], but never gives up: `done` gets the bytes on one of the
-    /// archive's own threads; or is dropped, once it is not `wanted` any more.
+    /// Reads as [`Archive::try_read`] does, but waits for missing bytes.
+    ///
+    /// Calls `done` with the bytes on a thread of the archive. Drops `done` if the read is no
+    /// longer `wanted`.
     pub fn read(
         &self,
         ino: Ino,
@@ -277,7 +293,7 @@ impl Archive {
         let (workers, reader) = (Arc::clone(&self.workers), Arc::clone(&self.reader));
         let is_wanted = Arc::clone(&wanted);
         let work = move || {
-            // The queue may have been long.
+            // The caller may have given up while this read was queued.
             if is_wanted() {
                 done(reader.read(ino, offset, len));
             }
@@ -286,15 +302,16 @@ impl Archive {
             return workers.submit(work);
         }
         let scan_end = self.reader.required_scan_end(ino, offset, len);
-        // A worker never waits for the scan, as the next one in the queue may not need to.
+        // A worker never waits for the scan, because the next read in the queue may not need to.
         let callback = Callback::while_wanted(wanted, move || workers.submit(work));
         self.on_available(WaitFor::Plain(scan_end), callback);
     }
 
-    /// As [`Archive::read`], on the calling thread, which must not be one of the runtime's.
+    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async
+    /// runtime.
     ///
     /// # Errors
-    /// When the bytes cannot be had, or are not those that were indexed.
+    /// When the bytes are unavailable, or differ from the indexed ones.
     pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.reader.read(ino, offset, len)
     }

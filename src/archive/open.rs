@@ -1,4 +1,4 @@
-//! From a source to an archive: by a saved index that still fits, or by one pass over it.
+//! Opens an archive: with a saved index that still matches, or by a scan.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -29,93 +29,96 @@ use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin, WhiteoutF
 use crate::source::{Access, Source};
 use crate::tar;
 
-/// How an archive is opened.
+/// Options for opening an archive.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// How it is scanned when no saved index fits. Its memory is the archive's: while scanning
-    /// it is shared between buffers and kept spans.
+    /// Options of the scan, which runs if no saved index matches. Its memory is the archive's
+    /// memory. During the scan, buffers and cached spans share it.
     pub scan: scan::Options,
-    /// Where indexes are saved and found, if anywhere.
+    /// Directory for saved indexes; `None` saves and finds none.
     pub cache_dir: Option<PathBuf>,
-    /// An index file to use instead of looking for one.
+    /// Index file to use; no other index is searched for.
     pub index_file: Option<PathBuf>,
-    /// What indexes may have of memory, on top of that of the scan.
+    /// Memory limit for indexes, in addition to the scan's memory.
     pub index_memory: MemoryLimit,
-    /// Whether an archive whose version nothing proves is scanned whatever was saved of it: for a
-    /// caller that has files of an earlier scan.
+    /// Whether to ignore saved data if the source has no strong validator.
+    ///
+    /// For a caller that holds files of an earlier scan.
     pub should_rescan_unproven: bool,
-    /// Whether members that are damaged or not in the tree are logged as the scan finds them.
+    /// Whether to log damaged members, and members that are not in the tree, during the scan.
     pub should_log_problems: bool,
-    /// What to do with bytes that cost more to make again than to read back from disk.
+    /// Whether expensive spans are cached on disk.
     pub disk_cache: DiskCacheMode,
-    /// How the archive says what of the layers below it is gone, if it is a layer.
+    /// Whiteout format, if the archive is a layer. A whiteout removes entries of the layers below.
     pub layer: Option<WhiteoutFormat>,
 }
 
-/// Damaged members of an archive that are logged; all are counted.
+/// Maximum number of damaged members that are logged. All are counted.
 const MAX_LOGGED_PROBLEMS: u64 = 10_000;
 
-/// What to do with plain bytes that come from far away, or take long to decode.
+/// Disk caching of spans that are expensive to fetch or decode again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DiskCacheMode {
-    /// Nothing: the tree is all that is wanted.
+    /// Caches nothing, because the caller wants only the tree.
     IndexOnly,
-    /// Write them to a file beside the index. All such files together take up to so many bytes;
-    /// `None` is all the disk has but a tenth of it.
+    /// Writes spans to a file next to the index.
+    ///
+    /// `limit_bytes` limits all such files together. `None` allows the whole disk but a tenth of
+    /// it.
     Enabled {
         /// The limit.
         limit_bytes: Option<u64>,
     },
-    /// Fetch and decode them again whenever they are read.
+    /// Fetches and decodes spans again whenever they are read.
     Disabled,
 }
 
-/// Why an archive cannot be opened.
+/// Reason why an archive cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It cannot be read.
+    /// The archive cannot be read.
     #[error("{location}{}", member_text(.member.as_deref()))]
     Archive {
-        /// Where it is, without secrets.
+        /// Location of the archive, without secrets.
         location: String,
-        /// The member it happened in.
+        /// Member at which the error happened.
         member: Option<Vec<u8>>,
-        /// Why.
+        /// The error.
         #[source]
         error: Box<Error>,
     },
-    /// The index file that was to be used is none, or is another archive's.
+    /// The given index file cannot be used: it is not an index.
     #[error(transparent)]
     Index(store::Error),
-    /// The index file that was to be used belongs to another archive, or another version of it.
+    /// The given index file belongs to another archive, or to another version of this one.
     #[error(
         "the index {path} does not belong to {location} as it is now; \
          make a new one with `tarfs index --output`"
     )]
     ForeignIndex {
-        /// Which file.
+        /// Path of the index file.
         path: String,
-        /// Which archive.
+        /// Location of the archive.
         location: String,
     },
-    /// The source gives its bytes once, and there is nowhere to keep them.
+    /// The source can be read only once, and there is no disk cache to keep its bytes.
     #[error(
         "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \
          allow one (no --no-disk-cache, enough --cache-size), or use `tarfs materialize`"
     )]
     NoDiskCache {
-        /// Where it is, without secrets.
+        /// Location of the archive, without secrets.
         location: String,
-        /// Why the disk cache failed, if it was tried.
+        /// Reason why the disk cache failed, if it was tried.
         #[source]
         cause: Option<DiskCacheFailure>,
     },
-    /// No thread could be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
 }
 
-/// Why a disk cache failed.
+/// Reason why a disk cache failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DiskCacheFailure(String);
@@ -127,11 +130,13 @@ fn member_text(member: Option<&[u8]>) -> String {
 }
 
 impl Archive {
-    /// Opens the archive at `source`: with a saved index if one fits, else by scanning it. A
-    /// fresh index is saved; that it could not be is a note, not an error.
+    /// Opens the archive at `source`, with a matching saved index or by a scan.
+    ///
+    /// Saves the index after a scan. If that fails, the archive has a note for the user, and no
+    /// error.
     ///
     /// # Errors
-    /// When the archive cannot be read, or `options` cannot be satisfied.
+    /// When the archive cannot be read, or `options` cannot be met.
     pub fn open(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -141,8 +146,10 @@ impl Archive {
         Self::open_early(source, options, network, stats)?.wait_until_scanned()
     }
 
-    /// As [`Archive::open`], for one of several archives with one memory and the same threads:
-    /// number `layer` of them. While it is scanned it has the memory that `options` say besides.
+    /// Opens number `layer` of several archives that share memory and threads.
+    ///
+    /// Otherwise as [`Archive::open`]. During the scan the archive also has the memory that
+    /// `options` give.
     ///
     /// # Errors
     /// As [`Archive::open`].
@@ -157,20 +164,21 @@ impl Archive {
         Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
     }
 
-    /// Waits for the end of the scan.
+    /// Waits until the scan is over.
     fn wait_until_scanned(self) -> Result<Self, OpenError> {
         self.reader.live_index.wait_for(WaitFor::End);
         self.check_scan_result()?;
         Ok(self)
     }
 
-    /// As [`Archive::open`], but returns as soon as the scan has found the first member: the rest
-    /// of the tree appears while it goes on. An archive that must have a certain digest is returned
-    /// when all of it has.
+    /// Opens an archive, and returns when the scan has found the first member.
+    ///
+    /// Otherwise as [`Archive::open`]. The rest of the tree appears during the scan. With an
+    /// expected digest, it returns only after the whole archive has been verified.
     ///
     /// # Errors
-    /// As [`Archive::open`], as far as anything is wrong before that. What goes wrong later is
-    /// told by [`Archive::failure`].
+    /// As [`Archive::open`], for errors up to that point. [`Archive::failure`] returns later
+    /// errors.
     pub fn open_early(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -227,7 +235,7 @@ impl Archive {
     }
 }
 
-/// An archive being opened.
+/// An archive that is being opened.
 pub(super) struct Opener {
     pub(super) source: Arc<dyn Source>,
     pub(super) locator: Locator,
@@ -235,13 +243,13 @@ pub(super) struct Opener {
     pub(super) options: OpenOptions,
     pub(super) network: Handle,
     pub(super) stats: Arc<Stats>,
-    /// What it has together with others, and which of them it is.
+    /// Resources shared with other archives, and the number of this archive among them.
     resources: Option<(SharedResources, u16)>,
-    /// Where the memory of spans comes from.
+    /// Free list that provides the memory of spans.
     free_list: FreeList,
 }
 
-/// What makes saved state belong to this archive, read this way.
+/// Builds the locator that ties saved state to this archive and these options.
 pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
@@ -262,7 +270,7 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     }
 }
 
-/// The index in the file at `path`, if it is of an archive as long as `source`.
+/// Reads the index at `path`, and checks that its archive is as long as `source`.
 pub(super) fn read_index_file(
     path: &Path,
     source: &dyn Source,
@@ -283,16 +291,16 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
-/// Says as long as `reader` lives that the saved index is in use.
+/// Marks the saved index as in use for the lifetime of `reader`.
 pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
     if let Some(in_use) = in_use {
-        // It has none: it has read its index, or made it, once.
+        // The slot is empty, because a reader loads or saves its index only once.
         drop(reader.in_use.set(in_use));
     }
 }
 
 impl Opener {
-    /// The saved index, if there is one that fits the bytes as far as can be told cheaply.
+    /// Finds a saved index that matches the source, as far as cheap checks can tell.
     fn find_saved_index(&self) -> Result<Option<Reader>, OpenError> {
         let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
             return Ok(None);
@@ -301,7 +309,7 @@ impl Opener {
             Ok(Some(found)) => found,
             Ok(None) => return Ok(None),
             Err(error) => {
-                // A damaged file is replaced by what the scan finds.
+                // The scan will replace the damaged file.
                 tracing::warn!(error = error_chain(&error), "a saved index cannot be used");
                 return Ok(None);
             }
@@ -315,13 +323,14 @@ impl Opener {
         Ok(self.matches_source(&reader).then_some(reader))
     }
 
-    /// Whether `index` was made from bytes with the digest that is wanted, if one is, and the source
-    /// still gives the same: only a strong validator says so, as nothing else speaks of all bytes.
+    /// Whether `index` has the expected digest, and the source still has it.
+    ///
+    /// Only a strong validator proves that, because no other validator covers all bytes.
     ///
     /// # Errors
-    /// When it says that the digest is another one.
+    /// When the index proves that the archive has another digest.
     fn matches_expected_digest(&self, index: &Index) -> Result<bool, OpenError> {
-        // The locator of the saved index contains the source's own plain digest, and no other one.
+        // The locator contains only the plain digest that the source itself names.
         let own = self.source.fingerprint().plain_sha256();
         if let Digest::Expect(expected) = self.options.scan.plain_sha256
             && own != Some(expected)
@@ -340,20 +349,22 @@ impl Opener {
         }
     }
 
-    /// Whether only a scan of this process counts.
+    /// Whether saved data must be ignored, because the source's version is unproven.
     fn must_rescan(&self) -> bool {
         self.options.should_rescan_unproven && self.source.fingerprint().doubt().is_some()
     }
 
-    /// Whether the index belongs to the bytes and they can be had: by a strong validator, or by
-    /// samples that come from the source itself.
+    /// Whether the index belongs to the source, and the source's bytes are available.
+    ///
+    /// Proven by a strong validator, or by samples read from the source itself.
     fn matches_source(&self, reader: &Reader) -> bool {
         match (
             self.source.fingerprint().is_strong(),
             self.has_byte_ranges(),
         ) {
             (true, true) => true,
-            // All of it, or a part that is lost could not be had again while the mount lasts.
+            // The disk cache must hold every span, because a lost one cannot be fetched again
+            // during the mount.
             (true, false) => reader.is_fully_on_disk(),
             (false, _) => {
                 let is_hashed = reader.live_index.read().is_hashed();
@@ -366,16 +377,17 @@ impl Opener {
         self.source.access() == Access::Ranges
     }
 
-    /// The index in the file at `path`; `None` when the archive must be read all the same, for its
-    /// digest.
+    /// Opens the index at `path`.
+    ///
+    /// Returns `None` if the archive must be scanned anyway, to verify its digest.
     fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
-        // Whoever made the file may have written any digest into it.
+        // An index file can claim any digest, so it proves none.
         if self.options.scan.expects_digest() || self.must_rescan() {
             return Ok(None);
         }
         self.check_entry_count(&index)?;
-        // The file may have been made elsewhere, from another URL: only the bytes can tell.
+        // The file may come from another machine or URL, so only the bytes prove that it matches.
         let disk_cache = self.open_disk_cache(&index);
         let is_ours =
             self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
@@ -406,8 +418,9 @@ impl Opener {
         }
     }
 
-    /// Starts a scan, and returns when it has come to the first member; with an expected digest when
-    /// all of the archive has it.
+    /// Starts a scan and returns when it has found the first member.
+    ///
+    /// With an expected digest, returns when the whole archive has been verified.
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
         let cached = disk_cache.clone();
@@ -442,7 +455,7 @@ impl Opener {
         Ok(archive)
     }
 
-    /// The packed format, for sources that tell it at once; `None` when it is not known yet.
+    /// The packed format, if it can be detected before the scan starts.
     fn compression(&self) -> Option<Compression> {
         let requested = self.options.scan.compression;
         let len = self.source.fingerprint().len?;
@@ -451,7 +464,7 @@ impl Opener {
         }
         let len = len.min(codec::detect::DETECT_LEN as u64);
         let first = Extent::with_len(Packed(0), len);
-        // The scan will say what is wrong.
+        // If this read fails, the scan reports why.
         let bytes = fetch::read(&self.network, &self.source, first, &BufferPool::new(len)).ok()?;
         match codec::detect(&bytes) {
             Detected::Supported(compression) => Some(compression),
@@ -462,19 +475,19 @@ impl Opener {
         }
     }
 
-    /// How many entries there may be, the root aside.
+    /// Maximum number of entries, not counting the root.
     fn max_entries(&self) -> u64 {
         let most = index::Options::default().max_entries;
         self.options.scan.tar.limits.entries.min(most.into())
     }
 
-    /// As many numbers, that of the root and 0 included.
+    /// Maximum number of inodes, including the root's and 0.
     fn max_inodes(&self) -> u32 {
         let numbers = self.max_entries().saturating_add(2);
         u32::try_from(numbers).unwrap_or(u32::MAX)
     }
 
-    /// What an index says that was made with another limit, or none.
+    /// Checks the entry limit for an index that was built with another limit, or none.
     fn check_entry_count(&self, index: &Index) -> Result<(), OpenError> {
         let entries = index.entry_count().saturating_sub(1);
         let limit = self.max_entries();
@@ -484,7 +497,7 @@ impl Opener {
         Ok(())
     }
 
-    /// That the member called `name`, whose header is at `at`, needs one entry too many.
+    /// Error for the member `name` with its header at `at`, which exceeds the entry limit.
     pub(super) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
         let limit = self.max_entries();
         Error::Tar(tar::Error {
@@ -493,7 +506,7 @@ impl Opener {
         })
     }
 
-    /// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
+    /// Directory of disk caches; `None` if they are disabled or no directory is available.
     fn disk_cache_dir(&self) -> Option<DiskCacheDir> {
         resources::disk_cache_dir(&self.options)
     }
@@ -507,7 +520,7 @@ impl Opener {
         }
     }
 
-    /// A disk cache to fill while scanning, unless none is wanted.
+    /// Creates the disk cache that the scan fills; `None` if it is disabled.
     fn create_disk_cache(&self) -> Result<Option<Arc<DiskCache>>, OpenError> {
         let is_needed =
             !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
@@ -531,15 +544,17 @@ impl Opener {
         }
     }
 
-    /// The disk cache for an index that was found: an earlier mount's, or a new one, which fills as
-    /// spans are made.
+    /// Opens the disk cache for a saved index.
+    ///
+    /// It is an earlier mount's cache, or a new one that reads fill.
     fn open_disk_cache(&self, index: &Index) -> Option<Arc<DiskCache>> {
         let disk_cache_dir = self.disk_cache_dir()?;
         if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
             return None;
         }
         let disk_cache = if self.source.fingerprint().doubt().is_some() {
-            // Of this process alone: nothing tells whether the source still is what others have read.
+            // The cache is private to this process, because the source may have changed since
+            // others read it.
             DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
             DiskCache::open(
@@ -569,7 +584,7 @@ impl Opener {
             read_priority,
             memory_bytes,
         } = budgets;
-        // What was made by a saved index that did not fit is nothing to who scans.
+        // A scan must not use spans that were decoded for a saved index that did not match.
         let layer = 2 * number + u16::from(!live_index.is_scan_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
@@ -597,7 +612,7 @@ impl Opener {
         }
     }
 
-    /// The archive of `reader`, without a pass.
+    /// Builds the archive of `reader`, without a scan.
     fn build_archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
         let workers = match &self.resources {
             Some((resources, _)) => Arc::clone(&resources.workers),
@@ -612,17 +627,17 @@ impl Opener {
         })
     }
 
-    /// What may wait to be written to disk.
+    /// Maximum bytes that wait to be written to disk.
     fn queue_bytes(&self) -> u64 {
         resources::queue_bytes(&self.options)
     }
 
-    /// Half the memory, which buffers and decoders have while the archive is read.
+    /// Half the memory, for buffers and decoders during the scan.
     pub(super) fn half_memory(&self) -> u64 {
         resources::half_memory(&self.options)
     }
 
-    /// What a scan has for its buffers.
+    /// Memory for the buffers of the scan.
     pub(super) fn scan_memory(&self) -> u64 {
         self.half_memory().max(scan::MIN_MEMORY)
     }
@@ -643,17 +658,17 @@ impl Opener {
     }
 }
 
-/// What a disk cache is found by.
+/// Name under which a disk cache is found again.
 pub(super) fn disk_cache_name(origin: &Origin) -> String {
     if origin.content_id == [0; 32] {
-        // Not all of it was seen: it is known by its place and version alone.
+        // Part of the archive was not read, so only its location and version identify it.
         let name = origin.locator.file_name();
         return name.trim_end_matches(".idx").to_owned();
     }
     blake3::Hash::from(origin.content_id).to_hex().to_string()
 }
 
-/// An error and its causes.
+/// Joins an error and its causes into one line.
 pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {}", error_chain(cause)),

@@ -1,8 +1,8 @@
-//! Memory and threads of an archive that is open, or of several that are one tree together.
+//! Memory and threads of an open archive, or of several layers that form one tree.
 //!
-//! Archives of one tree have one budget: spans of all lie in one cache, whoever reads reserves from
-//! one pool, and who is read more has more of either. A part for each would leave most of the memory
-//! with layers that nobody reads.
+//! All layers of a tree share one budget. Their spans share one cache, and their reads reserve
+//! memory from one pool. So a layer that is read more gets more of both. A fixed share for each
+//! layer would leave most memory to layers without reads.
 
 use std::io;
 use std::sync::Arc;
@@ -16,36 +16,38 @@ use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::{DiskCacheDir, SpanCache};
 
-/// Threads that answer reads whose bytes are not in memory: they mostly wait for the network, and
-/// more would only decode against each other.
+/// Number of threads for reads that miss memory.
+///
+/// They mostly wait for the network. More threads would only compete for the processors.
 const READ_THREADS: usize = 4;
 
-/// One part in so many of the memory may rest between one span and the next: at the default three
-/// spans of the usual length, or their packed bytes.
+/// Divisor of the memory that gives the size of the free list.
+///
+/// By default it holds three spans of the usual length, or their packed bytes.
 pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 
-/// Memory, and who has how much of it.
+/// Memory budgets and their shares.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudgets {
-    /// Decoded spans.
+    /// Cached spans.
     pub(super) span_cache: SpanCache,
-    /// What reads hold while they decode.
+    /// Memory that reads hold while they decode.
     pub(super) budget: BufferPool,
-    /// What their decoders need besides.
+    /// Additional memory of their decoders.
     pub(super) broker: MemoryBroker,
-    /// Reads that make spans.
+    /// Reads that are filling spans.
     pub(super) read_priority: Arc<ReadPriority>,
-    /// All of that together.
+    /// Total memory, in bytes.
     pub(super) memory_bytes: u64,
 }
 
 impl MemoryBudgets {
-    /// The memory that `options` say.
+    /// Creates the budgets that `options` define.
     pub(super) fn new(options: &OpenOptions) -> Self {
         let span_cache = new_span_cache(options);
         let budget = BufferPool::new(half_memory(options));
         Self {
-            // Kept spans last: they would have to be decoded again.
+            // The span cache is last, because evicted spans must be decoded again.
             broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())]),
             span_cache,
             budget,
@@ -55,7 +57,7 @@ impl MemoryBudgets {
     }
 }
 
-/// What archives of one tree have together.
+/// Memory and threads that the archives of one tree share.
 #[derive(Clone, Debug)]
 pub struct SharedResources {
     pub(super) budgets: MemoryBudgets,
@@ -64,10 +66,11 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// The memory that `options` say, for archives opened with these.
+    /// Creates the resources that `options` define, for archives that are opened with these
+    /// options.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub fn new(options: &OpenOptions) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(options),
@@ -77,14 +80,15 @@ impl SharedResources {
     }
 }
 
-/// Threads for reads.
+/// Starts the threads for reads.
 pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }
 
-/// Room for decoded spans: three eighths of the memory, less what waits to be written to disk.
-/// Half is a scan's, and later what reads hold while they decode; the last eighth is memory at
-/// rest. What the allocator has besides, and a span's memory beyond its length, comes on top.
+/// Creates the span cache, with three eighths of the memory less the disk write queue.
+///
+/// Half the memory is for the scan, and later for reads that decode. The last eighth is the free
+/// list. Overhead of the allocator, and a span's memory beyond its length, are not included.
 fn new_span_cache(options: &OpenOptions) -> SpanCache {
     let spans = options.scan.memory / 8 * 3;
     SpanCache::new(match disk_cache_dir(options) {
@@ -93,17 +97,17 @@ fn new_span_cache(options: &OpenOptions) -> SpanCache {
     })
 }
 
-/// What may wait to be written to disk.
+/// Maximum bytes that wait to be written to disk.
 pub(super) fn queue_bytes(options: &OpenOptions) -> u64 {
     options.scan.memory / 16
 }
 
-/// Half the memory, which buffers and decoders have while the archive is read.
+/// Half the memory, for buffers and decoders during the scan.
 pub(super) fn half_memory(options: &OpenOptions) -> u64 {
     options.scan.memory.max(scan::MIN_MEMORY) / 2
 }
 
-/// Where disk caches lie; `None` when none are wanted, or there is nowhere to put them.
+/// Directory of disk caches; `None` if they are disabled or no directory is available.
 pub(super) fn disk_cache_dir(options: &OpenOptions) -> Option<DiskCacheDir> {
     let DiskCacheMode::Enabled { limit_bytes } = options.disk_cache else {
         return None;

@@ -1,4 +1,4 @@
-//! An index from an earlier pass, for a scan to decode along.
+//! An index from an earlier scan, which lets a new scan decode in parallel.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
 use crate::source::Source;
 
-/// An index of the source as it is now, if it exists: looked for when a stream turns up that
-/// gains by it.
+/// A saved index of the source's current version, if it exists.
+///
+/// It is loaded only for a stream that benefits from it.
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
     location: IndexLocation,
-    /// How long the source is, as far as it says.
+    /// Length of the source, if it is known.
     packed_len: Option<u64>,
-    /// What the packed bytes must have, if anything.
+    /// Expected digest of the packed bytes, if any.
     digest: Option<Sha256>,
 }
 
@@ -32,11 +33,12 @@ enum IndexLocation {
 }
 
 impl SavedIndex {
-    /// The index that `options` name for `source`; `None` when nothing can tell that a saved one
-    /// is of this version.
+    /// Finds the index that `options` name for `source`.
+    ///
+    /// Returns `None` if no validator proves that a saved index has this version.
     ///
     /// # Errors
-    /// When an index file was given that is none, or is another archive's.
+    /// When the given index file is not an index, or belongs to another archive.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
         let limit = &options.index_memory;
         let location = match (&options.index_file, &options.cache_dir) {
@@ -65,9 +67,11 @@ impl SavedIndex {
         }))
     }
 
-    /// Whether the archive may hold one of `paths`, or something below it: one of their first components is
-    /// there, or a member has no place in the tree. `None` without an index, and with one from elsewhere: nobody
-    /// has compared it with the archive yet.
+    /// Whether the archive may contain one of `paths`, or an entry below it.
+    ///
+    /// True if the first component of a path exists, or if some member has no place in the tree.
+    /// `None` without an index, and with an index file, because it has not been compared with the
+    /// archive yet.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
         if matches!(self.location, IndexLocation::File(_)) {
             return None;
@@ -91,9 +95,9 @@ impl SavedIndex {
         }
     }
 
-    /// What to decode a stream of `compression` along; `None` when that would gain nothing.
+    /// Seek ranges for decoding a stream of `compression`; `None` if they would not help.
     pub(super) fn stretches(self, compression: Compression) -> Option<Stretches> {
-        // The others have no windows at all.
+        // Streams of other formats have no windows.
         if !matches!(compression, Compression::Gzip | Compression::Lz4) {
             return None;
         }
@@ -101,8 +105,8 @@ impl SavedIndex {
         let is_file = matches!(self.location, IndexLocation::File(_));
         let index = self.load()?;
         let origin = index.origin();
-        // A digest of packed bytes says nothing of what is decoded along seek points that somebody else
-        // made, or that were made of other bytes.
+        // A digest of packed bytes does not verify data that is decoded from foreign seek points,
+        // or from those of other bytes.
         if self.digest.is_some() && (is_file || origin.sha256 != self.digest) {
             return None;
         }
@@ -114,11 +118,11 @@ impl SavedIndex {
     }
 }
 
-/// The stretches between an index' seek points.
+/// Iterates over the ranges between the seek points of an index.
 #[derive(Debug)]
 pub(super) struct Stretches {
     index: Arc<Index>,
-    /// The span that comes next.
+    /// Number of the next span.
     next: u32,
 }
 
@@ -132,7 +136,7 @@ impl Iterator for Stretches {
             .find_map(|number| Some((number, index.seek_offset(number)?)));
         let (until, end) =
             following.unwrap_or((index.span_count(), Packed(index.origin().packed_bytes)));
-        // A longer span is a lie: what follows is missing then, and that is an error.
+        // A longer span is invalid. Dropping it leaves the range incomplete, which is an error.
         let spans = (self.next..until)
             .map_while(|number| {
                 let span = index.span(number)?;
