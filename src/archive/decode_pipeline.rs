@@ -1,8 +1,8 @@
-//! The decoding stage: packed chunks in order become plain bytes in order, on threads of its own.
+//! Decoding stage: turns packed chunks into plain bytes, both in order, on its own threads.
 //!
-//! One thread walks the packed stream. What can be decoded out of order becomes a ticket that
-//! any worker may take, and that the consumer takes itself when it arrives first: so a stage
-//! that waits works instead. What a decoder wants decoded ahead goes to the workers alone.
+//! One thread, the walker, walks the packed stream. A piece that can be decoded out of order
+//! becomes a ticket. Any worker may run it, and the consumer runs it itself if it arrives first. So
+//! a stage that waits works instead. Only workers run speculative decodes.
 
 use std::io;
 use std::sync::Arc;
@@ -29,71 +29,73 @@ use crate::codec::{
 use crate::fetch;
 use crate::index::{BlockHasher, NewDigests};
 
-/// Pieces that may lie between decoder and consumer: so many, and two for each worker. More would
-/// only have left the processor's caches when they are written; their bytes are bounded by the pool.
+/// Queue length between walker and consumer, plus two for each worker.
+///
+/// More pieces would only leave the processor's caches before they are written. The buffer pool
+/// limits their bytes.
 const MAX_QUEUED_PIECES: usize = 4;
 
-/// How a stream is to be decoded.
+/// Options for decoding a stream.
 #[derive(Debug)]
 pub(super) struct Options {
-    /// The format; found by magic bytes when `None`.
+    /// Format; `None` detects it by magic bytes.
     pub(super) compression: Option<Compression>,
-    /// What decoders need, and how many threads run jobs.
+    /// Resources of decoders, and the number of threads that run jobs.
     pub(super) context: Context,
-    /// Whether to take digests of the packed bytes, and in blocks of which length.
+    /// Length of the blocks of packed bytes that get digests, if any.
     pub(super) block_len: Option<u64>,
-    /// Whether to take a SHA-256 over them.
+    /// Whether to compute the SHA-256 of the packed bytes.
     pub(super) sha256: Digest,
-    /// Where to begin, if not at the front; then the format is given.
+    /// Point at which to resume; `None` starts at the front. With it, the format is known.
     pub(super) resume: Option<SeekPoint>,
-    /// An index that may be of this stream, to decode along.
+    /// Saved index that may match this stream, for parallel decoding.
     pub(super) saved_index: Option<SavedIndex>,
-    /// Whether the source says how long it is.
+    /// Whether the source has a known length.
     pub(super) has_len: bool,
 }
 
-/// What the plain stream holds next.
+/// Next item of the plain stream.
 #[derive(Debug)]
 pub(super) enum StreamItem {
-    /// The format, before everything else.
+    /// Format of the stream, before all other items.
     Begin(Compression),
-    /// Decoding can start again here.
+    /// Point at which decoding can start again.
     SeekPoint(SeekPoint),
-    /// Digests of packed bytes, before anything that is decoded from them.
+    /// Digests of packed bytes, before any bytes decoded from them.
     Digests(NewDigests),
-    /// The next bytes.
+    /// Next plain bytes.
     Plain(Bytes),
-    /// Something odd that loses nothing.
+    /// An oddity without data loss.
     Warning(String),
-    /// All bytes were delivered; [`PlainStream::finished`] has the facts.
+    /// End of the stream. [`PlainStream::finished`] has the summary.
     End,
 }
 
-/// Facts about a packed stream that was read to its end, or to where it failed.
+/// Summary of a packed stream that was read to its end, or to its failure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamSummary {
     pub(super) compression: Compression,
     pub(super) packed_len: u64,
     pub(super) content_id: Option<[u8; 32]>,
-    /// Of all packed bytes, if it was asked for and they were read to their end.
+    /// SHA-256 of all packed bytes, if requested and if they were read to their end.
     pub(super) sha256: Option<Sha256>,
 }
 
-/// A job on its way: run by whoever comes first.
+/// A job in flight, which its first taker runs.
 type Ticket = once_job::OnceJob<Result<Output, codec::Error>>;
 
-/// The plain stream, pulled by the consumer's thread.
+/// The plain stream, which the consumer's thread pulls.
 pub(super) struct PlainStream {
-    // Before the threads: they end when no one receives.
+    // Dropped before the threads, which end when the receiver is gone.
     slots: Receiver<Slot>,
-    /// What a job makes, as far as it was not delivered.
+    /// Undelivered output of a job.
     output: Option<Output>,
     hash: Option<ContentChecksum>,
     finished: Option<StreamSummary>,
     stats: Arc<Stats>,
-    /// Of what the decoder reads; `None` when it reads nothing.
+    /// Control of the packed stream; `None` in tests without one.
     control: Option<fetch::StreamControl>,
-    /// What the decoder may wait for.
+    /// Memory that the decoder may wait for.
     memory: Option<(BufferPool, MemoryBroker)>,
     _decoder: Thread<()>,
 }
@@ -101,7 +103,7 @@ pub(super) struct PlainStream {
 enum Slot {
     Item(StreamItem),
     Ticket(Arc<Ticket>),
-    /// For the consumer alone, when it has all before.
+    /// A job for the consumer alone, after all earlier items.
     Check(Job),
     ChecksumStart(ContentChecksum),
     ChecksumEnd {
@@ -113,8 +115,9 @@ enum Slot {
 }
 
 impl Drop for PlainStream {
-    /// The decoder is joined, and must wait neither for the source nor for memory any more: the caller
-    /// may hold that.
+    /// Cancels waits of the decoder thread, which is joined here.
+    ///
+    /// The caller may hold the memory that the decoder waits for.
     fn drop(&mut self) {
         if let Some(control) = &self.control {
             control.cancel();
@@ -127,10 +130,10 @@ impl Drop for PlainStream {
 }
 
 impl PlainStream {
-    /// Starts decoding what `chunks` brings.
+    /// Starts to decode `chunks`.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn start(
         chunks: fetch::Stream,
         options: Options,
@@ -171,7 +174,7 @@ impl PlainStream {
                 }
                 Err(WalkError::ReceiverClosed) => return,
             };
-            // If no one listens any more, no one cares.
+            // Sending fails only if the consumer is gone, and then the summary is useless.
             drop(walker.sender.send(last));
         })?;
         Ok(Self {
@@ -186,10 +189,10 @@ impl PlainStream {
         })
     }
 
-    /// The next item, in stream order; after [`StreamItem::End`] there is none.
+    /// Returns the next item, in stream order. [`StreamItem::End`] is the last.
     ///
     /// # Errors
-    /// When bytes cannot be fetched or decoded; everything before was delivered.
+    /// When bytes cannot be fetched or decoded. All items before the error have been delivered.
     pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
@@ -198,12 +201,12 @@ impl PlainStream {
                 }
                 self.output = None;
             }
-            // The sender is gone without a last word only if its thread panicked.
+            // The sender ends without a last slot only if its thread panicked.
             let slot = self.slots.recv().map_err(|_| Error::Interrupted)?;
             match slot {
                 Slot::Item(StreamItem::Plain(bytes)) => return Ok(self.deliver(bytes)),
                 Slot::Item(item) => return Ok(item),
-                // Nothing is there only if the job panicked.
+                // The result is missing only if the job panicked.
                 Slot::Ticket(ticket) => {
                     self.output = Some(ticket.run_or_take().ok_or(Error::Interrupted)??);
                 }
@@ -222,19 +225,19 @@ impl PlainStream {
         }
     }
 
-    /// What is known of the packed stream, once it has ended or failed.
+    /// Summary of the packed stream, once it has ended or failed.
     pub(super) fn finished(&self) -> Option<StreamSummary> {
         self.finished
     }
 
-    /// Everything of the packed stream before this was asked for.
+    /// Offset up to which the packed stream has been requested.
     pub(super) fn requested_end(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::requested_end)
     }
 
-    /// As [`PlainStream::requested_end`], and nothing more will be.
+    /// Stops further requests, and returns [`PlainStream::requested_end`].
     pub(super) fn stop_requesting(&self) -> Packed {
         self.control
             .as_ref()
@@ -250,7 +253,8 @@ impl PlainStream {
     }
 
     fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
-        // A decoder that ends what it did not begin is broken: nothing must pass for verified.
+        // A decoder that ends a checksum without a start is broken, and nothing must pass as
+        // verified.
         let hash = self.hash.take().ok_or(Error::Interrupted)?;
         let computed = hash.digest();
         if computed == expected {
@@ -268,9 +272,9 @@ impl PlainStream {
     }
 }
 
-/// Why the walk ended before the stream.
+/// Reason why the walk ended early.
 enum WalkError {
-    /// The consumer went away.
+    /// The consumer is gone.
     ReceiverClosed,
     Failed(Error),
 }
@@ -286,14 +290,15 @@ struct Walker {
     chunks: fetch::Stream,
     sender: SyncSender<Slot>,
     workers: ThreadPool,
-    /// As given, or as recognised.
+    /// Format, requested or detected.
     compression: Option<Compression>,
     hasher: Option<BlockHasher>,
     digester: Option<Digester>,
-    /// Whether the last packed byte has been seen.
+    /// Whether the last packed byte has been read.
     is_at_end: bool,
     packed_len: u64,
-    /// Of packed bytes, if they may go on without end: behind a packed stream they are padding.
+    /// Zero run of packed bytes, if the stream may be endless. Zeros after a packed stream are
+    /// padding.
     zeros: Option<ZeroRun>,
     stats: Arc<Stats>,
 }
@@ -350,12 +355,12 @@ impl Walker {
                 Pull::End => break,
             }
         }
-        // What follows the stream's end still counts in the content id.
+        // Bytes after the end of the stream still count in the content ID.
         while self.next_chunk()?.is_some() {}
         Ok(())
     }
 
-    /// Reads what a stream that cannot be decoded leaves unread.
+    /// Reads the rest of a stream that cannot be decoded.
     fn read_to_end(&mut self) {
         while self.next_chunk().is_ok_and(|chunk| chunk.is_some()) {}
     }
@@ -370,7 +375,7 @@ impl Walker {
         }
     }
 
-    /// Enough of the front to recognise a format by.
+    /// Reads enough of the front to detect a format.
     fn first_bytes(&mut self) -> Result<Bytes, WalkError> {
         let Some(mut first) = self.next_chunk()? else {
             return Ok(Bytes::new());
@@ -392,7 +397,7 @@ impl Walker {
             if let Some(digester) = &self.digester {
                 digester.update(chunk);
             }
-            // In a plain archive they may be a file's content.
+            // In a plain archive, zeros may be a file's content.
             if let Some(zeros) = &mut self.zeros
                 && self.compression != Some(Compression::None)
             {
@@ -439,7 +444,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use xxhash_rust::xxh32::xxh32;
 
-    /// A stream of these slots, by a sender that then goes away.
+    /// A stream of these slots, whose sender then ends.
     fn stream(slots: Vec<Slot>) -> PlainStream {
         let (sender, receiver) = sync_channel(MAX_QUEUED_PIECES);
         let decoder = Thread::spawn("test", move || {
@@ -484,7 +489,7 @@ mod tests {
         })
     }
 
-    /// The bytes up to the end or an error, and the error.
+    /// Reads the bytes up to the end or an error, and returns both.
     fn drain(mut stream: PlainStream) -> (Vec<u8>, Option<Error>) {
         let mut bytes = Vec::new();
         loop {

@@ -1,7 +1,7 @@
-//! SHA-256 of a packed or a plain stream, taken beside its decoding.
+//! SHA-256 of a packed or plain stream, computed in parallel with decoding.
 //!
-//! It is as fast as a decoder, or slower, and must see every byte in order. So a thread of its own
-//! gets a share of each chunk as it passes; a few may wait for it, and then the scan does.
+//! Hashing takes as long as decoding, or longer, and needs every byte in order. So a separate
+//! thread hashes a reference to each chunk. If its short queue is full, the scan waits.
 
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,30 +12,31 @@ use ring::digest::{Context, SHA256};
 use crate::base::sha256::Sha256;
 use crate::base::thread::Thread;
 
-/// Chunks that may wait to be hashed. Each holds a share of the buffers that fetching needs, and an
-/// eighth of these at the most.
+/// Maximum number of chunks that wait to be hashed.
+///
+/// Each holds buffers that fetching needs, at most an eighth of them.
 const MAX_QUEUED_CHUNKS: usize = 2;
 
-/// The digest of `bytes`.
+/// Computes the digest of `bytes`.
 ///
 /// # Panics
-/// Never: the digest has as many bytes as it says.
+/// Never, because the digest always has 32 bytes.
 pub fn sha256(bytes: &[u8]) -> Sha256 {
     let digest = ring::digest::digest(&SHA256, bytes);
     Sha256(digest.as_ref().try_into().expect("32 bytes"))
 }
 
-/// A digest being taken.
+/// A thread that computes a digest.
 pub(super) struct Digester {
     sender: SyncSender<Bytes>,
     thread: Thread<Option<Sha256>>,
 }
 
 impl Digester {
-    /// Of nothing so far.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn start() -> io::Result<Self> {
         let (sender, chunks) = sync_channel::<Bytes>(MAX_QUEUED_CHUNKS);
         let thread = Thread::spawn("tarfs-sha256", move || {
@@ -49,13 +50,13 @@ impl Digester {
         Ok(Self { sender, thread })
     }
 
-    /// Goes on with the next bytes; waits while too many wait already.
+    /// Hashes the next bytes. Waits if the queue is full.
     pub(super) fn update(&self, bytes: &Bytes) {
-        // Nobody takes it only when the thread panicked, and then there is no digest.
+        // Sending fails only if the thread has panicked, and then there is no digest.
         drop(self.sender.send(bytes.clone()));
     }
 
-    /// The digest of everything.
+    /// Returns the digest of all bytes.
     pub(super) fn finish(self) -> Option<Sha256> {
         drop(self.sender);
         self.thread.join()

@@ -1,4 +1,4 @@
-//! Which spans of a scan are kept on disk, and how long the scan waits for the disk.
+//! Policy for caching the spans of a scan on disk, and for waiting for the disk.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,32 +10,35 @@ use crate::codec::Compression;
 use crate::index::Span;
 use crate::source::{Access, Source};
 
-/// How long a scan may wait for the disk whatever it has done so far.
+/// Minimum time that a scan may wait for the disk, however short its work was.
 const MIN_DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// How long a scan waits for the disk to take a span that could only be decoded again from far before it.
-/// A disk that takes longer is not waited for again.
+/// Maximum wait for a span that can only be decoded again from far before it.
+///
+/// If the disk takes longer, the scan does not wait so long for it again.
 const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 
-/// Whether spans of `source`, which is packed in this way as far as that is known, are kept on disk: not
-/// those of a local file that is not packed, which is as good as any copy of it.
+/// Whether spans of `source` are cached on disk.
+///
+/// A local uncompressed file needs no cache, because it is as good as any copy. `compression` is
+/// `None` if it is unknown.
 pub(super) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
     let is_near = !source.is_remote() && source.access() == Access::Ranges;
     !(is_near && compression == Some(Compression::None))
 }
 
-/// Keeps spans of a scan in a disk cache.
+/// Writes spans of a scan to the disk cache.
 ///
-/// A scan waits for the disk up to as long as it has worked, because a span that is not kept must be made
-/// again. So a slow disk at most doubles the time of a scan; except where spans have no seek points, because
-/// each that is missing then costs a decoding of all before it.
+/// A scan waits for the disk at most as long as it has worked, because a missing span must be
+/// decoded again. So a slow disk at most doubles the time of a scan. Spans without seek points are
+/// an exception, because a missing one costs decoding everything before it.
 #[derive(Debug)]
 pub(super) struct ScanDiskCache {
     disk_cache: Arc<DiskCache>,
     access: Access,
     started: Instant,
     waited: Duration,
-    /// Whether the disk was too slow for a span that is far from a seek point.
+    /// Whether the disk was too slow for a span without a seek point.
     is_disk_stalled: bool,
 }
 
@@ -50,7 +53,7 @@ impl ScanDiskCache {
         }
     }
 
-    /// Keeps a span; a span without a hash could not be verified.
+    /// Writes a span, unless it has no hash to verify it with.
     pub(super) fn write_span(&mut self, span: &Span, bytes: &Bytes) {
         if span.hash.is_none() {
             return;
@@ -71,7 +74,7 @@ impl ScanDiskCache {
     }
 }
 
-/// How long a scan that has taken `elapsed`, of which it has `waited` for the disk, may still wait.
+/// Remaining time for disk waits, of a scan that took `elapsed` and `waited` for the disk.
 fn remaining_wait(elapsed: Duration, waited: Duration) -> Duration {
     let worked = elapsed.saturating_sub(waited);
     worked.max(MIN_DISK_WAIT).saturating_sub(waited)

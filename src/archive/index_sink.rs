@@ -1,4 +1,4 @@
-//! The sink that makes an archive usable: members become the index, spans fill memory and disk cache.
+//! Sink that builds the index, and fills the span cache and the disk cache.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,47 +15,47 @@ use crate::codec::Compression;
 use crate::index::{MemberError, NewDigests, Problem, Span, TooMuchMemory};
 use crate::tar::Member;
 
-/// Builds an index, and keeps spans where they are wanted.
+/// Builds an index, and caches spans.
 pub(super) struct IndexSink<'a> {
     pub(super) live_index: &'a LiveIndex,
-    /// How long the source says it is.
+    /// Length of the source, if it is known.
     pub(super) packed_bytes: Option<u64>,
-    /// Set when nobody wants the index any more.
+    /// Set when the index is no longer wanted.
     pub(super) is_cancelled: &'a AtomicBool,
-    /// What is decoded anyway is kept for the readers that come after.
+    /// Cache for the decoded spans, which later readers may need.
     pub(super) span_cache: Option<&'a SpanCache>,
-    /// Whose spans they are there.
+    /// Layer of the spans in the cache.
     pub(super) layer: u16,
-    /// To who stores it before it leaves memory.
+    /// Limit on how far this scan runs ahead of the scan pusher.
     pub(super) lag_limit: &'a LagLimit,
     pub(super) disk_cache_writer: Option<ScanDiskCache>,
-    /// The bytes of the span that is going by, when someone wants to keep them.
+    /// Bytes of the current span, if a cache needs them.
     pub(super) span_bytes: Option<free_list::RecycledBuffer>,
-    /// Where the memory for these comes from.
+    /// Free list that provides their memory.
     pub(super) free_list: FreeList,
-    /// The last span; the next one begins behind it, and is as long.
+    /// The last span. The next one starts at its end, and probably has the same length.
     pub(super) last_span: Extent<Plain>,
-    /// Whether the index had room for the last span.
+    /// Whether the index had memory for the last span.
     pub(super) memory_check: Result<(), TooMuchMemory>,
     /// Oddities, for the user.
     pub(super) warnings: Vec<String>,
 }
 
-/// Oddities that are kept; a hostile archive has one in every record.
+/// Maximum number of warnings. A hostile archive has one in every record.
 const MAX_WARNINGS: usize = 100;
 
-/// What stops it; nothing that concerns one member does.
+/// Reason to stop the scan. A problem of a single member is none.
 #[derive(Debug)]
 pub(super) enum IndexSinkError {
-    /// Nobody wants the index any more.
+    /// The index is no longer wanted.
     Cancelled,
-    /// The index needs more memory than is allowed.
+    /// The index exceeds its memory limit.
     Memory(TooMuchMemory),
-    /// There are more entries than are allowed.
+    /// The archive exceeds the entry limit.
     TooManyEntries {
-        /// The member that needs one more.
+        /// Name of the member that exceeds it.
         name: Vec<u8>,
-        /// Its header.
+        /// Offset of its header.
         at: Plain,
     },
 }
@@ -88,7 +88,7 @@ impl Sink for IndexSink<'_> {
                 name: member.name,
                 at: member.header,
             }),
-            // What else is refused is among the builder's problems, with its path.
+            // The builder's problems include all other rejected members, with their paths.
             Some(Ok(_) | Err(_)) | None => Ok(()),
         }
     }
@@ -157,15 +157,15 @@ impl Sink for IndexSink<'_> {
                 layer: self.layer,
                 span: span.number,
             };
-            // Before there is room for this one. A third is what is yet to be stored, as what was
-            // stored last has been read last, and leaves memory last.
+            // Waits before the cache makes room for this span. A third of it may be unpushed. The
+            // pusher has just read the spans it stored last, so they are evicted last.
             let max_lag = span_cache.available_bytes() / 3;
             if max_lag >= span.plain.len() {
                 self.lag_limit.wait_for_pusher(span.plain.start(), max_lag);
             }
             span_cache.insert(key, bytes);
         }
-        // Last: from here on someone may look for the bytes.
+        // Last, because readers may look for the bytes from here on.
         let seek_point = span.seek_point.as_ref();
         let memory_check = self.live_index.grow(|builder| {
             builder.add_span(span.plain, has_hash.then_some(checksums), seek_point);

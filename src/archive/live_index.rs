@@ -1,8 +1,9 @@
-//! The index that everyone reads while the scan still makes it, and who waits for what of it.
+//! The index that readers use while the scan builds it, and the callbacks that wait for it.
 //!
-//! Whoever looks holds no lock across a wait: what is not there yet is asked for with something
-//! to do [when it comes](LiveIndex::on_available), on the scan's thread, or when the scan is over. Who gives up
-//! meanwhile is forgotten before such are more than all others (see [`Waiters::sweep`]).
+//! A reader holds no lock while it waits. For an entry that is not there yet, it registers a
+//! callback with [`on_available`](LiveIndex::on_available). The scan thread runs the callback when
+//! the entry appears or the scan is over. A sweep drops cancelled callbacks before they outnumber
+//! the others (see [`Waiters::sweep`]).
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,10 +12,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc
 use crate::base::extent::Plain;
 use crate::index::{Builder, Index, Ino, Origin};
 
-/// Whether somebody still waits.
+/// Tells whether the caller still waits.
 pub type IsWanted = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What is to be done when something is known.
+/// Work to run when an awaited part of the index is available.
 pub struct Callback {
     work: Box<dyn FnOnce() + Send>,
     wanted: Option<IsWanted>,
@@ -29,7 +30,7 @@ impl std::fmt::Debug for Callback {
 }
 
 impl Callback {
-    /// `work`, whatever comes.
+    /// Creates a callback that always runs.
     pub fn new(work: impl FnOnce() + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
@@ -37,8 +38,10 @@ impl Callback {
         }
     }
 
-    /// `work` for somebody who may give up: once it is not `wanted` any more, which must be cheap to
-    /// tell and waits for nobody, it may be dropped instead of done.
+    /// Creates a callback for a caller that may give up.
+    ///
+    /// Once `wanted` returns false, the callback may be dropped instead of run. `wanted` must be
+    /// cheap and must not block.
     pub fn while_wanted(wanted: IsWanted, work: impl FnOnce() + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
@@ -46,7 +49,7 @@ impl Callback {
         }
     }
 
-    /// Does it.
+    /// Runs the work.
     pub fn run(self) {
         (self.work)();
     }
@@ -56,20 +59,21 @@ impl Callback {
     }
 }
 
-/// So many may wait before it is asked who of them has given up.
+/// Number of waiters that triggers a sweep of cancelled ones.
 const MIN_SWEEP_LEN: usize = 64;
 
-/// Who is told whose attributes members have changed.
+/// Receives the inodes whose attributes later members have changed.
 pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
 
-/// What can be waited for. Each also ends with the scan, whatever that found.
+/// Part of the index that a callback awaits. Each wait also ends with the scan, whatever the
+/// result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WaitFor {
-    /// Any entry but the root.
+    /// Any entry except the root.
     Member,
     /// An entry of this name in this directory.
     Name(Ino, Vec<u8>),
-    /// A span, and thereby verified bytes, up to this offset.
+    /// Verified plain bytes up to this offset, that is, the spans that contain them.
     Plain(Plain),
     /// The end of the scan.
     End,
@@ -78,10 +82,10 @@ pub enum WaitFor {
 /// An index, complete or under construction.
 pub(super) struct LiveIndex {
     complete: OnceLock<Arc<Index>>,
-    /// `None` once there is nothing more to build.
+    /// Builder of the index; `None` once it is complete.
     growing: RwLock<Option<Builder>>,
     waiters: Mutex<Waiters>,
-    /// How many wait, so that a scan for which no one waits takes no lock for them.
+    /// Number of waiters, so that a scan without waiters takes no lock.
     waiter_count: AtomicUsize,
     watcher: OnceLock<Watcher>,
 }
@@ -97,17 +101,19 @@ impl std::fmt::Debug for LiveIndex {
 
 #[derive(Default)]
 struct Waiters {
-    /// The scan is over: complete, or failed.
+    /// Whether the scan is over, completed or failed.
     is_scan_over: bool,
     callbacks: Vec<(WaitFor, Callback)>,
-    /// How many were left when it was asked last who has given up, or fewer if they are.
+    /// Number of waiters after the last sweep, or fewer if some have run since.
     len_after_sweep: usize,
 }
 
 impl Waiters {
-    /// Takes out those who have given up, once there are twice as many as were left the last time: so
-    /// each is asked about a few times on average, and those who have given up, of whom a reader who is
-    /// killed again and again makes as many as it likes, are never more than the others or [`MIN_SWEEP_LEN`].
+    /// Removes cancelled waiters, once their number has doubled since the last sweep.
+    ///
+    /// So a sweep checks each waiter a few times on average. Cancelled waiters never outnumber the
+    /// others, or [`MIN_SWEEP_LEN`]. Without a sweep, a reader that is killed again and again adds
+    /// any number of them.
     fn sweep(&mut self) -> Vec<(WaitFor, Callback)> {
         if self.callbacks.len() < MIN_SWEEP_LEN.max(2 * self.len_after_sweep) {
             return Vec::new();
@@ -130,13 +136,15 @@ impl std::fmt::Debug for Waiters {
     }
 }
 
-/// The index as far as it is known. While one of these lives the scan cannot go on; whoever has
-/// one neither waits nor asks for another.
+/// Read access to the index as far as it is built.
+///
+/// The scan cannot continue while a guard exists. Its holder must neither wait nor take another
+/// guard.
 #[derive(Debug)]
 pub enum IndexGuard<'a> {
-    /// All of it.
+    /// The complete index.
     Complete(&'a Index),
-    /// What the scan has come to.
+    /// The part that the scan has built.
     Growing(RwLockReadGuard<'a, Option<Builder>>),
 }
 
@@ -155,7 +163,7 @@ impl Deref for IndexGuard<'_> {
 }
 
 impl LiveIndex {
-    /// Of an index that is known already.
+    /// Creates a live index that is already complete.
     pub(super) fn complete(index: Index) -> Self {
         Self {
             complete: OnceLock::from(Arc::new(index)),
@@ -169,7 +177,7 @@ impl LiveIndex {
         }
     }
 
-    /// Of what `builder` will hold.
+    /// Creates a live index that `builder` fills.
     pub(super) fn growing(builder: Builder) -> Self {
         Self {
             complete: OnceLock::new(),
@@ -180,7 +188,7 @@ impl LiveIndex {
         }
     }
 
-    /// The index as far as it is known.
+    /// Returns the index as far as it is built.
     pub(super) fn read(&self) -> IndexGuard<'_> {
         if let Some(index) = self.complete.get() {
             return IndexGuard::Complete(index);
@@ -190,33 +198,36 @@ impl LiveIndex {
             return IndexGuard::Growing(growing);
         }
         drop(growing);
-        // It was completed in between, and with the lock held.
+        // The index was completed in between, under the lock.
         IndexGuard::Complete(self.complete.wait())
     }
 
-    /// The index, when all of it is known.
+    /// Returns the index once it is complete.
     pub(super) fn completed(&self) -> Option<&Arc<Index>> {
         self.complete.get()
     }
 
-    /// Whether the scan is over, so that what is not known now never will be.
+    /// Whether the scan is over. After that, no entry is added.
     pub(super) fn is_scan_over(&self) -> bool {
         self.complete.get().is_some() || self.waiters().is_scan_over
     }
 
-    /// Does `callback` as soon as what is `awaited` is there or the scan is over: at once, on this
-    /// thread, or later on the scan's. `callback` looks again: it may have been the end. Once it is not
-    /// wanted any more it may never be done.
+    /// Runs `callback` when `awaited` is available or the scan is over.
+    ///
+    /// Runs it at once on this thread, or later on the scan thread. `callback` must check the
+    /// index, because the scan may have ended without the entry. A callback that is no longer
+    /// wanted may never run.
     pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
         let mut waiters = self.waiters();
-        // Counted before it looks, so that the scan, which looks after it builds, misses no one.
+        // Counted before the check. The scan checks the count after it adds entries, so it misses
+        // no waiter.
         self.waiter_count.fetch_add(1, Ordering::SeqCst);
         if !waiters.is_scan_over && !is_available(&self.read(), &awaited) {
             waiters.callbacks.push((awaited, callback));
             let cancelled = waiters.sweep();
             self.waiter_count
                 .fetch_sub(cancelled.len(), Ordering::SeqCst);
-            // They are dropped without the lock: nobody knows what else they hold.
+            // Dropped without the lock, because callbacks may hold any other resources.
             drop(waiters);
             return;
         }
@@ -225,21 +236,22 @@ impl LiveIndex {
         callback.run();
     }
 
-    /// Waits, on this thread, for what is `awaited` or the end of the scan.
+    /// Blocks until `awaited` is available or the scan is over.
     pub(super) fn wait_for(&self, awaited: WaitFor) {
         let (sender, closed) = mpsc::channel::<()>();
         self.on_available(awaited, Callback::new(move || drop(sender)));
-        // Nothing is ever sent.
+        // No message is ever sent; the channel only closes.
         closed.recv().unwrap_or_default();
     }
 
-    /// Has `watcher` told of changes, on the scan's thread, which must not be made to wait. The first
-    /// word counts.
+    /// Sets the watcher of changes, which runs on the scan thread and must not block.
+    ///
+    /// Only the first call has an effect.
     pub(super) fn watch(&self, watcher: Watcher) {
         drop(self.watcher.set(watcher));
     }
 
-    /// Lets `grow` add to what is known.
+    /// Runs `grow` with the builder to add to the index; `None` if it is complete.
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
         let grown = {
             let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +276,7 @@ impl LiveIndex {
         Some(grown)
     }
 
-    /// Tells those whose wait has come to its end.
+    /// Runs the callbacks whose awaited part is now available.
     fn notify_waiters(&self) {
         let mut waiters = self.waiters();
         let index = self.read();
@@ -278,15 +290,14 @@ impl LiveIndex {
         self.run_callbacks(due);
     }
 
-    /// Completes the index: nothing grows any more. Those who wait are told by
-    /// [`end_scan`](Self::end_scan).
+    /// Completes the index. [`end_scan`](Self::end_scan) then wakes the remaining waiters.
     pub(super) fn finish(&self, origin: Origin) {
-        // By itself, so that the watcher hears of what that changes.
+        // A separate call, so that the watcher receives these changes.
         self.grow(Builder::resolve_forward_links);
         let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(builder) = growing.take() {
             let index = builder.finish(origin);
-            // With the lock held, so that no one finds neither.
+            // Set under the lock, so that a reader always finds the builder or the index.
             assert!(
                 self.complete.set(Arc::new(index)).is_ok(),
                 "there is one builder"
@@ -294,7 +305,7 @@ impl LiveIndex {
         }
     }
 
-    /// The scan is over, whether it completed the index or not.
+    /// Marks the scan as over and runs all callbacks. The index may be complete or not.
     pub(super) fn end_scan(&self) {
         let mut waiters = self.waiters();
         waiters.is_scan_over = true;
@@ -335,7 +346,7 @@ mod tests {
         Arc::new(LiveIndex::growing(Builder::new(Options::default())))
     }
 
-    /// Says when it was done.
+    /// A callback that counts its runs.
     fn counting_callback(done: &Arc<AtomicUsize>) -> Callback {
         let done = Arc::clone(done);
         Callback::new(move || {
@@ -379,7 +390,7 @@ mod tests {
             ..Options::default()
         });
         builder.add_member(&file("a", 0..1)).expect("placed");
-        // The root's.
+        // Drops the change of the root.
         builder.take_dirty_inodes();
         let (live_index, changed) = (LiveIndex::growing(builder), Arc::<Mutex<Vec<_>>>::default());
         let recorded = Arc::clone(&changed);
@@ -418,7 +429,7 @@ mod tests {
         live_index.end_scan();
         assert!(live_index.is_scan_over() && live_index.completed().is_none());
         assert!(live_index.read().lookup(Ino::ROOT, b"a").is_some());
-        // Returns.
+        // Must return.
         live_index.wait_for(WaitFor::End);
     }
 

@@ -1,4 +1,4 @@
-//! Where a scan can go on in a later run; as bytes, too.
+//! Resume points: positions at which a later scan can continue, and their encoding.
 
 use std::sync::Arc;
 
@@ -8,22 +8,22 @@ use crate::base::extent::{Packed, Plain};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::MemberTotals;
 
-/// A place in front of a member.
+/// A position in front of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResumePoint {
-    /// The packed format.
+    /// Packed format.
     pub compression: Compression,
-    /// Where decoding starts: at the member, or before it.
+    /// Seek point at which decoding starts: at the member, or before it.
     pub seek_point: SeekPoint,
-    /// Where the first of the member's headers begins.
+    /// Start of the member's first header.
     pub member: Plain,
-    /// What the members before it come to.
+    /// Totals of the members before it.
     pub sums: MemberTotals,
-    /// The bodies of the global pax headers before it.
+    /// Bodies of the global pax headers before it.
     pub globals: Arc<Vec<Vec<u8>>>,
 }
 
-/// The formats by their codes.
+/// Packed formats, by their codes.
 const FORMATS: [Compression; 6] = [
     Compression::None,
     Compression::Gzip,
@@ -34,7 +34,8 @@ const FORMATS: [Compression; 6] = [
 ];
 
 impl ResumePoint {
-    /// As [`ResumePoint::decode`] takes it: numbers of eight bytes, strings behind their lengths.
+    /// Encodes for [`ResumePoint::decode`]: numbers of eight bytes, and strings with their lengths
+    /// in front.
     pub fn encode(&self) -> Vec<u8> {
         let point = &self.seek_point;
         let format = FORMATS
@@ -61,7 +62,7 @@ impl ResumePoint {
         bytes
     }
 
-    /// What [`ResumePoint::encode`] made; `None` when it makes no sense.
+    /// Decodes the result of [`ResumePoint::encode`]; `None` if it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (numbers, mut rest) = bytes.split_first_chunk::<72>()?;
         let (numbers, _) = numbers.as_chunks::<8>();

@@ -1,4 +1,4 @@
-//! One pass over an archive: fetch → decode → parse → sink.
+//! Scans an archive in one pass: fetch → decode → parse → sink.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,115 +26,133 @@ use crate::index::{NewDigests, Span, block_len};
 use crate::source::{Access, RetryForever, Source};
 use crate::tar::{self, Event, Member, Parser};
 
-/// Receives what a scan finds, in archive order, on the scanning thread: a
-/// [`member`](Self::member), its payload piece by piece, then [`member_end`](Self::member_end).
-/// Between these, when the scan makes seek points, the plain stream as a whole passes by in
-/// spans.
+/// Receives the results of a scan, in archive order, on the scan thread.
+///
+/// For each member, the scan calls [`member`](Self::member), then [`payload`](Self::payload) for
+/// each piece, then [`member_end`](Self::member_end). If the scan makes seek points, it also passes
+/// the whole plain stream, divided into spans.
 pub trait Sink {
-    /// Why the whole scan must stop. What concerns one member only is the sink's to remember.
+    /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
     type Error: std::fmt::Debug;
 
-    /// The source is packed like this.
+    /// Reports the packed format of the source.
     fn begin(&mut self, _compression: Compression) {}
 
-    /// The next member begins.
+    /// Begins the next member.
     ///
     /// # Errors
     /// When the scan must stop.
     fn member(&mut self, member: Member) -> Result<(), Self::Error>;
 
-    /// The next piece of the payload, never empty; pieces add up to the member's payload extent.
-    /// The bytes hold a share of the scan's memory budget until dropped.
+    /// Passes the next piece of the payload, which is never empty.
+    ///
+    /// All pieces together have the length of the member's payload extent. `bytes` count against
+    /// the scan's memory budget until they are dropped.
     ///
     /// # Errors
     /// When the scan must stop.
     fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error>;
 
-    /// The member's payload is complete; or, when `cut`, the archive ends in the middle of it.
+    /// Ends the payload. `cut` means that the archive ends in the middle of it.
     ///
     /// # Errors
     /// When the scan must stop.
     fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
 
-    /// Something is odd, and `text` says what and where.
+    /// Reports an oddity. `text` says what is odd, and where.
     fn warning(&mut self, text: &str);
 
-    /// A member is damaged or lost. `offset` is that of its header, `text` says what is wrong.
+    /// Reports a damaged or lost member. `offset` is that of its header; `text` says what is wrong.
     fn damage(&mut self, _offset: Plain, text: &str) {
         self.warning(text);
     }
 
-    /// Whether the sink has room for more.
+    /// Checks whether the sink has memory for more.
     ///
     /// # Errors
-    /// When it has none, which ends the scan.
+    /// When the sink has no memory left, which ends the scan.
     fn check_memory(&mut self) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// The next bytes of the span that is going by, member or not.
+    /// Passes the next bytes of the current span, whether or not they belong to a member.
     fn span_piece(&mut self, _bytes: &Bytes) {}
 
-    /// Digests of packed bytes, before any plain bytes that come of these.
+    /// Passes digests of packed bytes. This precedes all plain bytes decoded from them.
     fn digests(&mut self, _digests: &NewDigests) {}
 
-    /// All bytes of the span have gone by; its blocks have these checksums, none if it has no hash.
+    /// Ends the current span.
+    ///
+    /// `checksums` are those of its blocks. They are empty if the span has no hash.
     fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
 
-    /// A later scan can go on at the member that comes next; where it cannot, this is not called.
+    /// Reports a point at which a later scan can resume.
+    ///
+    /// The next member begins there. The scan skips this call if resuming is impossible.
     fn resume_point(&mut self, _bookmark: ResumePoint) {}
 }
 
-/// How to scan.
+/// Options of a scan.
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Options {
-    /// The packed format; found by magic bytes when `None`.
+    /// Packed format; `None` detects it by magic bytes.
     pub compression: Option<Compression>,
-    /// How to read tar.
+    /// Options of the tar parser.
     pub tar: tar::Options,
-    /// Whether an archive that ends too early counts as one that ends there.
+    /// Whether a truncated archive counts as complete.
     pub allow_truncated: bool,
-    /// Whether seek points, span hashes, digests of packed blocks and the content id are wanted.
+    /// Whether the scan makes seek points, span hashes, digests of packed blocks, and the content
+    /// ID.
     pub spans: bool,
-    /// Requests in flight, at the most.
+    /// Maximum number of requests in flight.
     pub connections: usize,
-    /// Bytes of one request, at the most.
+    /// Maximum number of bytes in one request.
     pub chunk_len: u64,
-    /// What is too slow to be waited for.
+    /// Speed below which a request counts as too slow.
     pub min_speed: fetch::MinSpeed,
-    /// Whether the scan goes on when the source cannot be reached for long.
+    /// Whether the scan keeps retrying while the source is unreachable.
     pub retry_forever: RetryForever,
-    /// Bytes of all buffers and of decoder state together; at least [`MIN_MEMORY`] are used.
+    /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`].
     pub memory: u64,
-    /// Who gives way to decoder state before the buffers do.
+    /// Memory that decoder state reclaims before it reclaims the scan's buffers.
     pub lenders: Vec<Arc<dyn Reclaim>>,
-    /// Threads that decode what can be decoded out of order.
+    /// Number of threads for data that can be decoded out of order.
     pub workers: usize,
-    /// Whether large payloads of an archive that is not packed may be passed over, so that their
-    /// bytes have no hashes and the source no content id; only with a source whose version is pinned
-    /// by a strong validator.
+    /// Whether the scan may skip large payloads of an uncompressed archive.
+    ///
+    /// Skipped bytes have no hashes, and the source has no content ID. It takes effect only if a
+    /// strong validator pins the source's version.
     pub allow_skipping: bool,
-    /// Whether the sink is to hear of [resume points](Sink::resume_point). A saved index is not used then.
+    /// Whether the sink receives [resume points](Sink::resume_point). The scan then uses no saved
+    /// index.
     pub resume_points: bool,
-    /// Where to go on, if not at the front; then neither `spans` nor a digest can be had, and what was
-    /// stored to check an earlier part of the stream together with what follows is not verified.
+    /// Point at which to resume; `None` starts at the front.
+    ///
+    /// Excludes `spans` and digests. Checksums that also cover earlier parts of the stream are not
+    /// verified.
     pub resume: Option<ResumePoint>,
-    /// Whether the SHA-256 of the packed bytes counts. Nothing is passed over then. It always does
-    /// for a source that is known by its digest ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
+    /// SHA-256 of the packed bytes.
+    ///
+    /// Prevents skipping. A source that is known by its digest always expects it
+    /// ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
     pub sha256: Digest,
-    /// SHA-256 of the plain stream, to its end. A source can name the expected one
-    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes `resume`.
+    /// SHA-256 of the whole plain stream.
+    ///
+    /// A source can name the expected one
+    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes
+    /// `resume`.
     pub plain_sha256: Digest,
-    /// An index of this version of the source, if there is one: with it a stream that must
-    /// otherwise be decoded from the front is decoded by all workers. Not used when `spans` are
-    /// wanted.
+    /// Saved index of this version of the source, if there is one.
+    ///
+    /// With it, all workers decode a stream that otherwise must be decoded from the front. Not used
+    /// if `spans` are wanted.
     pub saved_index: Option<SavedIndex>,
 }
 
 impl Default for Options {
-    /// All of an archive for a sink that wants nothing but its members, within 128 MiB of memory, by one
-    /// thread that decodes.
+    /// Scans the whole archive, for a sink that wants only members. Uses 128 MiB of memory and one
+    /// decoding thread.
     fn default() -> Self {
         Self {
             compression: None,
@@ -159,8 +177,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The same for `source`, which may be known by its digest: that is expected then, unless someone
-    /// wants something else.
+    /// Returns these options with the digests that `source` names.
+    ///
+    /// An explicit choice for a digest has precedence.
     pub(super) fn for_source(&self, source: &dyn Source) -> Self {
         let fingerprint = source.fingerprint();
         let expected = |asked, known: Option<Sha256>| match (asked, known) {
@@ -174,79 +193,84 @@ impl Options {
         }
     }
 
-    /// Whether the scan fails when a digest differs.
+    /// Whether the scan fails if a digest differs.
     pub(super) fn expects_digest(&self) -> bool {
         let mut digests = [self.sha256, self.plain_sha256].into_iter();
         digests.any(|digest| matches!(digest, Digest::Expect(_)))
     }
 }
 
-/// What a scan does about the SHA-256 of a stream, all of it to its end.
+/// How a scan treats the SHA-256 of a whole stream.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Digest {
-    /// Nothing: it takes as long as decoding.
+    /// Does not compute it, because that takes as long as decoding.
     #[default]
     Ignore,
-    /// Takes it, also of what cannot be decoded to its end.
+    /// Computes it, even if the archive cannot be decoded to its end.
     Compute,
-    /// Takes it, and fails at the end when it is another one.
+    /// Computes it, and fails at the end if it differs.
     Expect(Sha256),
 }
 
-/// The least memory a scan works with, in bytes. In half of it there is room for all that a
-/// decoder waits for before it gives anything out, the chunks at both ends of that included: a
-/// zstd frame has up to 9 MiB of packed bytes, a block of legacy lz4 8 MiB packed and plain.
+/// Minimum memory of a scan, in bytes.
+///
+/// Half of it must hold everything that a decoder needs before its first output, including the
+/// chunks at both ends. A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up
+/// to 8 MiB packed and plain.
 pub const MIN_MEMORY: u64 = 32 << 20;
 
-/// The memory with which a decoder whose state takes `needed_bytes` works: three quarters of any
-/// memory can be lent, see [`Reclaim`].
+/// Memory required by a decoder whose state takes `needed_bytes`.
+///
+/// Decoders can borrow three quarters of the memory, see [`Reclaim`].
 pub fn memory_for_state(needed_bytes: u64) -> u64 {
     needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
 }
 
-/// What a scan went through.
+/// Result of a scan.
 #[derive(Clone, Copy, Debug)]
 pub struct Summary {
-    /// The packed format.
+    /// Packed format.
     pub compression: Compression,
     /// Length of the source.
     pub packed_len: u64,
-    /// Bytes of the decoded stream.
+    /// Length of the plain stream.
     pub plain_len: u64,
-    /// Digest (BLAKE3) of the packed bytes, when asked for.
+    /// BLAKE3 digest of the packed bytes, if requested.
     pub content_id: Option<[u8; 32]>,
-    /// SHA-256 of the packed bytes, when asked for.
+    /// SHA-256 of the packed bytes, if requested.
     pub sha256: Option<Sha256>,
-    /// SHA-256 of the decoded stream, when asked for.
+    /// SHA-256 of the plain stream, if requested.
     pub plain_sha256: Option<Sha256>,
-    /// The archive ends too early, which was allowed.
+    /// Whether the archive is truncated, which the options allowed.
     pub truncated: bool,
-    /// Places where headers were unreadable and members may have been lost; the scan cannot be
-    /// called a success unless this is 0.
+    /// Number of places with unreadable headers, where members may be lost.
+    ///
+    /// The scan is a success only if this is 0.
     pub damages: u64,
 }
 
-/// Why a scan ended before the archive.
+/// Reason why a scan ended early.
 #[derive(Debug)]
 pub enum ScanError<E> {
-    /// The archive cannot be read on.
+    /// The rest of the archive cannot be read.
     Archive {
-        /// Why.
+        /// The error.
         error: Error,
-        /// The name of the member it happened in.
+        /// Name of the member at which it happened.
         member: Option<Vec<u8>>,
-        /// SHA-256 of the packed bytes, when [`Digest::Compute`] asked for it and all of them came.
+        /// SHA-256 of the packed bytes, if [`Digest::Compute`] asked for it and all of them
+        /// arrived.
         sha256: Option<Box<Sha256>>,
     },
-    /// The sink had enough.
+    /// The sink stopped the scan.
     Sink(E),
 }
 
-/// Streams the whole source once, into `sink`.
+/// Streams the whole source once into `sink`.
 ///
 /// # Errors
-/// [`ScanError::Archive`] when the source, the packed stream or the archive is at fault, after
-/// everything before was delivered; [`ScanError::Sink`] with the sink's own reason.
+/// [`ScanError::Archive`] if the source, the packed stream or the archive is at fault. The sink has
+/// then received everything before the fault. [`ScanError::Sink`] with the sink's own reason.
 pub fn scan<S: Sink>(
     source: &Arc<dyn Source>,
     options: &Options,
@@ -319,7 +343,7 @@ pub fn scan<S: Sink>(
             scan.end_truncated()?;
             if !(options.allow_truncated && error.is_truncation()) {
                 let sha256 = match error {
-                    // It may have none.
+                    // Such a stream may be endless, so it has no digest.
                     Error::EndlessZeros => None,
                     _ => scan.digest_despite_error(&mut plain),
                 };
@@ -339,7 +363,7 @@ pub fn scan<S: Sink>(
         .finished()
         .ok_or_else(|| scan.archive_error(Error::Interrupted))?;
     if let Digest::Expect(expected) = options.sha256 {
-        // There is none where the last byte was not seen: then nothing tells what was.
+        // The digest is missing if the last byte was not read.
         let found = finished.sha256.ok_or(Error::Interrupted);
         let found = found.map_err(|error| scan.archive_error(error))?;
         if found != expected {
@@ -366,15 +390,17 @@ pub fn scan<S: Sink>(
     })
 }
 
-/// Plain bytes for each thread that decodes, and for the consumer, when buffers are short. As many a
-/// decoder may hold that decodes ahead (gzip).
+/// Plain bytes for each decoding thread, and for the consumer, if buffers are short.
+///
+/// A decoder that decodes ahead (gzip) may hold as many.
 const PLAIN_BYTES_PER_THREAD: u64 = 8 << 20;
 
-/// Plain bytes beyond that, for what comes before all that is decoded ahead.
+/// Additional plain bytes, for data before everything that is decoded ahead.
 const SERIAL_PLAIN_BYTES: u64 = 2 << 20;
 
-/// What keeps so many threads decoding: for each, and for the consumer, a buffer at hand and
-/// another one, which may be long.
+/// Buffer limit that keeps `workers` threads decoding.
+///
+/// Each thread, and the consumer, has one current buffer and another one, which may be long.
 fn plain_soft_limit(workers: usize) -> SoftLimit {
     let holders = workers.saturating_add(1);
     let bytes = PLAIN_BYTES_PER_THREAD.saturating_mul(holders as u64);
@@ -391,17 +417,17 @@ fn open_stream(
     stats: &Arc<Stats>,
     resume: Option<(Compression, SeekPoint)>,
 ) -> Result<PlainStream, Error> {
-    // Halves: what is fetched ahead must not starve what is decoded, nor the other way round.
+    // Each gets half, so that neither fetched nor decoded data can starve the other.
     let half = options.memory.max(MIN_MEMORY) / 2;
     let packed = BufferPool::new(half);
     let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
     let mut lenders = options.lenders.clone();
     lenders.push(Arc::new(plain.clone()));
-    // Last: what is fetched ahead is here already and takes its time to go.
+    // Packed buffers are last, because fetched data is already here and takes time to be released.
     lenders.push(Arc::new(packed.clone()));
     let fetch = fetch::Config {
-        // Several chunks must fit, or fetching and decoding would take turns, and wait for each
-        // other when what is decoded as one lies across them.
+        // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a
+        // unit of decoding spans several chunks.
         chunk_len: options.chunk_len.min(half / 8),
         connections: options.connections,
         min_speed: options.min_speed,
@@ -440,11 +466,11 @@ fn open_stream(
     PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
 }
 
-/// What came since streaming began, or began again.
+/// Statistics of streaming since the last start.
 #[derive(Clone, Copy)]
 struct StreamRun {
     since: Instant,
-    /// When the first bytes came.
+    /// Time until the first bytes arrived.
     first: Option<Duration>,
     bytes: u64,
 }
@@ -464,28 +490,28 @@ struct Scan<'a, S> {
     parser: Parser,
     span_splitter: Option<SpanSplitter>,
     compression: Compression,
-    /// The last two; for resume points. Between them and the next member lies at most a header with its
-    /// extensions.
+    /// The last two seek points, for resume points. At most a header with its extensions is between
+    /// them and the next member.
     seek_points: VecDeque<SeekPoint>,
     plain_len: u64,
-    /// What comes before this is decoded only for what follows.
+    /// Plain bytes before this offset are decoded but not parsed.
     skipped_to: Plain,
     damages: u64,
-    /// The name of the member whose payload is going by.
+    /// Name of the member whose payload is being read.
     member: Option<Vec<u8>>,
     source: &'a Arc<dyn Source>,
     options: &'a Options,
     network: &'a Handle,
     /// Whether packed bytes are plain bytes.
     is_plain: bool,
-    /// The source's end, if payloads before it may be passed over.
+    /// Length of the source, if payloads may be skipped.
     end: Option<u64>,
     skip_policy: SkipPolicy,
     stream_run: StreamRun,
     has_skipped: bool,
-    /// Takes the digest of the plain stream, if it is wanted.
+    /// Digester of the plain stream, if its digest is wanted.
     plain_digester: Option<Digester>,
-    /// Of plain bytes, if they may go on without end.
+    /// Run of zero bytes in the plain stream, if the stream may be endless.
     zeros: Option<ZeroRun>,
     stats: &'a Arc<Stats>,
     sink: &'a mut S,
@@ -500,7 +526,7 @@ impl<S: Sink> Scan<'_, S> {
                 .map_err(|error| self.archive_error(error.into()))?
             {
                 Event::NeedInput if self.should_skip_payload(plain) => {
-                    // It goes on asking meanwhile.
+                    // The stream keeps requesting until it is stopped.
                     let requested_end = plain.stop_requesting();
                     *plain = self.skip_payload(requested_end)?;
                 }
@@ -512,7 +538,8 @@ impl<S: Sink> Scan<'_, S> {
                 event => self.handle_event(event).map_err(ScanError::Sink)?,
             }
         }
-        // Past the archive's end the stream still has checksums to verify and bytes to count.
+        // After the end of the archive, the stream still has checksums to verify and bytes to
+        // count.
         while self.next_bytes(plain)?.is_some() {}
         Ok(())
     }
@@ -521,8 +548,9 @@ impl<S: Sink> Scan<'_, S> {
         open_stream(self.source, self.options, self.network, self.stats, resume)
     }
 
-    /// Whether the rest of a payload is to be passed over. Nothing is that has been asked for, so no
-    /// byte is asked for twice.
+    /// Whether to skip the rest of a payload.
+    ///
+    /// The scan never skips bytes that it has requested, so it requests no byte twice.
     fn should_skip_payload(&mut self, plain: &PlainStream) -> bool {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
@@ -532,7 +560,7 @@ impl<S: Sink> Scan<'_, S> {
             return false;
         };
         let requested_end = plain.requested_end().0.max(self.plain_len);
-        // What shares a block with bytes that are passed over has no digest.
+        // A block that is partly skipped has no digest.
         if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= requested_end
         {
             return false;
@@ -548,19 +576,20 @@ impl<S: Sink> Scan<'_, S> {
             .should_skip(end / block_len * block_len - requested_end)
     }
 
-    /// The length of the blocks that have digests.
+    /// Length of the blocks that have digests.
     fn block_len(&self) -> u64 {
         block_len(self.source.fingerprint().len)
     }
 
-    /// Where the payload ends of which some is lacking.
+    /// End of the current payload, if some of it is missing.
     fn payload_end(&self) -> Option<u64> {
         let lacking = self.parser.missing_payload();
         let end = self.plain_len.checked_add(lacking)?;
         (lacking > 0).then_some(end)
     }
 
-    /// Goes on with the block in which the payload ends, of which nothing from `asked` on was asked for.
+    /// Skips to the block in which the payload ends. Nothing from `requested_end` on has been
+    /// requested.
     fn skip_payload(&mut self, requested_end: Packed) -> Result<PlainStream, ScanError<S::Error>> {
         let end = self.payload_end().unwrap_or(self.plain_len);
         let block_len = self.block_len();
@@ -582,7 +611,7 @@ impl<S: Sink> Scan<'_, S> {
             .map_err(|error| self.archive_error(error))
     }
 
-    /// The next plain bytes; `None` at the end of the stream.
+    /// Returns the next plain bytes; `None` at the end of the stream.
     fn next_bytes(
         &mut self,
         plain: &mut PlainStream,
@@ -597,7 +626,7 @@ impl<S: Sink> Scan<'_, S> {
                 StreamItem::Plain(mut bytes) => {
                     let before = self.skipped_to.0.saturating_sub(self.plain_len);
                     let before = usize::try_from(before).unwrap_or(usize::MAX);
-                    // Before these are counted, whose members have not been seen yet.
+                    // Checked before these bytes count, because their members are not parsed yet.
                     self.check_len()?;
                     self.check_zeros(&bytes)?;
                     self.plain_len += bytes.len() as u64;
@@ -610,7 +639,7 @@ impl<S: Sink> Scan<'_, S> {
                     }
                     if let Some(splitter) = &mut self.span_splitter {
                         splitter.push(&bytes, self.sink);
-                        // Spans need memory behind the last member, too.
+                        // Spans after the last member need memory, too.
                         self.sink.check_memory().map_err(ScanError::Sink)?;
                     }
                     bytes.advance(before.min(bytes.len()));
@@ -638,7 +667,7 @@ impl<S: Sink> Scan<'_, S> {
         Ok(None)
     }
 
-    /// Whether the archive has unpacked to more than it may, which files alone cannot do.
+    /// Checks the limit on the plain length, which payloads alone cannot exceed.
     fn check_len(&self) -> Result<(), ScanError<S::Error>> {
         let members = self.parser.members();
         let limit = self.options.tar.limits.stream_bytes(members);
@@ -651,7 +680,7 @@ impl<S: Sink> Scan<'_, S> {
         })))
     }
 
-    /// Whether zeros that are no file's content go on for too long.
+    /// Checks that zeros outside of payloads do not continue for too long.
     fn check_zeros(&mut self, bytes: &[u8]) -> Result<(), ScanError<S::Error>> {
         let Some(zeros) = &mut self.zeros else {
             return Ok(());
@@ -703,7 +732,7 @@ impl<S: Sink> Scan<'_, S> {
         });
     }
 
-    /// Tells the sink where the member that begins at `member` can be found again.
+    /// Gives the sink a resume point for the member that begins at `member`.
     fn report_resume_point(&mut self, member: Plain) {
         let mut latest = self.seek_points.iter().rev();
         let seek_point = latest.find(|seek_point| seek_point.plain <= member);
@@ -728,12 +757,12 @@ impl<S: Sink> Scan<'_, S> {
         }
     }
 
-    /// The digest of a source whose archive cannot be read on, when it is wanted for itself.
+    /// Digest of a source whose archive is unreadable, if [`Digest::Compute`] wants it.
     fn digest_despite_error(&self, plain: &mut PlainStream) -> Option<Sha256> {
         if self.options.sha256 != Digest::Compute {
             return None;
         }
-        // What is decoded has lost its meaning, and further errors tell nothing new.
+        // The decoded data is useless, and further errors add nothing.
         while plain.finished().is_none() {
             if let Err(Error::Interrupted) = plain.next() {
                 break;
@@ -742,7 +771,7 @@ impl<S: Sink> Scan<'_, S> {
         plain.finished()?.sha256
     }
 
-    /// Ends what is under way because nothing follows.
+    /// Ends the current span and member, because no data follows.
     fn end_truncated(&mut self) -> Result<(), ScanError<S::Error>> {
         self.end_span();
         if self.member.take().is_some() {

@@ -1,31 +1,34 @@
-//! When a scan of a plain archive goes on behind a payload instead of through it; pure.
+//! Policy for skipping payloads in a scan of a plain archive; pure.
 
 use std::time::Duration;
 
-/// Payloads that lack less are streamed: their bytes get hashes, and are soon here.
+/// Payloads with fewer missing bytes are streamed. That takes little time and gives their bytes
+/// hashes.
 const MIN_SKIP_BYTES: u64 = 8 << 20;
 
-/// As long as nobody knows how fast the source is, only payloads that lack so much are passed over.
+/// Minimum of missing bytes for a skip while the speed of the source is unknown.
 const MIN_SKIP_BYTES_UNMEASURED: u64 = 64 << 20;
 
-/// A run of so many bytes tells how fast the source is.
+/// Minimum length of a run that measures the speed of the source.
 const MIN_SAMPLE_BYTES: u64 = 8 << 20;
 
-/// A hop costs a round trip in which nothing comes, and some more until requests are as many and as
-/// long as before.
+/// Cost of a skip, in round trips.
+///
+/// One round trip brings no data. Then it takes some more until requests are as many and as long as
+/// before.
 const SKIP_COST_ROUND_TRIPS: u32 = 3;
 
-/// What is known of the source, from the runs in which it was streamed.
+/// Speed of the source, measured in runs of streaming.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct SkipPolicy {
-    /// The shortest time from a first request to its bytes.
+    /// Shortest time from a first request to its bytes.
     round_trip: Option<Duration>,
-    /// Bytes a second, the most that was seen.
+    /// Highest rate measured, in bytes per second.
     best_rate: Option<f64>,
 }
 
 impl SkipPolicy {
-    /// A run has brought `bytes` in `took`, of which the first came after `first`.
+    /// Records a run that brought `bytes` in `took`, the first of them after `first`.
     pub(super) fn record_run(&mut self, bytes: u64, took: Duration, first: Duration) {
         self.round_trip = Some(self.round_trip.map_or(first, |known| known.min(first)));
         let streaming_secs = took.saturating_sub(first).as_secs_f64();
@@ -36,7 +39,7 @@ impl SkipPolicy {
         }
     }
 
-    /// Whether a payload of which `missing` bytes have not been asked for is passed over.
+    /// Whether to skip a payload of which `missing` bytes have not been requested.
     pub(super) fn should_skip(&self, missing: u64) -> bool {
         let (Some(rate), Some(round_trip)) = (self.best_rate, self.round_trip) else {
             return missing >= MIN_SKIP_BYTES_UNMEASURED;

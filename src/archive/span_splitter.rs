@@ -1,4 +1,4 @@
-//! Cuts the plain stream into spans as it goes by; pure.
+//! Splits the plain stream into spans; pure.
 
 use bytes::Bytes;
 
@@ -9,23 +9,24 @@ use crate::codec::seek_point::{MAX_SPAN_LEN, MIN_SPAN_LEN};
 use crate::codec::{SeekPoint, UNKNOWN_PLAIN};
 use crate::index::Span;
 
-/// Bytes that are hashed and handed on at once: few enough to be in the processor's cache for whoever
-/// copies them next.
+/// Maximum number of bytes that are hashed at once.
+///
+/// They fit into the processor's cache, for the copy that follows.
 const MAX_PIECE_BYTES: usize = 128 << 10;
 
-/// The span that is going by.
+/// Splitter with its current span.
 pub(super) struct SpanSplitter {
     number: u32,
     start: Plain,
     len: u64,
     seek_point: Option<SeekPoint>,
-    /// Where the last seek point that was kept stands.
+    /// Offset of the last seek point that was not dropped.
     last_seek_point: Option<Plain>,
     hasher: SpanHasher,
 }
 
 impl SpanSplitter {
-    /// The first span, at plain offset 0. Each block of `block_len` bytes of a span gets a checksum.
+    /// Starts the first span, at plain offset 0. Each block of `block_len` bytes gets a checksum.
     pub(super) fn new(block_len: u64) -> Self {
         Self {
             number: 0,
@@ -37,9 +38,11 @@ impl SpanSplitter {
         }
     }
 
-    /// The bytes from here on can be decoded on their own. Decoders whose jobs run out of order
-    /// do not know where in the plain stream that is, and so offer a point too many: one that is
-    /// closer than [`MIN_SPAN_LEN`] to the last and costs nothing to do without is left out.
+    /// Starts a span at a seek point, unless the point is redundant.
+    ///
+    /// A decoder whose jobs run out of order does not know the plain offset, and offers too many
+    /// points. A point closer than [`MIN_SPAN_LEN`] to the last one is dropped if it has no window,
+    /// because the last one can replace it.
     pub(super) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
         let here = Plain(self.start.0 + self.len);
         debug_assert!([here, UNKNOWN_PLAIN].contains(&seek_point.plain));
@@ -57,7 +60,7 @@ impl SpanSplitter {
         });
     }
 
-    /// The next bytes of the stream.
+    /// Adds the next bytes of the stream.
     pub(super) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
@@ -72,11 +75,13 @@ impl SpanSplitter {
         }
     }
 
-    /// Passes over the next `len` bytes of a stream that is not packed, and makes spans without hashes of
-    /// them. A server and a header can claim any length, so the sink is asked for room.
+    /// Skips the next `len` bytes of an uncompressed stream, and adds spans without hashes for
+    /// them.
+    ///
+    /// A server or a header can claim any length, so this checks the sink's memory.
     ///
     /// # Errors
-    /// When the sink has no room for another span.
+    /// When the sink has no memory for another span.
     pub(super) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
         self.end_span(sink);
         let end = self.start.0 + len;
@@ -99,7 +104,7 @@ impl SpanSplitter {
         Ok(())
     }
 
-    /// Ends the span that is going by, at the end of the stream too.
+    /// Ends the current span, also at the end of the stream.
     pub(super) fn end_span<S: Sink>(&mut self, sink: &mut S) {
         if self.len == 0 {
             return;
@@ -118,7 +123,7 @@ impl SpanSplitter {
     }
 }
 
-/// Where decoding can start in a stream that is not packed.
+/// Seek point at `plain` in an uncompressed stream.
 pub(super) fn plain_seek_point(plain: Plain) -> SeekPoint {
     SeekPoint {
         packed: Packed(plain.0),
@@ -138,7 +143,7 @@ mod tests {
 
     const BLOCK_LEN: u64 = 1000;
 
-    /// Remembers spans, and the bytes that went by between their ends.
+    /// Records spans, and the bytes between their ends.
     #[derive(Default)]
     struct RecordingSink {
         spans: Vec<Span>,
@@ -173,7 +178,7 @@ mod tests {
         }
     }
 
-    /// What a stream holds next.
+    /// Next item of a stream.
     #[derive(Clone, Copy, Debug)]
     enum Next {
         Bytes(u64),
@@ -209,7 +214,7 @@ mod tests {
         seen
     }
 
-    /// Starts, and whether decoding can start there.
+    /// Starts of spans, and whether decoding can start there.
     fn span_starts(stream: &[Next]) -> Vec<(u64, bool)> {
         let spans = split(stream).spans;
         let starts = spans

@@ -1,4 +1,4 @@
-//! The sink that keeps nothing: what a scan finds is counted, and held against an index.
+//! Sink that verifies an archive: counts members, and compares spans with an index.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use crate::codec::Compression;
 use crate::index::Index;
 use crate::tar::Member;
 
-/// Findings that are kept in words; the others are counted.
+/// Maximum number of findings that are kept as text. The others are only counted.
 const MAX_FINDINGS: usize = 100;
 
-/// What a scan finds out about an archive when all that is wanted is to know whether it is good.
+/// Result of a scan that only verifies an archive.
 #[derive(Debug, Default)]
 pub struct VerifySink {
     compression: Option<Compression>,
@@ -23,7 +23,7 @@ pub struct VerifySink {
     comparison: Option<IndexComparison>,
 }
 
-/// Texts, as many as are of use.
+/// Texts of findings, up to a limit, and the number of further ones.
 #[derive(Clone, Debug, Default)]
 struct Findings {
     texts: Vec<String>,
@@ -47,7 +47,7 @@ impl Findings {
     }
 }
 
-/// An index, and how far its spans have been seen.
+/// An index, and the position up to which its spans were compared.
 struct IndexComparison {
     index: Arc<Index>,
     span: u32,
@@ -65,13 +65,15 @@ impl std::fmt::Debug for IndexComparison {
 }
 
 impl VerifySink {
-    /// Of an archive by itself.
+    /// Verifies an archive by itself.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// As [`VerifySink::new`], and every span is held against its hash in `index`; for a scan with
-    /// [`spans`](super::scan::Options::spans), and without hops.
+    /// Verifies an archive as [`VerifySink::new`] does, and compares each span with its hash in
+    /// `index`.
+    ///
+    /// The scan needs [`spans`](super::scan::Options::spans), and must not skip payloads.
     pub fn with_index(index: Arc<Index>) -> Self {
         Self {
             comparison: Some(IndexComparison {
@@ -85,22 +87,22 @@ impl VerifySink {
         }
     }
 
-    /// The packed format, as soon as it was recognised.
+    /// Packed format, once it is detected.
     pub fn compression(&self) -> Option<Compression> {
         self.compression
     }
 
-    /// Members seen so far.
+    /// Number of members found so far.
     pub fn members(&self) -> u64 {
         self.members
     }
 
-    /// What is odd and loses nothing.
+    /// Oddities without data loss.
     pub fn warnings(&self) -> Vec<String> {
         self.warnings.clone().finish()
     }
 
-    /// Where the index is not the archive's, of which a scan found out what `summary` says.
+    /// Differences between the index and the archive. `summary` is the result of the scan.
     pub fn differences(self, summary: &Summary) -> Vec<String> {
         self.comparison
             .map(|comparison| comparison.differences(summary))
@@ -109,9 +111,9 @@ impl VerifySink {
 }
 
 impl IndexComparison {
-    /// Goes on with the next plain bytes.
+    /// Hashes the next plain bytes.
     fn add_bytes(&mut self, mut bytes: &[u8]) {
-        // What comes behind the last span shows in the length.
+        // Bytes after the last span are found by the comparison of lengths.
         while let Some(extent) = self.index.span_extent(self.span) {
             let left = usize::try_from(extent.len() - self.seen).unwrap_or(usize::MAX);
             let (piece, rest) = bytes.split_at(left.min(bytes.len()));
@@ -130,7 +132,7 @@ impl IndexComparison {
         let (found, _) = self.hasher.finish();
         let hash = self.index.span(number).map(|span| span.hash);
         let is_right = match hash {
-            // The scan that made the index had passed over it.
+            // The scan that built the index skipped this span.
             Some(None) => true,
             Some(Some(hash)) => hash == found,
             None => false,

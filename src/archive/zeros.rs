@@ -1,28 +1,31 @@
-//! Runs of zeros in a source that does not say how long it is.
+//! Limit on runs of zeros in a source of unknown length.
 
 use super::error::Error;
 
-/// Zeros in a row that a source of unknown length may have where no file's content is expected: more
-/// than any record of a tape is long. A device like `/dev/zero` or a server may send them for ever.
+/// Maximum number of consecutive zeros outside of file contents, if the source has no known length.
+///
+/// It is more than any tape record has. A device such as `/dev/zero`, or a server, may send zeros
+/// for ever.
 pub(super) const MAX_ZERO_BYTES: u64 = 64 << 20;
 
-/// Counts zeros in a row.
+/// Counts consecutive zeros.
 #[derive(Debug, Default)]
 pub(super) struct ZeroRun {
     bytes: u64,
 }
 
 impl ZeroRun {
-    /// Takes note of the next bytes.
+    /// Adds the next bytes.
     ///
     /// # Errors
-    /// [`Error::EndlessZeros`] when there are more than [`MAX_ZERO_BYTES`] in a row; again at each
-    /// further call that adds to them.
+    /// [`Error::EndlessZeros`] if there are more than [`MAX_ZERO_BYTES`] in a row. Every later call
+    /// that adds zeros fails, too.
     pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.iter().all(|&byte| byte == 0) {
             self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         } else {
-            // What follows the last other byte may be the content of a member that begins in here.
+            // Zeros after the last other byte may be the content of a member that begins in these
+            // bytes.
             self.bytes = 0;
         }
         if self.bytes > MAX_ZERO_BYTES {
@@ -31,7 +34,7 @@ impl ZeroRun {
         Ok(())
     }
 
-    /// Takes note of bytes that may be any.
+    /// Resets the count at bytes that may be file contents.
     pub(super) fn reset(&mut self) {
         self.bytes = 0;
     }
