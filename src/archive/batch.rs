@@ -1,5 +1,6 @@
-//! Spans made before anyone asks: neighbours by one request, and decoded along the seek points
-//! between them by as many threads as there are.
+//! Batches: spans that prefetch fills.
+//!
+//! One request fetches neighbouring spans. Several threads decode them, each from a seek point.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -18,39 +19,42 @@ use crate::codec::{self, Compression};
 use crate::index::Span;
 use crate::source::Access;
 
-/// Packed bytes fetched by one request in the background: what a reader who comes now may have to
-/// share its link with.
+/// Maximum number of packed bytes in one background request.
+///
+/// A new reader may have to share the link with it.
 const MAX_REQUEST_BYTES: u64 = 8 << 20;
 
-/// Spans of one request.
+/// Maximum number of spans in one request.
 const MAX_REQUEST_SPANS: usize = 8;
 
-/// Neighbouring spans that one request brings.
+/// Neighbouring spans that one request fetches.
 #[derive(Debug)]
 pub(super) struct Batch {
     packed: Extent<Packed>,
-    /// Each decodes on its own.
+    /// Ranges that decode independently.
     ranges: Vec<SpanRange>,
 }
 
-/// Spans from one seek point to the next.
+/// The spans from one seek point to the next.
 #[derive(Debug)]
 struct SpanRange {
     packed: Extent<Packed>,
-    /// In order, without gaps. None when only windows of a span are missing.
+    /// Claims to the spans, in order, without gaps. Empty if only windows of a span are missing.
     claims: Vec<Claim<ReadError>>,
-    /// The missing windows, in order and without gaps; or all windows of the span, which no read
-    /// shall fetch meanwhile.
+    /// Claims to the missing windows, in order, without gaps.
+    ///
+    /// Or to all windows of the span, so that no read fetches them in the meantime.
     windows: Vec<WindowClaim>,
-    /// Runs of windows of the span that are not fetched yet, when it is fetched in runs.
+    /// Number of window runs that are still missing, if the span is fetched in runs.
     missing_runs: Option<Arc<AtomicUsize>>,
 }
 
 impl Reader {
-    /// Those of `spans`, ascending, that are neither in memory nor in the making, claimed and put
-    /// together into requests. Left out is what can only be decoded from far away, and what the
-    /// disk cache has. `found` counts spans that need not be made. Of spans that are here in part, only the
-    /// missing windows that begin at `from` or later are fetched.
+    /// Claims the missing ones of `spans`, which ascend, and groups them into requests.
+    ///
+    /// It leaves out spans that are in memory, in the disk cache, or in flight, and spans that can
+    /// only be decoded from far away. `found` counts spans that need no fill. If some windows of a
+    /// span are cached, it fetches only missing ones from `from` on.
     pub(super) fn batches(
         &self,
         spans: impl Iterator<Item = u32>,
@@ -61,7 +65,7 @@ impl Reader {
         let layout = self.layout();
         for number in spans {
             let claim = match self.single_flight.claim(number) {
-                // Asked only now: it may just have been made.
+                // Checked after the claim, because the span may just have been filled.
                 Ok(claim) if !self.span_cache.contains(self.key(number)) => claim,
                 Ok(_) | Err(_) => {
                     count_span(found);
@@ -69,14 +73,15 @@ impl Reader {
                 }
             };
             let span = self.indexed_span(number).ok();
-            // Prefetch of all spans makes none that is on disk.
+            // Prefetch of all spans does not decode spans that are on disk.
             let is_read = |span: &&Span| found.is_some() || !self.is_faster_to_decode(span);
             let cached = span.as_ref().filter(is_read);
-            // Before it is read, as a reader may complete the span on disk meanwhile.
+            // Checked before the read, because a reader may complete the span on disk in the
+            // meantime.
             let was_on_disk = cached.is_some_and(|span| self.is_span_on_disk(span));
             if let Some(bytes) = cached.and_then(|span| self.span_from_disk_cache(span)) {
                 count_span(found);
-                // Who works for no reader leaves memory to them.
+                // Prefetch without a reader leaves memory to readers.
                 if found.is_none() {
                     self.span_cache.insert(self.key(number), bytes.clone());
                     self.stats.prefetched_spans.increment();
@@ -87,12 +92,12 @@ impl Reader {
             if self.source.access() != Access::Ranges {
                 continue;
             }
-            // An index file may claim any length.
+            // An index file can claim any length.
             let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
                 continue;
             };
             let missing = layout.map(|layout| {
-                // All of the span was on disk and still is, so its hash was wrong just now.
+                // The whole span was on disk and still is, so its hash was wrong just now.
                 let is_damaged = was_on_disk && self.is_span_on_disk(&span);
                 let missing = self.missing_windows(layout, span.plain, from, is_damaged);
                 (layout, missing)
@@ -139,10 +144,10 @@ impl Reader {
         batches
     }
 
-    /// The packed bytes of `batch`, verified.
+    /// Fetches and verifies the packed bytes of `batch`.
     ///
     /// # Errors
-    /// When they cannot be had, or are not those that were scanned.
+    /// When they are unavailable, or differ from the scanned ones.
     pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
         let fetched = self.fetch_verified(&request, FetchMode::Background);
@@ -157,22 +162,23 @@ impl Reader {
         })
     }
 
-    /// Whether reading and decoding the packed bytes of `span` takes less time than reading its plain bytes from
-    /// disk: LZ4 decodes as fast as a disk reads, and there are fewer packed bytes.
+    /// Whether decoding `span` is faster than reading its plain bytes from disk.
+    ///
+    /// LZ4 decodes as fast as a disk reads, and there are fewer packed bytes to read.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
         let is_near = !self.source.is_remote() && self.source.access() == Access::Ranges;
         is_near && self.compression() == Compression::Lz4 && span.seek_point.is_some()
     }
 
-    /// Whether `span` is on disk; it may be damaged.
+    /// Whether `span` is on disk, perhaps damaged.
     fn is_span_on_disk(&self, span: &Span) -> bool {
         let disk_cache = self.disk_cache.as_ref();
         disk_cache.is_some_and(|disk_cache| disk_cache.covers(span.plain))
     }
 
-    /// Whether `span` is kept on disk when it is made.
+    /// Whether `span` is cached on disk after it is filled.
     pub(super) fn should_cache_on_disk(&self, span: &Span) -> bool {
-        // What has no hash could not be verified.
+        // A span without a hash cannot be verified.
         self.disk_cache.is_some() && span.hash.is_some()
     }
 
@@ -184,7 +190,7 @@ impl Reader {
     ) -> Result<(), ReadError> {
         if range.claims.is_empty() {
             let layout = self.layout().ok_or(ReadError::Index)?;
-            // A copy, as what waits for the disk would keep all bytes of the request in memory.
+            // Copies, because a queued disk write would keep all bytes of the request in memory.
             let mut bytes = self.free_list.allocate_empty(packed.len(), 0);
             bytes.append(&packed);
             let bytes = bytes.freeze();
@@ -216,7 +222,7 @@ impl Reader {
             let bytes = self.decode_next(&span, decoder, packed)?;
             match filled_spans {
                 Some(_) => self.cache_prefetched_span_on_disk(&span, &bytes),
-                // It may be there already.
+                // It may be on disk already.
                 None if self.is_faster_to_decode(&span) && self.is_span_on_disk(&span) => {}
                 None => self.cache_span_on_disk(&span, &bytes, false),
             }
@@ -229,7 +235,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Counts what fetching and decoding `batch` with `threads` takes, waiting for room.
+    /// Reserves memory to fetch and decode `batch` with `threads`. Waits for it.
     ///
     /// # Errors
     /// As [`BufferPool::reserve`].
@@ -253,13 +259,14 @@ fn count_span(spans: Option<&AtomicU64>) {
 }
 
 impl Batch {
-    /// Packed bytes that it fetches.
+    /// Number of packed bytes that it fetches.
     pub(super) fn packed_bytes(&self) -> u64 {
         self.packed.len()
     }
 
-    /// Decodes the fetched bytes on `workers`. `filled` counts spans; `done` is called when the last
-    /// is made or given up.
+    /// Decodes the fetched bytes on `workers`.
+    ///
+    /// `filled` counts filled spans. `done` runs when the last span is filled or has failed.
     pub(super) fn decode(
         self,
         reader: &Arc<Reader>,
@@ -287,7 +294,7 @@ impl Batch {
             let (reader, last) = (Arc::clone(reader), Arc::clone(&last));
             let filled = filled.cloned();
             workers.submit(move || {
-                // Who reads there makes it again, and is told what is wrong.
+                // A reader of that span decodes it again and gets the error.
                 if let Err(error) = reader.fill_range(range, packed, filled.as_deref()) {
                     tracing::debug!(%error, "not made ahead");
                 }
@@ -297,7 +304,7 @@ impl Batch {
     }
 }
 
-/// What ends when the last stretch of a batch is made.
+/// Runs `done` and releases memory after the last range of a batch.
 struct BatchGuard {
     _reserved: Reservation,
     done: Option<Box<dyn FnOnce() + Send + Sync>>,
@@ -311,7 +318,7 @@ impl Drop for BatchGuard {
     }
 }
 
-/// Puts a span that decoding can start at behind the last batch, or into a new one.
+/// Adds a range that starts at a seek point to the last batch, or to a new one.
 fn add_range(batches: &mut Vec<Batch>, range: SpanRange) {
     let packed = range.packed;
     if let Some(last) = batches.last_mut()
@@ -329,7 +336,7 @@ fn add_range(batches: &mut Vec<Batch>, range: SpanRange) {
     });
 }
 
-/// Puts a span behind the one before it, which it is decoded from; drops it if that is not here.
+/// Adds a span to the range that it is decoded from. Drops it if that range is missing.
 fn extend_range(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
     let Some(batch) = batches.last_mut() else {
         return;
@@ -360,7 +367,7 @@ impl Batch {
         counts.map(|range| range.claims.len().max(1)).sum()
     }
 
-    /// Whether `next` starts with the span behind the last one here, or with the next packed byte.
+    /// Whether `next` starts with the next span, or the next packed byte.
     fn is_continued_by(&self, next: &SpanRange) -> bool {
         let last = self.ranges.last().and_then(|last| last.claims.last());
         let first = next.claims.first();

@@ -1,4 +1,4 @@
-//! A file of an archive as a source of its own, for the archive that it is.
+//! A file of an archive as a source, for a nested archive.
 
 use std::sync::Arc;
 
@@ -16,15 +16,16 @@ use crate::codec::Compression;
 use crate::index::{Index, Ino, Kind, Piece};
 use crate::source::{self, Access, Cause, Fingerprint, Location, Slice, Source, Validator};
 
-/// Symbolic links that one name may lead through. What Docker writes has one.
+/// Maximum number of symbolic links that are followed for one name. Files from Docker have one.
 const MAX_LINKS: usize = 8;
 
 impl Archive {
-    /// The file at `path` as a source, links followed that lead to another one of the archive; see
-    /// [`Archive::file_as_source`].
+    /// Opens the file at `path` as a source, and follows links within the archive.
+    ///
+    /// See [`Archive::file_as_source`].
     ///
     /// # Errors
-    /// When there is none, or it is none.
+    /// When the file does not exist, or is not a regular file.
     pub fn file(self: &Arc<Self>, path: &str) -> Result<Arc<dyn Source>, source::Error> {
         let name = format!("{}: {path}", self.source().location());
         let found = find_file(&self.index(), path.as_bytes());
@@ -32,13 +33,14 @@ impl Archive {
         self.file_as_source(found, &name)
     }
 
-    /// File `ino` as a source, shown to the user as `name`. Where it lies in one piece in a plain
-    /// archive it is a stretch of that one's source: read by ranges of it, with nothing in between
-    /// but the source's own checks. Elsewhere it is read through this archive, span by span,
+    /// Opens file `ino` as a source, shown to the user as `name`.
+    ///
+    /// A contiguous file of an uncompressed archive is a slice of the archive's source. Reads of it
+    /// are only checked by that source. Any other file is read through this archive by spans, and
     /// verified as any read is.
     ///
     /// # Errors
-    /// When it is no regular file, or lies where the source has nothing.
+    /// When it is not a regular file, or its range is outside of the source.
     pub fn file_as_source(
         self: &Arc<Self>,
         ino: Ino,
@@ -62,7 +64,7 @@ impl Archive {
             location: Location::with_locator(name, place),
             fingerprint: Fingerprint {
                 len: Some(size),
-                // Which file it is says its locator.
+                // The locator identifies the file.
                 validator: Validator::Part {
                     start: 0,
                     whole: Box::new(whole.fingerprint().clone()),
@@ -71,7 +73,7 @@ impl Archive {
         }))
     }
 
-    /// Where in the source all of file `ino` lies, one byte behind the other.
+    /// Range of the source that contains file `ino` contiguously; `None` if there is none.
     fn contiguous_extent(&self, index: &Index, ino: Ino, size: u64) -> Option<Extent<Packed>> {
         let is_plain = index.origin().compression == Compression::None;
         if !is_plain || self.source().access() == Access::Stream {
@@ -86,7 +88,7 @@ impl Archive {
     }
 }
 
-/// The file at `path`, links followed.
+/// Finds the file at `path`, and follows links.
 fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
     let malformed = |text: &str| Err(Cause::Malformed(text.to_owned()));
     let mut path = path.to_vec();
@@ -107,7 +109,7 @@ fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
     malformed("it is a link to a link, and so on")
 }
 
-/// Where the link at `path` leads; `None` when that is not in the archive.
+/// Target of the link at `path`; `None` if it is outside of the archive.
 fn link_target(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
     if target.first() == Some(&b'/') {
         return None;
@@ -138,7 +140,7 @@ impl MemberSource {
         source::Error::new(self.location.as_str(), cause)
     }
 
-    /// Why a read of the archive failed, as the archive's own source would say it.
+    /// Converts a read error of the archive to an error of its source.
     fn source_error(&self, error: &ReadError) -> source::Error {
         if let ReadError::Changed(error)
         | ReadError::NotFound(error)
@@ -156,18 +158,18 @@ impl MemberSource {
 
     async fn read_into(&self, offset: Packed, mut buffer: Buffer) -> Result<Bytes, source::Error> {
         let mut filled = 0;
-        // Goes with this read, also when it is given up.
+        // Dropped with this read, also if the read is cancelled.
         let waiting = Arc::new(());
         while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
             let at = offset.0.saturating_add(filled as u64);
             let wanted = u32::try_from(rest.len()).unwrap_or(u32::MAX);
             let (sender, read) = oneshot::channel();
-            // Who asked may have given up.
+            // Sending fails if the caller has given up.
             let done = move |read| drop(sender.send(read));
             let waiter = Arc::downgrade(&waiting);
             let is_wanted = Arc::new(move || waiter.strong_count() > 0);
             self.archive.read(self.ino, at, wanted, is_wanted, done);
-            // It is dropped unread only when the archive goes away.
+            // The sender is dropped unused only if the archive is closed.
             let read = read.await.map_err(|_| self.error(Cause::Cancelled))?;
             let bytes = read.map_err(|error| self.source_error(&error))?;
             let Some(space) = rest

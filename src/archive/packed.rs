@@ -1,7 +1,7 @@
 //! Packed bytes for decoding, fetched and verified against the digests of their blocks.
 //!
-//! Nothing that a source gives is decoded before its block has the digest that the scan took. Blocks
-//! that the scan skipped have none.
+//! The reader decodes a block only after it matches the digest that the scan computed. Blocks that
+//! the scan skipped have no digest.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,58 +20,61 @@ use crate::fetch;
 use crate::index::Blocks;
 use crate::source::{self, Cause, RetryForever, Source};
 
-/// Packed extents up to this length are fetched by one request; longer ones, which occur only
-/// without seek points, as a stream.
+/// Maximum length of a packed extent that one request fetches.
+///
+/// Longer extents, which occur only without seek points, are streamed.
 const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
 
-/// Packed bytes pushed at once to a decoder that reads a stream of them.
+/// Length of the chunks of packed bytes that are pushed to the decoder of a stream.
 const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 
-/// Packed bytes of such a stream that are in memory at once: what a decoder waits for before it
-/// gives anything out (see [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
+/// Memory for the packed bytes of such a stream.
+///
+/// It holds everything that a decoder needs before its first output (see
+/// [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
 const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
-/// How packed bytes are fetched.
+/// Way of fetching packed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FetchMode {
-    /// As any read.
+    /// As for any read.
     Normal,
-    /// As nobody waits for it: by one request, however long it takes.
+    /// By one request without a deadline, because no reader waits for it.
     Background,
-    /// By a request that shares no cache and no connection with the one before.
+    /// By a request that shares no cache and no connection with the previous one.
     Refetch,
 }
 
-/// An extent of packed bytes to decode from, and the blocks that it lies in.
+/// An extent of packed bytes to decode, and the blocks that contain it.
 pub(super) struct Request {
     extent: Extent<Packed>,
     blocks: Blocks,
 }
 
-/// Verified packed bytes in order: fetched at once, or as they are needed.
+/// Verified packed bytes, in order: fetched at once, or streamed.
 pub(super) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<Streamed>),
 }
 
-/// Whole blocks of a stream of packed bytes.
+/// A stream of packed bytes, read in whole blocks.
 pub(super) struct Streamed {
     request: Request,
     pieces: StreamPieces,
-    /// Fetched, and neither verified nor handed on.
+    /// Bytes that were fetched, but neither verified nor returned.
     rest: Bytes,
-    /// The number of the block that `rest` begins with.
+    /// Number of the block at the start of `rest`.
     next: usize,
 }
 
-/// Where the bytes of a stream come from.
+/// Source of the bytes of a stream.
 enum StreamPieces {
-    /// Ahead of the decoder.
+    /// Fetched ahead of the decoder.
     ReadAhead {
         stream: fetch::Stream,
         source: Arc<dyn Source>,
     },
-    /// Piece by piece, each only when it is needed.
+    /// Fetched piece by piece, when needed.
     OnDemand {
         network: Handle,
         source: Arc<dyn Source>,
@@ -81,7 +84,7 @@ enum StreamPieces {
 }
 
 impl Reader {
-    /// What has to be fetched for `extent`, of which nothing counts that the scan has not come to.
+    /// Builds the request for `extent`, cut to the blocks that the scan has read.
     ///
     /// # Errors
     /// When the index has no digests of these bytes, or not yet.
@@ -99,15 +102,16 @@ impl Reader {
         Ok(Request { extent, blocks })
     }
 
-    /// Whether any plain bytes can be read as they are from a local disk.
+    /// Whether plain bytes can be read directly from a local disk.
     pub(super) fn reads_here(&self) -> bool {
         self.source.can_read_inline() && self.compression() == Compression::None
     }
 
-    /// The plain bytes `extent` of a local archive that is not packed, read on the calling thread and
-    /// verified: the blocks that they lie in, and no more. `None` for any other archive, with
-    /// [`Wait::Never`] for what is not in the page cache, and for what cannot be read or verified: to make
-    /// the whole span tells why.
+    /// Reads `extent` of a local uncompressed archive on the calling thread, and verifies it.
+    ///
+    /// Reads only the blocks that contain it. Returns `None` for any other archive, and if the
+    /// bytes cannot be read or verified. A fill of the whole span then reports the reason. With
+    /// [`Wait::Never`], also returns `None` if bytes are not in the page cache.
     pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if !self.reads_here() {
             return None;
@@ -131,10 +135,10 @@ impl Reader {
         Some(request.slice(fetched, &bytes.freeze()))
     }
 
-    /// Fetches what is `requested`, by one request, and verifies it.
+    /// Fetches `requested` by one request, and verifies it.
     ///
     /// # Errors
-    /// When the bytes cannot be had, or are not those that were scanned.
+    /// When the bytes are unavailable, or differ from the scanned ones.
     pub(super) fn fetch_verified(
         &self,
         requested: &Request,
@@ -155,8 +159,9 @@ impl Reader {
 }
 
 impl Reader {
-    /// The first byte of the first of `blocks` that `bytes` differ in; or, of those that the scan skipped,
-    /// of any that is not as it was when it was first read.
+    /// The start of the first of `blocks` that differs in `bytes`.
+    ///
+    /// A block that the scan skipped is compared with its first read.
     fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
@@ -168,19 +173,20 @@ impl Reader {
     }
 }
 
-/// Hashes that share one allocation.
+/// Number of hashes in one allocation.
 const HASHES_PER_LEAF: usize = 512;
 
-/// What blocks without digests had in them when they were first read: eight bytes for each block near
-/// one that was read.
+/// Hashes of blocks without digests, taken when they were first read.
+///
+/// Takes eight bytes for each block near one that was read.
 #[derive(Debug, Default)]
 pub(super) struct FirstReadHashes {
-    /// Hashes of blocks that follow each other; zero stands for none.
+    /// Hashes of adjacent blocks; zero means that there is none.
     leaves: Mutex<HashMap<usize, Box<[u64]>>>,
 }
 
 impl FirstReadHashes {
-    /// Whether block `number` is `block`, as far as it was read before.
+    /// Whether block `number` equals its first read, if there was one.
     fn matches(&self, number: usize, block: &[u8]) -> bool {
         let hash = xxh3_64(block).max(1);
         let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
@@ -197,12 +203,12 @@ impl FirstReadHashes {
 }
 
 impl Request {
-    /// Bytes of memory that serving it takes, but for what a decoder needs.
+    /// Bytes of memory for the request, without those of a decoder.
     pub(super) fn buffer_bytes(&self) -> u64 {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
-    /// How many bytes are wanted.
+    /// Length of the wanted extent.
     pub(super) fn len(&self) -> u64 {
         self.extent.len()
     }
@@ -217,7 +223,7 @@ impl Request {
         self.blocks.are_all_digested()
     }
 
-    /// What is wanted of `bytes`, which are those of `fetched`.
+    /// Cuts the wanted bytes out of `bytes`, which cover `fetched`.
     pub(super) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
             return Bytes::new();
@@ -231,10 +237,11 @@ impl Request {
 }
 
 impl PackedBytes {
-    /// Those that are `requested`, of `reader`'s source.
+    /// Opens the `requested` bytes of `reader`'s source.
     ///
     /// # Errors
-    /// When they cannot be had, or are not those that were scanned; of a stream only as it is read.
+    /// When they are unavailable, or differ from the scanned ones. A stream reports that only as it
+    /// is read.
     pub(super) fn open(
         reader: &Reader,
         requested: Request,
@@ -277,7 +284,7 @@ impl PackedBytes {
         })))
     }
 
-    /// The next bytes; `None` at the end of what was requested.
+    /// Returns the next bytes; `None` at the end of the request.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -317,7 +324,7 @@ impl Streamed {
 }
 
 impl StreamPieces {
-    /// The next bytes of the source, at least one.
+    /// Returns the next bytes of the source, at least one.
     fn next(&mut self) -> Result<Bytes, Error> {
         match self {
             Self::ReadAhead { stream, source } => match stream.next()? {

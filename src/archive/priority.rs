@@ -1,9 +1,9 @@
-//! Whether someone waits for bytes; who works ahead lets them go first.
+//! Priority of reads over prefetch.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Counts reads that make spans.
+/// Counts the reads that are filling spans.
 #[derive(Debug, Default)]
 pub(super) struct ReadPriority {
     state: Mutex<State>,
@@ -16,7 +16,7 @@ struct State {
     is_over: bool,
 }
 
-/// A read that makes a span, until dropped.
+/// A read that is filling a span, counted until it is dropped.
 #[derive(Debug)]
 pub(super) struct ActiveRead<'a>(&'a ReadPriority);
 
@@ -27,7 +27,7 @@ impl ReadPriority {
         ActiveRead(self)
     }
 
-    /// Waits until no read makes a span; false when the archive is closed instead.
+    /// Waits until no read fills a span; returns false if the archive is closed.
     pub(super) fn wait_until_idle(&self) -> bool {
         let mut state = self.state();
         while state.active > 0 && !state.is_over {
@@ -39,7 +39,7 @@ impl ReadPriority {
         !state.is_over
     }
 
-    /// Waits for `time`, or less; false when the archive is closed.
+    /// Waits up to `time`; returns false if the archive is closed.
     pub(super) fn pause(&self, time: Duration) -> bool {
         let state = self.state();
         if state.is_over {
@@ -50,7 +50,7 @@ impl ReadPriority {
         !state.is_over
     }
 
-    /// Ends all waiting, now and later.
+    /// Ends all waits, now and later.
     pub(super) fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();

@@ -1,9 +1,11 @@
-//! From a file's bytes to spans, and from a span to its bytes: memory, disk cache, or the source
-//! decoded again from the nearest seek point.
+//! Reads files from spans, and fills spans from memory, the disk cache, or the source.
 //!
-//! Packed bytes of the source are decoded only after their blocks had the digests in the index
-//! (`packed.rs`). Plain bytes from disk have the checksums of their blocks before a reader sees them, and
-//! spans that are decoded the hash of these. Bytes that the scan skipped have neither.
+//! A span that is neither in memory nor on disk is decoded from the nearest seek point.
+//!
+//! The reader decodes packed bytes only after their blocks match the digests in the index
+//! (`packed.rs`). It checks plain bytes from disk against the checksums of their blocks. It checks
+//! a decoded span against its hash, which covers these checksums. Bytes that the scan skipped have
+//! neither.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -36,46 +38,46 @@ use crate::index::store::IndexLock;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{Access, Cause, Source};
 
-/// Samples at random that are compared between the front and the end of a source.
+/// Number of random samples, in addition to the front and the end of a source.
 const RANDOM_SAMPLES: u64 = 4;
 
-/// Packed bytes that are fetched to decode one sample to its end.
+/// Maximum number of packed bytes that are fetched to decode one sample.
 const MAX_SAMPLE_BYTES: u64 = 4 << 20;
 
-/// Spans that are decoded for one sample.
+/// Maximum number of spans that are decoded for one sample.
 const MAX_SAMPLE_SPANS: u32 = 4;
 
-/// Why a read failed.
+/// Reason why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The entry is no regular file, or there is none.
+    /// The inode is missing, or is not a regular file.
     #[error("not a regular file")]
     NotAFile,
-    /// The source is now another version than the one that was indexed.
+    /// The source has another version than the indexed one.
     #[error("the archive changed at its source")]
     Changed(#[source] Arc<Error>),
-    /// The source is no longer there.
+    /// The source no longer exists.
     #[error("the archive is gone from its source")]
     NotFound(#[source] Arc<Error>),
-    /// The source's bytes cannot be had.
+    /// The source's bytes are unavailable.
     #[error("the archive cannot be reached")]
     Unreachable(#[source] Arc<Error>),
-    /// The source's bytes could not be had in time: its server was out of reach or busy.
+    /// The source did not deliver in time: its server was unreachable or busy.
     #[error("the archive could not be reached in time")]
     TimedOut(#[source] Arc<Error>),
     /// The source's server refuses access.
     #[error("the archive's server refuses access")]
     AccessDenied(#[source] Arc<Error>),
-    /// The bytes came and are not those that were indexed.
+    /// The bytes arrived, but differ from the indexed ones.
     #[error("plain bytes {extent:?} of the archive are damaged")]
     Damaged {
-        /// The span at fault.
+        /// The damaged span.
         extent: Extent<Plain>,
-        /// Why it cannot be decoded; `None` when it decodes to other bytes.
+        /// Reason why it cannot be decoded; `None` if it decodes to other bytes.
         #[source]
         cause: Option<Arc<Error>>,
     },
-    /// The scan came to its end before these bytes.
+    /// The scan ended before these bytes.
     #[error("the archive could not be read that far")]
     Unscanned,
     /// The index contradicts itself.
@@ -89,7 +91,7 @@ impl FlightError for ReadError {
             Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => {
                 true
             }
-            // That one thread was interrupted says nothing about the source.
+            // If one thread was interrupted, that says nothing about the source.
             Self::Unreachable(error) => match &**error {
                 Error::Source(source) => !matches!(source.cause, Cause::Cancelled),
                 _ => false,
@@ -106,41 +108,42 @@ pub(super) struct Reader {
     pub(super) source: Arc<dyn Source>,
     pub(super) live_index: LiveIndex,
     pub(super) span_cache: SpanCache,
-    /// Where the memory of spans comes from.
+    /// Free list that provides the memory of spans.
     pub(super) free_list: FreeList,
     pub(super) disk_cache: Option<Arc<DiskCache>>,
-    /// Held while decoding from far away: whoever comes second may find all in the disk cache.
+    /// Held during a decode from far away, because a second reader may then find its span in the
+    /// disk cache.
     pub(super) far_decode_lock: Mutex<()>,
-    /// Spans that are being made, for a read or ahead of one.
+    /// Spans that a read or prefetch is filling.
     pub(super) single_flight: SingleFlight<ReadError>,
-    /// Windows, in which a remote archive without compression is read.
+    /// Windows in which a remote uncompressed archive is read.
     pub(super) windows: Windows,
-    /// Reads that make spans: what is made ahead waits for them.
+    /// Active reads that fill spans. Prefetch waits for them.
     pub(super) read_priority: Arc<ReadPriority>,
-    /// Whose spans these are, of those that share the memory.
+    /// Layer that tells this archive's spans from others in the shared memory.
     pub(super) layer: u16,
-    /// How far the scan may be ahead of who stores what it passes.
+    /// Limit on how far the scan runs ahead of the scan pusher.
     pub(super) lag_limit: Arc<LagLimit>,
     pub(super) network: Handle,
-    /// What reads fetch by one request.
+    /// Range requests of reads.
     pub(super) reads: fetch::RangeReader,
-    /// Counts what reads hold between them while they decode, and makes them wait for each other
-    /// when that is too much.
+    /// Memory that reads hold while they decode. A read waits here if there is too little.
     pub(super) budget: BufferPool,
-    /// For what their decoders need besides.
+    /// Additional memory for the decoders of these reads.
     pub(super) broker: MemoryBroker,
-    /// What kept spans, reads and their decoders may take together, in bytes.
+    /// Limit for cached spans, reads and their decoders together, in bytes.
     pub(super) memory_bytes: u64,
     pub(super) stats: Arc<Stats>,
     pub(super) first_read_hashes: FirstReadHashes,
-    /// Keeps the saved index from being removed.
+    /// Lock that keeps the saved index from being removed.
     pub(super) in_use: OnceLock<IndexLock>,
-    /// Whether no caller waits for a span any more.
+    /// Whether the reader is closed, so that no caller waits for a span.
     pub(super) is_closed: AtomicBool,
 }
 
 impl Reader {
-    /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
+    /// Ends all reads soon, now and later. Reads that wait for memory end at once, others at their
+    /// next span.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
@@ -168,8 +171,8 @@ impl Reader {
                 self.stats.memory_hit_spans.add(found_spans);
                 Some(Ok(bytes))
             }
-            // Who is refused asks again, for the spans that were found too, and for those that the
-            // scan has yet to come to.
+            // The caller retries with a blocking read. That retry counts the spans found here
+            // again, and it waits for spans that the scan has not reached.
             Err(None | Some(ReadError::Unscanned)) => None,
             Err(Some(error)) => Some(Err(error)),
         }
@@ -193,7 +196,7 @@ impl Reader {
         .map_err(|error| error.unwrap_or(ReadError::Index))
     }
 
-    /// `part` of a span that is on a local disk, and hardly more.
+    /// Reads `part` from a local disk, with at most its whole blocks.
     fn read_part_from_disk(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let bytes = self.read_here(part.plain, wait);
         let bytes = bytes.or_else(|| self.part_from_disk_cache(part, wait))?;
@@ -201,11 +204,12 @@ impl Reader {
         Some(bytes)
     }
 
-    /// `part` of a span from the disk cache: the blocks that it lies in, each held against its checksum in the
-    /// index.
+    /// Reads `part` from the disk cache.
+    ///
+    /// Reads the blocks that contain it, and checks each against its checksum in the index.
     fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
-        // A sequential reader shares the span that read-ahead reads at this moment.
+        // Read-ahead is filling this span, so a sequential reader shares it.
         if part.plain.len() >= LONG_READ_BYTES && self.single_flight.find(part.span).is_some() {
             return None;
         }
@@ -214,7 +218,7 @@ impl Reader {
         let (blocks, extent) = checksums_of(&self.live_index.read())??;
         let bytes = disk_cache.read_part(extent, wait)?;
         let index = self.live_index.read();
-        // A block that was never written, or is damaged: the read of the whole span tells which.
+        // The block was never written, or is damaged. A read of the whole span finds out which.
         if !index
             .span_checksums(part.span)?
             .match_bytes(blocks.start, &bytes)
@@ -223,7 +227,7 @@ impl Reader {
         }
         let span = index.span_extent(part.span)?;
         drop(index);
-        // Of windows only these: the disk cache may lack others of the span.
+        // Only these windows count as used, because the disk cache may lack others of the span.
         disk_cache.mark_used(
             self.layout()
                 .map_or(span, |layout| layout.extent(&layout.windows(part.plain))),
@@ -233,7 +237,7 @@ impl Reader {
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
-    /// `part` of a span, or of windows, in memory.
+    /// `part` from a span, or from windows, in memory.
     fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
         match self.span_cache.get(self.key(part.span)) {
             Some(span) => part.slice_of(&span).map(Some),
@@ -241,7 +245,7 @@ impl Reader {
         }
     }
 
-    /// How far the scan must have come for this read; 0 when it needs no bytes at all.
+    /// Plain offset that the scan must reach for this read; 0 if the read needs no bytes.
     pub(super) fn required_scan_end(&self, ino: Ino, offset: u64, len: u32) -> Plain {
         let index = self.live_index.read();
         let Some(entry) = regular_file(&index, ino) else {
@@ -255,7 +259,9 @@ impl Reader {
         wanted.map(|wanted| wanted.end()).max().unwrap_or_default()
     }
 
-    /// Puts a file's bytes together from parts of spans; `None` as an error is one that is not there.
+    /// Assembles a file's bytes from parts of spans.
+    ///
+    /// `None` as an error means that a part is missing.
     fn read_with(
         &self,
         ino: Ino,
@@ -272,8 +278,9 @@ impl Reader {
         Ok(assembly.finish())
     }
 
-    /// What a read is put together from, and how many bytes it gets. Looked up before anything is
-    /// waited for: nobody waits with the index in hand.
+    /// Plans the parts and the length of a read.
+    ///
+    /// Runs before any wait, because a thread must not wait while it holds the index.
     fn plan_parts(
         &self,
         ino: Ino,
@@ -284,7 +291,7 @@ impl Reader {
         let entry = regular_file(&index, ino).ok_or(if index.is_complete() {
             ReadError::NotAFile
         } else {
-            // A scan that ended badly may have taken back what was known.
+            // A failed scan may have removed entries that it had found.
             ReadError::Unscanned
         })?;
         let len = entry.size().saturating_sub(offset).min(len.into());
@@ -319,16 +326,16 @@ impl Reader {
         Ok((len, parts))
     }
 
-    /// Makes span `number` from whatever holds it and checks it against its hash.
+    /// Fills span `number` from any place and checks its hash.
     ///
     /// # Errors
-    /// When its bytes cannot be had, or are not those that were indexed.
+    /// When its bytes are unavailable, or differ from the indexed ones.
     pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
         self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
         self.load_span(number).map(drop)
     }
 
-    /// Whether every span is in the disk cache, and what it was.
+    /// Whether the disk cache holds every span, undamaged.
     pub(super) fn is_fully_on_disk(&self) -> bool {
         let count = self.live_index.read().span_count();
         (0..count).all(|number| {
@@ -337,21 +344,22 @@ impl Reader {
         })
     }
 
-    /// As [`Reader::verify`], but from the source alone: what a disk cache holds tells nothing about
-    /// the bytes that are at the source now.
+    /// Verifies span `number` as [`Reader::verify`] does, but from the source alone.
+    ///
+    /// The disk cache proves nothing about the bytes that the source has now.
     ///
     /// # Errors
-    /// As [`Reader::verify`]; always when the source gives its bytes only once.
+    /// As [`Reader::verify`]; always if the source can be read only once.
     pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.indexed_span(number)?;
         span.hash.ok_or(ReadError::Index)?;
         self.fetch_span(&span).map(drop)
     }
 
-    /// Checks samples with `verify`: the front of the archive, its end, and some spans at random.
+    /// Checks samples with `verify`: the front and the end of the archive, and some random spans.
     ///
     /// # Errors
-    /// The first one of `verify`.
+    /// The first error of `verify`.
     pub(super) fn verify_samples(
         &self,
         verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
@@ -360,7 +368,7 @@ impl Reader {
         samples.try_for_each(|span| verify(self, span))
     }
 
-    /// The numbers of the spans to compare; at least one.
+    /// Numbers of the sampled spans; at least one.
     fn sample_spans(&self) -> BTreeSet<u32> {
         let index = self.live_index.read();
         let starts = (0..index.span_count()).filter(|&span| index.seek_offset(span).is_some());
@@ -391,7 +399,7 @@ impl Reader {
         last.min(first.saturating_add(MAX_SAMPLE_SPANS - 1))
     }
 
-    /// What span `span` is kept by.
+    /// Cache key of span `span`.
     pub(super) fn key(&self, span: u32) -> SpanKey {
         let layer = self.layer;
         SpanKey { layer, span }
@@ -401,7 +409,9 @@ impl Reader {
         self.live_index.read().span(number).ok_or(ReadError::Index)
     }
 
-    /// Span `number`, from memory or made again; one flight however many ask.
+    /// Loads span `number` from memory, or fills it.
+    ///
+    /// Concurrent callers share one fill.
     pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
         if let Some(bytes) = self.span_cache.get(self.key(number)) {
             self.stats.memory_hit_spans.increment();
@@ -418,7 +428,7 @@ impl Reader {
         filled.map_err(|error: Arc<ReadError>| ReadError::clone(&error))
     }
 
-    /// Makes span `number`, or waits for who makes it ahead of reads.
+    /// Fills span `number`, or waits for prefetch that is filling it.
     fn fill_once(&self, number: u32) -> Result<Bytes, ReadError> {
         let find = || self.span_cache.get(self.key(number));
         let fill = || {
@@ -435,8 +445,10 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// As [`Reader::try_read`], for who reads on nobody's behalf and may wait for a local disk; `None` also
-    /// when it fails.
+    /// Reads from memory or a local disk, on behalf of prefetch.
+    ///
+    /// Otherwise as [`Reader::try_read`], but it may wait for the disk. Returns `None` also if it
+    /// fails.
     pub(super) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
         let find = |part: &SpanPart| {
             let found = self.cached_part(part)?;
@@ -468,14 +480,14 @@ impl Reader {
         self.fetch_span(&span)
     }
 
-    /// As [`Reader::span_from_disk_cache`], for a read.
+    /// Reads `span` from the disk cache, and counts a cache hit.
     fn find_in_disk_cache(&self, span: &Span) -> Option<Bytes> {
         let bytes = self.span_from_disk_cache(span)?;
         self.stats.disk_cache_hit_spans.increment();
         Some(bytes)
     }
 
-    /// Makes `span` from the source.
+    /// Fetches and decodes `span` from the source.
     fn fetch_span(&self, span: &Span) -> Result<Bytes, ReadError> {
         if self.source.access() == Access::Stream {
             return Err(ReadError::Damaged {
@@ -483,21 +495,20 @@ impl Reader {
                 cause: None,
             });
         }
-        // Bytes that are not the indexed ones may be a fault of the way: they get a second chance,
-        // and another way.
+        // The network path may have corrupted the bytes, so a retry fetches them by another path.
         match self.decode_span(span, FetchMode::Normal) {
             Err(ReadError::Damaged { .. }) => self.decode_span(span, FetchMode::Refetch),
             result => result,
         }
     }
 
-    /// Keeps on disk what is worth it, so that no one has to make it again.
+    /// Caches a span on disk, if that is cheaper than decoding it again.
     pub(super) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
-            // A span that a read needs, or that was decoded from far away, is worth a moment of waiting
-            // for the disk. Read-ahead does not wait: it would be as slow as the disk.
+            // A span that a read needs, or that was decoded from far away, is worth a short wait
+            // for the disk. Read-ahead does not wait, because it would become as slow as the disk.
             let disk_wait = if is_for_read || span.seek_point.is_none() {
                 QueueTimeout::Short
             } else {
@@ -507,7 +518,9 @@ impl Reader {
         }
     }
 
-    /// As [`Reader::cache_span_on_disk`] for a span that no reader asked for: it displaces nothing, and can wait.
+    /// Caches a span on disk that no reader requested.
+    ///
+    /// It evicts nothing, and may wait.
     pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
@@ -516,16 +529,16 @@ impl Reader {
         }
     }
 
-    /// The hash that a span with these bytes has.
+    /// Computes the span hash of `bytes`.
     fn hash(&self, bytes: &[u8]) -> u64 {
         let block_len = self.live_index.read().block_len();
         span_hash::of_bytes(bytes, block_len)
     }
 
     pub(super) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
-        // What nobody has a hash of could be anything.
+        // A span without a hash cannot be verified.
         let hash = span.hash?;
-        // The disk cache of an archive is as long as that, whatever an index says of it.
+        // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;
         let disk_cache = self.disk_cache.as_ref()?;
         let bytes = disk_cache.read(span.plain)?;
@@ -538,8 +551,9 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Decodes from the nearest seek point up to the end of `span`. Spans that lie between are
-    /// kept too: whoever reads on will want them.
+    /// Decodes from the nearest seek point up to the end of `span`.
+    ///
+    /// Also caches the spans in between, because a sequential reader will need them.
     fn decode_span(&self, span: &Span, mode: FetchMode) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
@@ -547,7 +561,7 @@ impl Reader {
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let request = self.request(extent)?;
         let read_error = |error: Error| self.read_error(span, error);
-        // All at once: a decoder under way never waits for one that waits for it.
+        // Reserves everything at once, so that a running decoder never waits for another one.
         let needed_bytes = request.buffer_bytes()
             + codec::read_pool_bytes(self.compression())
             + span_len(span)? as u64;
@@ -559,7 +573,8 @@ impl Reader {
             let between = self.indexed_span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
             let disk_cache = self.disk_cache.as_ref();
-            // All of a long stream may lie between, on disk since the scan.
+            // Between the seek point and `span` may be all of a long stream, which the scan put on
+            // disk.
             if !disk_cache.is_some_and(|disk_cache| disk_cache.covers(between.plain)) {
                 self.cache_span_on_disk(&between, &bytes, true);
             }
@@ -570,7 +585,7 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// A decoder that stands at `seek_point`.
+    /// Builds a decoder that resumes at `seek_point`.
     pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
         let context = Context {
             pool: BufferPool::with_free_list(codec::READ_POOL_BYTES, self.free_list.clone()),
@@ -586,7 +601,7 @@ impl Reader {
         self.live_index.read().origin().compression
     }
 
-    /// The plain bytes of `span`, which `decoder` is about to make.
+    /// Decodes and checks the plain bytes of `span`, which are next in `decoder`.
     pub(super) fn decode_next(
         &self,
         span: &Span,
@@ -613,8 +628,10 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Whether each block that `span` alone is decoded from has a digest. Decoding is deterministic, so bytes
-    /// with these digests, behind a window of the index, prove the plain bytes.
+    /// Whether each block that only `span` is decoded from has a digest.
+    ///
+    /// Decoding is deterministic, so blocks with these digests, and a window from the index, prove
+    /// the plain bytes.
     fn is_digested(&self, span: &Span) -> bool {
         let seek_point = span.seek_point.as_ref();
         let extent =
@@ -623,12 +640,12 @@ impl Reader {
         request.is_some_and(|request| request.is_digested())
     }
 
-    /// What `error` means to a reader of `span`; damage is counted.
+    /// Converts `error` for a reader of `span`, and counts damage.
     pub(super) fn read_error(&self, span: &Span, error: Error) -> ReadError {
         self.read_error_at(span.plain, error)
     }
 
-    /// As [`Reader::read_error`], for a reader of the plain bytes `extent`.
+    /// Converts `error` as [`Reader::read_error`] does, for a reader of the plain bytes `extent`.
     pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
@@ -666,7 +683,7 @@ impl Reader {
         }
     }
 
-    /// The last span at or before `span` that decoding can start at.
+    /// The last span at or before `span` at which decoding can start.
     fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
         let index = self.live_index.read();
         let number = (0..=span.number)
@@ -676,8 +693,9 @@ impl Reader {
         index.span(number).ok_or(ReadError::Index)
     }
 
-    /// Where the packed bytes end that span `number` is decoded from: at the next seek point, or
-    /// with the source.
+    /// End of the packed bytes that span `number` is decoded from.
+    ///
+    /// That is the next seek point, or the end of the source.
     pub(super) fn packed_end(&self, number: u32) -> Packed {
         let index = self.live_index.read();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
@@ -691,18 +709,18 @@ impl Reader {
     }
 }
 
-/// Bytes of one span that a read is made of.
+/// The bytes of one span that a read needs.
 pub(super) struct SpanPart {
     pub(super) span: u32,
-    /// The stored piece of the file that they belong to.
+    /// The stored piece of the file that contains these bytes.
     piece: Piece,
     pub(super) plain: Extent<Plain>,
-    /// Where they lie in the span.
+    /// Range of these bytes in the span.
     range: Range<usize>,
 }
 
 impl SpanPart {
-    /// It, of all bytes of its span.
+    /// Cuts this part out of `span`, which holds all bytes of the span.
     pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
         if self.range.end > span.len() {
             return Err(Some(ReadError::Index));
@@ -717,7 +735,9 @@ fn regular_file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
         .filter(|entry| matches!(entry.kind(), Kind::File))
 }
 
-/// The length of `span`. An index file may claim any; no scan makes spans longer than that.
+/// The length of `span`.
+///
+/// An index file can claim any length, but a scan never makes spans longer than the limit.
 pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
@@ -725,11 +745,11 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
         .ok_or(ReadError::Index)
 }
 
-/// A part of a file being put together from pieces of spans; what no piece covers is a hole.
+/// A range of a file that is assembled from span parts. Bytes without a piece are a hole.
 struct Assembly {
     offset: u64,
     len: u64,
-    /// The one piece that is everything, which needs no copy; or all of them in place.
+    /// The single piece that covers everything, which needs no copy; or all pieces, copied.
     content: Content,
 }
 
@@ -748,7 +768,7 @@ impl Assembly {
         }
     }
 
-    /// The plain bytes of `piece` that the assembly asks for.
+    /// The plain bytes of `piece` that this range needs.
     fn wanted(&self, piece: &Piece) -> Option<Extent<Plain>> {
         let from = self.offset.saturating_sub(piece.offset);
         let until = (self.offset + self.len).checked_sub(piece.offset)?;
@@ -757,7 +777,8 @@ impl Assembly {
         Extent::new(start, Plain(piece.plain.start().0.checked_add(until)?))
     }
 
-    /// Puts `bytes`, the plain bytes of `part`, where `piece` says: behind those before.
+    /// Adds `bytes`, the plain bytes of `part`, at their offset in `piece`. Parts arrive in file
+    /// order.
     fn add(&mut self, piece: &Piece, part: Extent<Plain>, bytes: Bytes, free_list: &FreeList) {
         if bytes.len() as u64 == self.len {
             self.content = Content::Whole(bytes);
@@ -785,21 +806,21 @@ impl Assembly {
     }
 }
 
-/// A length of at most what one read asks for, which is an u32.
+/// Converts a length, which is at most that of one read, a `u32`.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or_default()
 }
 
-/// A decoder that stands somewhere, with what it made and no one has taken yet.
+/// A decoder with the output that no caller has taken yet.
 pub(super) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
-    /// What a job of the decoder makes.
+    /// Output of a decoder job.
     output: Option<Output>,
-    /// Of the last piece.
+    /// Rest of the last piece.
     rest: Bytes,
 }
 
-/// The next output of a decoder.
+/// Next output of a decoder.
 enum DecodedPiece {
     /// A piece with a buffer of its own.
     Buffer(Buffer),
@@ -825,8 +846,9 @@ impl SpanDecoder {
         }
     }
 
-    /// The next `len` plain bytes, which begin at `start`, in memory of `free_list`. There are fewer at the end
-    /// of the stream. A piece that is exactly these bytes is not copied.
+    /// Takes the next `len` plain bytes, which begin at `start`, in memory of `free_list`.
+    ///
+    /// Returns fewer at the end of the stream. Does not copy a piece that is exactly these bytes.
     fn take_bytes(
         &mut self,
         free_list: &FreeList,
@@ -838,7 +860,7 @@ impl SpanDecoder {
         let mut missing = len;
         while missing > 0 {
             if self.rest.is_empty() {
-                // Whatever is left of it keeps its buffer from the decoder.
+                // Even an empty rest would keep its buffer from the decoder.
                 self.rest = Bytes::new();
                 match self.next_piece(packed)? {
                     Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
@@ -859,7 +881,7 @@ impl SpanDecoder {
         Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
     }
 
-    /// Makes the next piece; `None` at the end of the stream.
+    /// Returns the next piece; `None` at the end of the stream.
     fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {
@@ -879,7 +901,7 @@ impl SpanDecoder {
                 Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
                 Pull::Job(job) | Pull::OrderedJob(job) => self.output = Some(job.run()?),
                 Pull::WaitFor(ahead) => ahead.wait(),
-                // Spans carry hashes of their own, and who reads one has no other threads.
+                // Spans have hashes of their own, and a single read has no other threads.
                 Pull::SeekPoint(_)
                 | Pull::Speculative(_)
                 | Pull::ChecksumStart(_)
@@ -945,10 +967,10 @@ mod tests {
         assert!(reader.batches(0..1, Plain(0), None).is_empty());
     }
 
-    /// Spans of this many bytes: a piece is cut where one ends.
+    /// Span length in these tests. A piece is cut at each span end.
     const SPAN: u64 = 4;
 
-    /// A sparse file: a piece, a hole, two pieces that touch, a hole at the end.
+    /// Pieces of a sparse file: a piece, a hole, two adjacent pieces, a hole at the end.
     fn pieces() -> [Piece; 3] {
         let piece = |offset, plain, len| Piece {
             offset,

@@ -1,4 +1,4 @@
-//! Which spans or windows are being made at this moment, so that no two threads make the same one.
+//! Single-flight table: no two threads fetch or decode the same span or window at once.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,17 +9,17 @@ use bytes::Bytes;
 
 use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The number of a span or of a window, by which a thread claims it.
+/// Number of a span or window, the key of its claim.
 pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
 impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
 
-/// An error of a fetch, which threads that wait for the fetch may share.
+/// An error of a fill, which its waiters may share.
 pub(super) trait FlightError: Clone {
     /// Whether a waiter that fetched the same bytes itself would meet the same error.
     fn is_shared(&self) -> bool;
 }
 
-/// Spans in the making, or windows, by their numbers.
+/// The spans or windows that are being filled, by number.
 #[derive(Clone, Debug)]
 pub(super) struct SingleFlight<E, K: FlightKey = u32> {
     shared: Arc<Mutex<HashMap<K, Arc<InFlight<E>>>>>,
@@ -33,7 +33,7 @@ impl<E, K: FlightKey> Default for SingleFlight<E, K> {
     }
 }
 
-/// A span in the making.
+/// A fill in progress, which other threads can wait for.
 #[derive(Debug)]
 pub(super) struct InFlight<E> {
     outcome: Mutex<Outcome<E>>,
@@ -46,12 +46,13 @@ enum Outcome<E> {
     Done(Bytes),
     /// The waiters fail with the same error.
     Failed(E),
-    /// The waiters must make it themselves.
+    /// The waiters must fill it themselves.
     Dropped,
 }
 
-/// The right, and the duty, to make a span. Dropped without bytes it lets those who wait know that
-/// they must make it themselves.
+/// The exclusive right to fill a span.
+///
+/// If it is dropped without bytes, its waiters must fill the span themselves.
 #[derive(Debug)]
 pub(super) struct Claim<E, K: FlightKey = u32> {
     span: K,
@@ -60,15 +61,15 @@ pub(super) struct Claim<E, K: FlightKey = u32> {
 }
 
 impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
-    /// The flight of `span`, if it is being made.
+    /// Finds the fill in progress of `span`.
     pub(super) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
         self.claimed().get(&span).map(Arc::clone)
     }
 
-    /// The claim to `span`.
+    /// Claims `span`.
     ///
     /// # Errors
-    /// When someone has it already: whom to wait for.
+    /// When another thread has the claim. The error is the flight to wait for.
     pub(super) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
         let mut claimed = self.claimed();
         if let Some(flight) = claimed.get(&span) {
@@ -89,12 +90,14 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
 }
 
 impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
-    /// The bytes of `span`, and whether it was `fill` that made them: what `find` finds, or somebody else
-    /// is about to make, is not made again. What `fill` makes must be where `find` finds it. A thread that
-    /// waited for another one that failed shares its error, or makes the bytes in turn.
+    /// Returns the bytes of `span`, and whether this call filled them.
+    ///
+    /// Calls `fill` only if `find` finds nothing and no other thread is filling the span. `fill`
+    /// must put the bytes where `find` finds them. If the other thread fails, its waiters share its
+    /// error, or one of them fills the span.
     ///
     /// # Errors
-    /// The error of `fill`, called by this thread or by the one that it waited for.
+    /// The error of `fill`, from this thread or from the one that it waited for.
     pub(super) fn get_or_fill(
         &self,
         span: K,
@@ -104,7 +107,7 @@ impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
         loop {
             let flight = match self.claim(span) {
                 Ok(claim) => {
-                    // It may just have been made.
+                    // Another thread may just have filled it.
                     if let Some(bytes) = find() {
                         return Ok((bytes, false));
                     }
@@ -132,10 +135,10 @@ impl<E, K: FlightKey> SingleFlight<E, K> {
 }
 
 impl<E: Clone> InFlight<E> {
-    /// Waits for the end of the flight; `None` when its claim was dropped.
+    /// Waits for the end of the fill; `None` if its claim was dropped.
     ///
     /// # Errors
-    /// The error that the claim failed with.
+    /// The error with which the claim failed.
     pub(super) fn wait(&self) -> Result<Option<Bytes>, E> {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -164,17 +167,17 @@ impl<E> InFlight<E> {
 }
 
 impl<E, K: FlightKey> Claim<E, K> {
-    /// Which span, or window.
+    /// Number of the claimed span or window.
     pub(super) fn span(&self) -> K {
         self.span
     }
 
-    /// Gives `bytes` to those who wait. They must be where those find them who come later.
+    /// Completes the flight with `bytes`. They must already be where later readers find them.
     pub(super) fn complete(self, bytes: Bytes) {
         self.flight.complete(Outcome::Done(bytes));
     }
 
-    /// Makes all threads that wait fail with `error`.
+    /// Fails the flight, and all threads that wait for it, with `error`.
     pub(super) fn fail(self, error: E) {
         self.flight.complete(Outcome::Failed(error));
     }

@@ -1,10 +1,10 @@
-//! Reads of a remote archive without compression: windows, which are parts of spans.
+//! Windows: parts of spans, in which a remote uncompressed archive is read.
 //!
-//! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a
-//! read that misses memory and disk fetches the aligned windows that it needs, and not whole spans. A
-//! read that continues where the last fetch ended fetches more, up to [`MAX_FETCH_BYTES`]. A sequential
-//! reader and [read-ahead](super::batch) fetch whole spans. Windows are kept in memory, and in the disk cache at their plain
-//! offset, where the digests of the index verify them.
+//! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block.
+//! So a cache miss fetches only the aligned windows that the read needs, not whole spans. A read
+//! that continues the last fetch fetches more, up to [`MAX_FETCH_BYTES`]. A sequential reader and
+//! [read-ahead](super::batch) fetch whole spans. Windows are cached in memory, and in the disk
+//! cache at their plain offset. There the digests of the index verify them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -24,25 +24,25 @@ use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
 use crate::source::Access;
 
-/// The length of a window, unless the blocks of the index are longer.
+/// Length of a window, unless the blocks of the index are longer.
 pub(super) const WINDOW_BYTES: u64 = 128 << 10;
 
-/// The most bytes that one read fetches beyond those that it needs.
+/// Maximum number of bytes that one read fetches in addition to those that it needs.
 const MAX_FETCH_BYTES: u64 = 1 << 20;
 
-/// A read of so many bytes of a span is taken for one of a sequential reader.
+/// Length of a read within one span that indicates a sequential reader.
 pub(super) const LONG_READ_BYTES: u64 = 256 << 10;
 
-/// A read that continues a fetch fetches so many times as much.
+/// Growth factor of fetches, for a read that continues a fetch.
 const FETCH_GROWTH_FACTOR: u64 = 4;
 
-/// Fetches that a read may continue; the oldest is forgotten first.
+/// Maximum number of fetches that a read can continue. The oldest is dropped first.
 const MAX_RECENT_FETCHES: usize = 16;
 
-/// The claim to a window.
+/// Exclusive claim to fetch a window.
 pub(super) type WindowClaim = Claim<ReadError, u64>;
 
-/// The windows of one archive that are being fetched, and its last fetches.
+/// Windows in flight and recent fetches of one archive.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     /// Windows that are being fetched.
@@ -50,23 +50,23 @@ pub(super) struct Windows {
     recent: Mutex<RecentFetches>,
 }
 
-/// The windows of the last fetches, latest first; pure.
+/// Window ranges of recent fetches, latest first; pure.
 #[derive(Debug, Default)]
 struct RecentFetches(VecDeque<Range<u64>>);
 
-/// How an archive is cut into windows.
+/// Division of an archive into windows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     window_bytes: u64,
-    /// The length of the archive.
+    /// Length of the archive.
     end: u64,
 }
 
-/// Windows of one span that read-ahead has to fetch.
+/// Windows of one span that read-ahead must fetch.
 pub(super) enum MissingWindows {
-    /// All of them.
+    /// All windows of the span.
     All(Vec<WindowClaim>),
-    /// Some, in runs without gaps; none when they are here or being fetched.
+    /// Some windows, in runs without gaps. Empty if the others are cached or being fetched.
     Runs(Vec<Vec<WindowClaim>>),
 }
 
@@ -77,7 +77,7 @@ impl Windows {
 }
 
 impl RecentFetches {
-    /// How many windows to fetch from `number` on, for a read that misses it.
+    /// Number of windows to fetch from `number` on, for a read that misses it.
     fn next_len(&self, number: u64, max: u64) -> u64 {
         let continued = self.0.iter().find(|fetch| fetch.end == number);
         let len = continued.map_or(1, |fetch| {
@@ -94,7 +94,7 @@ impl RecentFetches {
 }
 
 impl Layout {
-    /// The windows that hold `plain`.
+    /// The windows that contain `plain`.
     pub(super) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
         plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
     }
@@ -119,12 +119,12 @@ impl Layout {
         self.extent(&(number..number.saturating_add(1)))
     }
 
-    /// Windows of the longest fetch.
+    /// Maximum number of windows in one fetch.
     fn max_windows(&self) -> u64 {
         (MAX_FETCH_BYTES / self.window_bytes).max(1)
     }
 
-    /// The aligned group of windows around `number` that one fetch can bring.
+    /// The aligned group of windows around `number` that one fetch can cover.
     fn group(&self, number: u64) -> Range<u64> {
         let len = self.max_windows();
         let start = number / len * len;
@@ -134,7 +134,7 @@ impl Layout {
 }
 
 impl Reader {
-    /// How the archive is cut into windows; `None` where reads make whole spans.
+    /// Division of the archive into windows; `None` if reads use whole spans.
     pub(super) fn layout(&self) -> Option<Layout> {
         let index = self.live_index.completed()?;
         let origin = index.origin();
@@ -154,7 +154,7 @@ impl Reader {
         }
     }
 
-    /// `plain`, if all of its windows are in memory.
+    /// Reads `plain` from memory; `None` unless all of its windows are there.
     pub(super) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
         let layout = self.layout()?;
         let windows = layout.windows(plain).map(|number| {
@@ -165,16 +165,18 @@ impl Reader {
         self.join(plain, &windows?)
     }
 
-    /// `part` of an archive that is read by windows, which are fetched where they are missing.
-    /// `None` for any other archive. A sequential reader gets whole spans where nothing of them is here.
+    /// Reads `part` by windows, and fetches missing ones.
+    ///
+    /// Returns `None` if the archive is not read by windows. Loads a whole span for a sequential
+    /// reader if no window of it is cached.
     ///
     /// # Errors
-    /// When its bytes cannot be had, or are not those that were indexed.
+    /// When its bytes are unavailable, or differ from the indexed ones.
     pub(super) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
-        // Read-ahead that makes the span brings all windows.
+        // Read-ahead that fills the span fetches all of its windows.
         if let Some(flight) = self.single_flight.find(part.span)
             && let Some(bytes) = flight.wait()?
         {
@@ -193,7 +195,7 @@ impl Reader {
             .clone()
             .find(|&number| !self.has_window(layout, number));
         let of_span = layout.windows_starting_in(span);
-        // The kernel asks for so much at once only for sequential readers.
+        // The kernel makes such long requests only for sequential readers.
         let is_long = part.plain.len() >= LONG_READ_BYTES;
         if let Some(missing) = missing
             && (is_long || self.is_sequential(layout, missing))
@@ -213,8 +215,10 @@ impl Reader {
         bytes.map(Some).ok_or(ReadError::Index)
     }
 
-    /// `part` of its `span`, which is made as a whole. `None` when windows of the span are here, of which
-    /// a long read may fetch one again, or in flight, and when another part of the span is damaged.
+    /// Reads `part` from `span`, which is loaded as a whole.
+    ///
+    /// Returns `None` if windows of the span are cached, of which a long read may fetch one again.
+    /// Also returns `None` if windows are in flight, or another part of the span is damaged.
     fn read_span(
         &self,
         layout: Layout,
@@ -232,14 +236,14 @@ impl Reader {
         if !is_missing() {
             return Ok(None);
         }
-        // No other read fetches a window of the span meanwhile.
+        // The claims keep other reads from fetching windows of the span in the meantime.
         let claims = windows
             .clone()
             .map(|number| self.windows.single_flight.claim(number).ok());
         let Some(mut claims) = claims.collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
-        // Windows that were in flight just now may be here.
+        // Windows that were in flight just now may be cached.
         if !is_missing() {
             return Ok(None);
         }
@@ -250,7 +254,7 @@ impl Reader {
                 let bytes = part.slice_of(&bytes);
                 bytes.map(Some).map_err(|_| ReadError::Index)
             }
-            // Damage of other windows must not make this read fail.
+            // Damage in other windows must not fail this read.
             Err(ReadError::Damaged { .. }) => Ok(None),
             Err(error) => {
                 if error.is_shared() {
@@ -261,9 +265,10 @@ impl Reader {
         }
     }
 
-    /// Adds window `number` to `found`, and whatever else is fetched with it. A fetch brings missing
-    /// windows up to the first of `limits` at least, and for a sequential reader at most up to the second,
-    /// the end of the span.
+    /// Adds window `number` to `found`, with all windows that are fetched together with it.
+    ///
+    /// A fetch covers missing windows at least up to the first of `limits`. For a sequential reader
+    /// it covers at most those up to the second, the end of the span.
     fn load_window(
         &self,
         layout: Layout,
@@ -283,7 +288,7 @@ impl Reader {
                         self.stats.memory_shared_spans.increment();
                         break bytes;
                     }
-                    // The fetch failed for a reason of its own, or the window came in another way.
+                    // The fetch failed for its own reason, or another fetch cached the window.
                     None => continue,
                 },
             };
@@ -304,7 +309,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Window `number`, of its own or as a part of a span.
+    /// Window `number` from memory, cached by itself or as a part of a span.
     fn cached_window(&self, layout: Layout, number: u64) -> Option<Bytes> {
         if let Some(bytes) = self.span_cache.get(self.window_key(number)) {
             return Some(bytes);
@@ -314,7 +319,7 @@ impl Reader {
         slice_extent(plain, &bytes, layout.window(number))
     }
 
-    /// The span that holds all of `extent`, if there is one, and its bytes' extent.
+    /// The span that contains all of `extent`, if there is one, and the span's extent.
     fn span_containing(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
         let index = self.live_index.read();
         let span = index.span_at(extent.start())?;
@@ -322,7 +327,7 @@ impl Reader {
         (plain.intersection(&extent) == Some(extent)).then_some((span, plain))
     }
 
-    /// Whether window `number` need not be fetched, as far as can be told without reading it.
+    /// Whether window `number` seems to be cached, without reading it.
     fn has_window(&self, layout: Layout, number: u64) -> bool {
         let extent = layout.window(number);
         if self.span_cache.contains(self.window_key(number)) {
@@ -340,14 +345,14 @@ impl Reader {
         disk_cache.is_some_and(|disk_cache| disk_cache.covers(extent)) && is_digested()
     }
 
-    /// The bytes of a window from the disk cache.
+    /// Reads and verifies a window from the disk cache.
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
         let request = self.whole_request(extent).ok()?;
         if !request.is_digested() {
             return None;
         }
-        // By parts, as a window may wait to be written in one piece with others.
+        // Reads in parts, because a queued write may hold the window together with others.
         let bytes = disk_cache
             .covers(extent)
             .then(|| disk_cache.read_part(extent, Wait::ForDisk));
@@ -362,8 +367,10 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Claims the windows beside that of `claim` that are worth fetching with it: those up to `end`,
-    /// more up to `span_end` for a read that continues a fetch, and the rest of a group of which half is here.
+    /// Claims the windows next to `claim` that are worth fetching with it.
+    ///
+    /// It claims those up to `end`, and more up to `span_end` for a read that continues a fetch. If
+    /// half of the group is cached, it claims the rest of the group.
     fn claim_neighbours(
         &self,
         layout: Layout,
@@ -406,27 +413,29 @@ impl Reader {
         claims
     }
 
-    /// Whether a read that misses window `number` is one of many in order.
+    /// Whether a read that misses window `number` belongs to a sequential reader.
     fn is_sequential(&self, layout: Layout, number: u64) -> bool {
         let len = self.windows.recent().next_len(number, u64::MAX);
         len > FETCH_GROWTH_FACTOR || len == 1 && self.continues_all(layout, number)
     }
 
-    /// Whether as many windows before `number` are here as one fetch can bring.
+    /// Whether the windows before `number` are cached, as many as one fetch can cover.
     fn continues_all(&self, layout: Layout, number: u64) -> bool {
         let mut before = number.saturating_sub(layout.max_windows())..number;
         !before.is_empty() && before.all(|other| self.has_window(layout, other))
     }
 
-    /// The claim to window `number`, unless it is here or being fetched.
+    /// Claims window `number`, unless it is cached or being fetched.
     fn claim_missing(&self, layout: Layout, number: u64) -> Option<WindowClaim> {
         let claim = self.windows.single_flight.claim(number).ok()?;
-        // Looked for only now: it may just have been fetched.
+        // Checked after the claim, because the window may just have been fetched.
         (!self.has_window(layout, number)).then_some(claim)
     }
 
-    /// Fetches windows that follow each other, for a read that needs window `number`. When some of them
-    /// are damaged, only this one. Readers that wait for them share an error that they would meet, too.
+    /// Fetches adjacent windows, for a read that needs window `number`.
+    ///
+    /// If some are damaged, fetches only this one. An error that other readers would also meet is
+    /// shared with the readers that wait.
     fn fetch_windows(
         &self,
         layout: Layout,
@@ -440,7 +449,7 @@ impl Reader {
         }
         let first = claims.front().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
-        // Wrong bytes may be a fault of the way: they get a second chance, and another way.
+        // The network path may have corrupted the bytes, so a retry uses another path.
         let mut fetched = self.fetch_extent(extent, FetchMode::Normal);
         if let Err(ReadError::Damaged { .. }) = fetched {
             fetched = self.fetch_extent(extent, FetchMode::Refetch);
@@ -448,21 +457,21 @@ impl Reader {
         if let Err(ReadError::Damaged { .. }) = fetched
             && claims.len() > 1
         {
-            // Damage of other windows must not make this read fail.
+            // Damage in other windows must not fail this read.
             claims.retain(|claim| claim.span() == number);
             fetched = self.fetch_extent(layout.window(number), FetchMode::Refetch);
         }
         let (bytes, _reserved) = match fetched {
             Ok(fetched) => fetched,
             Err(error) => {
-                // Of damage it is known now that it is in the only window that is still claimed.
+                // Damage is now known to be in this window, the only one that is still claimed.
                 if error.is_shared() || matches!(error, ReadError::Damaged { .. }) {
                     fail_all(claims, &error);
                 }
                 return Err(error);
             }
         };
-        // A sequential reader would be as slow as the disk.
+        // A sequential reader must not wait, because it would become as slow as the disk.
         let disk_wait = if extent.len() < MAX_FETCH_BYTES {
             QueueTimeout::Short
         } else {
@@ -478,15 +487,16 @@ impl Reader {
     ) -> Result<(Bytes, Reservation), ReadError> {
         let read_error = |error: Error| self.read_error_at(extent, error);
         let request = self.whole_request(extent)?;
-        // The bytes as they are fetched, and as they are kept.
+        // Memory for the bytes as fetched, and as cached.
         let reserved = self.budget.reserve(2 * request.buffer_bytes());
         let reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
         let bytes = self.fetch_verified(&request, mode).map_err(read_error)?;
         Ok((bytes, reserved))
     }
 
-    /// Keeps the verified `bytes` of windows that follow each other, and gives them to all readers
-    /// that wait. `can_evict` says whether older spans may leave the disk cache for them.
+    /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them.
+    ///
+    /// `can_evict` allows evicting older spans from the disk cache.
     pub(super) fn cache_windows(
         &self,
         layout: Layout,
@@ -500,7 +510,7 @@ impl Reader {
         self.cache_windows_on_disk(extent, bytes, disk_wait, can_evict);
         let keep = |claim: WindowClaim| {
             let window = layout.window(claim.span());
-            // A copy, as a slice would keep all bytes of the fetch in memory.
+            // Copies, because a slice would keep all bytes of the fetch in memory.
             let bytes = Bytes::copy_from_slice(&slice_extent(extent, bytes, window)?);
             self.span_cache
                 .insert(self.window_key(claim.span()), bytes.clone());
@@ -510,7 +520,7 @@ impl Reader {
         claims.into_iter().filter_map(keep).collect()
     }
 
-    /// Gives the windows of a span that was made to all readers that wait.
+    /// Completes `claims` with the windows of a span that was filled.
     pub(super) fn complete_windows(
         &self,
         span: Extent<Plain>,
@@ -535,7 +545,7 @@ impl Reader {
         let Some(disk_cache) = &self.disk_cache else {
             return;
         };
-        // Bytes without digests could not be verified when they are read back.
+        // Bytes without digests cannot be verified when they are read back.
         let request = self.whole_request(extent).ok();
         if !request.is_some_and(|request| request.is_digested()) {
             return;
@@ -547,8 +557,9 @@ impl Reader {
         }
     }
 
-    /// Claims the windows of `span` that begin at `from` or later and are missing; all of them where the
-    /// disk cache is known to be damaged.
+    /// Claims the missing windows of `span` that begin at `from` or later.
+    ///
+    /// Claims all of them if `is_damaged`, that is, if the disk cache is damaged there.
     pub(super) fn missing_windows(
         &self,
         layout: Layout,
@@ -585,13 +596,13 @@ impl Reader {
         }
     }
 
-    /// The packed bytes of windows that follow each other.
+    /// The packed extent of adjacent windows.
     pub(super) fn packed_windows(layout: Layout, claims: &[WindowClaim]) -> Extent<Packed> {
         let first = claims.first().map_or(0, Claim::span);
         packed_extent(layout.extent(&(first..first.saturating_add(claims.len() as u64))))
     }
 
-    /// As [`Reader::request`], for an extent of which all bytes are in the index.
+    /// Builds a [`Reader::request`] for an extent that the index must cover completely.
     fn whole_request(&self, extent: Extent<Plain>) -> Result<Request, ReadError> {
         let request = self.request(packed_extent(extent))?;
         if request.len() == extent.len() {
@@ -601,7 +612,7 @@ impl Reader {
         }
     }
 
-    /// `wanted` of pieces that hold all of it, in any order.
+    /// Joins `wanted` from pieces that cover it, in any order.
     fn join(&self, wanted: Extent<Plain>, pieces: &[(Extent<Plain>, Bytes)]) -> Option<Bytes> {
         let find = |at: Plain| {
             let (extent, bytes) = pieces
@@ -628,21 +639,21 @@ impl Reader {
     }
 }
 
-/// Makes all readers that wait for the windows of `claims` fail with `error`.
+/// Fails `claims` with `error`, for all readers that wait for them.
 fn fail_all(claims: impl IntoIterator<Item = WindowClaim>, error: &ReadError) {
     for claim in claims {
         claim.fail(error.clone());
     }
 }
 
-/// `wanted` of `bytes`, which are those of `extent`; `None` when that does not hold all of it.
+/// Cuts `wanted` out of `bytes`, which cover `extent`; `None` if they do not contain it.
 fn slice_extent(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> Option<Bytes> {
     let start = usize::try_from(wanted.start().0.checked_sub(extent.start().0)?).ok()?;
     let end = start.checked_add(usize::try_from(wanted.len()).ok()?)?;
     (end <= bytes.len()).then(|| bytes.slice(start..end))
 }
 
-/// Where plain bytes are in an archive without compression.
+/// Packed extent of plain bytes in an uncompressed archive.
 fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
     Extent::with_len(Packed(plain.start().0), plain.len())
 }
