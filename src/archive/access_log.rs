@@ -1,33 +1,33 @@
-//! Which parts of which files were read, in order; pure.
+//! Access log: which parts of files were read, in order; pure.
 
 use std::collections::BTreeMap;
 
 use crate::index::Ino;
 
-/// Ranges that are remembered; what is read after that many changes none of them.
+/// Maximum number of ranges. The log ignores new ranges beyond that.
 const MAX_RANGES: usize = 1 << 20;
 
-/// A part of a file that was read.
+/// A range of a file that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessedRange {
-    /// The file.
+    /// Inode of the file.
     pub ino: Ino,
-    /// Where it was read first.
+    /// Start of the range.
     pub offset: u64,
-    /// How many bytes from there on.
+    /// Length of the range.
     pub len: u64,
 }
 
-/// Remembers reads; those of one file that touch or overlap are one.
+/// Records reads. Adjacent or overlapping reads of one file become one range.
 #[derive(Debug, Default)]
 pub(super) struct AccessLog {
-    /// By file and start: the end, and which read was its first.
+    /// Ranges by file and start, with their end and the number of their first read.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
     reads: u64,
 }
 
 impl AccessLog {
-    /// Remembers a read of `len` bytes at `offset`.
+    /// Records a read of `len` bytes at `offset`.
     pub(super) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if end == start {
@@ -35,7 +35,8 @@ impl AccessLog {
         }
         let mut first = self.reads;
         self.reads += 1;
-        // From the back: the last that starts at or before the end may touch, then the one before.
+        // Searches backwards: the last range that starts at or before the end may touch, then the
+        // one before.
         loop {
             let before = self.ranges.range((ino, 0)..=(ino, end)).next_back();
             let Some((&(_, from), &(until, read))) =
@@ -56,12 +57,12 @@ impl AccessLog {
         }
     }
 
-    /// How many reads there were; the ranges are the same while it is.
+    /// Number of recorded reads. The ranges do not change while it stays the same.
     pub(super) fn read_count(&self) -> u64 {
         self.reads
     }
 
-    /// The ranges in the order of their first reads.
+    /// Returns the ranges, in the order of their first reads.
     pub(super) fn ranges(&self) -> Vec<AccessedRange> {
         let mut ranges: Vec<_> = self.ranges.iter().collect();
         ranges.sort_unstable_by_key(|(_, (_, first))| *first);

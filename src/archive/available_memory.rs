@@ -1,13 +1,14 @@
-//! How much memory there is to spare for what may be taken away at any time.
+//! Memory that is available for reclaimable data.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where control groups are, if the system has but the one hierarchy of cgroups(7), version 2.
+/// Root of the control groups, if the system has only the cgroups(7) hierarchy of version 2.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// Bytes that programs could have without anyone being short of memory, or what this process'
-/// control group is allowed if that is less; 0 when the system does not tell.
+/// Bytes of memory that are available without pressure on other programs.
+///
+/// At most the limit of this process' control group. 0 if the system reports nothing.
 pub(super) fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -19,7 +20,7 @@ pub(super) fn available_bytes() -> u64 {
         .unwrap_or_default()
 }
 
-/// What the text of `/proc/meminfo` says of it.
+/// Parses `MemAvailable` of `/proc/meminfo`.
 fn parse_available(meminfo: &str) -> u64 {
     let line = meminfo
         .lines()
@@ -28,17 +29,17 @@ fn parse_available(meminfo: &str) -> u64 {
     number.unwrap_or_default().saturating_mul(1024)
 }
 
-/// This process' group in the one hierarchy, from the root on, by its cgroups(7) text.
+/// Parses `/proc/self/cgroup`: this process' group in the version 2 hierarchy, see cgroups(7).
 fn cgroup_path(groups: &str) -> Option<PathBuf> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     Some(PathBuf::from(path))
 }
 
-/// The limits of `group` below `groups`, and of those that it is part of.
+/// Memory limits of `group` below `groups`, and of its ancestors.
 fn memory_limits(groups: &Path, group: &Path) -> Vec<u64> {
     let limit = |group: &Path| {
         let limit = fs::read_to_string(groups.join(group).join("memory.max")).ok()?;
-        // Or "max".
+        // Without a limit, the file contains "max".
         limit.trim().parse().ok()
     };
     group.ancestors().filter_map(limit).collect()

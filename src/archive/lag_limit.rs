@@ -1,22 +1,23 @@
-//! How far a scan may be ahead of who stores what it passes.
+//! Limit on how far the scan runs ahead of the scan pusher.
 //!
-//! What leaves memory before it is stored is made again later, or read back from disk, and handed
-//! over by itself: that costs more than the scan gains by running on. But the scan is what everyone
-//! waits for, so it waits a little for each span, and not at all for a follower that does not move.
+//! A span that is evicted before the pusher stores it must be decoded again, or read back from
+//! disk. That costs more than the scan gains by running ahead. But all readers wait for the scan.
+//! So it waits briefly for each span, and not at all for a pusher that does not move.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::base::extent::Plain;
 
-/// How long a scan waits for a follower that does not move: it may be waiting for a page that
-/// someone reads who waits for the scan.
+/// Timeout for a pusher that does not move.
+///
+/// It may wait for a page that a reader has locked, and that reader may wait for the scan.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What a follower may cost that moves, as a multiple of that, for each span.
+/// Maximum wait for a span if the pusher moves, as a multiple of [`STALL_TIMEOUT`].
 const MAX_STALL_TIMEOUTS: u32 = 4;
 
-/// Between one scan and one follower.
+/// State that the scan and its pusher share.
 #[derive(Debug)]
 pub(super) struct LagLimit {
     state: Mutex<State>,
@@ -36,14 +37,14 @@ impl Default for LagLimit {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where the follower is; `None` when there is none.
+    /// Plain offset of the pusher; `None` without a pusher.
     pusher: Option<Plain>,
-    /// Whether it was waited for in vain, and has not moved since.
+    /// Whether a wait timed out, and the pusher has not moved since.
     is_stalled: bool,
 }
 
 impl LagLimit {
-    /// The follower has done with everything before `offset`.
+    /// Reports that the pusher has handled everything before `offset`.
     pub(super) fn advance(&self, offset: Plain) {
         let mut state = self.state();
         state.pusher = state.pusher.max(Some(offset));
@@ -52,14 +53,14 @@ impl LagLimit {
         self.moved.notify_one();
     }
 
-    /// Nobody follows any more.
+    /// Reports that there is no pusher any more.
     pub(super) fn detach(&self) {
         self.state().pusher = None;
         self.moved.notify_one();
     }
 
-    /// Waits until the follower, if there is one that moves, is at most `max_lag` bytes behind
-    /// `offset`.
+    /// Waits until the pusher is at most `max_lag` bytes behind `offset`. Does not wait for a
+    /// stalled one.
     pub(super) fn wait_for_pusher(&self, offset: Plain, max_lag: u64) {
         let start = Instant::now();
         let mut state = self.state();

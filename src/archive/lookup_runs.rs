@@ -1,27 +1,27 @@
-//! Who opens the files of a directory one after the other, by their names; pure.
+//! Detection of lookups in directory order; pure.
 //!
-//! The kernel asks for each name, and each answer takes it some forty microseconds. It can be told some
-//! hundred at once, which is worth it when more of them will be asked for.
+//! The kernel sends a lookup for each name, and each takes it some forty microseconds. Priming
+//! passes it some hundred names at once. That is worth it if more lookups will follow.
 
 use crate::index::Ino;
 
-/// Directories that are followed at once; the one that was begun first is forgotten for a new one.
+/// Maximum number of runs. A new one replaces the oldest.
 const MAX_DIRECTORIES: usize = 4;
 
-/// So many names in a row mean that more will be asked for,
+/// Number of lookups in order that indicates more of them.
 const MIN_RUN_LOOKUPS: u32 = 3;
 
-/// and so many may be left out between two of them.
+/// Maximum number of names that a run may skip between two lookups.
 const MAX_SKIPPED_NAMES: u32 = 8;
 
-/// Directories in which names were asked for last.
+/// Runs of lookups in recent directories.
 #[derive(Debug, Default)]
 pub(super) struct LookupRuns {
     runs: [Option<LookupRun>; MAX_DIRECTORIES],
     next: usize,
 }
 
-/// The last name that was asked for in a directory, and how many there were in a row.
+/// The last lookup in a directory, and the number of lookups in order.
 #[derive(Clone, Copy, Debug)]
 struct LookupRun {
     directory: Ino,
@@ -30,7 +30,8 @@ struct LookupRun {
 }
 
 impl LookupRuns {
-    /// Child `number` of `directory` is asked for; whether it is time to tell what follows it.
+    /// Records a lookup of child `number` of `directory`. Returns whether to prime the names after
+    /// it.
     pub(super) fn step(&mut self, directory: Ino, number: u32) -> bool {
         let mut runs = self.runs.iter_mut().flatten();
         if let Some(run) = runs.find(|run| run.directory == directory) {

@@ -1,9 +1,9 @@
-//! The threads that are ahead of readers.
+//! Prefetch: threads that fill the caches ahead of readers.
 //!
-//! One thread hears of every read, finds out [where readers go](super::sequential), and pushes small
-//! files into the kernel's page cache; it is the only one that does so, and it answers no read: to
-//! push a page waits for whoever reads that page at the moment. Others fetch and decode
-//! [spans](super::batch), when no read does.
+//! The tracker thread receives every read and finds [sequential readers](super::sequential). It
+//! also pushes small files into the kernel's page cache. No other thread does that, and the tracker
+//! thread answers no read, because a push waits for a reader of the same page. Worker threads fetch
+//! and decode [spans](super::batch) while no read does.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -27,77 +27,85 @@ use crate::base::thread::Thread;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// Messages that may wait to be heard of; reads that find no room are forgotten, which only makes it
-/// see less.
+/// Maximum number of messages in the queue of the tracker.
+///
+/// Reads that find it full are dropped, so the tracker only sees less.
 const MAX_QUEUED_MESSAGES: usize = 1024;
 
-/// Plain bytes made ahead of a reader, at the most, however much memory there is.
+/// Maximum number of plain bytes that are filled ahead of a reader, whatever the memory.
 const MAX_FILL_BYTES: u64 = 32 << 20;
 
-/// Plain bytes pushed ahead of a reader, at the most: enough to be ahead of one who only reads. More
-/// takes longer to push than the reader needs to overtake it: of 10,500 files in a plain tar some
-/// 7,900 were pushed in time with 1 to 4 MiB, 3,700 with 16.
+/// Maximum number of plain bytes that are pushed ahead of a reader.
+///
+/// That is enough for a reader that only reads. A larger window takes longer to push than the
+/// reader takes to overtake it. Of 10,500 files in a plain tar, some 7,900 were pushed in time with
+/// 1 to 4 MiB, and 3,700 with 16.
 const MAX_PUSH_BYTES: u64 = 2 << 20;
 
-/// Longer files are not pushed: their own read-ahead by the kernel does as well.
+/// Maximum length of a pushed file. For longer ones, the kernel's own read-ahead is as good.
 const MAX_PUSHED_FILE_BYTES: u64 = 512 << 10;
 
-/// Windows that wait to be pushed; older ones give way, as their readers are past them.
+/// Maximum number of windows in the push queue. A new one displaces the oldest, which its reader
+/// has passed.
 const MAX_PUSH_WINDOWS: usize = 16;
 
-/// Entries looked at for one window.
+/// Maximum number of entries that are examined for one window.
 const MAX_WINDOW_ENTRIES: u32 = 1 << 16;
 
-/// Entries looked at before reads are heard again.
+/// Entries that are examined before the tracker checks for messages again.
 const ENTRIES_PER_TURN: u32 = 256;
 
-/// Spans of a request that is made ahead.
+/// Spans in one prefetch request.
 const BATCH_SPANS: usize = 8;
 
-/// Requests of a replay at once: as many as a distant server needs to be busy.
+/// Maximum number of replay requests in flight, enough to keep a distant server busy.
 const MAX_REPLAY_REQUESTS: u32 = 4;
 
-/// How often to look whether a disk cache still holds everything.
+/// Interval between checks that the disk cache still holds all spans.
 const DISK_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Spans of a request that is made because the disk was too slow for them before: few, so that all find room
-/// in the queue of the disk cache.
+/// Spans in one request for skipped spans, for which the disk was too slow before.
+///
+/// The number is small so that all fit into the disk cache's queue.
 const SKIPPED_BATCH_SPANS: usize = 4;
 
-/// How often to look whether the disk is still busy.
+/// Interval between checks whether the disk is still busy.
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Threads that fetch.
+/// Number of threads that fetch.
 const FETCH_THREADS: usize = 4;
 
-/// What is prepared without being asked for.
+/// Data that is prefetched.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum PrefetchMode {
-    /// Nothing.
+    /// Prefetches nothing.
     Off,
-    /// What readers who go through a file or a tree will want next.
+    /// Prefetches data that sequential readers of a file or a tree will need next.
     #[default]
     ReadAhead,
-    /// That, and everything else from front to back, as far as it can be kept.
+    /// Does that, and prefetches everything else from front to back, while there is space.
     All,
 }
 
-/// What to prepare, and how.
+/// Options of prefetch.
 #[derive(Default)]
 pub struct PrefetchOptions {
-    /// What.
+    /// Data to prefetch.
     pub mode: PrefetchMode,
-    /// Bytes that may be fetched a second; no limit when `None`.
+    /// Maximum number of bytes fetched per second; `None` is unlimited.
     pub bytes_per_second: Option<u64>,
-    /// Tells what was read before in this order, and will be again; asked once the index is
-    /// complete.
+    /// Accesses of an earlier run, which are prefetched in the same order.
+    ///
+    /// Called once the index is complete.
     pub replay: Option<Profile>,
-    /// Whether to remember what is read. Then nothing is pushed: the kernel does not tell of reads
-    /// that it can answer.
+    /// Whether to record accesses.
+    ///
+    /// Recording disables pushes, because the kernel does not report reads that its page cache
+    /// answers.
     pub record: bool,
 }
 
-/// What there is of a profile in an archive.
+/// Looks up the accesses of a profile in the index of an archive.
 pub type Profile = Box<dyn FnOnce(&Index) -> Vec<AccessedRange> + Send>;
 
 impl fmt::Debug for PrefetchOptions {
@@ -110,63 +118,68 @@ impl fmt::Debug for PrefetchOptions {
     }
 }
 
-/// How far it is.
+/// Progress of prefetch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PrefetchProgress {
-    /// What is prepared.
+    /// Data that is prefetched.
     pub mode: PrefetchMode,
-    /// How far [`PrefetchMode::All`] is.
+    /// State of [`PrefetchMode::All`].
     pub state: PrefetchState,
-    /// Spans that it made, or found to be kept already.
+    /// Spans that [`PrefetchMode::All`] has filled, or found in a cache.
     pub done_spans: u64,
     /// Spans of the archive.
     pub total_spans: u64,
-    /// Spans of the replay that were made, or found to be kept already.
+    /// Spans of the replay that were filled, or found in a cache.
     pub replayed_spans: u64,
     /// Spans of the replay.
     pub replay_spans: u64,
 }
 
-/// How far fetching everything is. Of several archives the least state is that of all.
+/// State of [`PrefetchMode::All`].
+///
+/// The state of several archives is the least of their states.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PrefetchState {
-    /// It goes on when no one reads.
+    /// It fetches while no reader does.
     Running,
-    /// Some parts could not be made.
+    /// Some spans could not be filled.
     Incomplete,
-    /// There is no more room to keep what it makes.
+    /// The caches have no space left.
     Full,
-    /// Everything is kept, and nothing is fetched any more.
+    /// All spans are cached, and nothing is left to fetch.
     Complete,
-    /// It is not wanted.
+    /// It is not requested.
     Off,
 }
 
-/// Keeps whole files for readers who then need not ask: the kernel's page cache.
+/// The kernel's page cache, which answers reads of pushed files without a request.
 pub trait PageCache: Send + Sync + fmt::Debug {
-    /// Whether the file can be kept, and was not yet.
+    /// Whether the file can be stored, and was not stored yet.
     fn can_store(&self, ino: Ino) -> bool;
 
-    /// Whether someone may find the file there.
+    /// Whether the mounted subtree contains the file.
     fn is_visible(&self, index: &Index, ino: Ino) -> bool;
 
-    /// Sees to it that these regular files can be kept, if that is possible, and says how many could
-    /// not before. Whoever calls holds no [`IndexGuard`](super::IndexGuard) of an index that grows.
+    /// Makes these regular files storable if possible, and returns how many were not before.
+    ///
+    /// The caller must not hold an [`IndexGuard`](super::IndexGuard) of a growing index.
     fn prime_inodes(&self, files: &[Ino]) -> usize;
 
-    /// Sees to it that whoever opens `ino` and what follows it in its directory by name need not ask
-    /// for each, if that takes long enough for them to be worth it.
+    /// Primes the dentries of `ino` and of the names that follow it in its directory.
+    ///
+    /// Then opening them needs no lookups. Does nothing if too few names follow to be worth it.
     fn prime_dentries(&self, index: &Index, ino: Ino);
 
-    /// Keeps `bytes` from `offset` on, whole pages but for the end of the file. May wait for
-    /// whoever reads it at this moment.
+    /// Stores `bytes` from `offset` on, in whole pages except at the end of the file.
+    ///
+    /// May wait for a reader of the same page.
     ///
     /// # Errors
-    /// When they cannot be kept.
+    /// When they cannot be stored.
     fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Prepares what will be read, until dropped.
+/// Prefetches until it is dropped.
 #[derive(Debug)]
 pub(super) struct Prefetcher {
     reader: Arc<Reader>,
@@ -174,37 +187,37 @@ pub(super) struct Prefetcher {
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
     inbox: SyncSender<Message>,
     is_over: Arc<AtomicBool>,
-    /// Whether reads lead to anything.
+    /// Whether reads can cause any prefetch.
     is_tracking: bool,
     access_log: Option<Mutex<AccessLog>>,
     lookup_runs: Mutex<LookupRuns>,
     thread: Option<Thread<()>>,
 }
 
-/// What others may know of the work.
+/// State that the threads of prefetch share.
 #[derive(Debug, Default)]
 struct Shared {
     mode: PrefetchMode,
-    /// Messages that were not heard of yet.
+    /// Messages that the tracker has not processed yet.
     pending_messages: AtomicU64,
-    /// Reads that nobody was told of yet.
+    /// Reads that were not sent to the tracker yet.
     pending_reads: Mutex<PendingReads>,
-    /// Whether the follower must be woken to look for them.
+    /// Whether the tracker sleeps and must be woken to see them.
     is_asleep: AtomicBool,
-    /// Jobs that are not done yet, whatever for.
+    /// Unfinished jobs, for any purpose.
     outstanding: AtomicU32,
     full: SpanCounts,
-    /// Whether [`PrefetchMode::All`] has nothing more to ask for.
+    /// Whether [`PrefetchMode::All`] has queued all spans.
     is_full_queued: AtomicBool,
     replay: SpanCounts,
-    /// Spans of a local archive that the disk cache did not take at first.
+    /// Spans of a local archive that the disk cache skipped at first.
     skipped: SpanCounts,
 }
 
-/// Spans of one purpose.
+/// Counts of spans for one purpose.
 #[derive(Debug, Default)]
 struct SpanCounts {
-    /// Whether nothing is made while the disk cache is busy.
+    /// Whether to wait while the disk cache is busy.
     should_wait_for_disk: bool,
     total: AtomicU64,
     queued: AtomicU64,
@@ -215,13 +228,13 @@ struct SpanCounts {
 #[derive(Debug)]
 enum Message {
     Reads(Vec<ReadEvent>),
-    /// Names are asked for one after the other, this the last.
+    /// A run of lookups by name, and the last inode of it.
     Names(Ino),
-    /// Spans were made, reads wait to be looked for, or it is over.
+    /// Spans were filled, reads are pending, or prefetch ends.
     Wake,
 }
 
-/// A read, as the kernel asked for it.
+/// A read request of the kernel.
 #[derive(Clone, Copy, Debug)]
 struct ReadEvent {
     ino: Ino,
@@ -229,25 +242,27 @@ struct ReadEvent {
     len: u32,
 }
 
-/// Reads that wait to be told of together, or until the follower looks: to wake a thread costs more
-/// than to answer a read.
+/// Reads that are sent to the tracker together, or picked up when it polls.
+///
+/// Waking a thread costs more than answering a read.
 #[derive(Debug, Default)]
 struct PendingReads {
     reads: Vec<ReadEvent>,
     bytes: u64,
 }
 
-/// So many reads are told of together,
+/// Number of pending reads at which they are sent to the tracker.
 const MAX_PENDING_READS: usize = 16;
-/// or reads of so many bytes.
+/// Number of pending read bytes at which they are sent to the tracker.
 const MAX_PENDING_READ_BYTES: u64 = 128 << 10;
 
-/// So long the follower looks again after a read before it must be woken for the next one. A read
-/// that comes after a silence, such as that of a marker, is heard of at once.
+/// Time for which the tracker polls after a message before it must be woken.
+///
+/// A read after a pause, such as that of a marker, wakes it at once.
 const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(1);
 
 impl PendingReads {
-    /// Takes in a read; all of them when it is time to tell.
+    /// Adds a read, and returns all reads when it is time to send them.
     fn add(&mut self, read: ReadEvent) -> Option<Vec<ReadEvent>> {
         self.reads.push(read);
         self.bytes = self.bytes.saturating_add(read.len.into());
@@ -267,13 +282,13 @@ impl PendingReads {
 
 impl Prefetcher {
     /// # Errors
-    /// When the system has no thread left to give.
+    /// When the system cannot start a thread.
     pub(super) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let pages = Arc::<OnceLock<_>>::default();
         let shared = Arc::new(Shared {
             mode: options.mode,
-            // Until it has looked for the first time.
+            // Busy until the tracker has looked for the first time.
             pending_messages: AtomicU64::new(1),
             skipped: SpanCounts {
                 should_wait_for_disk: true,
@@ -282,7 +297,7 @@ impl Prefetcher {
             ..Shared::default()
         });
         let limits = limits(&reader, &options);
-        // A replay leaves out what was read meanwhile.
+        // A replay skips spans that were read in the meantime.
         let is_tracking = options.mode != PrefetchMode::Off || options.replay.is_some();
         let rate = options.bytes_per_second.map(RateLimit::new);
         let tracker = AccessTracker {
@@ -378,9 +393,9 @@ impl Prefetcher {
         }
     }
 
-    /// Whether nothing is on its way.
+    /// Whether no work is pending.
     pub(super) fn is_idle(&self) -> bool {
-        // In this order: reads that were seen are unheard before they are taken.
+        // The order matters: the tracker counts a pending message before it takes pending reads.
         self.shared.pending_reads().reads.is_empty()
             && self.shared.pending_messages.load(Ordering::SeqCst) == 0
             && self.shared.outstanding.load(Ordering::SeqCst) == 0
@@ -393,8 +408,7 @@ impl Prefetcher {
         }
     }
 
-    /// What was read, if there was a read since there had been `reads` of them, and how many there
-    /// are now.
+    /// Recorded accesses and the number of reads, if there were more than `reads` of them.
     pub(super) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         let access_log = self.access_log.as_ref()?.lock();
         let access_log = access_log.unwrap_or_else(PoisonError::into_inner);
@@ -415,7 +429,7 @@ impl Prefetcher {
 }
 
 impl Shared {
-    /// Puts `message` into the inbox, if there is room: else its reader is awake anyway.
+    /// Queues `message` if there is room. Otherwise the receiver is awake anyway.
     fn send(&self, inbox: &SyncSender<Message>, message: Message) {
         self.pending_messages.fetch_add(1, Ordering::SeqCst);
         if inbox.try_send(message).is_err() {
@@ -459,7 +473,7 @@ impl SpanCounts {
     }
 }
 
-/// How far to be ahead of readers.
+/// Limits of read-ahead.
 fn limits(reader: &Reader, options: &PrefetchOptions) -> Limits {
     if options.mode == PrefetchMode::Off {
         return Limits {
@@ -468,13 +482,13 @@ fn limits(reader: &Reader, options: &PrefetchOptions) -> Limits {
         };
     }
     Limits {
-        // As for a replay: as much is read until it is needed, and must not take its place.
+        // As for a replay: that much may be read before a span is needed, and must not evict it.
         fill_bytes: (reader.span_cache.budget() / 8 * 3).min(MAX_FILL_BYTES),
         push_bytes: MAX_PUSH_BYTES.min(reader.memory_bytes / 8),
     }
 }
 
-/// The spans that hold what is to be replayed.
+/// The spans that contain the accesses of a profile.
 fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> Replay {
     let spans = accessed.iter().flat_map(|accessed| {
         let entry = index.entry(accessed.ino);
@@ -488,17 +502,16 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
     if let Some(free_bytes) = free_cache_bytes(reader, index)
         && replay.bytes() > free_bytes
     {
-        // Memory lets go of what was used longest ago, and that is what was made and is not read
-        // yet, once as much has been read since.
+        // The span cache evicts the least recently used spans. Those are spans that were filled but
+        // not read yet, once as many bytes have been read since.
         replay.set_max_ahead_bytes(reader.span_cache.budget() / 8 * 3);
     }
     replay
 }
 
-/// Bytes of memory that may be filled without regard to readers; `None` when what is made is kept
-/// on disk.
+/// Bytes of the span cache that prefetch may fill; `None` if spans are cached on disk.
 fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
-    // As the first one, so the others; but what has no hash is kept nowhere.
+    // The first span stands for all. Spans without a hash are not cached on disk.
     let is_kept = index.is_hashed()
         && index
             .span(0)
@@ -506,16 +519,16 @@ fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
     (!is_kept).then(|| reader.span_cache.budget() / 4 * 3)
 }
 
-/// Goes through the archive from front to back.
+/// Progress of [`PrefetchMode::All`] through the archive, from front to back.
 #[derive(Debug)]
 struct FullPrefetch {
     next: u32,
-    /// Bytes that memory still has room for; `None` when what is made is kept on disk.
+    /// Remaining bytes of the span cache; `None` if spans are cached on disk.
     free_bytes: Option<u64>,
 }
 
 impl FullPrefetch {
-    /// Leaves room for as many bytes in memory as are needed for something else.
+    /// Reserves `needed` bytes of the span cache for another purpose.
     fn new(reader: &Reader, index: &Index, needed: u64) -> Self {
         Self {
             next: 0,
@@ -524,7 +537,7 @@ impl FullPrefetch {
         }
     }
 
-    /// The next spans to make; none when it is over.
+    /// Returns the next spans to fill; none when it has finished.
     fn next(&mut self, index: &Index) -> Vec<u32> {
         let mut numbers = Vec::new();
         while numbers.len() < BATCH_SPANS {
@@ -553,22 +566,23 @@ impl Drop for Prefetcher {
     }
 }
 
-/// Follows readers.
+/// The tracker thread: follows readers and plans prefetch.
 struct AccessTracker {
     streams: ReadStreams,
     profile: Option<Profile>,
-    /// Whether the index is complete, and what depends on that has begun.
+    /// Whether the index is complete, and `begin` has run.
     has_begun: bool,
-    /// When it was last looked whether all is in the disk cache, of which others may take parts away.
+    /// Time of the last check whether the disk cache holds everything. Other processes may evict
+    /// parts.
     last_disk_check: Option<Instant>,
     replay: Replay,
     full_prefetch: Option<FullPrefetch>,
     shared: Arc<Shared>,
     push_jobs: VecDeque<PushJob>,
     max_push_bytes: u64,
-    /// What the scan passes, while it does and there is room.
+    /// Pusher of files that the scan passes, while the scan runs and there is memory.
     scan_pusher: Option<ScanPusher>,
-    /// Whether the scan will tell when it has come further.
+    /// Whether a callback will wake the tracker when the scan has advanced.
     is_wakeup_pending: Arc<AtomicBool>,
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
     fill_workers: FillWorkers,
@@ -581,15 +595,15 @@ struct PushJob {
     push: PushRange,
     next: u32,
     steps: u32,
-    /// Whether the file is past that was left out.
+    /// Whether the marker file, which is not pushed, has been passed.
     is_marked: bool,
 }
 
-/// What became of a step.
+/// Result of one step of a push.
 #[derive(PartialEq, Eq)]
 enum Step {
     More,
-    /// Bytes are on their way that it needs.
+    /// Bytes that it needs are in flight.
     Blocked,
     Done,
 }
@@ -625,7 +639,7 @@ impl AccessTracker {
         }
     }
 
-    /// The next message, when there is nothing to do but wait; none when there is something to do.
+    /// Waits for the next message; returns `Empty` if there is other work.
     fn next(&mut self, inbox: &Receiver<Message>) -> Result<Message, TryRecvError> {
         match inbox.recv_timeout(IDLE_POLL_TIMEOUT) {
             Ok(message) => return Ok(message),
@@ -633,7 +647,7 @@ impl AccessTracker {
             Err(RecvTimeoutError::Timeout) => {}
         }
         self.shared.is_asleep.store(true, Ordering::SeqCst);
-        // After that, so that no read is missed.
+        // Checked after the flag is set, so that no read is missed.
         if self.process_pending_reads() {
             self.shared.is_asleep.store(false, Ordering::SeqCst);
             return Err(TryRecvError::Empty);
@@ -643,16 +657,16 @@ impl AccessTracker {
         message.map_err(|_| TryRecvError::Disconnected)
     }
 
-    /// Hears of the reads that nobody was told of; false when there are none.
+    /// Processes pending reads; returns false if there are none.
     fn process_pending_reads(&mut self) -> bool {
-        // Not idle meanwhile.
+        // Keeps `is_idle` false in the meantime.
         self.shared.pending_messages.fetch_add(1, Ordering::SeqCst);
         let reads = self.shared.pending_reads().take();
         for &read in &reads {
             self.on_read(read);
         }
         if !reads.is_empty() {
-            // What was read makes room for what is to be replayed.
+            // Reads make room for further replay.
             self.refill_queue();
         }
         self.shared.message_done();
@@ -660,7 +674,8 @@ impl AccessTracker {
     }
 
     fn on_read(&mut self, ReadEvent { ino, offset, len }: ReadEvent) {
-        // A scan goes by in the order of the archive, and is ahead of readers itself.
+        // Read-ahead starts after the scan, which reads in archive order and is ahead of readers
+        // itself.
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.live_index.completed() else {
             return;
@@ -678,12 +693,12 @@ impl AccessTracker {
         let Some(wanted) = self.streams.record_read(&file_read) else {
             return;
         };
-        // Where reads need no spans the kernel's own read-ahead does.
+        // If reads need no spans, the kernel's own read-ahead is enough.
         if let Some(range) = wanted.fill
             && !reader.reads_here()
         {
             let range = FillRange {
-                // A read fetches the end of a file by itself if that is less than a span.
+                // A read fetches the end of a file itself, if that is less than a span.
                 includes_last: range.includes_last && reader.layout().is_none(),
                 ..range
             };
@@ -713,15 +728,18 @@ impl AccessTracker {
         }
     }
 
-    /// Asks for what is to be made without regard to readers: little at once, so that what readers
-    /// will want next waits for little.
+    /// Queues fills that do not depend on readers.
+    ///
+    /// Queues few at once, so that read-ahead waits only for a few.
     fn refill_queue(&mut self) {
         if !self.queue_requested() {
             self.queue_skipped();
         }
     }
 
-    /// As [`refill_queue`](Self::refill_queue) for what the user wants; false when there is none, and the index is complete.
+    /// Queues the fills that the user requested.
+    ///
+    /// Returns false if there are none left and the index is complete.
     fn queue_requested(&mut self) -> bool {
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.live_index.completed() else {
@@ -770,8 +788,9 @@ impl AccessTracker {
         self.full_prefetch.is_some()
     }
 
-    /// Asks for spans that were made before, but not kept, because the disk was too slow. Those of a remote
-    /// archive would have to be fetched again: they wait for a read.
+    /// Queues spans that were decoded, but not cached because the disk was too slow.
+    ///
+    /// Those of a remote archive must be fetched again, so they wait for a read.
     fn queue_skipped(&self) {
         let reader = &self.reader;
         let (Some(disk_cache), Some(index)) = (&reader.disk_cache, reader.live_index.completed())
@@ -794,7 +813,7 @@ impl AccessTracker {
         }
     }
 
-    /// Finds out what there is to be made without regard to readers.
+    /// Plans the replay and [`PrefetchMode::All`].
     fn begin(&mut self, index: &Index) {
         let accessed = self.profile.take().map(|profile| profile(index));
         self.replay = build_replay(&self.reader, index, &accessed.unwrap_or_default());
@@ -806,14 +825,16 @@ impl AccessTracker {
             .then(|| FullPrefetch::new(&self.reader, index, self.replay.bytes()));
     }
 
-    /// The scan failed: there will never be an index of everything.
+    /// Ends [`PrefetchMode::All`] as incomplete, because the scan failed and the index will never
+    /// be complete.
     fn stop_full_prefetch(&self) {
         self.shared.full.queued.store(1, Ordering::SeqCst);
         self.shared.is_full_queued.store(true, Ordering::SeqCst);
     }
 
-    /// Goes on with the first window, or what the scan passes; true when there is nothing to do but
-    /// wait.
+    /// Continues the first push window, or else the scan pusher.
+    ///
+    /// Returns true if it must wait.
     fn push(&mut self) -> bool {
         let Some(pages) = self.pages.get() else {
             return true;
@@ -841,7 +862,7 @@ impl AccessTracker {
         false
     }
 
-    /// Goes on with what the scan passes; true when there is nothing to do but wait.
+    /// Continues the scan pusher; returns true if it must wait.
     fn push_scanned(&mut self) -> bool {
         let (Some(scan_pusher), Some(pages)) = (&mut self.scan_pusher, self.pages.get()) else {
             return true;
@@ -924,12 +945,12 @@ impl PushJob {
     }
 }
 
-/// Has spans made by other threads.
+/// Worker threads that fill spans.
 struct FillWorkers {
-    // Before the decoders, for whom they have work.
+    // Dropped before the decoders, because it submits work to them.
     fetchers: ThreadPool,
     decoders: Arc<ThreadPool>,
-    /// And since when its times count.
+    /// Rate limit, and the start of its clock.
     rate: Option<Arc<(Mutex<RateLimit>, Instant)>>,
     shared: Arc<Shared>,
     wake: SyncSender<Message>,
@@ -937,13 +958,14 @@ struct FillWorkers {
 }
 
 impl FillWorkers {
-    /// Whether spans are on their way.
+    /// Whether fills are outstanding.
     fn is_busy(&self) -> bool {
         self.shared.outstanding.load(Ordering::SeqCst) > 0
     }
 
-    /// Has `numbers` made, when no read makes a span and the rate allows it. Of spans that are here in
-    /// part nothing is fetched before `from`.
+    /// Queues fills of `numbers`, which wait until no read fills a span and the rate allows it.
+    ///
+    /// If some windows of a span are cached, it fetches only missing ones from `from` on.
     fn submit(&self, numbers: Vec<u32>, from: Plain, purpose: Option<&SpanCounts>) {
         let counts = purpose.map(|counts| {
             counts
@@ -958,10 +980,10 @@ impl FillWorkers {
         self.fetchers.submit(move || {
             let rate = rate.as_deref();
             let mut numbers = numbers.as_slice();
-            // By a rate in small parts, or it would be exceeded for long.
+            // Small parts, because one large part would exceed the rate for long.
             let part = if rate.is_some() { 1 } else { numbers.len() };
             while let Some((now, rest)) = numbers.split_at_checked(part.min(numbers.len())) {
-                // No claim is held meanwhile: no read shall wait for who waits.
+                // Waits before it claims spans, because no read may wait for a waiting fill.
                 if now.is_empty()
                     || !wait_for_rate(&reader, rate)
                     || should_wait_for_disk && !wait_for_disk(&reader)
@@ -997,7 +1019,7 @@ impl FillWorkers {
     }
 }
 
-/// Waits until something may be fetched; false when it is over.
+/// Waits until the rate limit allows a fetch; returns false if prefetch ends.
 fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) -> bool {
     let Some((rate, since)) = rate else {
         return true;
@@ -1016,7 +1038,7 @@ fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) ->
     }
 }
 
-/// Waits until the disk cache can take more; false when the archive is closed.
+/// Waits until the disk cache accepts more; returns false if the archive is closed.
 fn wait_for_disk(reader: &Reader) -> bool {
     let is_busy = || {
         reader
@@ -1032,10 +1054,10 @@ fn wait_for_disk(reader: &Reader) -> bool {
     true
 }
 
-/// Tells the follower when dropped.
+/// Counts an outstanding job, and wakes the tracker when dropped.
 struct PendingJob {
     shared: Arc<Shared>,
-    /// Counts those of the same purpose.
+    /// Counter of outstanding jobs with the same purpose.
     purpose: Option<Arc<AtomicU32>>,
     wake: SyncSender<Message>,
 }
@@ -1060,7 +1082,7 @@ impl PendingJob {
 
 impl Drop for PendingJob {
     fn drop(&mut self) {
-        // Counted before it is done, so that it is never idle in between.
+        // Counts a message before the job ends, so that `is_idle` is never true in between.
         self.shared.pending_messages.fetch_add(1, Ordering::SeqCst);
         if let Some(purpose) = &self.purpose {
             purpose.fetch_sub(1, Ordering::SeqCst);
@@ -1071,7 +1093,7 @@ impl Drop for PendingJob {
     }
 }
 
-/// The spans that hold `extent`.
+/// The spans that contain `extent`.
 fn spans_covering(index: &Index, extent: Extent<Plain>) -> Range<u32> {
     let last = extent.end().0.checked_sub(1).map(Plain);
     let first = index.span_at(extent.start());
@@ -1082,7 +1104,7 @@ fn spans_covering(index: &Index, extent: Extent<Plain>) -> Range<u32> {
     }
 }
 
-/// The spans that `range` means.
+/// The spans that belong to `range`.
 fn spans_in(index: &Index, range: FillRange) -> impl Iterator<Item = u32> {
     let (start, end) = (range.extent.start(), range.extent.end());
     let first = index.span_at(start).unwrap_or(u32::MAX);
@@ -1093,7 +1115,7 @@ fn spans_in(index: &Index, range: FillRange) -> impl Iterator<Item = u32> {
     })
 }
 
-/// A read of `len` bytes at `offset` of `entry`, in plain bytes; `None` when it needs none.
+/// Converts a read of `len` bytes at `offset` to plain bytes; `None` if it needs none.
 pub(super) fn file_read(entry: Entry<'_>, offset: u64, len: u64) -> Option<FileRead> {
     if !matches!(entry.kind(), Kind::File) {
         return None;

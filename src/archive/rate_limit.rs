@@ -1,17 +1,17 @@
-//! A limit on bytes a second; pure.
+//! Rate limit in bytes per second; pure.
 
 use std::time::Duration;
 
-/// Lets so many bytes a second pass on the average: who has spent more waits until it is paid off.
+/// Allows an average rate. A caller that spent more must wait until its debt is paid off.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RateLimit {
     bytes_per_second: u64,
-    /// When everything is paid that was spent.
+    /// Time at which all spent bytes are paid off.
     free_at: Duration,
 }
 
 impl RateLimit {
-    /// Starts with nothing spent; less than a byte a second is a byte a second.
+    /// Starts without debt. The minimum rate is one byte per second.
     pub(super) fn new(bytes_per_second: u64) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
@@ -19,13 +19,14 @@ impl RateLimit {
         }
     }
 
-    /// How long to wait at `now` before spending more. Times count from any beginning, the same for
-    /// all calls.
+    /// Returns the time to wait at `now` before spending more.
+    ///
+    /// All calls must count time from the same start.
     pub(super) fn wait_time(&self, now: Duration) -> Duration {
         self.free_at.saturating_sub(now)
     }
 
-    /// Spends `bytes` at `now`. What was not spent before is lost.
+    /// Spends `bytes` at `now`. Unused budget does not accumulate.
     pub(super) fn spend(&mut self, now: Duration, bytes: u64) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let time = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));

@@ -1,25 +1,26 @@
-//! Spans in the order in which an earlier reader needed them, kept ahead of this one; pure.
+//! Replay of the spans that an earlier reader needed, in its order; pure.
 
 use std::collections::HashMap;
 
-/// A list of spans that is gone through, as far ahead of its reader as there is room.
+/// A list of spans to fill, up to a limit ahead of the reader.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
     spans: Vec<u32>,
-    /// Bytes of all spans before each, and of all.
+    /// Total bytes of the spans before each position, and of all spans.
     start_bytes: Vec<u64>,
-    /// Where in the list each is.
+    /// Position of each span in the list.
     positions: HashMap<u32, usize>,
-    /// Those before were handed out.
+    /// Position of the next span to return.
     next: usize,
-    /// Those before were read, or passed over.
+    /// Position that the reader has reached.
     reached: usize,
-    /// Bytes that may be handed out and not read; `None` when what is made is kept anyway.
+    /// Maximum number of bytes that are returned but not read; `None` if spans are cached on disk.
     max_ahead_bytes: Option<u64>,
 }
 
 impl Replay {
-    /// Goes through spans, each with its length in bytes; of repetitions the first counts.
+    /// Creates a replay of spans with their lengths in bytes. Repeated spans count once, at their
+    /// first position.
     pub(super) fn new(
         spans: impl Iterator<Item = (u32, u64)>,
         max_ahead_bytes: Option<u64>,
@@ -42,32 +43,32 @@ impl Replay {
         replay
     }
 
-    /// From now on no more than `bytes` may be handed out and not read.
+    /// Sets the maximum number of bytes that are returned but not read.
     pub(super) fn set_max_ahead_bytes(&mut self, bytes: u64) {
         self.max_ahead_bytes = Some(bytes);
     }
 
-    /// How many spans there are.
+    /// Number of spans.
     pub(super) fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// How many bytes they have together.
+    /// Total bytes of the spans.
     pub(super) fn bytes(&self) -> u64 {
         self.start_bytes_at(self.spans.len())
     }
 
-    /// Someone reads `span`.
+    /// Records a read of `span`.
     pub(super) fn mark_read(&mut self, span: u32) {
         if let Some(&position) = self.positions.get(&span) {
             self.reached = self.reached.max(position);
         }
     }
 
-    /// The next spans to make, at most `count`, ascending, so that neighbours are together.
+    /// Returns the next spans to fill, at most `count`, ascending so that neighbours are together.
     pub(super) fn next(&mut self, count: usize) -> Vec<u32> {
         let reached = self.start_bytes_at(self.reached);
-        // What was read before it was made need not be made any more.
+        // Spans that were already read need no fill.
         self.next = self.next.max(self.reached);
         let from = self.next;
         while self.next < self.spans.len() && self.next - from < count {

@@ -1,9 +1,9 @@
-//! What a scan decodes goes into the kernel's page cache while it passes.
+//! Scan pusher: pushes files into the kernel's page cache while the scan decodes them.
 //!
-//! A span is in memory when the scan has just made it, and then gives way to the next ones. Who reads
-//! a file after that has it made again, or read back from disk, and handed over; handed over at once
-//! it costs one copy. So files are stored as soon as their bytes are known, long ones in parts.
-//! The scan waits for that [a little](super::lag_limit); what has left memory before its turn is left out.
+//! A span stays in memory only until the next spans evict it. A later read must decode it again, or
+//! read it from disk, and copy it to the kernel. A push at once costs only the copy. So the pusher
+//! stores files as soon as their bytes are decoded, long ones in parts. The scan waits for that
+//! [briefly](super::lag_limit). The pusher skips files whose spans have been evicted.
 
 use std::sync::Arc;
 
@@ -15,74 +15,75 @@ use crate::base::extent::Plain;
 use crate::codec::Compression;
 use crate::index::{Entry, Index, Ino};
 
-/// Bytes that are stored at once. Longer files are stored in parts of whole pages.
+/// Maximum number of bytes in one store. Longer files are stored in parts of whole pages.
 const MAX_PART_BYTES: u64 = 1 << 20;
 
-/// The longest page there is; parts begin and end with one.
+/// Largest page size. Parts start and end at its multiples.
 const MAX_PAGE_BYTES: u64 = 64 << 10;
 
-/// What a file takes at the least.
+/// Minimum page cache memory of a file.
 const MIN_PAGE_BYTES: u64 = 4 << 10;
 
-/// What the kernel takes for a name and its inode, roughly.
+/// Approximate kernel memory for a name and its inode.
 const INODE_BYTES: u64 = 2 << 10;
 
-/// Bytes of a batch.
+/// Maximum number of bytes in a batch.
 const MAX_BATCH_BYTES: u64 = 4 << 20;
 
-/// Entries looked at for a batch.
+/// Maximum number of entries that are examined for a batch.
 const MAX_BATCH_ENTRIES: u32 = 512;
 
-/// What of the memory to spare may be filled in this way: its divisor. Who reads nothing of it shall
-/// not drive everyone else's files out.
+/// Divisor of the available memory that gives the push budget.
+///
+/// Pushed files that are never read must not evict everything else from the page cache.
 const AVAILABLE_MEMORY_DIVISOR: u64 = 4;
 
-/// Goes through the files that a scan has passed.
+/// Follows a scan and pushes the files that it has passed.
 #[derive(Debug)]
 pub(super) struct ScanPusher {
     next: Ino,
-    /// How much of that file has been dealt with; whole pages.
+    /// Offset in that file up to which it has been handled; whole pages.
     offset: u64,
-    /// The file that is left out, though its end may be yet to come.
+    /// A file that is not pushed, although its end may not be decoded yet.
     skipped_file: Option<Ino>,
-    /// Bytes that may still be stored.
+    /// Remaining push budget, in bytes.
     budget_bytes: u64,
     lag_limit: Arc<LagLimit>,
 }
 
-/// How far a [`step`](ScanPusher::step) came.
+/// Result of a [`step`](ScanPusher::step).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PushProgress {
-    /// There may be more.
+    /// There may be more to push.
     More,
-    /// There is no more until the scan has come to this offset.
+    /// There is nothing to push until the scan reaches this offset.
     Until(Plain),
-    /// There will be no more.
+    /// There will be nothing more to push.
     Done,
 }
 
-/// A part of a file that is to be stored.
+/// A part of a file to store.
 #[derive(Clone, Copy, Debug)]
 struct FilePart {
     ino: Ino,
     offset: u64,
     len: u32,
-    /// Where it ends in the archive.
+    /// End of the part, as a plain offset.
     end: Plain,
     /// Whether the file ends with it.
     is_last: bool,
 }
 
-/// What one look at the index finds to be done.
+/// File parts that one look at the index finds.
 #[derive(Debug, Default)]
 struct Batch {
     parts: Vec<FilePart>,
     bytes: u64,
-    /// Where the last part ends.
+    /// End of the last part.
     end: Plain,
-    /// How far the scan had come.
+    /// End of the scanned bytes.
     scanned_end: Plain,
-    /// Whether there is nothing behind it until the scan goes on.
+    /// Whether the pusher must wait for the scan to find more.
     is_at_end: bool,
 }
 
@@ -93,7 +94,7 @@ impl Drop for ScanPusher {
 }
 
 impl ScanPusher {
-    /// For the scan that fills `reader`'s live index; `None` when all of it is known.
+    /// Creates a pusher for the scan that fills `reader`'s index; `None` if the index is complete.
     pub(super) fn new(reader: &Reader) -> Option<Self> {
         reader.live_index.completed().is_none().then(|| Self {
             next: Ino::ROOT,
@@ -104,9 +105,9 @@ impl ScanPusher {
         })
     }
 
-    /// Stores some of what has passed and is still in memory.
+    /// Stores some files that the scan has passed and that are still in memory.
     pub(super) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> PushProgress {
-        // Before it looks: what the scan had not found by then it never will.
+        // Read before the index, because a scan that is over adds no more entries.
         let is_over = reader.live_index.is_scan_over();
         let batch = {
             let index = reader.live_index.read();
@@ -120,7 +121,7 @@ impl ScanPusher {
             .iter()
             .filter_map(|part| Some((part, reader.read_cached(part.ino, part.offset, part.len)?)))
             .collect();
-        // What has left memory is not worth a name.
+        // Files whose spans were evicted are not worth an inode.
         let mut files: Vec<_> = parts.iter().map(|(part, _)| part.ino).collect();
         files.dedup();
         let names = pages.prime_inodes(&files) as u64;
@@ -133,7 +134,7 @@ impl ScanPusher {
             self.lag_limit.advance(part.end);
         }
         if !batch.is_at_end {
-            // Also past what was not there any more.
+            // Also advances past parts that were evicted.
             self.lag_limit.advance(batch.end);
             return PushProgress::More;
         }
@@ -144,7 +145,7 @@ impl ScanPusher {
         PushProgress::Until(Plain(batch.scanned_end.0.saturating_add(1)))
     }
 
-    /// Finds what is to be done next, and goes past it.
+    /// Collects the next parts, and moves past them.
     fn collect_batch(&mut self, index: &Index, pages: &dyn PageCache) -> Batch {
         let mut batch = Batch::default();
         for _ in 0..MAX_BATCH_ENTRIES {
@@ -219,14 +220,14 @@ impl ScanPusher {
     }
 }
 
-/// Where the bytes of a file begin, and how many there are; `None` for what is not to be stored.
+/// Plain start and length of a file; `None` if it is not to be pushed.
 fn file_extent(entry: Entry<'_>) -> Option<(Plain, u64)> {
     let file = file_read(entry, 0, entry.size())?.file;
-    // What has holes is put together by who reads it.
+    // A sparse file must be assembled by a read.
     (file.len() == entry.size()).then(|| (file.start(), entry.size()))
 }
 
-/// Whether the scan only reads what anyone can read as fast.
+/// Whether the archive is local and uncompressed, so that any reader is as fast as the scan.
 fn is_local_and_uncompressed(reader: &Reader, index: &Index) -> bool {
     index.origin().compression == Compression::None && !reader.source.is_remote()
 }

@@ -1,96 +1,102 @@
-//! Where readers go, and how far to be ahead of them; pure.
+//! Detection of sequential readers, and planning of read-ahead; pure.
 //!
-//! A mounted file is not opened, so a reader is known by where it reads. In an archive numbers of
-//! entries, listings and plain offsets ascend together: who reads a file to its end, or a tree file
-//! by file, asks for one plain offset after the other. That is a [stream](ReadStreams).
+//! The kernel does not report opens of mounted files, so the tracker knows a reader by the offsets
+//! that it reads. Inode numbers, directory listings and plain offsets of an archive have the same
+//! order. So a reader of a whole file, or of a tree file by file, reads ascending plain offsets.
+//! That is a [stream](ReadStreams).
 //!
-//! What runs earn is bounded by what they have read, so that who reads here and there costs
-//! nothing. Inside a file spans are made ahead as far as the run has come, and never past the
-//! file's end. Past it, into the files that follow, goes only a run that has gone from file to file
-//! before, and by a sixth of what it has read: were all of that for nothing, the bytes fetched
-//! would still be less than 1.2 times those that were needed. Where nothing is fetched, because all
-//! is on the disk already, it earns as much as it has read.
+//! Read-ahead of a stream is limited by the bytes that it has read, so random reads cost nothing.
+//!
+//! * Within a file, spans are filled ahead by as many bytes as the stream has read, at most up to
+//!   the file's end.
+//! * Beyond the file, only a stream that already read several files in order gets read-ahead. It is
+//!   a sixth of the bytes read. Even if all of it is useless, the fetched bytes are less than 1.2
+//!   times those needed.
+//! * If all spans are on disk, nothing is fetched. Then read-ahead across files equals the bytes
+//!   read.
 
 use std::collections::VecDeque;
 
 use crate::base::extent::{Extent, Plain};
 
-/// Readers that are followed at once; who was silent longest is forgotten for a new one.
+/// Maximum number of streams. A new one replaces the one that was idle longest.
 const MAX_STREAMS: usize = 8;
 
-/// How far past its end a run is still continued: headers, a few files left out.
+/// Maximum gap after which a read still continues a stream: headers, and a few skipped files.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// Gaps up to this length lie between files anyway: headers, empty files, links.
+/// Maximum gap that does not count as skipped: headers, empty files, links.
 const MAX_HEADER_GAP_BYTES: u64 = 8 << 10;
 
-/// How far before its end a run is still the same: the kernel sends neighbouring requests at once,
-/// and they may arrive in any order.
+/// Maximum distance by which a read may be behind the stream that it continues.
+///
+/// The kernel sends adjacent requests at once, and they may arrive in any order.
 const MAX_REORDER_BYTES: u64 = 2 << 20;
 
-/// Steps from file to file after which a run is taken for a reader of a tree.
+/// Number of steps to a next file after which a stream counts as a tree reader.
 const MIN_FILES_IN_ORDER: u32 = 2;
 
-/// What a run across files may have made ahead where that is fetched: its bytes divided by this.
+/// Divisor of the bytes read that gives the read-ahead across files, if spans are fetched.
 const FETCH_AHEAD_DIVISOR: u64 = 6;
 
-/// The first window that is pushed, in plain bytes.
+/// Length of the first pushed window, in plain bytes.
 const FIRST_PUSH_BYTES: u64 = 512 << 10;
 
-/// How far ahead of a reader to be at the most, in plain bytes.
+/// Maximum read-ahead, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Limits {
-    /// Made and in memory.
+    /// Limit for spans filled into memory.
     pub(super) fill_bytes: u64,
-    /// Pushed into the kernel's page cache; 0 for not at all.
+    /// Limit for files pushed into the kernel's page cache; 0 disables pushes.
     pub(super) push_bytes: u64,
 }
 
 /// A read, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileRead {
-    /// What was asked for.
+    /// Bytes that are read.
     pub(super) wanted: Extent<Plain>,
     /// The whole file.
     pub(super) file: Extent<Plain>,
 }
 
-/// What is to be done ahead of a run.
+/// Read-ahead that a read causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReadAhead {
-    /// Whose reader this is for.
+    /// Number of the stream.
     pub(super) stream: u64,
-    /// Spans to make.
+    /// Spans to fill.
     pub(super) fill: Option<FillRange>,
     /// Files to push.
     pub(super) push: Option<PushRange>,
 }
 
-/// Spans that end in a stretch of plain bytes.
+/// Spans that end in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FillRange {
-    /// The stretch. A span belongs to it that ends inside, or at its end.
+    /// The range. It includes spans that end inside, or at its end.
     pub(super) extent: Extent<Plain>,
-    /// Whether the span that holds its end belongs to it, too.
+    /// Whether the span that contains the end of the range is included.
     pub(super) includes_last: bool,
 }
 
-/// Files that start in a stretch of plain bytes.
+/// Files that start in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PushRange {
-    /// The stretch.
+    /// The range.
     pub(super) extent: Extent<Plain>,
-    /// The first file from here on is left out: when it is asked for, the reader has got there.
+    /// Offset of the marker: the first file from here on is not pushed. A read of it shows the
+    /// reader's progress.
     pub(super) marker: Plain,
 }
 
-/// Readers, as far as they can be told apart.
+/// The known streams.
 #[derive(Debug)]
 pub(super) struct ReadStreams {
     limits: Limits,
-    /// What a run across files may have made ahead: its bytes divided by this.
+    /// Divisor of the bytes read that gives the read-ahead across files.
     ahead_divisor: u64,
-    /// Who read last comes first.
+    /// Streams, most recently read first.
     latest: VecDeque<ReadStream>,
     started: u64,
 }
@@ -98,20 +104,20 @@ pub(super) struct ReadStreams {
 #[derive(Debug)]
 struct ReadStream {
     number: u64,
-    /// Where its last file ends.
+    /// End of its current file.
     file_end: Plain,
-    /// How often it went on to another file.
+    /// Number of times that it continued in another file.
     steps: u32,
-    /// It has read up to here.
+    /// End of its last read.
     reached: Plain,
-    /// Bytes it has read, those included that were pushed before it came.
+    /// Bytes that it has read, including those that were pushed before it read them.
     read: u64,
-    /// Bytes it has left out, but for headers.
+    /// Bytes that it skipped, without headers.
     skipped: u64,
     filled_to: Plain,
     pushed_to: Plain,
     window: u64,
-    /// From here on it earns the next window.
+    /// Offset from which on a read causes the next push window.
     trigger: Plain,
 }
 
@@ -132,7 +138,7 @@ impl ReadStream {
         }
     }
 
-    /// How far it or what was pushed for it has come.
+    /// End of the bytes that it read, or that were pushed for it.
     fn frontier(&self) -> Plain {
         self.reached.max(self.pushed_to)
     }
@@ -143,7 +149,7 @@ impl ReadStream {
             && start <= self.frontier().0.saturating_add(MAX_GAP_BYTES)
     }
 
-    /// Takes in a read that continues it; false when too much was left out for a run.
+    /// Adds a read that continues it. Returns false if it has skipped too much for a stream.
     fn extend(&mut self, file_read: &FileRead) -> bool {
         let (start, end) = (file_read.wanted.start(), file_read.wanted.end());
         let gap = start.0.saturating_sub(self.frontier().0);
@@ -201,7 +207,7 @@ impl ReadStream {
 }
 
 impl ReadStreams {
-    /// No reader yet.
+    /// Starts without streams.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -211,18 +217,19 @@ impl ReadStreams {
         }
     }
 
-    /// Whether nothing that is made from now on has to be fetched.
+    /// Sets whether all spans are on disk, so that filling them fetches nothing.
     pub(super) fn set_all_on_disk(&mut self, is_here: bool) {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
     }
 
-    /// Pushes so far ahead from now on: what is not pushed is not taken for read when a run leaves
-    /// it out.
+    /// Sets the push limit.
+    ///
+    /// Without pushes, bytes that a stream skips must not count as read from the page cache.
     pub(super) fn set_max_push_bytes(&mut self, bytes: u64) {
         self.limits.push_bytes = bytes;
     }
 
-    /// What to do now that someone reads.
+    /// Records a read, and returns the read-ahead that it causes.
     pub(super) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
         let known = self
             .latest
@@ -250,7 +257,7 @@ impl ReadStreams {
         (wanted.fill.is_some() || wanted.push.is_some()).then_some(wanted)
     }
 
-    /// Up to where run `number` has read; `None` when it is forgotten.
+    /// End of the bytes that stream `number` has read; `None` if it was evicted.
     pub(super) fn reached(&self, number: u64) -> Option<Plain> {
         let stream = self.latest.iter().find(|stream| stream.number == number)?;
         Some(stream.reached)
@@ -277,7 +284,7 @@ mod tests {
         push_bytes: 2 * MIB,
     };
 
-    /// The read of `len` bytes at `offset` of the file that is so many bytes from `start` on.
+    /// The read of `len` bytes at `offset` of the file with `size` bytes from `start` on.
     fn part(start: u64, size: u64, offset: u64, len: u64) -> FileRead {
         FileRead {
             wanted: Extent::with_len(Plain(start + offset), len),
@@ -290,7 +297,7 @@ mod tests {
         part(start, size, 0, size)
     }
 
-    /// Reads the file in pieces, and tells what was made ahead after each.
+    /// Reads the file in pieces, and returns the fills that each read causes.
     fn made(
         streams: &mut ReadStreams,
         start: u64,
@@ -478,7 +485,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is read, no more is made ahead than its reader's share, and never backwards.
+        /// Read-ahead never exceeds the bytes read, and never goes backwards.
         #[test]
         fn read_ahead_never_exceeds_bytes_read(
             reads in prop::collection::vec((0..64_u64, 1..8_u64), 1..200)
