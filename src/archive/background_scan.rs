@@ -226,8 +226,8 @@ impl ScanThread {
         };
         if self.opener.source.access() == Access::Stream {
             disk_cache.flush();
-            if let Some(trouble) = disk_cache.problem_text() {
-                return Err(self.opener.no_disk_cache_error(Some(trouble)));
+            if let Some(problem) = disk_cache.problem_text() {
+                return Err(self.opener.no_disk_cache_error(Some(problem)));
             }
         }
         if let Err(error) = disk_cache.publish(&disk_cache_name(&self.origin(summary))) {

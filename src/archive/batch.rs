@@ -296,7 +296,7 @@ impl Batch {
             workers.submit(move || {
                 // A reader of that span decodes it again and gets the error.
                 if let Err(error) = reader.fill_range(range, packed, filled.as_deref()) {
-                    tracing::debug!(%error, "not made ahead");
+                    tracing::debug!(%error, "cannot decode prefetched data");
                 }
                 drop(last);
             });

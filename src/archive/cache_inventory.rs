@@ -79,7 +79,7 @@ impl CacheEntry {
     pub fn remove(&self) -> io::Result<bool> {
         let removed = match &self.file {
             File::Index(stored) => stored.remove(),
-            File::DiskCache(spooled) => spooled.remove(),
+            File::DiskCache(cache_file) => cache_file.remove(),
         };
         match removed {
             // Another process has removed it.
@@ -152,23 +152,25 @@ fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
     }
 }
 
-fn data_entry(spooled: CacheFileInfo, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
-    let kind = match spooled.content() {
+fn data_entry(cache_file: CacheFileInfo, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
+    let kind = match cache_file.content() {
         Some(content) if is_content_hash(content) => Kind::DiskCache,
-        None if spooled.is_unfinished() => Kind::Unfinished,
+        None if cache_file.is_unfinished() => Kind::Unfinished,
         // Leaves files alone that tarfs does not seem to have made.
         Some(_) | None => return None,
     };
-    let origin = spooled.content().and_then(|content| origins.get(content));
+    let origin = cache_file
+        .content()
+        .and_then(|content| origins.get(content));
     Some(CacheEntry {
         kind,
-        path: Path::new("disk-cache").join(spooled.name()),
+        path: Path::new("disk-cache").join(cache_file.name()),
         source: origin.map(|origin| origin.locator.canonical.clone()),
         version: origin.map(|origin| origin.locator.fingerprint.clone()),
-        held_bytes: spooled.held_bytes,
-        used: spooled.used,
-        in_use: spooled.is_in_use(),
-        file: File::DiskCache(spooled),
+        held_bytes: cache_file.held_bytes,
+        used: cache_file.used,
+        in_use: cache_file.is_in_use(),
+        file: File::DiskCache(cache_file),
     })
 }
 

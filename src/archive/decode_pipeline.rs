@@ -212,7 +212,7 @@ impl PlainStream {
                 }
                 Slot::Check(job) => self.output = Some(job.run()?),
                 Slot::ChecksumStart(hash) => self.hash = Some(hash),
-                Slot::ChecksumEnd { expected, packed } => self.check_hash(expected, packed)?,
+                Slot::ChecksumEnd { expected, packed } => self.verify_checksum(expected, packed)?,
                 Slot::Failed(error, finished) => {
                     self.finished = Some(finished);
                     return Err(error);
@@ -252,7 +252,7 @@ impl PlainStream {
         StreamItem::Plain(bytes)
     }
 
-    fn check_hash(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
+    fn verify_checksum(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
         // A decoder that ends a checksum without a start is broken, and nothing must pass as
         // verified.
         let hash = self.hash.take().ok_or(Error::Interrupted)?;
@@ -449,7 +449,7 @@ mod tests {
         let (sender, receiver) = sync_channel(MAX_QUEUED_PIECES);
         let decoder = Thread::spawn("test", move || {
             for slot in slots {
-                sender.send(slot).expect("room, and someone listens");
+                sender.send(slot).expect("a receiver with room");
             }
         });
         PlainStream {
@@ -552,7 +552,7 @@ mod tests {
     }
 
     #[test]
-    fn vanished_decoder_interrupts_the_stream() {
+    fn lost_decoder_thread_interrupts_the_stream() {
         let (bytes, error) = drain(stream(vec![plain(b"some")]));
         assert_eq!(bytes, b"some");
         assert!(matches!(error, Some(Error::Interrupted)));
@@ -583,16 +583,16 @@ mod tests {
 
     #[test]
     fn check_runs_after_all_earlier_jobs() {
-        let redeemed = Arc::new(AtomicBool::new(false));
+        let has_run = Arc::new(AtomicBool::new(false));
         let job = {
-            let redeemed = Arc::clone(&redeemed);
+            let has_run = Arc::clone(&has_run);
             move || {
-                redeemed.store(true, Ordering::SeqCst);
+                has_run.store(true, Ordering::SeqCst);
                 Ok(Output::from(vec![Bytes::from_static(b"a")]))
             }
         };
         let check = Job::new(move || {
-            assert!(redeemed.load(Ordering::SeqCst));
+            assert!(has_run.load(Ordering::SeqCst));
             Ok(Bytes::from_static(b"b"))
         });
         let job = Slot::Ticket(Arc::new(Ticket::new(job)));

@@ -40,7 +40,7 @@ pub enum Error {
     TooMuchMemory(#[from] TooMuchMemory),
     /// The stream has too long a run of zeros, and its length is unknown.
     #[error(
-        "more than {} MiB of zeros follow each other, and the source does not say how long it is",
+        "more than {} MiB of zeros in a row, from a source of unknown length",
         MAX_ZERO_BYTES >> 20
     )]
     EndlessZeros,
@@ -90,23 +90,23 @@ const HINT_TRUNCATED: &str = "get a whole copy, or take its readable part with -
 const HINT_REPACK: &str = "repack it as gzip, lz4, zstd, xz or bzip2, or unpack it first";
 
 /// Hint for a digest that differs from the expected one.
-const HINT_DIGEST_MISMATCH: &str = "what came of it must not be trusted: compare the digest with the one that was \
-                     published";
+const HINT_DIGEST_MISMATCH: &str =
+    "its data must not be trusted: compare the digest with the published one";
 
 /// Hint for an archive that differs from the indexed one, although its validator is the same.
-const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if it is right, remove its \
-                        index with `tarfs cache clear` and mount it again";
+const HINT_REPLACED: &str = "the archive was replaced or damaged at its source: if the new archive is \
+                        right, remove its index with `tarfs cache clear` and mount it again";
 
 /// Hint for a source that is not an archive.
 const HINT_CHECK_SOURCE: &str = "check that SOURCE names the archive itself";
 
 /// Hint for a state that exceeds the memory limit.
-const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: as much may be \
-                         kept as is twice that";
+const HINT_RAISE_MEMORY: &str = "if that is to be expected, allow it with a larger --memory: the limit \
+                         is twice its value";
 
 /// Hint for a limit that no flag raises.
-const HINT_FIXED_LIMIT: &str = "ordinary archives stay far below it, and no flag raises it: this one is \
-                         damaged, or was made to do harm";
+const HINT_FIXED_LIMIT: &str = "no flag raises it, because ordinary archives stay far below it: this one \
+                         is damaged or hostile";
 
 /// Hint for an archive with more entries than the user allows.
 pub const HINT_RAISE_MAX_ENTRIES: &str =
@@ -117,7 +117,8 @@ pub const HINT_RAISE_INDEX_MEMORY: &str =
     "if that is to be expected, allow it with a larger --index-memory";
 
 /// Hint for a source that may be endless.
-const HINT_SAVE_TO_FILE: &str = "it may never end; if it does, save it to a file and name that";
+const HINT_SAVE_TO_FILE: &str =
+    "the source may be endless; if it is not, save it to a file and use that";
 
 /// Hint for an archive that is larger than the user allows.
 const HINT_RAISE_MAX_UNPACKED_SIZE: &str =

@@ -157,7 +157,7 @@ impl Sink for IndexSink<'_> {
                 layer: self.layer,
                 span: span.number,
             };
-            // Waits before the cache makes room for this span. A third of it may be unpushed. The
+            // Waits before the cache makes room for this span. At most a third of it may be unpushed. The
             // pusher has just read the spans it stored last, so they are evicted last.
             let max_lag = span_cache.available_bytes() / 3;
             if max_lag >= span.plain.len() {

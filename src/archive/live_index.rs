@@ -369,7 +369,7 @@ mod tests {
         grow(&live_index, "a");
         assert_eq!(done.load(Ordering::SeqCst), 0);
         live_index.on_available(name(b"a"), counting_callback(&done));
-        assert_eq!(done.load(Ordering::SeqCst), 1, "it is there already");
+        assert_eq!(done.load(Ordering::SeqCst), 1, "the entry exists already");
         grow(&live_index, "b");
         assert_eq!(done.load(Ordering::SeqCst), 2);
         let span = |start, len| {
@@ -413,7 +413,7 @@ mod tests {
         );
         live_index.on_available(WaitFor::End, counting_callback(&done));
         live_index.finish(Origin::default());
-        assert_eq!(done.load(Ordering::SeqCst), 0, "the spool is still open");
+        assert_eq!(done.load(Ordering::SeqCst), 0, "the scan is not over");
         assert!(live_index.read().is_complete());
         live_index.end_scan();
         assert_eq!(done.load(Ordering::SeqCst), 2);

@@ -73,14 +73,14 @@ mod tests {
     }
 
     #[test]
-    fn every_third_name_in_a_row_is_time_to_tell() {
+    fn every_third_lookup_in_order_is_due() {
         let mut runs = LookupRuns::default();
         assert_eq!(steps(&mut runs, 1, &[4, 5, 6, 7, 8, 9, 10]), [6, 9]);
         assert_eq!(steps(&mut runs, 2, &[0, 9, 18, 28, 29, 30]), [18, 30]);
     }
 
     #[test]
-    fn who_goes_back_or_jumps_begins_anew() {
+    fn lookup_out_of_order_starts_a_new_run() {
         let mut runs = LookupRuns::default();
         assert!(steps(&mut runs, 1, &[9, 8, 7, 6, 5, 4]).is_empty());
         assert!(steps(&mut runs, 2, &[0, 100, 200, 300]).is_empty());
@@ -89,15 +89,15 @@ mod tests {
     }
 
     #[test]
-    fn some_directories_are_followed_at_once() {
+    fn oldest_run_is_evicted_beyond_the_maximum() {
         let mut runs = LookupRuns::default();
         let times = (0..6).map(|number| {
             let times = (1..=4).filter(|directory| runs.step(Ino(*directory), number));
             times.count()
         });
         assert_eq!(times.collect::<Vec<_>>(), [0, 0, 4, 0, 0, 4]);
-        assert!(!runs.step(Ino(5), 0), "for the first");
+        assert!(!runs.step(Ino(5), 0), "first lookup of a new run");
         assert_eq!(steps(&mut runs, 2, &[6, 7, 8]), [8]);
-        assert!(steps(&mut runs, 1, &[6, 7]).is_empty(), "forgotten");
+        assert!(steps(&mut runs, 1, &[6, 7]).is_empty(), "evicted");
     }
 }

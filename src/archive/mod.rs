@@ -192,9 +192,9 @@ impl Archive {
 
     /// Why the disk cache is incomplete, in words for the user.
     pub fn disk_cache_problem(&self) -> Option<String> {
-        let trouble = self.reader.disk_cache.as_ref()?.problem_text()?;
+        let problem = self.reader.disk_cache.as_ref()?.problem_text()?;
         Some(format!(
-            "the disk cache is incomplete ({trouble}); missing data is decoded again when read"
+            "the disk cache is incomplete ({problem}); missing data is decoded again when read"
         ))
     }
 

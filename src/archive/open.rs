@@ -41,7 +41,7 @@ pub struct OpenOptions {
     pub index_file: Option<PathBuf>,
     /// Memory limit for indexes, in addition to the scan's memory.
     pub index_memory: MemoryLimit,
-    /// Whether to ignore saved data if the source has no strong validator.
+    /// Whether to ignore saved data if nothing proves the source's version.
     ///
     /// For a caller that holds files of an earlier scan.
     pub should_rescan_unproven: bool,
@@ -310,7 +310,7 @@ impl Opener {
             Ok(None) => return Ok(None),
             Err(error) => {
                 // The scan will replace the damaged file.
-                tracing::warn!(error = error_chain(&error), "a saved index cannot be used");
+                tracing::warn!(error = error_chain(&error), "cannot use the saved index");
                 return Ok(None);
             }
         };
@@ -538,7 +538,10 @@ impl Opener {
             Ok(disk_cache) => Ok(Some(Arc::new(disk_cache))),
             Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
             Err(error) => {
-                tracing::warn!(error = error_chain(&error), "nothing is kept on disk");
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot open the disk cache; decoded data is not cached on disk"
+                );
                 Ok(None)
             }
         }
@@ -566,7 +569,10 @@ impl Opener {
         match disk_cache {
             Ok(disk_cache) => Some(Arc::new(disk_cache)),
             Err(error) => {
-                tracing::warn!(error = error_chain(&error), "nothing is kept on disk");
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot open the disk cache; decoded data is not cached on disk"
+                );
                 None
             }
         }

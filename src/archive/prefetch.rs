@@ -1008,10 +1008,10 @@ impl FillWorkers {
                                 .add(packed.len() as u64);
                             let pending_job = Arc::clone(&pending_job);
                             let done = move || drop(pending_job);
-                            let made = counts.as_ref();
-                            batch.decode(&reader, &packed, reserved, &decoders, made, done);
+                            let filled = counts.as_ref();
+                            batch.decode(&reader, &packed, reserved, &decoders, filled, done);
                         }
-                        Err(error) => tracing::debug!(%error, "not fetched ahead"),
+                        Err(error) => tracing::debug!(%error, "cannot prefetch"),
                     }
                 }
             }

@@ -78,7 +78,7 @@ pub enum ReadError {
         cause: Option<Arc<Error>>,
     },
     /// The scan ended before these bytes.
-    #[error("the archive could not be read that far")]
+    #[error("the scan of the archive ended before these bytes")]
     Unscanned,
     /// The index contradicts itself.
     #[error("the index is damaged; delete it and mount again")]
@@ -326,7 +326,7 @@ impl Reader {
         Ok((len, parts))
     }
 
-    /// Fills span `number` from any place and checks its hash.
+    /// Loads span `number` from a cache or the source, and checks its hash.
     ///
     /// # Errors
     /// When its bytes are unavailable, or differ from the indexed ones.
@@ -375,8 +375,8 @@ impl Reader {
         let starts: Vec<u32> = starts.collect();
         let random = RandomState::new();
         let count = starts.len().max(1) as u64;
-        let at_random = (0..RANDOM_SAMPLES).map(|sample| random.hash_one(sample) % count);
-        let stretches = [0, count - 1].into_iter().chain(at_random);
+        let random_samples = (0..RANDOM_SAMPLES).map(|sample| random.hash_one(sample) % count);
+        let stretches = [0, count - 1].into_iter().chain(random_samples);
         let spans = stretches.map(|stretch| self.sample_span(&starts, stretch));
         spans.collect()
     }

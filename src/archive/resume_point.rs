@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn encoded_resume_point_decodes_to_itself() {
         let resume_point = resume_point();
         assert_eq!(
             ResumePoint::decode(&resume_point.encode()),

@@ -89,7 +89,7 @@ impl SavedIndex {
             IndexLocation::File(index) => Some(Arc::clone(index)),
             IndexLocation::Store(store, locator, limit) => store
                 .find_locked(locator, limit)
-                .inspect_err(|error| tracing::debug!(%error, "a saved index cannot be used"))
+                .inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"))
                 .ok()?
                 .map(|(index, _)| Arc::new(index)),
         }

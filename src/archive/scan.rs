@@ -89,7 +89,7 @@ pub trait Sink {
     /// Reports a point at which a later scan can resume.
     ///
     /// The next member begins there. The scan skips this call if resuming is impossible.
-    fn resume_point(&mut self, _bookmark: ResumePoint) {}
+    fn resume_point(&mut self, _point: ResumePoint) {}
 }
 
 /// Options of a scan.
@@ -286,11 +286,11 @@ pub fn scan<S: Sink>(
     let resume = options.resume.as_ref();
     let parser = match resume {
         None => Ok(Parser::new(options.tar.clone())),
-        Some(place) => Parser::resume(
+        Some(point) => Parser::resume(
             options.tar.clone(),
-            place.member,
-            place.sums,
-            &place.globals,
+            point.member,
+            point.sums,
+            &point.globals,
         ),
     };
     let archive_error = |error| ScanError::Archive {
@@ -308,13 +308,13 @@ pub fn scan<S: Sink>(
         span_splitter: options
             .spans
             .then(|| SpanSplitter::new(block_len(source.fingerprint().len))),
-        compression: resume.map_or(Compression::None, |place| place.compression),
+        compression: resume.map_or(Compression::None, |point| point.compression),
         seek_points: resume
-            .map(|place| place.seek_point.clone())
+            .map(|point| point.seek_point.clone())
             .into_iter()
             .collect(),
-        plain_len: resume.map_or(0, |place| place.seek_point.plain.0),
-        skipped_to: resume.map_or(Plain(0), |place| place.member),
+        plain_len: resume.map_or(0, |point| point.seek_point.plain.0),
+        skipped_to: resume.map_or(Plain(0), |point| point.member),
         damages: 0,
         member: None,
         source,
@@ -330,7 +330,7 @@ pub fn scan<S: Sink>(
         stats,
         sink,
     };
-    let start = resume.map(|place| (place.compression, place.seek_point.clone()));
+    let start = resume.map(|point| (point.compression, point.seek_point.clone()));
     if let Some((_, seek_point)) = &start {
         stats.scanned_packed_bytes.add(seek_point.packed.0);
     }

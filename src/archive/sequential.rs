@@ -298,7 +298,7 @@ mod tests {
     }
 
     /// Reads the file in pieces, and returns the fills that each read causes.
-    fn made(
+    fn fills(
         streams: &mut ReadStreams,
         start: u64,
         size: u64,
@@ -315,7 +315,7 @@ mod tests {
             .collect()
     }
 
-    fn make(start: u64, end: u64, includes_last: bool) -> FillRange {
+    fn fill(start: u64, end: u64, includes_last: bool) -> FillRange {
         FillRange {
             extent: Extent::new(Plain(start), Plain(end)).expect("in order"),
             includes_last,
@@ -325,23 +325,23 @@ mod tests {
     #[test]
     fn fill_doubles_within_one_file_until_its_end() {
         let mut streams = ReadStreams::new(LIMITS);
-        let made = made(&mut streams, 100, 9 * MIB, MIB);
+        let fills = fills(&mut streams, 100, 9 * MIB, MIB);
         let at = |mib: u64| 100 + mib * MIB;
-        assert_eq!(made.first(), Some(&None), "one read says nothing");
-        assert_eq!(made.get(1), Some(&Some(make(at(2), at(4), false))));
-        assert_eq!(made.get(2), Some(&Some(make(at(4), at(6), false))));
-        assert_eq!(made.get(3), Some(&Some(make(at(6), at(8), false))));
-        assert_eq!(made.get(4), Some(&Some(make(at(8), at(9), true))));
-        assert!(made.iter().skip(5).all(Option::is_none));
+        assert_eq!(fills.first(), Some(&None), "one read says nothing");
+        assert_eq!(fills.get(1), Some(&Some(fill(at(2), at(4), false))));
+        assert_eq!(fills.get(2), Some(&Some(fill(at(4), at(6), false))));
+        assert_eq!(fills.get(3), Some(&Some(fill(at(6), at(8), false))));
+        assert_eq!(fills.get(4), Some(&Some(fill(at(8), at(9), true))));
+        assert!(fills.iter().skip(5).all(Option::is_none));
     }
 
     #[test]
     fn fill_ahead_stays_within_the_limit() {
         let mut streams = ReadStreams::new(LIMITS);
-        for (number, make) in made(&mut streams, 0, 100 * MIB, MIB).iter().enumerate() {
+        for (number, fill) in fills(&mut streams, 0, 100 * MIB, MIB).iter().enumerate() {
             let reached = (number as u64 + 1) * MIB;
-            let end = make.map_or(reached, |make| make.extent.end().0);
-            assert!(end <= reached + LIMITS.fill_bytes, "{make:?} at {reached}");
+            let end = fill.map_or(reached, |fill| fill.extent.end().0);
+            assert!(end <= reached + LIMITS.fill_bytes, "{fill:?} at {reached}");
         }
     }
 
@@ -352,8 +352,8 @@ mod tests {
         for number in 0..1000 {
             let start = number * 101 * KIB;
             let wanted = streams.record_read(&whole(start, 100 * KIB));
-            let make = wanted.and_then(|wanted| wanted.fill);
-            furthest = make.map_or(furthest, |make| make.extent.end().0);
+            let fill = wanted.and_then(|wanted| wanted.fill);
+            furthest = fill.map_or(furthest, |fill| fill.extent.end().0);
             let read = (number + 1) * 101 * KIB;
             assert!(
                 furthest <= read + read / FETCH_AHEAD_DIVISOR,
@@ -370,8 +370,8 @@ mod tests {
         let mut furthest = 0;
         for number in 0..100 {
             let wanted = streams.record_read(&whole(number * 101 * KIB, 100 * KIB));
-            let make = wanted.and_then(|wanted| wanted.fill);
-            furthest = make.map_or(furthest, |make| make.extent.end().0);
+            let fill = wanted.and_then(|wanted| wanted.fill);
+            furthest = fill.map_or(furthest, |fill| fill.extent.end().0);
             let read = (number + 1) * 101 * KIB;
             let ahead = read.min(LIMITS.fill_bytes);
             assert!(furthest <= read + ahead, "file {number}");
@@ -497,9 +497,9 @@ mod tests {
                 let file_read = whole(place * MIB, len * 128 * KIB);
                 read += file_read.wanted.len();
                 let Some(wanted) = streams.record_read(&file_read) else { continue };
-                if let Some(make) = wanted.fill {
-                    prop_assert!(make.extent.start() >= file_read.wanted.end());
-                    extra += make.extent.len();
+                if let Some(fill) = wanted.fill {
+                    prop_assert!(fill.extent.start() >= file_read.wanted.end());
+                    extra += fill.extent.len();
                 }
                 if let Some(push) = wanted.push {
                     prop_assert!(push.extent.len() <= LIMITS.push_bytes);

@@ -203,7 +203,7 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| flight.wait());
             claim.complete(Bytes::from_static(b"span"));
-            let waited = waiter.join().expect("lives");
+            let waited = waiter.join().expect("no panic");
             assert_eq!(waited, Ok(Some(Bytes::from_static(b"span"))));
         });
         assert!(single_flight.claim(7).is_ok());
@@ -226,9 +226,9 @@ mod tests {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| flight.wait());
             claim.fail("timed out");
-            assert_eq!(waiter.join().expect("lives"), Err("timed out"));
+            assert_eq!(waiter.join().expect("no panic"), Err("timed out"));
         });
         assert_eq!(flight.wait(), Err("timed out"));
-        assert!(single_flight.claim(7).is_ok(), "the error is not kept");
+        assert!(single_flight.claim(7).is_ok(), "the error is not cached");
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     fn fast_distant_link_streams_medium_payloads() {
         let mut policy = SkipPolicy::default();
         policy.record_run(400 * MIB, ms(1040), ms(40));
-        // 400 MiB a second: 48 MiB in the time of three round trips.
+        // At 400 MiB per second, three round trips take as long as 48 MiB.
         assert!(!policy.should_skip(47 * MIB));
         assert!(policy.should_skip(49 * MIB));
     }

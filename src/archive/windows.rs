@@ -508,7 +508,7 @@ impl Reader {
         let first = claims.first().map_or(0, Claim::span);
         let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
         self.cache_windows_on_disk(extent, bytes, disk_wait, can_evict);
-        let keep = |claim: WindowClaim| {
+        let cache = |claim: WindowClaim| {
             let window = layout.window(claim.span());
             // Copies, because a slice would keep all bytes of the fetch in memory.
             let bytes = Bytes::copy_from_slice(&slice_extent(extent, bytes, window)?);
@@ -517,7 +517,7 @@ impl Reader {
             claim.complete(bytes.clone());
             Some((window, bytes))
         };
-        claims.into_iter().filter_map(keep).collect()
+        claims.into_iter().filter_map(cache).collect()
     }
 
     /// Completes `claims` with the windows of a span that was filled.
@@ -712,7 +712,7 @@ mod tests {
         for number in 0..MAX_RECENT_FETCHES as u64 {
             recent.add(100 * number..100 * number + 1);
         }
-        assert_eq!(recent.next_len(12, 8), 1, "forgotten");
-        assert_eq!(recent.next_len(1, 8), 4, "not forgotten");
+        assert_eq!(recent.next_len(12, 8), 1, "dropped");
+        assert_eq!(recent.next_len(1, 8), 4, "not dropped");
     }
 }
