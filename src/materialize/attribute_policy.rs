@@ -1,4 +1,4 @@
-//! What a new file may carry over from the archive: owner and mode, by GNU tar's rules. Pure.
+//! Policy for owner and mode of new files, by GNU tar's rules. Pure.
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl::IdResolver;
@@ -8,20 +8,20 @@ use crate::tar::Member;
 /// Read, write and execute for owner, group and others.
 const PERMISSIONS: u32 = 0o777;
 
-/// The rules of one run.
+/// The attribute rules of one run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AttributePolicy {
     /// Files get the archive's owners.
     pub(super) same_owner: bool,
-    /// Files get the archive's modes, set-id and sticky bits included, and the umask counts not.
+    /// Files get the archive's modes with set-id and sticky bits. The umask is ignored.
     pub(super) same_permissions: bool,
-    /// Numbers count, names do not.
+    /// Numeric owners are used, names are ignored.
     pub(super) numeric_owner: bool,
-    /// Attributes that are set.
+    /// Filter of the attributes to set.
     pub(super) xattrs: XattrFilter,
-    /// The process' umask.
+    /// The umask of the process.
     pub(super) umask: u32,
-    /// Who we are: what a new file belongs to without further ado.
+    /// Our user, the default owner of a new file.
     pub(super) user: u32,
     /// Our group.
     pub(super) group: u32,
@@ -30,7 +30,7 @@ pub(super) struct AttributePolicy {
 }
 
 impl AttributePolicy {
-    /// The mode that the member's entry gets.
+    /// Final mode of the member's entry.
     pub(super) fn mode(&self, member: &Member) -> u32 {
         if self.same_permissions {
             member.mode & 0o7777
@@ -39,7 +39,7 @@ impl AttributePolicy {
         }
     }
 
-    /// The owner and group that the member's entry gets; `None` when it stays ours.
+    /// Final owner and group of the member's entry; `None` keeps ours.
     pub(super) fn owner(&self, member: &Member) -> Option<(u32, u32)> {
         if !self.same_owner {
             return None;
@@ -53,15 +53,15 @@ impl AttributePolicy {
         ))
     }
 
-    /// Whether a file that we just made already has the owner it needs.
+    /// Whether a file that we just made already has its final owner.
     pub(super) fn is_process_owner(&self, owner: Option<(u32, u32)>) -> bool {
         owner.is_none_or(|owner| owner == (self.user, self.group))
     }
 
-    /// The mode to make a file with, and whether it must be set once more when all is written.
+    /// The mode for creating a file, and whether the final mode must be set at the end.
     ///
-    /// Until it has its owner, a file lets nobody in whom it would not let in afterwards; and its
-    /// maker may write attributes to it.
+    /// Until a file has its owner, its mode grants no access that the final mode does not grant. The writer
+    /// itself can set extended attributes on the file.
     pub(super) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> InitialMode {
         let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
         let is_writable = mode & 0o200 != 0 || !has_xattrs;
@@ -86,9 +86,9 @@ impl AttributePolicy {
 /// See [`AttributePolicy::initial_mode`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct InitialMode {
-    /// What to create with.
+    /// The mode for the creation.
     pub(super) mode: u32,
-    /// Whether the final mode is still to be set.
+    /// Whether the final mode must still be set.
     pub(super) needs_chmod: bool,
 }
 

@@ -1,6 +1,7 @@
-//! Owner, mode, attributes and times of what was just made, in the order the kernel wants: owner
-//! first, because changing it clears set-id bits and capabilities; ACLs after the mode, because
-//! the mode is part of them; times last.
+//! Sets owner, mode, attributes and times of new entries in the order that the kernel needs.
+//!
+//! The owner is first, because chown(2) clears set-id bits and capabilities. ACLs follow the mode, because
+//! the mode is part of them. Times are last.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -15,16 +16,15 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
 use crate::tar::Timestamp;
 
-/// The most that Linux gives at once: a list of names (`XATTR_LIST_MAX`) or a value
-/// (`XATTR_SIZE_MAX`).
+/// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
 const MAX_XATTR_BYTES: usize = 64 * 1024;
 
-/// What attributes are set on.
+/// The entry to set attributes on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum AttributeTarget<'a> {
     /// An open file or directory.
     Open(BorrowedFd<'a>),
-    /// The entry of that name, never what it may point to.
+    /// The entry of that name. A link is not followed.
     Name(BorrowedFd<'a>, &'a [u8]),
 }
 
@@ -46,12 +46,12 @@ impl<'a> AttributeTarget<'a> {
         .with_action("change the owner")
     }
 
-    /// Not for symbolic links, which have no mode.
+    /// Sets the mode. Not for symbolic links, which have none.
     pub(super) fn chmod(self, mode: u32) -> Result<(), StepError> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => rustix::fs::fchmod(fd, mode),
-            // chmod(2) by name would follow a link that someone else put there meanwhile.
+            // chmod(2) by name would follow a link that another process made meanwhile.
             Self::Name(directory, name) => {
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::openat(directory, name, flags, Mode::empty()).and_then(|fd| {
@@ -102,8 +102,7 @@ impl<'a> AttributeTarget<'a> {
     }
 }
 
-/// A member's extended attributes on their way to an entry. What cannot be set is a warning, as
-/// in GNU tar.
+/// Extended attributes of a member to set on its entry. A failure is only a warning, as in GNU tar.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Xattrs<'a> {
     pub(super) list: &'a [(Vec<u8>, Vec<u8>)],
@@ -112,7 +111,7 @@ pub(super) struct Xattrs<'a> {
 }
 
 impl Xattrs<'_> {
-    /// The attributes that are to be set.
+    /// The attributes that the filter selects.
     fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let list = self.list.iter().map(|(name, value)| (&**name, &**value));
         list.filter(|(name, _)| self.context.policy.xattrs.selects(name))
@@ -129,7 +128,7 @@ impl Xattrs<'_> {
         }
     }
 
-    /// Sets the ACLs; to be called when the mode is final.
+    /// Sets the ACLs. Call it when the mode is final.
     pub(super) fn set_acls(self, target: AttributeTarget<'_>) {
         for kind in posix_acl::Kind::ALL {
             match posix_acl::find(self.selected(), kind, &self.context.policy.accounts) {
@@ -158,12 +157,12 @@ impl Xattrs<'_> {
         }
     }
 
-    /// Takes away the ACLs that a new entry inherited from its directory; to be called before the
-    /// mode is set, which they would distort.
+    /// Removes the ACLs that a new entry inherited from its directory. Call it before setting the mode,
+    /// which they would distort.
     pub(super) fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
         for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
             match target.remove_xattr(name) {
-                // Removing a default ACL from what is not a directory is refused, and needless.
+                // Removing a default ACL from a non-directory is refused, and unnecessary.
                 Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::ACCESS) => {}
                 Err(errno) => self.warn(name.as_bytes(), errno),
             }
@@ -179,10 +178,9 @@ impl Xattrs<'_> {
     }
 }
 
-/// Gives the new directory `to` owner, mode and extended attributes of `from`.
+/// Copies owner, mode and extended attributes of `from` to the new directory `to`.
 ///
-/// # Errors
-/// When one of them is not ours to give.
+/// # Errors When this process may not set one of them.
 pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let (old, new) = (rustix::fs::fstat(from)?, rustix::fs::fstat(to)?);
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid) {
@@ -211,7 +209,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
         .filter(|name| !name.is_empty())
     {
         let source_value = value(from, name)?;
-        // Labels that the system gave both of them are not ours to set.
+        // The system set equal labels on both, and we may not set them.
         if value(to, name).as_ref() != Ok(&source_value) {
             rustix::fs::fsetxattr(to, name, &source_value, XattrFlags::empty())?;
         }
@@ -219,8 +217,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
 }
 
-/// The permission bits that the default ACL of `directory` gives to what is made in it; `None` without
-/// such an ACL.
+/// Permission bits that the default ACL of `directory` gives to new entries; `None` without such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; MAX_XATTR_BYTES];
     let len =
@@ -229,7 +226,7 @@ pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     posix_acl::mode_of_xattr(&value)
 }
 
-/// The number that chown(2) takes for "leave it" is nobody's.
+/// The user ID, or `None` for the value that chown(2) reads as "do not change".
 fn valid_user(number: u32) -> Option<Uid> {
     (number != u32::MAX).then(|| Uid::from_raw(number))
 }
@@ -238,8 +235,9 @@ fn valid_group(number: u32) -> Option<Gid> {
     (number != u32::MAX).then(|| Gid::from_raw(number))
 }
 
-/// A name of the entry for calls that take neither a directory nor a descriptor without a file
-/// behind it; the kernel follows only the descriptor in it.
+/// Path of the entry through `/proc/self/fd`, for calls that take no directory descriptor.
+///
+/// The kernel follows only the link of the descriptor in it.
 fn entry_path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
     let mut path = descriptor_path(directory.as_raw_fd()).into_bytes();
     path.push(b'/');

@@ -1,4 +1,4 @@
-//! What the scan's thread and the writers share.
+//! State shared by the scan thread and the writers.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -19,8 +19,8 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::index::Options;
 
-/// How often something in the way is removed before giving up; more than once only when another
-/// process makes it again.
+/// Maximum number of attempts to create an entry. A second one is needed only if another process makes it
+/// again.
 const MAX_CREATE_ATTEMPTS: usize = 3;
 
 /// Rules, counters and problems of one run.
@@ -31,18 +31,18 @@ pub(super) struct Context {
     pub(super) device_placeholders: bool,
     pub(super) stats: Arc<Stats>,
     pub(super) problems: Problems,
-    /// Where it is written down what is whole, if this run is to be taken up again.
+    /// Journal of complete members, if this run is resumable.
     pub(super) journal: OnceLock<Arc<Journal>>,
-    /// Links and directories removed to make room; paths through them may lead elsewhere now.
+    /// Number of links and directories removed to make room. Cached paths through them are stale.
     pub(super) replacements: Arc<AtomicUsize>,
     pub(super) entry_quota: EntryQuota,
     pub(super) reserved_names: ReservedNames,
     pub(super) failed_files: FailedFiles,
-    /// The destination directory, if nothing can be made in it.
+    /// The destination directory, if it is not writable.
     pub(super) unwritable: OnceLock<Unwritable>,
 }
 
-/// Entries that a run makes, those included that only paths speak of.
+/// Entries made by a run, implied directories included, and their limit.
 #[derive(Debug)]
 pub(super) struct EntryQuota {
     used: AtomicU64,
@@ -50,7 +50,7 @@ pub(super) struct EntryQuota {
 }
 
 impl EntryQuota {
-    /// Up to `limit` entries.
+    /// A quota of `limit` entries.
     pub(super) fn new(limit: u64) -> Self {
         Self {
             used: AtomicU64::new(0),
@@ -58,7 +58,7 @@ impl EntryQuota {
         }
     }
 
-    /// Takes one more entry; `Quota` stands for the limit, also in [`Context::record_failure`].
+    /// Uses one more entry. `DQUOT` reports an exceeded limit, also in [`Context::record_failure`].
     pub(super) fn acquire(&self) -> Result<(), Errno> {
         if self.used.fetch_add(1, Ordering::Relaxed) >= self.limit {
             return Err(Errno::DQUOT);
@@ -66,24 +66,26 @@ impl EntryQuota {
         Ok(())
     }
 
-    /// How many there may be.
+    /// Maximum number of entries.
     pub(super) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Numbers that an index of as many entries gives out at the most: those of the root and of
-    /// nothing are two more. Never more than an index gives out by itself.
+    /// Maximum number of inodes in an index of that many entries.
+    ///
+    /// The index needs two more, for the root and for "no entry". The default limit of an index is also an
+    /// upper bound.
     pub(super) fn max_inodes(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
         limit.min(Options::default().max_entries)
     }
 
-    /// How many were taken.
+    /// Number of entries used.
     pub(super) fn count(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts those that an earlier run has made.
+    /// Counts the entries made by an earlier run.
     pub(super) fn add_resumed(&self, count: u64) {
         self.used.fetch_add(count, Ordering::Relaxed);
     }
@@ -93,8 +95,8 @@ impl EntryQuota {
     }
 }
 
-/// Names that links get at the end, as their targets have not come yet. Nothing is there on disk, and
-/// yet they are taken, as in an index.
+/// Names of deferred links, whose targets have not arrived yet. No entry exists on disk, but the names are
+/// in use, as in an index.
 #[derive(Debug, Default)]
 pub(super) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
@@ -103,26 +105,26 @@ impl ReservedNames {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `name` in `directory`.
+    /// Reserves `name` in `directory`.
     pub(super) fn reserve(&self, directory: &Directory, name: &[u8]) {
         let mut all = self.lock();
         let names = all.entry(directory.identity()).or_default();
         names.insert(name.to_vec());
     }
 
-    /// Whether `name` in `directory` is taken, where nothing is.
+    /// Whether `name` in `directory` is reserved. The caller knows that no entry exists there.
     pub(super) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
         let all = self.lock();
         all.get(&directory.identity())
             .is_some_and(|names| names.contains(name))
     }
 
-    /// None is taken any more.
+    /// Releases all names.
     pub(super) fn clear(&self) {
         self.lock().clear();
     }
 
-    /// Whether a name is taken in the directory, which therefore is not empty.
+    /// Whether the directory has a reserved name, and so is not empty.
     fn has_any_in(&self, directory: Identity) -> bool {
         self.lock().contains_key(&directory)
     }
@@ -149,17 +151,17 @@ impl FailedFiles {
     }
 }
 
-/// What became of a name.
+/// Outcome of creating a name.
 #[derive(Debug)]
 pub(super) enum CreateOutcome<T> {
-    /// It is new.
+    /// The entry is new.
     Created(T),
-    /// Something was there and stays.
+    /// An existing entry was kept.
     Kept,
 }
 
 impl Context {
-    /// As this one, for threads whose problems are counted apart: what stops them stops all.
+    /// A copy for threads whose problems are counted separately. A fatal error of one stops both.
     pub(super) fn fork(&self) -> Self {
         Self {
             policy: self.policy.clone(),
@@ -176,18 +178,18 @@ impl Context {
         }
     }
 
-    /// Has it written down in `journal` what is whole.
+    /// Makes the run resumable: complete members are recorded in `journal`.
     pub(super) fn set_journal(&self, journal: &Arc<Journal>) {
-        // There is one for a run.
+        // A run has at most one journal.
         drop(self.journal.set(Arc::clone(journal)));
     }
 
-    /// Whether this run is to be taken up again.
+    /// Whether this run is resumable.
     pub(super) fn is_resumable(&self) -> bool {
         self.journal.get().is_some()
     }
 
-    /// Writes down that the file of `job`, open as `fd`, is whole.
+    /// Records in the journal that the file of `job`, open as `fd`, is complete.
     pub(super) fn journal_file(&self, job: &Job, fd: &OwnedFd) {
         if let Some(journal) = self.journal.get()
             && let Ok(stat) = rustix::fs::fstat(fd)
@@ -196,12 +198,12 @@ impl Context {
         }
     }
 
-    /// Makes `name` by `attempt`; what is in the way is removed, kept, or an error, as
-    /// [`Existing`] says. Directories go only when they are empty, and `wait_for_files` sees to it that
-    /// all files from earlier members are there before that is found out.
+    /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says.
     ///
-    /// # Errors
-    /// Those of `attempt`; "exists" also when what is in the way cannot be removed.
+    /// Only empty directories are removed. Before that, `wait_for_files` waits for the files of all earlier
+    /// members, so that "empty" is certain.
+    ///
+    /// # Errors Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
     pub(super) fn create_or_replace<T>(
         &self,
         directory: &Directory,
@@ -224,7 +226,7 @@ impl Context {
         Err(Errno::EXIST)
     }
 
-    /// Removes whatever is at `name`, if it is not a directory with something in it.
+    /// Removes the entry `name`, unless it is a non-empty directory.
     fn remove_existing(
         &self,
         directory: &Directory,
@@ -251,14 +253,14 @@ impl Context {
         };
         match removed {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            // What GNU tar says too: the reason for not making the entry, not for not removing.
+            // GNU tar also reports why the entry was not made, not why the old one was not removed.
             Err(Errno::NOTEMPTY | Errno::BUSY) => Err(Errno::EXIST),
             Err(errno) => Err(errno),
         }
     }
 
-    /// Notes that an entry could not be made: for the report, or as the end of everything.
-    /// `missing_bytes` is what its content still needed.
+    /// Reports that an entry could not be made, or stops the run if the error is fatal. `missing_bytes` is
+    /// the rest of its content.
     pub(super) fn record_failure(
         &self,
         path: &ArchivePath,
@@ -274,7 +276,7 @@ impl Context {
         }
     }
 
-    /// As [`Context::record_failure`], for the entry of `job`.
+    /// Like [`Context::record_failure`], for the entry of `job`.
     pub(super) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
         if let Some(name) = &job.name {
             self.failed_files.add(name);
@@ -282,7 +284,7 @@ impl Context {
         self.record_failure(&job.path, &job.directory, error, missing_bytes);
     }
 
-    /// Whether `error` with the entry at `path` comes of a destination that cannot be written to.
+    /// Whether an unwritable destination explains `error` at `path`.
     fn is_unwritable(&self, path: &ArchivePath, error: StepError) -> bool {
         let unwritable = self.unwritable.get();
         unwritable.is_some_and(|unwritable| unwritable.explains(path, error, &self.problems))

@@ -1,8 +1,8 @@
-//! The confined destination: directories opened one component at a time, never through a link
-//! that the kernel follows.
+//! Confined destination: opens directories one component at a time, without following links.
 //!
-//! A [`Directory`] is an open descriptor, so whatever happens to the names above it, what is made
-//! in it stays where it was resolved. Consecutive members of one directory cost no resolution.
+//! The kernel never follows a link for us. A [`Directory`] is an open descriptor, so an entry made in it
+//! stays in that directory even if the names above change. Consecutive members of one directory need no new
+//! lookup.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,10 +20,12 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 
-/// Directories kept open for members to come, in each of the two generations of the cache. Trees
-/// come depth first, so the last few matter most; the rest of the descriptors is the queues'.
+/// Maximum number of cached open directories, in each of the two generations.
+///
+/// Archives are in depth-first order, so the most recent directories matter most. The queues need the
+/// remaining descriptors.
 const MAX_CACHED_DIRECTORIES: usize = 128;
-/// Longer paths are walked each time rather than kept.
+/// Longer paths are not cached; each member walks them again.
 const MAX_CACHED_PATH_BYTES: usize = 4096;
 
 /// An open directory; clones share the descriptor.
@@ -34,13 +36,13 @@ pub(super) struct Directory(Arc<Handle>);
 struct Handle {
     fd: OwnedFd,
     identity: Identity,
-    /// New entries inherit an ACL, which changes modes.
+    /// New entries inherit an ACL, which changes their modes.
     inherits_acl: bool,
-    /// The way to it through directories alone, where it was asked for by one through links.
+    /// The path without links, if the lookup followed links.
     resolved_path: OnceLock<ArchivePath>,
-    /// What a new file's owner was seen to be; see [`Directory::ownership`].
+    /// Observed owner of new files, see [`Directory::ownership`].
     ownership: AtomicU8,
-    /// All open directories of this root.
+    /// Number of open directories of this root.
     open: Arc<AtomicUsize>,
 }
 
@@ -50,7 +52,7 @@ impl Drop for Handle {
     }
 }
 
-/// Which directory it is, however it was reached.
+/// Identity of a directory, independent of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub(super) struct Identity {
     device: u64,
@@ -65,26 +67,28 @@ impl Identity {
         }
     }
 
-    /// As it is written down.
+    /// The numbers for the journal.
     pub(super) fn numbers(self) -> [u64; 2] {
         [self.device, self.inode]
     }
 
-    /// As it was written down.
+    /// The identity from the numbers in the journal.
     pub(super) fn from_numbers([device, inode]: [u64; 2]) -> Self {
         Self { device, inode }
     }
 }
 
-/// Who owns what we make in a directory: not always ourselves (set-group-id directories, `grpid`
-/// and identity-mapping mounts), so the first file tells.
+/// Owner of the entries that we make in a directory.
+///
+/// It can differ from the process owner: in set-group-id directories, and on `grpid` and idmapped mounts.
+/// So we look at the first file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ownership {
-    /// No file has been made yet.
+    /// No file was made yet.
     Unknown,
     /// The process' user and group.
     ProcessOwner,
-    /// Someone else.
+    /// Another user or group.
     OtherOwner,
 }
 
@@ -97,8 +101,9 @@ impl Directory {
         self.0.inherits_acl
     }
 
-    /// Where `name` in it lies, if links led here, which may lead elsewhere soon; `None` where it lies by
-    /// the path that it was asked for.
+    /// Path of `name` without links, if the lookup of this directory followed links.
+    ///
+    /// Those links may change later. `None` means that the requested path has no links.
     pub(super) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
         let mut place = self.0.resolved_path.get()?.clone();
         place.push(name);
@@ -129,50 +134,48 @@ impl AsFd for Directory {
     }
 }
 
-/// A directory that was made because the path of a member leads through it.
+/// A directory that was made because a member's path needs it.
 #[derive(Debug)]
 pub(super) struct Implied {
-    /// It leads through directories alone.
+    /// The path, without links.
     pub(super) path: ArchivePath,
     pub(super) identity: Identity,
 }
 
-/// Bytes of paths of implied directories that are kept. A member of few bytes can imply very many.
+/// Maximum bytes of recorded implied paths. A small member can imply very many directories.
 const MAX_IMPLIED_BYTES: usize = 64 << 20;
 
-/// The destination directory and those below it that are open.
+/// The destination directory, with a cache of open directories below it.
 #[derive(Debug)]
 pub(super) struct DestinationRoot {
     top: Directory,
     cache: DirectoryCache,
-    /// The directory that was asked for last.
+    /// The most recently resolved directory.
     last: Option<(Vec<u8>, Directory)>,
     open: Arc<AtomicUsize>,
-    /// Open directories at which the queues are emptied before another one is opened.
+    /// Number of open directories at which the cache is dropped and the queues are drained.
     max_open_directories: usize,
-    /// How many links and directories had been replaced when the cache was last true.
+    /// Number of replaced links and directories when the cache was last valid.
     seen_replacements: usize,
-    /// Whether a path has led through links.
+    /// Whether a lookup has ever followed links.
     has_followed_links: bool,
-    /// Those that were made since somebody asked.
+    /// Implied directories made since the last [`DestinationRoot::take_implied`].
     implied: Vec<Implied>,
     implied_bytes: usize,
 }
 
 impl DestinationRoot {
-    /// Opens the destination; links in its own path are followed, it is the user's.
+    /// Opens the destination. Links in its own path are followed, because the user chose it.
     ///
-    /// # Errors
-    /// When it is not a directory that can be opened.
+    /// # Errors When the path is not a directory, or cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self::at(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
     }
 
-    /// The destination is an open directory.
+    /// Uses an open directory as the destination.
     ///
-    /// # Errors
-    /// When it cannot be looked at.
+    /// # Errors When fstat(2) fails.
     pub(super) fn at(fd: OwnedFd) -> Result<Self, Errno> {
         let open = Arc::new(AtomicUsize::new(0));
         let files = rustix::process::getrlimit(Resource::Nofile)
@@ -196,15 +199,14 @@ impl DestinationRoot {
         })
     }
 
-    /// The destination itself.
+    /// The destination directory.
     pub(super) fn top(&self) -> &Directory {
         &self.top
     }
 
-    /// The directory at `path`; missing ones are made when `missing` says so.
+    /// Opens the directory at `path`, and makes missing ones if `missing` allows it.
     ///
-    /// # Errors
-    /// When the path leads outside or through something else than directories, or a step fails.
+    /// # Errors When the path leads outside or through a non-directory, or a step fails.
     pub(super) fn resolve_directory(
         &mut self,
         path: &[u8],
@@ -228,20 +230,21 @@ impl DestinationRoot {
         Ok(directory)
     }
 
-    /// Keeps a directory that was just made or found at `path`.
+    /// Caches a directory that was just made or found at `path`.
     pub(super) fn cache_directory(&mut self, path: &[u8], directory: Directory) {
         self.cache.insert(path, directory);
     }
 
-    /// Says that `path` is about to become something else than a directory.
+    /// Forgets `path`, because it is about to be replaced by a non-directory.
     pub(super) fn invalidate(&mut self, path: &[u8]) {
         if self.cache.invalidate(path) {
             self.last = None;
         }
     }
 
-    /// As [`DestinationRoot::invalidate`], where a writer will do that later: also forgets other paths that lead
-    /// through what has this name in `parent` now.
+    /// Like [`DestinationRoot::invalidate`], for a replacement that a writer makes later.
+    ///
+    /// It also forgets other paths that lead through the entry of this name in `parent`.
     pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &[u8]) {
         if self.has_followed_links && may_be_directory(parent, path) {
             self.clear_cache();
@@ -257,14 +260,13 @@ impl DestinationRoot {
         }
     }
 
-    /// Forgets which directories are open.
+    /// Empties the cache.
     pub(super) fn clear_cache(&mut self) {
         self.cache = DirectoryCache::default();
         self.last = None;
     }
 
-    /// The directories that were made since the last call because paths lead through them. Of very many the
-    /// last are missing.
+    /// Implied directories made since the last call. If there are very many, the last ones are missing.
     pub(super) fn take_implied(&mut self) -> Vec<Implied> {
         std::mem::take(&mut self.implied)
     }
@@ -276,8 +278,8 @@ impl DestinationRoot {
         }
     }
 
-    /// Walks down from the deepest directory that is open, and from the root as soon as there is
-    /// a link, because `..` behind it needs all that lies above.
+    /// Walks from the deepest cached directory. At a link it restarts from the root, because `..` behind
+    /// the link needs all directories above.
     fn walk(
         &mut self,
         path: &[u8],
@@ -327,14 +329,14 @@ impl DestinationRoot {
         let made = std::mem::take(&mut resolver.made);
         let (directory, place) = found?;
         let mut above = place.clone();
-        // Behind the first one that was made everything was, so they are the last ones of the way.
+        // If one directory was made, all below it were made too. So these are the last components.
         for identity in made.into_iter().rev() {
             let Some((parent, _)) = above.split_last() else {
                 break;
             };
             self.note_implied(std::mem::replace(&mut above, parent), identity);
         }
-        // It was just opened for this, unless it is the destination itself.
+        // The directory was just opened for this lookup, unless it is the destination itself.
         if !place.is_root() {
             drop(directory.0.resolved_path.set(place));
         }
@@ -342,7 +344,7 @@ impl DestinationRoot {
         Ok(directory)
     }
 
-    /// The deepest open directory on the way to `path`, and where the rest of the path begins.
+    /// The deepest cached directory on `path`, and the offset of the remaining path.
     fn deepest_cached(&mut self, path: &[u8]) -> (Directory, usize) {
         let mut end = path.len().min(MAX_CACHED_PATH_BYTES);
         while let Some(slash) = path.iter().take(end).rposition(|&byte| byte == b'/') {
@@ -363,7 +365,7 @@ impl DestinationRoot {
         }
     }
 
-    /// Opens `name` in `parent` when it is a directory.
+    /// Opens `name` in `parent` if it is a directory.
     pub(super) fn open_child(
         &mut self,
         parent: &Directory,
@@ -376,8 +378,8 @@ impl DestinationRoot {
         self.child_directory(parent, name, fd, inherits_acl)
     }
 
-    /// Opens the directory `name` that was just made in `parent`: it has a default ACL if its
-    /// parent has.
+    /// Opens the directory `name` that was just made in `parent`. It inherits the default ACL of its
+    /// parent.
     pub(super) fn open_new(
         &mut self,
         parent: &Directory,
@@ -389,7 +391,7 @@ impl DestinationRoot {
         self.child_directory(parent, name, fd, parent.inherits_acl())
     }
 
-    /// `fd` is the directory `name` in `parent`.
+    /// Wraps `fd`, the directory `name` in `parent`.
     fn child_directory(
         &self,
         parent: &Directory,
@@ -404,7 +406,7 @@ impl DestinationRoot {
         Ok(child)
     }
 
-    /// Closes directories when too many are open.
+    /// Closes directories if too many are open.
     fn limit_open_directories(&mut self, writers: &mut WriterPool) {
         if self.open.load(Ordering::Relaxed) >= self.max_open_directories {
             self.clear_cache();
@@ -413,28 +415,29 @@ impl DestinationRoot {
     }
 }
 
-/// What to do about directories that a path names and that are not there.
+/// Policy for missing directories of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum IfMissing {
-    /// Make them.
+    /// Create them.
     Create,
     /// Fail.
     Fail,
 }
 
-/// The real directories as the resolver sees them.
+/// The real directories, as the tree that the resolver walks.
 struct Resolver<'a> {
     root: &'a mut DestinationRoot,
     missing: IfMissing,
     writers: &'a mut WriterPool,
-    /// The directories that were made.
+    /// Directories made during the walk.
     made: Vec<Identity>,
 }
 
 impl Resolver<'_> {
-    /// What `name` is in `parent`, where nothing is.
+    /// The step for `name` in `parent`, which does not exist.
     fn missing_step(&self, parent: &Directory, name: &[u8]) -> Step<Directory> {
-        // What such a link will be is not known yet, and targets can wait.
+        // The deferred link is not made yet, so its type is unknown. Only lookups of link targets can wait
+        // for it.
         if self.missing == IfMissing::Create && self.writers.reserved_names().contains(parent, name)
         {
             Step::Other
@@ -486,13 +489,13 @@ impl Tree for Resolver<'_> {
 fn open_directory(parent: &Directory, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(parent, name, flags | OFlags::RDONLY, Mode::empty()) {
-        // Not ours to read; but entries can be made in it when its mode says so.
+        // We may not read it, but if its mode allows, entries can be made in it.
         Err(Errno::ACCESS) => rustix::fs::openat(parent, name, flags | OFlags::PATH, Mode::empty()),
         result => result,
     }
 }
 
-/// Whether what is made in this directory inherits an ACL.
+/// Whether new entries in this directory inherit an ACL.
 fn has_default_acl(fd: &OwnedFd) -> bool {
     rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
 }
@@ -514,21 +517,22 @@ fn new_directory(
     })))
 }
 
-/// What is at `name` itself, without following it.
+/// lstat(2) of `name` in `directory`.
 pub(super) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Whether what lies at `path`, the last component of which is in `parent`, is a directory or leads to
-/// one.
+/// Whether the entry at `path` may be a directory or a link to one. Its last component is in `parent`.
 fn may_be_directory(parent: &Directory, path: &[u8]) -> bool {
     let name = path.rsplit(|&byte| byte == b'/').next();
     lstat_at(parent, name.unwrap_or_default())
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile)
 }
 
-/// Open directories by path. When the young are many they become the old, and the old are closed:
-/// what was used lately stays, without a list to keep in order.
+/// Open directories by path, in two generations.
+///
+/// When the young generation is full, it becomes the old one, and the old one is closed. Recently used
+/// directories stay, without an ordered list.
 #[derive(Debug, Default)]
 struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,
@@ -555,7 +559,7 @@ impl DirectoryCache {
         self.young.insert(path.to_vec(), directory);
     }
 
-    /// Forgets `path` and what lies below it; whether there was anything.
+    /// Forgets `path` and everything below it. Returns whether `path` was cached.
     fn invalidate(&mut self, path: &[u8]) -> bool {
         if !self.young.contains_key(path) && !self.old.contains_key(path) {
             return false;
@@ -570,12 +574,12 @@ impl DirectoryCache {
     }
 }
 
-/// The last component of a path; empty for the root.
+/// Last component of a path; empty for the root.
 pub(super) fn name_of(path: &ArchivePath) -> &[u8] {
     path.components().next_back().unwrap_or_default()
 }
 
-/// The path of the directory above; empty for the root and what lies directly in it.
+/// Path of the parent directory; empty for the root and its direct entries.
 pub(super) fn parent_of(path: &ArchivePath) -> &[u8] {
     let bytes = path.as_bytes();
     let slash = bytes.iter().rposition(|&byte| byte == b'/');

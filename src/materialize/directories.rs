@@ -1,5 +1,6 @@
-//! Directories get owner, mode, attributes and times when everything in them is made: a read-only
-//! one could not be filled, and filling one changes its time.
+//! Deferred directory attributes: owner, mode, attributes and times are set at the end.
+//!
+//! A read-only directory could not be filled, and filling a directory changes its time.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -23,29 +24,29 @@ use crate::tar::{Member, Timestamp};
 
 const STAT_DIRECTORY: &str = "look at the directory";
 
-/// Directories whose attributes are still to come, in archive order.
+/// Directories that still need their attributes, in archive order.
 #[derive(Debug, Default)]
 pub(super) struct PendingDirectories(Vec<PendingDirectory>);
 
-/// A directory that is to get its attributes.
+/// A directory that still needs its attributes.
 #[derive(Debug)]
 pub(super) struct PendingDirectory {
     path: ArchivePath,
-    /// Which directory it was; another one in its place is left alone.
+    /// Identity when it was added. Another directory in its place is left alone.
     identity: Identity,
-    /// We made it; what it inherited from its parent is not the archive's.
+    /// We made it, so attributes inherited from its parent are removed.
     is_new: bool,
     mode: u32,
     owner: Option<(u32, u32)>,
     mtime: Timestamp,
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// No member speaks of it: it gets its time, and keeps all else.
+    /// No member describes it. Only its time is set.
     is_implied: bool,
 }
 
-/// How a pending directory was not found.
+/// Failure to reopen a pending directory.
 enum RestoreError {
-    /// It is gone, or something else is in its place.
+    /// It is missing, or was replaced.
     Replaced,
     Step(StepError),
 }
@@ -57,7 +58,7 @@ impl From<StepError> for RestoreError {
 }
 
 impl PendingDirectories {
-    /// Remembers what a directory is to become.
+    /// Adds a directory with its final attributes.
     pub(super) fn add(
         &mut self,
         path: ArchivePath,
@@ -71,22 +72,22 @@ impl PendingDirectories {
         ));
     }
 
-    /// Remembers that a directory is to get the time 0, unless a member speaks of it.
+    /// Adds an implied directory. It gets the time 0, unless a member describes it.
     pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
         self.0.push(PendingDirectory::implied(path, identity));
     }
 
-    /// The one remembered last.
+    /// The directory added last.
     pub(super) fn last(&self) -> Option<&PendingDirectory> {
         self.0.last()
     }
 
-    /// Those that an earlier run remembered.
+    /// The pending directories that an earlier run journaled.
     pub(super) fn from_journal(pending: Vec<PendingDirectory>) -> Self {
         Self(pending)
     }
 
-    /// Sets it all, what lies deeper first; of several members for one directory the last counts.
+    /// Sets all attributes, deepest directories first. The last member of a directory wins.
     pub(super) fn apply_all(
         self,
         root: &mut DestinationRoot,
@@ -104,13 +105,13 @@ impl PendingDirectories {
         let mut seen = HashSet::new();
         pending.reverse();
         pending.retain(|pending| seen.insert(pending.identity));
-        // In reverse order of bytes what is below a directory comes before it.
+        // In reverse byte order, entries below a directory precede it.
         pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
         for mut pending in pending {
             pending.is_new = made.contains(&pending.identity);
             match pending.reopen_and_apply(root, writers, context) {
                 Ok(()) => {}
-                // Something has taken its place, or it is somebody else's.
+                // The directory was replaced, or another user owns it.
                 Err(_) if pending.is_implied => {}
                 Err(RestoreError::Replaced) => context.problems.warn(&format!(
                     "{}: the directory was replaced before it got its attributes, left as it is",
@@ -142,7 +143,7 @@ impl PendingDirectory {
         }
     }
 
-    /// A directory that only paths speak of.
+    /// A directory that only paths of members imply.
     pub(super) fn implied(path: ArchivePath, identity: Identity) -> Self {
         Self {
             path,
@@ -156,12 +157,12 @@ impl PendingDirectory {
         }
     }
 
-    /// Where it is, and which one.
+    /// Path and identity.
     pub(super) fn location(&self) -> (&ArchivePath, Identity) {
         (&self.path, self.identity)
     }
 
-    /// Writes it down, for [`PendingDirectory::decode`].
+    /// Encodes it for [`PendingDirectory::decode`].
     pub(super) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
         for number in self.identity.numbers() {
@@ -186,7 +187,7 @@ impl PendingDirectory {
         }
     }
 
-    /// What [`PendingDirectory::encode`] wrote; `None` when it makes no sense.
+    /// Decodes the output of [`PendingDirectory::encode`]; `None` if it is invalid.
     pub(super) fn decode(fields: &mut FieldDecoder<'_>) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         Some(Self {
@@ -214,7 +215,7 @@ impl PendingDirectory {
         })
     }
 
-    /// Finds the directory again and gives it all that it lacks.
+    /// Reopens the directory and sets its attributes.
     fn reopen_and_apply(
         &self,
         root: &mut DestinationRoot,
@@ -237,13 +238,13 @@ impl PendingDirectory {
         let stat = lstat_at(&parent, name)
             .with_action(STAT_DIRECTORY)
             .map_err(restore_error)?;
-        // What was made in its place may have got its inode.
+        // A new entry may have reused the inode number.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_directory || Identity::of(&stat) != self.identity {
             return Err(RestoreError::Replaced);
         }
         if self.is_implied || self.needs_only_mtime(&stat, &parent, context) {
-            // Nothing to open it for.
+            // No need to open it.
             return Ok(AttributeTarget::named(&parent, name).set_mtime(self.mtime)?);
         }
         let directory = root
@@ -263,13 +264,13 @@ impl PendingDirectory {
             && self.final_mode(stat.st_mode, context) == stat.st_mode & 0o7777
     }
 
-    /// The owner to set, unless it is the owner.
+    /// The owner to set; `None` if it is already right.
     fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {
         self.owner
             .filter(|&owner| owner != (stat.st_uid, stat.st_gid))
     }
 
-    /// Sets it on `directory`, which is it.
+    /// Sets the attributes on `directory`, which is this directory.
     pub(super) fn apply_to(
         &self,
         directory: &Directory,
@@ -309,7 +310,7 @@ impl PendingDirectory {
         chown.and(chmod).and(times)
     }
 
-    /// Without the archive's set-id bits a new directory keeps what its parent handed down.
+    /// Final mode. Without the archive's set-id bits, a new directory keeps its inherited set-group-id bit.
     fn final_mode(&self, current: u32, context: &Context) -> u32 {
         if self.is_new && !context.policy.same_permissions {
             self.mode | current & 0o2000

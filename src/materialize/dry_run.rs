@@ -1,4 +1,4 @@
-//! `--dry-run`: what would be written, and nothing is.
+//! `--dry-run`: reports the entries and writes nothing.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{Selection, Summary};
 use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};
 
-/// Tells a reporter which entries a [`super::Materializer`] would make.
+/// Reports the entries that a [`super::Materializer`] would make.
 #[derive(Debug)]
 pub struct DryRunSink {
     selection: Selection,
@@ -20,7 +20,7 @@ pub struct DryRunSink {
 }
 
 impl DryRunSink {
-    /// Takes the members that `selection` wants.
+    /// Reports the members that `selection` selects.
     pub fn new(selection: Selection, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
             selection,
@@ -30,7 +30,7 @@ impl DryRunSink {
         }
     }
 
-    /// Entries and payload bytes that would be written; errors are paths that were not found.
+    /// Entries and payload bytes that would be written. Errors are requested paths that were not found.
     pub fn finish(self) -> Summary {
         for path in self.selection.unmatched_paths() {
             self.problems.add(path, Cause::NotFound);

@@ -1,4 +1,4 @@
-//! What went wrong: with one entry, or with the whole destination.
+//! Errors and problems: of one entry, or of the whole destination.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,20 +12,20 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::PathError;
 use crate::index::TooMuchMemory;
 
-/// Problems kept for the summary; further ones are counted and told to the [`Reporter`] only.
+/// Maximum number of problems kept for the summary. Only the [`Reporter`] sees the others.
 const MAX_KEPT_PROBLEMS: usize = 100;
 
-/// Hears of things as they happen, on any thread.
+/// Receives entries, problems and warnings as they occur, on any thread.
 pub trait Reporter: Send + Sync + fmt::Debug {
-    /// An entry is about to be written, or would be.
+    /// An entry is about to be written, or would be in a dry run.
     fn entry(&self, path: &ArchivePath) {
         let _ = path;
     }
 
-    /// An entry could not be written, or not wholly.
+    /// An entry could not be written completely.
     fn problem(&self, problem: &Problem);
 
-    /// Something is odd and nothing is lost.
+    /// Something is unusual, but no data is lost.
     fn warning(&self, text: &str);
 }
 
@@ -33,159 +33,159 @@ pub trait Reporter: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{path}: {cause}")]
 pub struct Problem {
-    /// Which entry.
+    /// The entry's path.
     pub path: ArchivePath,
-    /// Why.
-    // Not `#[source]`: its text is already in ours, and its own source is what comes next.
+    /// The cause.
+    // Not `#[source]`, because our text contains it. Its own source is next in the chain.
     pub cause: Cause,
 }
 
-/// Why, without saying which entry.
+/// Cause of a problem, without the entry's path.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
     /// The operating system refused a step.
     #[error("cannot {action}: {errno}")]
     System {
-        /// The step, as an infinitive: `create the file`.
+        /// The step that failed, as an infinitive: `create the file`.
         action: &'static str,
-        /// The system's reason.
+        /// The system's error.
         errno: Errno,
     },
-    /// The entry would lie outside the destination.
+    /// The entry would be outside the destination.
     #[error("refused: {0}")]
     Rejected(PathError),
     /// The member's name has a `..` component.
     #[error("refused: the name contains '..'")]
     ParentComponent,
-    /// The member is not a directory and its name leads to the destination itself.
+    /// The name of a non-directory member is the destination itself.
     #[error("refused: the name is that of the destination itself")]
     IsRoot,
-    /// A hard link whose target is not there, even at the end.
+    /// A hard link whose target does not exist even at the end.
     #[error("cannot link to {target}: no such file")]
     NoTarget {
         /// The target.
         target: ArchivePath,
     },
-    /// A hard link whose target lost all its components, or has none.
+    /// A hard link whose target has no components, or lost all of them.
     #[error("cannot link: nothing is left of the target's name")]
     EmptyTarget,
-    /// It is not in the tree that the layers make.
+    /// An entry of a layer that has no place in the merged tree.
     #[error("{0}")]
     LeftOut(String),
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file, what is there was kept")]
     Truncated,
-    /// A path that was asked for.
+    /// A requested path does not exist in the archive.
     #[error("not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)")]
     NotFound,
 }
 
-/// Why nothing can be written any more, or could not in the first place.
+/// Reason why the run cannot start or cannot continue.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The destination cannot be opened.
     #[error("{}: cannot open the destination directory", path.display())]
     Destination {
-        /// Which.
+        /// The destination.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
     /// Nothing can be written to the destination.
     #[error("{}: cannot write to the destination directory", path.display())]
     Unwritable {
-        /// Which.
+        /// The destination.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// A tree is to appear whole where something is already.
+    /// With `--atomic`, the destination exists and is not empty.
     #[error("{}: is there already and not empty; a whole tree replaces nothing", path.display())]
     NotEmpty {
-        /// Where.
+        /// The destination.
         path: PathBuf,
     },
-    /// A tree is to appear whole where nothing can be renamed to.
+    /// With `--atomic`, the kernel cannot rename a tree to the destination.
     #[error("{}: {why}, so that no whole tree can be renamed to it", path.display())]
     CannotRename {
-        /// Where.
+        /// The destination.
         path: PathBuf,
-        /// What it is.
+        /// The reason.
         why: &'static str,
     },
-    /// The place where a tree is to appear whole cannot be used.
+    /// The directory for the staged tree cannot be used.
     #[error("{}: cannot {action}", path.display())]
     Staging {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// The step, as an infinitive.
+        /// The step that failed, as an infinitive.
         action: &'static str,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// What was built and is not wanted any more cannot be removed.
+    /// An unfinished staged tree cannot be removed.
     #[error("{}: cannot remove the unfinished tree", path.display())]
     Leftover {
-        /// Where it is.
+        /// The tree.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// A mount's copy is to be kept where something else is.
+    /// The directory for a background copy contains something else.
     #[error("{}: is not empty, and is no copy that a mount of this archive keeps", path.display())]
     NotACopy {
-        /// Where.
+        /// The directory.
         path: PathBuf,
     },
-    /// A mount's copy is kept there already.
+    /// Another mount uses the directory for its background copy.
     #[error("{}: another mount keeps its copy there", path.display())]
     InUse {
-        /// Where.
+        /// The directory.
         path: PathBuf,
     },
-    /// The file beside a mount's copy that says what is whole cannot be used.
+    /// The ledger beside a background copy cannot be used.
     #[error("{}: cannot {action}", path.display())]
     Ledger {
-        /// Which file.
+        /// The ledger.
         path: PathBuf,
-        /// The step, as an infinitive.
+        /// The step that failed, as an infinitive.
         action: &'static str,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// The file beside the tree that says how far a run has come cannot be used.
+    /// The journal of a resumable run cannot be used.
     #[error("{}: cannot write down there how far the run has come", path.display())]
     Journal {
-        /// Which file.
+        /// The journal.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
     /// The indexes of layers need more memory than is allowed.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
-    /// The run was ended from outside.
+    /// A signal or the caller ended the run.
     #[error("interrupted")]
     Interrupted,
-    /// What was written is not known to be on disk.
+    /// The sync failed, so the written data may not be on disk.
     #[error("{}: cannot bring to disk what was written", path.display())]
     Sync {
-        /// What was synced.
+        /// The path that was synced.
         path: PathBuf,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// No thread to write with.
+    /// A writer thread cannot be started.
     #[error("cannot start a writer thread")]
     Thread(#[source] Arc<std::io::Error>),
-    /// No space left.
+    /// No space is left.
     #[error(
         "{path}: no space left: {available_bytes} bytes are free, this file alone needs \
          {missing_bytes} more; {written_bytes} bytes were written"
@@ -200,7 +200,7 @@ pub enum Error {
         /// Bytes written so far by the whole run.
         written_bytes: u64,
     },
-    /// No inode left, though bytes are.
+    /// No inode is left, though space is.
     #[error("{path}: no inode left on the destination ({written_entries} entries were written)")]
     NoInodes {
         /// The entry that did not fit.
@@ -208,15 +208,15 @@ pub enum Error {
         /// Entries written so far.
         written_entries: u64,
     },
-    /// There are more entries than [`Options::max_entries`](super::Options::max_entries) allows.
+    /// The archive has more entries than [`Options::max_entries`](super::Options::max_entries).
     #[error("{path}: this is one entry more than the {limit} that are allowed")]
     TooManyEntries {
-        /// The first member that needs one more.
+        /// The first member above the limit.
         path: ArchivePath,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
     },
-    /// The user's quota is used up.
+    /// The user's disk quota is exceeded.
     #[error(
         "{path}: the disk quota is used up: this file alone needs {missing_bytes} bytes more; \
          {written_bytes} bytes were written"
@@ -229,24 +229,24 @@ pub enum Error {
         /// Bytes written so far by the whole run.
         written_bytes: u64,
     },
-    /// The destination cannot be written to, or fails.
+    /// The destination is read-only, or fails.
     #[error("{path}: the destination fails, cannot {action}")]
     DestinationFailed {
-        /// The entry at hand.
+        /// The entry being written.
         path: ArchivePath,
-        /// The step, as an infinitive.
+        /// The step that failed, as an infinitive.
         action: &'static str,
-        /// The system's reason.
+        /// The system's error.
         #[source]
         errno: Errno,
     },
-    /// The output that file contents go to fails.
+    /// The output for file contents fails.
     #[error("cannot write to the output")]
     Output(#[source] Arc<std::io::Error>),
 }
 
 impl Error {
-    /// Whether it names the entry at which the destination failed, and not the destination.
+    /// Whether the error names an entry rather than the destination.
     pub fn is_for_entry(&self) -> bool {
         matches!(
             self,
@@ -258,7 +258,7 @@ impl Error {
         )
     }
 
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Destination {
@@ -299,7 +299,7 @@ impl Error {
     }
 }
 
-/// A step that the operating system refused.
+/// A step that the system refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepError {
     /// The step, as an infinitive.
@@ -308,7 +308,7 @@ pub(super) struct StepError {
 }
 
 impl StepError {
-    /// Whether the destination as a whole is at fault and the next entry would fail as well.
+    /// Whether the destination is at fault, so that the next entry would fail as well.
     pub(super) fn is_fatal(self) -> bool {
         matches!(
             self.errno,
@@ -326,7 +326,7 @@ impl From<StepError> for Cause {
     }
 }
 
-/// Names the step that an error belongs to.
+/// Adds the failed step to an error.
 pub(super) trait WithAction<T> {
     /// `action` is an infinitive: `create the file`.
     fn with_action(self, action: &'static str) -> Result<T, StepError>;
@@ -338,13 +338,13 @@ impl<T> WithAction<T> for rustix::io::Result<T> {
     }
 }
 
-/// Everyone's problems, and the one error that stops all.
+/// Problems of all threads, and the one fatal error.
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     reporter: Option<Arc<dyn Reporter>>,
     problems: Mutex<Vec<Problem>>,
     count: AtomicU64,
-    /// Shared with whoever may end the run from outside.
+    /// Shared with the staging, which sets it to stop the run.
     fatal: Arc<OnceLock<Error>>,
 }
 
@@ -356,7 +356,7 @@ impl Problems {
         }
     }
 
-    /// As [`Self::new`]; what is set in `end` stops everything.
+    /// Like [`Self::new`]. The caller stops the run by setting `stop_error`.
     pub(super) fn with_stop_error(
         stop_error: Arc<OnceLock<Error>>,
         reporter: Option<Arc<dyn Reporter>>,
@@ -367,13 +367,13 @@ impl Problems {
         }
     }
 
-    /// The same, counted apart.
+    /// Shares the reporter and the fatal error, but counts separately.
     pub(super) fn fork(&self) -> Self {
         Self::with_stop_error(Arc::clone(&self.fatal), self.reporter.clone())
     }
 
     pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
-        // The tree is being removed under our feet; nobody wants to hear how that feels.
+        // The tree is being removed meanwhile, so errors are expected and of no interest.
         if matches!(self.fatal(), Some(Error::Interrupted)) {
             return;
         }
@@ -391,7 +391,7 @@ impl Problems {
         }
     }
 
-    /// Counts problems that are told elsewhere.
+    /// Counts problems that are reported elsewhere.
     pub(super) fn add_count(&self, count: u64) {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
@@ -402,7 +402,7 @@ impl Problems {
     }
 
     pub(super) fn warn(&self, text: &str) {
-        // The tree is being removed while it is written.
+        // The tree is being removed meanwhile.
         if matches!(self.fatal(), Some(Error::Interrupted)) {
             return;
         }
@@ -411,7 +411,7 @@ impl Problems {
         }
     }
 
-    /// Tells of a damaged place, and counts the member that may be lost there.
+    /// Reports a damaged place and counts the member that may be lost there.
     pub(super) fn damage(&self, text: &str) {
         self.warn(text);
         self.count.fetch_add(1, Ordering::Relaxed);
@@ -423,12 +423,12 @@ impl Problems {
         }
     }
 
-    /// Stops everything; the first one stays.
+    /// Stops the run; the first error stays.
     pub(super) fn stop(&self, error: Error) {
         drop(self.fatal.set(error));
     }
 
-    /// Why everything must stop, if it must.
+    /// The error that stops the run, if any.
     pub(super) fn fatal(&self) -> Option<&Error> {
         self.fatal.get()
     }

@@ -16,18 +16,17 @@ use crate::tar::{Member, Segment};
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) directory: Directory,
-    /// Where the archive puts it; the last component is its name in `directory`, unless `name` says
-    /// another one.
+    /// Path in the archive. Its last component is the name in `directory`, unless `name` is set.
     pub(super) path: ArchivePath,
-    /// Its name in `directory`, if that is another one.
+    /// Name in `directory`, if it differs from the archive's.
     pub(super) name: Option<Vec<u8>>,
     pub(super) member: Box<Member>,
-    /// How many members came before it.
+    /// Number of members before it.
     pub(super) number: u64,
 }
 
 impl Job {
-    /// Its name in its directory.
+    /// Name in the directory.
     pub(super) fn name(&self) -> &[u8] {
         self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
     }
@@ -38,19 +37,20 @@ impl Job {
 pub(super) struct FileWriter {
     job: Job,
     fd: OwnedFd,
-    /// The owner to set at the end.
+    /// Owner to set at the end.
     chown: Option<(u32, u32)>,
-    /// The mode to set at the end.
+    /// Mode to set at the end.
     chmod: Option<u32>,
     /// Payload bytes written.
     written: u64,
-    /// The piece of a sparse file at hand, and how much of it is written.
+    /// Index of the current segment of a sparse file, and the bytes of it written so far.
     segment: usize,
     segment_written: u64,
 }
 
 impl FileWriter {
-    /// Creates the file; `None` when another one keeps its place, or it failed, which is noted.
+    /// Creates the file. `None` means that an existing entry was kept, or that a reported error occurred.
+    ///
     /// `wait_for_files` waits for the files of all earlier members.
     pub(super) fn create(
         job: Job,
@@ -108,7 +108,7 @@ impl FileWriter {
         )))
     }
 
-    /// Writes the next piece of the payload; a failure is noted, and gives the file up.
+    /// Writes the next piece of the payload. On failure, reports the error and gives up the file.
     pub(super) fn write(mut self, bytes: &[u8], context: &Context) -> Option<Self> {
         match self.try_write(bytes) {
             Ok(()) => {
@@ -144,7 +144,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// The segment that the next byte belongs to.
+    /// The segment of the next byte.
     fn current_segment(&mut self) -> Option<Segment> {
         let segments = self.job.member.sparse.as_deref().unwrap_or_default();
         while let Some(segment) = segments.get(self.segment) {
@@ -157,7 +157,7 @@ impl FileWriter {
         None
     }
 
-    /// Writes at `offset`, or where the last write ended.
+    /// Writes at `offset`, or after the last write.
     fn write_all(&mut self, mut bytes: &[u8], mut offset: Option<u64>) -> Result<(), StepError> {
         while !bytes.is_empty() {
             let written = match offset {
@@ -177,10 +177,11 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Sets size and attributes; a file that was `cut` keeps what it got. Gives back the file, to
-    /// be closed, unless something failed, which is noted.
+    /// Sets size and attributes. A `cut` file keeps the bytes written so far.
+    ///
+    /// Returns the file for the caller to close, unless a reported error occurred.
     pub(super) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
-        // A run that is taken up again makes it anew.
+        // A resumed run writes the file again.
         if cut && !context.is_resumable() {
             context.problems.add(&self.job.path, Cause::Truncated);
         }
@@ -211,7 +212,7 @@ impl FileWriter {
             path: &self.job.path,
             context,
         };
-        // What fails for one attribute must not cost the others: the first failure is told.
+        // Sets all attributes even if one fails, and reports the first failure.
         let chown = self.chown.map_or(Ok(()), |owner| target.chown(owner));
         xattrs.set_non_acls(target);
         if self.job.directory.inherits_acl() {
@@ -224,7 +225,7 @@ impl FileWriter {
     }
 }
 
-/// Whether what we make in this directory belongs to our user and group; the first file tells.
+/// Whether new files in this directory belong to our user and group, as seen on the first file.
 fn creates_as_process_owner(
     directory: &Directory,
     fd: &OwnedFd,

@@ -1,20 +1,25 @@
-//! What the destination lies on, and how many writers that keeps busy.
+//! File system type of the destination, and the number of writers for it.
 
 use std::os::fd::AsFd;
 
-/// Where the kernel makes a file by itself, writers only have to share the processors. Two nearly
-/// halved the time of one on two cores (0.74 s to 0.44 s for a root filesystem of 920 MB onto
-/// tmpfs), and a network or a decoder is rarely faster than four. More than is needed costs little:
-/// a file goes to another writer only when its own is behind.
+/// Number of writers on a local file system, at most one per processor.
+///
+/// The kernel makes a file without waiting, so writers only share the processors. Two writers nearly halved
+/// the time of one on two cores (0.74 s to 0.44 s for a root filesystem of 920 MB onto tmpfs). A network or
+/// a decoder is rarely faster than four. Spare writers cost little, because a file is sent to another
+/// writer only when its own is behind.
 const LOCAL_WRITERS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// Where making a file waits for somebody else to answer, several times over, nobody is at work
-/// meanwhile: as many waits at once as there are requests to a web server.
+/// Number of writers on a remote file system.
+///
+/// Making a file waits for several round trips, in which the processor is idle. The number is that of
+/// concurrent requests to a web server.
 const REMOTE_WRITERS: usize = 16;
 
-/// File systems whose every step may be a round trip, to a server or to another process, by the
-/// `f_type` of statfs(2). The first ones are from linux/magic.h; the others are not part of Linux
-/// and have theirs from coreutils' stat(1).
+/// File systems whose every step may be a round trip to a server or another process.
+///
+/// The key is `f_type` of statfs(2). The first ones are from linux/magic.h. The others are not part of
+/// Linux, and their numbers are from coreutils' stat(1).
 const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0x6969, "NFS_SUPER_MAGIC"),
     (0x517B, "SMB_SUPER_MAGIC"),
@@ -22,7 +27,7 @@ const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0xFE53_4D42, "SMB2_SUPER_MAGIC"),
     (0x00C3_6400, "CEPH_SUPER_MAGIC"),
     (0x0102_1997, "V9FS_MAGIC"),
-    // sshfs and s3fs, also virtiofs, and file systems in user space that are local.
+    // FUSE: sshfs and s3fs, also virtiofs, and local file systems in user space.
     (0x6573_5546, "FUSE_SUPER_MAGIC"),
     (0x5346_414F, "AFS_SUPER_MAGIC"),
     (0x6B41_4653, "AFS_FS_MAGIC"),
@@ -34,9 +39,9 @@ const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0xAAD7_AAEA, "PanFS"),
 ];
 
-/// How many threads should write below the directory `destination`.
+/// Default number of writer threads for the directory `destination`.
 pub(super) fn default_writer_count(destination: impl AsFd) -> usize {
-    // One that cannot tell what it is will say what is wrong with it when it is written to.
+    // If statfs(2) fails, the first write reports the problem.
     match rustix::fs::fstatfs(destination) {
         Ok(status) if is_remote(status.f_type.into()) => REMOTE_WRITERS,
         _ => local_writer_count(),
@@ -48,7 +53,7 @@ fn local_writer_count() -> usize {
     processors.clamp(*LOCAL_WRITERS.start(), *LOCAL_WRITERS.end())
 }
 
-/// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
+/// Whether `f_type` is in the table. On some machines it is a signed word, but the numbers have 32 bits.
 fn is_remote(f_type: i128) -> bool {
     REMOTE_FS_TYPES
         .iter()

@@ -1,4 +1,4 @@
-//! Waiting for the disk, for those who ask for it.
+//! Syncs written data to disk.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -6,9 +6,10 @@ use std::path::Path;
 use super::error::Error;
 use crate::base::stats::Stats;
 
-/// Returns when all that was written to the file system of `directory` is on its disk. What went
-/// wrong with any of it since the descriptor was opened is an error here, even if it was written
-/// back long ago.
+/// Syncs the file system of `directory`.
+///
+/// It also fails for a write-back error that occurred since the descriptor was opened, even if that was
+/// long ago.
 pub(super) fn sync_file_system(
     directory: impl AsFd,
     path: &Path,
@@ -22,7 +23,7 @@ pub(super) fn sync_file_system(
     Ok(())
 }
 
-/// Returns when the names in `directory` are on disk.
+/// Syncs the names in `directory`.
 pub(super) fn sync_directory(directory: impl AsFd, path: &Path) -> Result<(), Error> {
     rustix::fs::fsync(directory).map_err(|errno| Error::Sync {
         path: path.to_owned(),

@@ -1,12 +1,12 @@
-//! Parallel writer: a scan's members become a tree on disk.
+//! Parallel writer: writes the members of a scan to a tree on disk.
 //!
-//! A [`Materializer`] is a [`Sink`]. On the scan's thread it resolves directories and makes
-//! directories, links and special files; regular files go to writer threads, piece by piece as
-//! they come. Directories get their owner, mode and times at the very end. Everything stays below
-//! the destination, whatever the archive says and whatever lies there already: the kernel is never
-//! asked to follow a link. A tree that is to appear whole is written into a [`Staging`] first.
+//! A [`Materializer`] is a [`Sink`]. On the scan thread it resolves directories, and it makes directories,
+//! links and special files. It sends regular files to writer threads, piece by piece as the scan delivers
+//! them. Directories get their owner, mode and times at the very end. Every entry stays below the
+//! destination, whatever the archive contains and whatever the destination contains already, because the
+//! kernel never follows a link for us. With `--atomic`, the tree is first written into a [`Staging`].
 //!
-//! Two smaller sinks answer without writing a tree: [`ContentSink`] and [`DryRunSink`].
+//! Two smaller sinks write no tree: [`ContentSink`] and [`DryRunSink`].
 
 mod attribute_policy;
 mod attributes;
@@ -75,68 +75,68 @@ pub use self::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;
 
-/// Removes the directory `name` in `parent` and all that is in it, never through a link and whatever its
-/// modes; what is gone already is fine.
+/// Removes the directory `name` in `parent` with all its contents.
 ///
-/// # Errors
-/// When something cannot be removed; what was removed until then is gone.
+/// It never follows a link, and it works whatever the modes are. Entries that are already missing are no
+/// error.
+///
+/// # Errors When an entry cannot be removed. The entries removed until then stay removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
     Ok(remove_tree::remove_tree(parent, name.as_encoded_bytes())?)
 }
 
-/// Distinct prefixes whose removal from member names is told; GNU tar tells each once as well.
+/// Maximum number of distinct stripped prefixes to warn about. GNU tar also warns once per prefix.
 const MAX_REPORTED_PREFIXES: usize = 16;
 
-/// What a member cannot do when there are too many.
+/// Action in the error of a member that exceeds the entry limit.
 const ADD_ENTRY: &str = "make one more entry";
 
-/// What happens to an entry whose name is taken.
+/// Policy for an entry whose name already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Existing {
-    /// What is there goes, except directories with something in them; a directory over a
-    /// directory changes its attributes only.
+    /// Replace the existing entry, except a non-empty directory. A directory over a directory changes only
+    /// the attributes.
     #[default]
     Replace,
-    /// It stays and the member is an error (`--keep-old-files`); directories excepted: whatever
-    /// is in their place stays, silently.
+    /// Keep the existing entry and report an error (`--keep-old-files`). A directory member keeps the
+    /// existing entry silently.
     Keep,
-    /// It stays, silently (`--skip-old-files`).
+    /// Keep the existing entry silently (`--skip-old-files`).
     Skip,
 }
 
-/// How members become entries.
+/// Options of a [`Materializer`].
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 pub struct Options {
-    /// Which members, and where.
+    /// The members to write, and their paths.
     pub selection: Selection,
-    /// What to do where something is already.
+    /// Policy for existing entries.
     pub existing: Existing,
-    /// Write an empty file for a device node that this process may not create.
+    /// Write an empty file for a device node that this process must not create.
     pub device_placeholders: bool,
-    /// Give entries the archive's owners.
+    /// Set the archive's owners.
     pub same_owner: bool,
-    /// Give entries exactly the archive's modes, whatever the umask.
+    /// Set exactly the archive's modes, whatever the umask is.
     pub same_permissions: bool,
-    /// Look at owners' numbers only, not at their names.
+    /// Use only the numbers of owners, not their names.
     pub numeric_owner: bool,
-    /// Which extended attributes and ACLs entries get.
+    /// Filter of the extended attributes and ACLs to set.
     pub xattrs: XattrFilter,
-    /// Threads that write files, at least one; as many as suit the destination when not said.
+    /// Number of writer threads, at least one. `None` chooses by the destination's file system.
     pub writers: Option<usize>,
-    /// Wait at the end until all is on disk. A tree in a [`Staging`] is synced by its commit.
+    /// Sync the file system at the end. The commit of a [`Staging`] syncs its tree anyway.
     pub sync: bool,
-    /// Entries that may be made, directories included that only paths speak of; one more ends the
-    /// run.
+    /// Maximum number of entries, implied directories included. One more entry ends the run.
     pub max_entries: u64,
-    /// What the indexes of layers may have of memory.
+    /// Memory limit for the indexes of layers.
     pub index_memory: MemoryLimit,
-    /// Hears of entries and problems as they happen.
+    /// Receives entries and problems as they occur.
     pub reporter: Option<Arc<dyn Reporter>>,
 }
 
 impl Options {
-    /// GNU tar's defaults: owners and modes are the archive's for root, and for nobody else.
+    /// GNU tar's defaults: only root sets the archive's owners and modes.
     pub fn for_this_user() -> Self {
         let is_root = rustix::process::geteuid().is_root();
         Self {
@@ -156,16 +156,16 @@ impl Options {
     }
 }
 
-/// What was done.
+/// Result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
     /// Entries written.
     pub entries: u64,
     /// Payload bytes written.
     pub bytes: u64,
-    /// Entries that are missing or incomplete, damaged places, and paths that were not found.
+    /// Missing or incomplete entries, damaged places, and requested paths that the archive lacks.
     pub errors: u64,
-    /// The first of these.
+    /// The first of these problems.
     pub problems: Vec<Problem>,
 }
 
@@ -175,41 +175,40 @@ pub struct Materializer {
     context: Arc<Context>,
     selection: Selection,
     root: DestinationRoot,
-    /// Where the root is, for messages, if it is to be synced.
+    /// Path of the root, for messages, if the run syncs it.
     sync: Option<PathBuf>,
-    /// The mode to give to the root at the end, unless a member says otherwise.
+    /// Final mode of the root, unless a member sets another one.
     root_mode: Option<u32>,
     writers: WriterPool,
     current: CurrentFile,
     directories: PendingDirectories,
     links: DeferredLinks,
     reported_prefixes: Vec<Vec<u8>>,
-    /// Of a run that is to be taken up again.
+    /// State of a resumable run.
     resume_state: Option<ResumeState>,
-    /// Whether nothing was in the destination, and no member has come.
+    /// Whether the destination was empty and no member has arrived yet.
     was_empty: bool,
-    /// Of layers.
+    /// State of a run over layers.
     layer_state: Option<LayerState>,
-    /// What their indexes may have of memory.
+    /// Memory limit for the indexes of layers.
     index_memory: MemoryLimit,
 }
 
-/// What the next piece of payload belongs to.
+/// The file that the next piece of payload belongs to.
 #[derive(Debug)]
 enum CurrentFile {
-    /// Nothing that is written.
+    /// No file; the payload is dropped.
     Nothing,
-    /// A file of which nothing was seen yet.
+    /// A file without any payload so far.
     Waiting(Job),
-    /// A file that is on its way to a writer in pieces.
+    /// A file that a writer receives in pieces.
     Streaming,
 }
 
 impl Materializer {
-    /// Opens the directory `destination`, which must exist, and starts the writers.
+    /// Opens the existing directory `destination` and starts the writers.
     ///
-    /// # Errors
-    /// [`Error::Destination`] and [`Error::Thread`].
+    /// # Errors [`Error::Destination`] and [`Error::Thread`].
     pub fn new(destination: &Path, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
         let root = DestinationRoot::open(destination).map_err(|errno| Error::Destination {
             path: destination.to_owned(),
@@ -229,11 +228,11 @@ impl Materializer {
         })
     }
 
-    /// As [`Materializer::new`], for a tree that is to appear whole: makes the directory to build
-    /// in. It is for the caller to commit when all went well.
+    /// Like [`Materializer::new`], but builds in a new directory of `staging`.
     ///
-    /// # Errors
-    /// When no directory can be made there any more, [`Error::Interrupted`], and [`Error::Thread`].
+    /// The caller commits `staging` when the run succeeds.
+    ///
+    /// # Errors When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
     pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
         let (root, mode) = staging.create()?;
         let problems = Problems::with_stop_error(staging.stop_error(), options.reporter.clone());
@@ -287,16 +286,16 @@ impl Materializer {
         })
     }
 
-    /// Threads that write files.
+    /// Number of writer threads.
     pub fn writer_count(&self) -> usize {
         self.writers.count()
     }
 
-    /// Waits for the writers, makes the links whose targets came late, and gives directories their
-    /// attributes. To be called after a failure as well: what is there gets its attributes.
+    /// Waits for the writers, makes deferred links, and sets directory attributes.
     ///
-    /// # Errors
-    /// What stopped the run, if anything did.
+    /// Call it after a failure as well, so that existing directories get their attributes.
+    ///
+    /// # Errors The error that stopped the run, if any.
     pub fn finish(mut self) -> Result<Summary, Error> {
         if !matches!(self.current, CurrentFile::Nothing) {
             self.end_payload(true);
@@ -359,7 +358,7 @@ impl Materializer {
         self.reported_prefixes.push(stripped);
     }
 
-    /// Makes the entry, or gets ready for its payload.
+    /// Makes the entry, or prepares for its payload.
     fn begin_member(&mut self, member: Member, output_path: OutputPath) {
         self.report_stripped_prefix(output_path.stripped);
         let path = output_path.path;
@@ -406,7 +405,7 @@ impl Materializer {
         }
     }
 
-    /// Has directories that were made for the way to a member get the time 0 in the end, as in an index.
+    /// Gives implied directories the time 0 at the end, as in an index.
     fn defer_implied_mtimes(&mut self) {
         for implied in self.root.take_implied() {
             self.directories.add_implied(implied.path, implied.identity);
@@ -414,7 +413,7 @@ impl Materializer {
         }
     }
 
-    /// Has a destination that was empty get the time 0 in the end, as in an index.
+    /// Gives a destination that was empty the time 0 at the end, as in an index.
     fn defer_root_mtime(&mut self) {
         if std::mem::replace(&mut self.was_empty, false) {
             let identity = self.root.top().identity();
@@ -423,8 +422,7 @@ impl Materializer {
         }
     }
 
-    /// Notes that the directory of `path` is out of reach, and with it a content of
-    /// `missing_bytes`.
+    /// Reports an unreachable parent of `path`; `missing_bytes` is the size of the lost content.
     fn record_unreachable(
         &self,
         path: &ArchivePath,
@@ -442,7 +440,8 @@ impl Materializer {
         }
     }
 
-    /// The member is the destination itself: only a directory can be, and its attributes count.
+    /// Handles a member that is the destination itself. Only a directory is valid, and only its attributes
+    /// count.
     fn begin_root(&mut self, member: Member, path: ArchivePath) {
         if member.kind == Kind::Directory {
             let identity = self.root.top().identity();
@@ -505,8 +504,7 @@ impl Sink for Materializer {
             CurrentFile::Waiting(job) if job.member.payload.len() == bytes.len() as u64 => {
                 self.writers.write_file(job, bytes);
             }
-            // Pieces are never gathered: what waits for its other half would hold on to buffers
-            // that the other half may need.
+            // Pieces are never gathered, because a held piece would keep buffers that the rest may need.
             CurrentFile::Waiting(job) => {
                 self.writers.begin_file(job);
                 self.writers.write_piece(bytes);
@@ -552,7 +550,7 @@ fn policy(options: &Options) -> AttributePolicy {
     }
 }
 
-/// The process' umask, looked up rather than set and set back, which other threads would notice.
+/// The umask of the process. Setting and restoring it would be visible to other threads, so we read it.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -1,4 +1,4 @@
-//! Removes a tree, never through a link, and however deep it is: two descriptors at a time.
+//! Removes a tree of any depth without following links, with two open descriptors.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,19 +8,18 @@ use rustix::io::Errno;
 use super::attributes::AttributeTarget;
 use super::destination::Identity;
 
-/// What its owner needs to empty a directory.
+/// Permissions that the owner needs to empty a directory.
 const OWNER_RWX: u32 = 0o700;
 
-/// Removes the directory `name` in `parent` and all that is in it; what is gone already is fine.
+/// Removes the directory `name` in `parent` with its contents. A missing entry is no error.
 ///
-/// # Errors
-/// When something cannot be removed; what was removed until then is gone. "Not empty" and "busy"
-/// may pass: someone still writes there.
+/// # Errors When an entry cannot be removed. The entries removed until then stay removed. `NOTEMPTY` and
+/// `BUSY` may be temporary, because another process still writes there.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     let Some(mut here) = open_for_removal(&parent, name)? else {
         return Ok(());
     };
-    // The directories above `here`, and the name of the next one in each.
+    // The directories above `here`, each with the name of the next one below.
     let mut above: Vec<(Identity, Vec<u8>)> = Vec::new();
     loop {
         if let Some(full) = remove_files(&here)? {
@@ -32,7 +31,7 @@ pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
         } else if let Some((upper, emptied)) = above.pop() {
             here = rustix::fs::openat(&here, "..", open_flags(), Mode::empty())?;
             if identity(&here)? != upper {
-                // Someone moved what we were in; there is no telling what `here` is now.
+                // Another process moved the directory, so `here` is unknown.
                 return Err(Errno::STALE);
             }
             ignore_not_found(rustix::fs::unlinkat(&here, &*emptied, AtFlags::REMOVEDIR))?;
@@ -42,7 +41,7 @@ pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Removes files and empty directories; the name of the first directory with something in it.
+/// Removes files and empty directories. Returns the first non-empty directory.
 fn remove_files(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
     for entry in Dir::read_from(directory)? {
         let entry = entry?;
@@ -66,7 +65,7 @@ fn remove_files(directory: &OwnedFd) -> Result<Option<Vec<u8>>, Errno> {
     Ok(None)
 }
 
-/// Opens a directory that is to be emptied, whatever its mode; `None` when it is gone.
+/// Opens a directory for removal, whatever its mode; `None` when it does not exist.
 fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<Option<OwnedFd>, Errno> {
     let open = || rustix::fs::openat(&parent, name, open_flags(), Mode::empty());
     let opened = match open() {
@@ -84,7 +83,7 @@ fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<Option<OwnedFd>, E
     };
     let mode = rustix::fs::fstat(&directory)?.st_mode;
     if mode & OWNER_RWX != OWNER_RWX {
-        // Root needs no permission, and who may not change the mode will hear why soon.
+        // Root needs no permission. For other users, the removal reports a failed chmod soon.
         let directory = AttributeTarget::Open(directory.as_fd());
         directory.chmod(OWNER_RWX).ok();
     }

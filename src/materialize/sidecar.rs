@@ -1,4 +1,4 @@
-//! A file beside a destination that belongs to it: hidden, its owner's alone, used by one process.
+//! A hidden file beside a destination, private to its owner, locked by one process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, fstat};
 use rustix::io::Errno;
 
-/// The longest name that Linux's file systems take.
+/// Maximum length of a file name on Linux (`NAME_MAX`).
 pub(super) const MAX_NAME_BYTES: usize = 255;
-/// Who else may write to a file.
+/// Write permission of group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Opens the file at `path` for this process alone; makes it when `is_new`.
+/// Opens and locks the file at `path`, and creates it if `is_new`.
 ///
-/// # Errors
-/// [`Errno::ACCESS`] when it is a link, no file, or another user could have written it,
-/// [`Errno::WOULDBLOCK`] when another process has it, and what the system says.
+/// # Errors [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
+/// it. [`Errno::WOULDBLOCK`] when another process has locked it. Other errors are the system's.
 pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     flags.set(OFlags::CREATE, is_new);
@@ -33,7 +32,7 @@ pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     Ok(file.into())
 }
 
-/// `.NAME` and `suffix`, where NAME is `directory`'s; `None` when it has no name.
+/// The path of `.NAME` plus `suffix` beside `directory`; `None` when `directory` has no name.
 pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     let name = directory.file_name()?.as_bytes();
     let name = name
@@ -43,7 +42,7 @@ pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     Some(directory.with_file_name(OsString::from_vec(name)))
 }
 
-/// Which start of the system this is.
+/// Identifies the current boot of the system.
 pub(super) fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

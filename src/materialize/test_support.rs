@@ -12,7 +12,7 @@ use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};
 
-/// Default rules, and problems that nobody hears of.
+/// Default rules, and problems without a reporter.
 pub(super) fn context() -> Context {
     Context {
         journal: std::sync::OnceLock::new(),
@@ -45,7 +45,7 @@ pub(super) fn file<'a>(name: &[u8], content: &'a [u8]) -> (Member, &'a [u8]) {
     (member, content)
 }
 
-/// Hands members and payloads to a sink.
+/// Passes members and payloads to a sink.
 pub(super) fn feed<'a, S: Sink>(
     sink: &mut S,
     members: impl IntoIterator<Item = (Member, &'a [u8])>,

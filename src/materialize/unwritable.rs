@@ -1,4 +1,4 @@
-//! A destination directory that its user may not write to: reported once, not once per entry.
+//! A destination that the user cannot write to: one report instead of one per entry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,11 @@ use super::destination::Directory;
 use super::error::{Error, Problems, StepError};
 use crate::base::archive_path::ArchivePath;
 
-/// Refuses an empty destination directory that nothing can be written to.
+/// Refuses an empty destination directory that is not writable.
 ///
-/// One that is not empty may have directories that can be written to.
+/// A non-empty one may contain writable directories.
 ///
-/// # Errors
-/// When `path` is such a directory.
+/// # Errors When `path` is such a directory.
 pub fn check_empty_destination(path: &Path) -> Result<(), Error> {
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
     match accessat(CWD, path, wanted, AtFlags::EACCESS) {
@@ -35,7 +34,7 @@ pub fn is_empty_directory(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// The destination directory, when nothing can be made in it.
+/// A destination directory that is not writable.
 #[derive(Debug)]
 pub(super) struct Unwritable {
     path: PathBuf,
@@ -44,7 +43,7 @@ pub(super) struct Unwritable {
 }
 
 impl Unwritable {
-    /// The destination at `path`, which is open as `top`; `None` when entries can be made in it.
+    /// The destination at `path`, open as `top`; `None` when it is writable.
     pub(super) fn of(path: &Path, top: &Directory) -> Option<Self> {
         let wanted = Access::WRITE_OK | Access::EXEC_OK;
         let flags = AtFlags::EACCESS;
@@ -58,7 +57,7 @@ impl Unwritable {
         }
     }
 
-    /// Counts `path` among `problems` if `error` comes of the destination; whether it does.
+    /// Whether the destination explains `error`. If so, it counts `path` among `problems`.
     pub(super) fn explains(
         &self,
         path: &ArchivePath,
