@@ -1,13 +1,13 @@
-//! How far a run has come, in a file beside the tree: where `--resume` goes on.
+//! Journal of a resumable run, in a file beside the tree. `--resume` continues from it.
 //!
-//! Records are appended: entries that are whole, directories and links that are finished at the end
-//! of a run, and now and then a checkpoint, which says that everything before a member is done and
-//! where that member is found in the source. Each carries a checksum over itself and all before it,
-//! so a torn end, and whatever lies behind it, is simply not there. What comes behind the last
-//! checkpoint is forgotten: the members there are made again.
+//! The run appends records: complete entries, and directories and links that are finished at the end of the
+//! run. From time to time it appends a checkpoint. A checkpoint says that all members before a certain
+//! member are done, and where that member is in the source. Each record has a checksum over itself and all
+//! records before it, so a reader stops at a torn record. Records after the last checkpoint are dropped,
+//! because their members are made again.
 //!
-//! It is believed as long as the system runs, for the same source in the same version, the same
-//! directory and the same options, and only if every entry still is what was written down.
+//! A journal is valid for the current boot of the system, for the same version of the source, the same
+//! directory and the same options. It is used only if every entry is still as recorded.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -31,19 +31,19 @@ use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::file_time::nanoseconds;
 
-/// What the journal of `tree` is called: `.tree.tarfs-journal`.
+/// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
-/// The longest record; an entry has a path, a directory extended attributes too.
+/// Maximum size of a record. An entry has a path, a directory also has extended attributes.
 const MAX_RECORD_BYTES: usize = 4 << 20;
-/// The longest journal; a longer one is given up.
+/// Maximum size of a journal. A longer one is invalidated.
 const MAX_JOURNAL_BYTES: u64 = 4 << 30;
-/// Directories whose places are remembered.
+/// Maximum number of directories whose paths are cached.
 const MAX_CACHED_PATHS: usize = 4096;
-/// Bytes that wait to be written, at the most, between two checkpoints.
+/// Maximum bytes buffered between two checkpoints.
 const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecordKind {
     RunKey = 1,
@@ -56,14 +56,14 @@ enum RecordKind {
     Make = 8,
 }
 
-/// The journal of a run that goes on.
+/// The journal of the current run.
 #[derive(Debug)]
 pub(super) struct Journal {
     file: File,
     path: PathBuf,
-    /// The destination, without symbolic links.
+    /// The destination without symbolic links.
     top: PathBuf,
-    /// Where directories are, however they were reached.
+    /// Paths of directories without links.
     directory_paths: Mutex<HashMap<Identity, ArchivePath>>,
     run_key: Vec<u8>,
     state: Mutex<WriteState>,
@@ -71,52 +71,52 @@ pub(super) struct Journal {
 
 #[derive(Debug, Default)]
 struct WriteState {
-    /// Records that are not written yet.
+    /// Records not written yet.
     buffer: Vec<u8>,
-    /// Where they go.
+    /// File offset of the buffer.
     end: u64,
-    /// The checksum of the last record.
+    /// Checksum of the last record.
     chain: u64,
-    /// Nothing is written any more, and nothing of it can be believed.
+    /// The journal is invalid, so no more records are written.
     is_invalid: bool,
 }
 
-/// What an earlier run has left.
+/// State recovered from the journal of an earlier run.
 #[derive(Debug)]
 pub(super) struct RecoveredState {
     pub(super) resume_point: ResumePoint,
-    /// Members before that.
+    /// Number of members before the resume point.
     pub(super) before: u64,
-    /// Members that are done: at least those.
+    /// Minimum number of members that are done.
     pub(super) members: u64,
-    /// Entries that were made.
+    /// Number of entries made.
     pub(super) entries: u64,
-    /// Problems that were told.
+    /// Number of problems reported.
     pub(super) errors: u64,
-    /// Which of the paths that were asked for have been found.
+    /// For each requested path, whether it was found.
     pub(super) found: Vec<u8>,
-    /// What was there, in the order in which it was written down.
+    /// Records of the tree, in the order of the journal.
     pub(super) tree_records: Vec<TreeRecord>,
     pub(super) directories: Vec<PendingDirectory>,
     pub(super) links: Vec<DeferredLink>,
-    /// Directories that may have been made by members that are not done, and by nobody else.
+    /// Directories that only unfinished members may have made.
     pub(super) new_directories: HashSet<ArchivePath>,
 }
 
-/// What is known of the tree. Paths lead through no link.
+/// Record about the tree. Its path has no links.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum TreeRecord {
-    /// An entry was whole.
+    /// An entry was complete.
     Complete(ArchivePath, StatSnapshot),
-    /// A directory was there.
+    /// A directory existed.
     Directory(ArchivePath),
-    /// The names of this inode were about to become more or fewer, which changes its ctime.
+    /// The link count of this inode was about to change, which changes its ctime.
     Touched(u64),
-    /// What is there was about to make room.
+    /// The entry was about to be replaced.
     Replaced(ArchivePath),
 }
 
-/// An entry as it was when it was whole.
+/// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StatSnapshot {
     pub(super) inode: u64,
@@ -126,7 +126,7 @@ pub(super) struct StatSnapshot {
 }
 
 impl StatSnapshot {
-    /// Whether `stat` tells of the same, but for its ctime.
+    /// Whether `stat` matches in everything but the ctime.
     pub(super) fn matches_except_ctime(&self, stat: &Stat) -> bool {
         let ctime = self.ctime;
         *self
@@ -146,24 +146,23 @@ impl StatSnapshot {
     }
 }
 
-/// What a checkpoint says besides where it is.
+/// Progress recorded in a checkpoint, besides the resume point.
 #[derive(Debug)]
 pub(super) struct CheckpointInfo<'a> {
-    /// Members before the resume point.
+    /// Number of members before the resume point.
     pub(super) before: u64,
-    /// Members that are done: at least those.
+    /// Minimum number of members that are done.
     pub(super) members: u64,
-    /// Entries made by the members that are done.
+    /// Entries made by the finished members.
     pub(super) entries: u64,
     pub(super) errors: u64,
     pub(super) found: &'a [u8],
 }
 
 impl Journal {
-    /// Opens the journal of `directory`, and what it says, if it is of a run that `run_key` describes.
+    /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`.
     ///
-    /// # Errors
-    /// When it cannot be made, is another user's, or another run has it.
+    /// # Errors When the journal cannot be made, belongs to another user, or is locked by another run.
     pub(super) fn open(
         directory: &Path,
         run_key: &str,
@@ -208,10 +207,9 @@ impl Journal {
         Ok((journal, recovered))
     }
 
-    /// Begins anew: nothing of what was there counts.
+    /// Starts an empty journal.
     ///
-    /// # Errors
-    /// When it cannot be written.
+    /// # Errors When it cannot be written.
     pub(super) fn restart(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         let mut state = self.state();
@@ -220,8 +218,9 @@ impl Journal {
         self.flush(&mut state)
     }
 
-    /// The path of `path`'s last component in `directory`, without the links that it was reached by,
-    /// which may lead elsewhere later.
+    /// Path without links of the last component of `path`, which is in `directory`.
+    ///
+    /// Links on `path` may later lead elsewhere.
     pub(super) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
         if path.is_root() {
             return path.clone();
@@ -251,7 +250,7 @@ impl Journal {
         place
     }
 
-    /// What member `number` has made at `path`, in `directory`, is whole.
+    /// Records that member `number` has completed the entry `path` in `directory`.
     pub(super) fn record_entry(
         &self,
         number: u64,
@@ -262,7 +261,7 @@ impl Journal {
         self.record_entry_at(number, &self.resolved_path(directory, path), stat);
     }
 
-    /// As [`Journal::record_entry`], at a path without links.
+    /// Like [`Journal::record_entry`], for a path without links.
     pub(super) fn record_entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
         let mut fields = FieldEncoder::default();
         let snapshot = StatSnapshot::of(stat);
@@ -277,8 +276,9 @@ impl Journal {
         self.add(RecordKind::Entry, &fields);
     }
 
-    /// Member `number` is a directory in `parent` that gets its attributes at the end. Without `parent` its
-    /// path leads through directories alone.
+    /// Records that member `number` is a directory in `parent` that gets its attributes at the end.
+    ///
+    /// Without `parent`, its path has no links.
     pub(super) fn record_directory(
         &self,
         number: u64,
@@ -294,7 +294,7 @@ impl Journal {
         self.add(RecordKind::Directory, &fields);
     }
 
-    /// Member `number` is a link that is made at the end.
+    /// Records that member `number` is a link to be made at the end.
     pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
@@ -303,23 +303,21 @@ impl Journal {
         self.add(RecordKind::Link, &fields);
     }
 
-    /// The names of `inode` are about to become more or fewer, which changes its ctime. Written at
-    /// once.
+    /// Records, at once, that the link count of `inode` is about to change, which changes its ctime.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
         self.add_and_flush(RecordKind::Touch, &fields);
     }
 
-    /// What is at `path`, in `directory`, is about to make room. Written at once.
+    /// Records, at once, that the entry `path` in `directory` is about to be replaced.
     pub(super) fn record_replace(&self, directory: &Directory, path: &ArchivePath) {
         let mut fields = FieldEncoder::default();
         fields.bytes(self.resolved_path(directory, path).as_bytes());
         self.add_and_flush(RecordKind::Replace, &fields);
     }
 
-    /// Member `number` is about to make a directory at `path`, in `directory`, where there is none.
-    /// Written at once.
+    /// Records, at once, that member `number` is about to make the new directory `path` in `directory`.
     pub(super) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
@@ -344,8 +342,9 @@ impl Journal {
         }
     }
 
-    /// All members before the resume point are done, on disk or told of as problems; and so says the
-    /// file when this returns true.
+    /// Records that all members before the resume point are done. Each is on disk or reported as a problem.
+    ///
+    /// Returns whether the checkpoint is in the file.
     pub(super) fn checkpoint(
         &self,
         resume_point: &ResumePoint,
@@ -363,7 +362,7 @@ impl Journal {
         self.flush(&mut state).is_ok() && !state.is_invalid
     }
 
-    /// Nothing of the journal can be believed any more, whatever comes.
+    /// Invalidates the journal for good.
     pub(super) fn invalidate(&self) {
         self.invalidate_locked(&mut self.state());
     }
@@ -371,13 +370,13 @@ impl Journal {
     fn invalidate_locked(&self, state: &mut WriteState) {
         state.is_invalid = true;
         state.buffer = Vec::new();
-        // Shorter is possible on a full disk, too; else there is no journal at all.
+        // Truncation works on a full disk, too. If it fails, we remove the journal.
         if self.file.set_len(0).is_err() {
             self.remove();
         }
     }
 
-    /// The error that it cannot be written.
+    /// The error for a failed write of the journal.
     pub(super) fn write_error(&self, error: &io::Error) -> Error {
         Error::Journal {
             path: self.path.clone(),
@@ -385,7 +384,7 @@ impl Journal {
         }
     }
 
-    /// Removes it: the run is over.
+    /// Removes the journal at the end of the run.
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!(%error, "the journal stays");
@@ -400,7 +399,7 @@ impl Journal {
             self.invalidate_locked(state);
             return Ok(());
         }
-        // What was written in part has no checksum, and stays in the buffer for another try.
+        // A partly written record has no checksum. It stays in the buffer for a retry.
         self.file.write_all_at(&state.buffer, state.end)?;
         state.end += state.buffer.len() as u64;
         state.buffer.clear();
@@ -411,8 +410,9 @@ impl Journal {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the file says up to its last checkpoint, which is where it goes on; `None` when it is
-    /// another run's, or says nothing yet.
+    /// Recovers the state up to the last checkpoint, and continues the file there.
+    ///
+    /// `None` for a journal of another run, or one without a checkpoint.
     fn load(&self) -> io::Result<Option<RecoveredState>> {
         if self.file.metadata()?.len() > MAX_JOURNAL_BYTES {
             return Ok(None);
@@ -427,7 +427,7 @@ impl Journal {
         }
         let mut loader = JournalLoader::default();
         let mut last = None;
-        // What says that less is known stays, also from behind the last checkpoint; and what was new.
+        // Records after the last checkpoint that invalidate earlier ones, or that announce new directories.
         let mut tail = Vec::new();
         while let Some((kind, body)) = records.next_record()? {
             if loader.add_record(kind, &body).is_none() {
@@ -478,7 +478,7 @@ impl WriteState {
     }
 }
 
-/// Reads record after record, as long as they are right.
+/// Reads records while their checksums are right.
 struct RecordReader<'a> {
     input: BufReader<&'a File>,
     chain: u64,
@@ -507,7 +507,7 @@ impl RecordReader<'_> {
         let Some(kind) = kind.filter(|_| len <= MAX_RECORD_BYTES) else {
             return Ok(None);
         };
-        // Not by what the record claims, but by what there is.
+        // The record's length may be wrong, so the buffer grows only with the data.
         let mut record = head.to_vec();
         (&mut self.input)
             .take(len as u64)
@@ -535,10 +535,10 @@ impl RecordReader<'_> {
     }
 }
 
-/// What has been read, with the numbers of the members it is of.
+/// Records read so far, with the numbers of their members.
 #[derive(Debug, Default)]
 struct JournalLoader {
-    /// Each for the member of that number, or for any.
+    /// Each record belongs to the member of that number, or to any member.
     tree_records: Vec<(Option<u64>, TreeRecord)>,
     directories: Vec<(u64, PendingDirectory)>,
     links: Vec<(u64, DeferredLink)>,
@@ -547,7 +547,7 @@ struct JournalLoader {
 }
 
 impl JournalLoader {
-    /// `None` when it makes no sense.
+    /// Adds a record; `None` if it is invalid.
     fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
         let mut fields = FieldDecoder(body);
         match kind {
@@ -576,7 +576,7 @@ impl JournalLoader {
                 self.links.push((number, DeferredLink { path, target }));
             }
             RecordKind::Checkpoint => self.checkpoint = Some(parse_checkpoint(&mut fields)?),
-            // These say that less is known, not more: also behind the last checkpoint.
+            // These records invalidate others, so they count after the last checkpoint, too.
             RecordKind::Touch => self
                 .tree_records
                 .push((None, TreeRecord::Touched(fields.number()?))),
@@ -605,7 +605,7 @@ impl JournalLoader {
     }
 }
 
-/// What was written for members before number `end`.
+/// The records of members before number `end`.
 fn records_before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
     let before = records.into_iter().filter(|(number, _)| *number < end);
     before.map(|(_, record)| record).collect()
@@ -629,7 +629,7 @@ fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<RecoveredState> {
     })
 }
 
-/// The body of a record: numbers of eight bytes, and strings behind their lengths.
+/// Encodes the body of a record: numbers of eight bytes, and strings after their lengths.
 #[derive(Debug, Default)]
 pub(super) struct FieldEncoder(Vec<u8>);
 
@@ -644,7 +644,7 @@ impl FieldEncoder {
     }
 }
 
-/// Takes such a body apart again.
+/// Decodes the body of a record.
 #[derive(Debug)]
 pub(super) struct FieldDecoder<'a>(&'a [u8]);
 
@@ -662,7 +662,7 @@ impl<'a> FieldDecoder<'a> {
         Some(bytes)
     }
 
-    /// A path, kept below the root whatever it says.
+    /// A path, sanitized to stay below the root.
     pub(super) fn path(&mut self) -> Option<ArchivePath> {
         let path = ArchivePath::sanitize(self.bytes()?);
         (!path.has_parent_component).then_some(path.path)
@@ -698,7 +698,7 @@ mod tests {
         }
     }
 
-    /// A directory with an entry of member 0, a link of member 1, and checkpoints behind both.
+    /// A directory with an entry of member 0, a link of member 1, and checkpoints after both.
     fn written() -> (tempfile::TempDir, PathBuf) {
         let base = tempfile::tempdir().expect("a directory");
         let out = base.path().join("out");
@@ -713,7 +713,7 @@ mod tests {
             target: path("../a"),
         };
         journal.record_link(1, &link);
-        // Of a member that is made again.
+        // The record of a member that is made again.
         journal.record_entry_at(7, &path("z"), &stat);
         assert!(journal.checkpoint(&resume_point(4096), &progress(2)));
         journal.record_touch(99);
@@ -733,7 +733,7 @@ mod tests {
             assert_eq!((recovered.entries, recovered.errors), (5, 3));
             assert_eq!(recovered.resume_point, resume_point(4096));
             assert_eq!(recovered.found, [1, 0]);
-            // That less is known stays known, however often it is read.
+            // Touch records after the last checkpoint survive every reopening.
             let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] =
                 recovered.tree_records.as_slice()
             else {
@@ -794,7 +794,7 @@ mod tests {
             });
             ends.collect()
         };
-        // Behind the owner and an entry a checkpoint, behind a link and an entry another one.
+        // The first checkpoint follows the run key and an entry, the second one a link and an entry.
         let (first, second) = (ends[2], ends[5]);
         for at in 0..whole.len() {
             let mut damaged = whole.clone();

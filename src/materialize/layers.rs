@@ -1,10 +1,9 @@
-//! Layers: each is streamed once, from the bottom, and the tree that they make is put together at the end.
+//! Writes layers: streams each once, from the bottom, then builds the merged tree.
 //!
-//! While a layer goes by, its index grows in memory, and its files are written into a hidden directory of the
-//! destination, by the numbers of their entries. [`layers::merge`](crate::layers::merge) then says what is
-//! where, as it does for a mount: directories are made from the root on, files are renamed to their places,
-//! and a directory gets its attributes when everything in it is there. No path of a layer is ever walked on
-//! disk.
+//! While a layer is streamed, its index grows in memory. Its files are written to a hidden directory of the
+//! destination, named by their inodes. [`layers::merge`](crate::layers::merge) then gives the merged tree,
+//! as it does for a mount. Directories are made from the root on, and files are renamed to their places. A
+//! directory gets its attributes when all its entries exist. No path of a layer is ever looked up on disk.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -32,45 +31,46 @@ const CREATE_LINK: &str = "create the hard link";
 const REMOVE_UNPLACED: &str = "remove the directory of unplaced files";
 const OPEN_PARENT: &str = "return to the parent directory";
 
-/// The directory in the destination for files of layers that are not in their places yet.
+/// Directory in the destination for files of layers before they are moved to their places.
 pub const UNPLACED_FILES: &str = ".tarfs-layers";
 
-/// Numbers of entries whose files share a directory in [`UNPLACED_FILES`].
+/// Number of consecutive inodes whose files share a directory in [`UNPLACED_FILES`].
 const FILES_PER_DIRECTORY: u32 = 256;
 
-/// Directories in [`UNPLACED_FILES`] that are open at a time while files are moved out of them.
+/// Maximum number of directories in [`UNPLACED_FILES`] open at once while files are moved.
 const MAX_OPEN_DIRECTORIES: usize = 16;
 
-/// Directories that are open at a time on the way from the root to where entries are made.
+/// Maximum number of ancestors of the current directory open at once.
 const MAX_OPEN_ANCESTORS: usize = 16;
 
-/// Layers that are being written.
+/// State of a run over layers.
 #[derive(Debug)]
 pub(super) struct LayerState {
     whiteouts: WhiteoutFormat,
-    /// The index of the layer that goes by.
+    /// Index of the current layer.
     builder: Option<Builder>,
-    /// Those of the layers below it.
+    /// Indexes of the layers below it.
     indexes: Vec<Index>,
-    /// The directory of files that are not in their places yet.
+    /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
-    /// The directory in it that the next files go to, and its name.
+    /// The directory in it for the next files, with its name.
     current_directory: Option<(Vec<u8>, Directory)>,
 }
 
-/// A directory on the way to where entries are made.
+/// The current directory, or an ancestor of it.
 struct Ancestor {
     ino: Ino,
-    /// The number of the name that comes next.
+    /// Number of the next child.
     next_child: u32,
     identity: Identity,
-    /// `None` of one that is far away.
+    /// `None` for a distant ancestor, which was closed.
     directory: Option<Directory>,
 }
 
 impl Materializer {
-    /// What comes now are layers, from the bottom, that say by `whiteouts` what of those below is gone. The
-    /// destination must be empty.
+    /// Starts a run over layers, from the bottom. `whiteouts` is the format of their deletions.
+    ///
+    /// The destination must be empty.
     pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
         self.layer_state = Some(LayerState {
             whiteouts,
@@ -81,11 +81,11 @@ impl Materializer {
         });
     }
 
-    /// The next layer comes. To be [ended](Self::end_layer) when it is complete.
+    /// Starts the next layer. Call [`end_layer`](Self::end_layer) when it is complete.
     pub fn begin_layer(&mut self) {
         let max_inodes = self.context.entry_quota.max_inodes();
         if let Some(layer_state) = &mut self.layer_state {
-            // The root and number 0 are there in each.
+            // Each index has the root and inode 0.
             let used = layer_state
                 .indexes
                 .iter()
@@ -100,10 +100,9 @@ impl Materializer {
         }
     }
 
-    /// All of the layer has come.
+    /// Ends the current layer.
     ///
-    /// # Errors
-    /// What stopped the run, if anything did.
+    /// # Errors The error that stopped the run, if any.
     pub fn end_layer(&mut self) -> Result<(), Error> {
         if let Some(layer_state) = &mut self.layer_state {
             let builder = layer_state.builder.take();
@@ -113,7 +112,7 @@ impl Materializer {
         self.check_fatal()
     }
 
-    /// As [`Sink::member`](crate::archive::scan::Sink::member), of a layer.
+    /// Like [`Sink::member`](crate::archive::scan::Sink::member), for a member of a layer.
     pub(super) fn apply_layer_member(&mut self, mut member: Member) {
         let Some(layer_state) = &mut self.layer_state else {
             return;
@@ -122,7 +121,7 @@ impl Materializer {
             return;
         };
         let name = ArchivePath::sanitize(&member.name);
-        // Layers belong to numbers: the names are those of the account files in the image.
+        // Owners in layers are numbers, because the names refer to the account files in the image.
         member.user.clear();
         member.group.clear();
         let layer = layer_state.indexes.len();
@@ -146,12 +145,13 @@ impl Materializer {
                 self.write_unplaced(ino, file_name(layer, ino), member, name.path);
             }
             (Ok(_), _) => self.report_stripped_prefix(name.stripped),
-            // It is among the problems of the index.
+            // The index lists it as a problem.
             (Err(_), _) => {}
         }
     }
 
-    /// Has the file `member`, at `path` of the layer, written as the unplaced file `file` of entry `ino`.
+    /// Queues the file `member`, at `path` of the layer, to be written as the unplaced file `file` of entry
+    /// `ino`.
     fn write_unplaced(&mut self, ino: Ino, file: Vec<u8>, mut member: Member, path: ArchivePath) {
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
@@ -179,7 +179,7 @@ impl Materializer {
         });
     }
 
-    /// The directory for the file of entry `ino` of the layer that goes by.
+    /// The directory for the unplaced file of entry `ino` of the current layer.
     fn unplaced_directory(&mut self, ino: Ino) -> Result<Directory, StepError> {
         let Some(layer_state) = &mut self.layer_state else {
             return Ok(self.root.top().clone());
@@ -201,7 +201,7 @@ impl Materializer {
         Ok(directory)
     }
 
-    /// The directory of unplaced files, made if it is not there.
+    /// The directory of unplaced files. Makes it if it is missing.
     fn make_unplaced_top(
         &mut self,
         unplaced_top: Option<Directory>,
@@ -218,7 +218,7 @@ impl Materializer {
         Ok(unplaced_top)
     }
 
-    /// Makes a directory that is for nobody else.
+    /// Makes a directory that only this user can access.
     fn make_private_directory(
         &mut self,
         parent: &Directory,
@@ -230,11 +230,12 @@ impl Materializer {
         made.with_action(ACTION)
     }
 
-    /// Makes the tree of the layers that came, and removes what is not in it. All files are written, and the
-    /// root is to be [finished](Self::finish_root).
+    /// Builds the merged tree and removes unplaced files that are not in it.
+    ///
+    /// The caller has waited for all files, and calls [`finish_root`](Self::finish_root) afterwards.
     pub(super) fn place_layers(&mut self, layer_state: LayerState) -> Option<MergedIndex> {
         let mut indexes = layer_state.indexes;
-        // One that ended badly.
+        // The current layer, if it ended with an error.
         let builder = layer_state.builder;
         indexes.extend(builder.map(|builder| builder.finish(Origin::default())));
         let all: Vec<&Index> = indexes.iter().collect();
@@ -276,7 +277,7 @@ impl Materializer {
         merged
     }
 
-    /// Tells which entries of the layers are not in the tree.
+    /// Reports entries of the layers that are not in the merged tree.
     fn report_left_out(&self, index: &Index) {
         for problem in index.problems() {
             let path = problem.path.clone().unwrap_or_default();
@@ -288,14 +289,15 @@ impl Materializer {
         self.context.problems.add_count(more);
     }
 
-    /// The name of the directory of unplaced files, which is `name` unless something of the tree is called so;
-    /// it is renamed then, if it is there.
+    /// Name for the directory of unplaced files that no entry in the tree's root has.
+    ///
+    /// This is `name`, or a new name. In the second case an existing directory is renamed.
     fn find_unused_name(&self, index: &Index, name: Vec<u8>, is_there: bool) -> Vec<u8> {
         let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
         if !is_taken(&name) {
             return name;
         }
-        // A directory has fewer names.
+        // A directory has fewer entries than this range.
         let free = (0..=u32::MAX).map(|number| format!("{UNPLACED_FILES}-{number}").into_bytes());
         let free = free.into_iter().find(|name| !is_taken(name));
         let free = free.unwrap_or_else(|| name.clone());
@@ -313,7 +315,7 @@ impl Materializer {
         }
     }
 
-    /// Makes every entry of the tree below the root.
+    /// Makes all entries below the root.
     fn place_entries(&mut self, mut placement: TreePlacement<'_>) {
         let top = self.root.top().clone();
         let mut path = ArchivePath::root();
@@ -365,7 +367,7 @@ impl Materializer {
                     path = job.path;
                     ancestors.push(Ancestor::new(child.ino, made));
                     let far = ancestors.len().saturating_sub(MAX_OPEN_ANCESTORS);
-                    // The root has no other way back to it.
+                    // The root stays open, because it cannot be reopened through a child.
                     if let Some(far) = ancestors.get_mut(far).filter(|_| far > 0) {
                         far.directory = None;
                     }
@@ -378,7 +380,7 @@ impl Materializer {
         }
     }
 
-    /// Goes back from `directory`, at `path`, to the last one of `ancestors`, and gives it its attributes.
+    /// Returns from `directory`, at `path`, to the last of `ancestors`, and sets its attributes.
     fn leave_directory(
         &mut self,
         ancestors: &mut [Ancestor],
@@ -389,7 +391,7 @@ impl Materializer {
         let Some(above) = ancestors.last_mut() else {
             return Ok(());
         };
-        // First, as the directory's mode may keep us from it.
+        // Reopen the parent first, because the directory's final mode may deny access.
         if above.directory.is_none() {
             let parent = self.root.open_child(directory, b"..", &mut self.writers);
             let parent = parent.with_action(OPEN_PARENT)?;
@@ -404,7 +406,7 @@ impl Materializer {
         Ok(())
     }
 
-    /// Gives `directory`, at `path`, the attributes of `entry`.
+    /// Sets the attributes of `entry` on `directory`, at `path`.
     fn finish_directory(&self, entry: Entry<'_>, directory: &Directory, path: &ArchivePath) {
         let (identity, member) = (directory.identity(), member_of(entry));
         let policy = &self.context.policy;
@@ -414,14 +416,14 @@ impl Materializer {
         }
     }
 
-    /// Gives the destination its attributes; without a member that speaks of it its time alone.
+    /// Sets the attributes of the destination. If no member describes it, sets only its time.
     pub(super) fn finish_root(&self, index: &Index) {
         let top = self.root.top();
         let Some(entry) = index.entry(Ino::ROOT) else {
             return;
         };
         if entry.is_implied() {
-            // It may be somebody else's.
+            // Another user may own it, so a failure is no problem.
             let target = AttributeTarget::Open(top.as_fd());
             target.set_mtime(entry.mtime()).ok();
         } else {
@@ -429,7 +431,7 @@ impl Materializer {
         }
     }
 
-    /// Makes one name of an entry that is no directory.
+    /// Makes one name of a non-directory entry.
     fn place_entry(&mut self, placement: &mut TreePlacement<'_>, job: Job, entry: Entry<'_>) {
         let is_file = entry.kind() == Kind::File;
         if !is_file && entry.link_count() < 2 {
@@ -445,7 +447,7 @@ impl Materializer {
             Err(error) => self
                 .context
                 .record_failure(&job.path, &job.directory, error, 0),
-            // The file was counted when it was written.
+            // A file was already counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
             Ok(()) => self.context.stats.written_entries.increment(),
         }
@@ -481,7 +483,7 @@ impl Materializer {
         }
     }
 
-    /// The directory `name` of unplaced files.
+    /// Opens the directory `name` of unplaced files.
     fn open_unplaced_directory(
         &mut self,
         placement: &mut TreePlacement<'_>,
@@ -490,7 +492,7 @@ impl Materializer {
         if let Some(directory) = placement.open.get(name) {
             return Ok(directory.clone());
         }
-        // No layer may have had a file, and still an entry has several names.
+        // Even without any file in the layers, a special file can have several names.
         let unplaced_top =
             self.make_unplaced_top(placement.unplaced_top.clone(), &placement.name)?;
         let opened = self.root.open_child(&unplaced_top, name, &mut self.writers);
@@ -518,23 +520,23 @@ impl Ancestor {
     }
 }
 
-/// A tree whose entries are moved to their places.
+/// State of moving entries to their places in the tree.
 struct TreePlacement<'a> {
     merged: &'a MergedIndex,
     /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
     /// Its name.
     name: Vec<u8>,
-    /// Directories in it that are open.
+    /// Open directories in it, by name.
     open: HashMap<Vec<u8>, Directory>,
 }
 
-/// The name of the directory of the file of entry `ino` of a layer.
+/// Name of the directory for the unplaced file of entry `ino` of a layer.
 fn directory_name(layer: usize, ino: Ino) -> Vec<u8> {
     format!("{layer}-{}", ino.0 / FILES_PER_DIRECTORY).into_bytes()
 }
 
-/// The name of the file of entry `ino` of a layer; no other layer has one of this name.
+/// Name of the unplaced file of entry `ino` of a layer. It is unique among all layers.
 fn file_name(layer: usize, ino: Ino) -> Vec<u8> {
     format!("{layer}-{}", ino.0).into_bytes()
 }
@@ -554,7 +556,7 @@ mod tests {
     use crate::materialize::test_support::{feed, member};
     use crate::tar::{self, Timestamp};
 
-    /// Facts by path: the kind with its size or target, the time, the owner and group, the number of names.
+    /// For each path: kind with size or target, mtime, owner and group, link count.
     type TreeListing = BTreeMap<String, (String, i64, (u32, u32), u64)>;
 
     fn list_index(index: &Index) -> TreeListing {
@@ -589,7 +591,7 @@ mod tests {
         listing
     }
 
-    /// As [`list_index`].
+    /// Like [`list_index`].
     fn list_disk(root: &Path) -> TreeListing {
         let mut listing = TreeListing::new();
         let stat = fs::metadata(root).expect("there");
@@ -627,7 +629,7 @@ mod tests {
             ..Options::default()
         });
         for (member, _) in layer {
-            // What is refused is among the problems.
+            // The index lists refused members as problems.
             builder.add_member(member).ok();
         }
         builder.finish(Origin::default())
@@ -666,7 +668,7 @@ mod tests {
         Marked(String),
     }
 
-    /// Members whose contents and times tell them from each other.
+    /// Members with distinct contents and times.
     fn members(layers: &[Vec<Step>]) -> Vec<Vec<(Member, Vec<u8>)>> {
         let mut count = 0;
         let mut one = |step: &Step| {
@@ -682,7 +684,7 @@ mod tests {
             let plain = |name: &str, kind| Member {
                 uid: owner(count % 3),
                 gid: owner(count % 2),
-                // Layers belong to numbers, so these names have no effect.
+                // Owners in layers are numbers, so these names have no effect.
                 user: b"daemon".to_vec(),
                 group: b"daemon".to_vec(),
                 mtime: Timestamp {
@@ -773,7 +775,7 @@ mod tests {
         prop::collection::vec(layer, 1..4)
     }
 
-    /// Whether what is on disk is what the indexes say, and as much is left out.
+    /// Checks that the tree on disk matches the merged index, and that the same entries are left out.
     fn check_written_layers(
         steps: &[Vec<Step>],
         whiteouts: WhiteoutFormat,

@@ -1,4 +1,4 @@
-//! Directories, links and special files: made on the scan's thread, at once.
+//! Makes directories, links and special files, immediately and on the scan thread.
 
 use rustix::fs::{AtFlags, FileType, Mode, makedev};
 use rustix::io::Errno;
@@ -15,11 +15,11 @@ use crate::base::resolve::ResolveError;
 use crate::index::MAX_FORWARD_LINK_PASSES;
 use crate::tar::{Device, Kind};
 
-/// Hard links whose targets had not come yet.
+/// Hard links whose targets do not exist yet.
 #[derive(Debug, Default)]
 pub(super) struct DeferredLinks(Vec<DeferredLink>);
 
-/// A hard link that is made at the end.
+/// A hard link to be made at the end.
 #[derive(Debug)]
 pub(super) struct DeferredLink {
     pub(super) path: ArchivePath,
@@ -27,7 +27,7 @@ pub(super) struct DeferredLink {
 }
 
 impl DeferredLinks {
-    /// The one put off last.
+    /// The most recently deferred link.
     pub(super) fn last(&self) -> Option<&DeferredLink> {
         self.0.last()
     }
@@ -37,9 +37,9 @@ impl DeferredLinks {
     }
 }
 
-/// Why a link is not there.
+/// Reason why a link was not made.
 enum LinkFailure {
-    /// Its target is not there.
+    /// The target does not exist.
     NoTarget,
     Cause(Cause),
     Step(StepError),
@@ -135,7 +135,7 @@ impl Materializer {
             .policy
             .initial_mode(mode, !self.needs_no_chown(job), false);
         let number = makedev(device.major, device.minor);
-        // The kernel would take what it can of it for another device.
+        // The kernel would truncate the number and make another device.
         if u32::try_from(number).is_err() {
             return Err(Errno::INVAL).with_action(action);
         }
@@ -165,7 +165,7 @@ impl Materializer {
         Ok(made)
     }
 
-    /// Gives a new link or special file its owner, mode, attributes and time.
+    /// Sets owner, mode, attributes and time of a new link or special file.
     fn apply_metadata(&self, job: &Job, chmod: Option<u32>) -> Result<(), StepError> {
         let target = AttributeTarget::named(&job.directory, job.name());
         let xattrs = Xattrs {
@@ -189,7 +189,7 @@ impl Materializer {
         chown.and(chmod).and(times)
     }
 
-    /// Whether an entry made by us needs no other owner.
+    /// Whether an entry that we make already has its final owner.
     fn needs_no_chown(&self, job: &Job) -> bool {
         let owner = self.context.policy.owner(&job.member);
         let known = owner.is_none() || job.directory.ownership() == Ownership::ProcessOwner;
@@ -218,7 +218,7 @@ impl Materializer {
         }
     }
 
-    /// The directory and whether it is new; `None` when something else keeps its place.
+    /// Makes or opens the directory. Returns it and whether it is new; `None` if another entry is kept.
     pub(super) fn try_make_directory(
         &mut self,
         job: &Job,
@@ -248,8 +248,9 @@ impl Materializer {
         Ok(Some((directory.with_action(OPEN)?, new)))
     }
 
-    /// The mode to make a directory with: its last one, unless that keeps us out, or lets someone
-    /// in who is not to see what belongs to another owner.
+    /// The mode for creating a directory.
+    ///
+    /// It is the final mode, unless that denies us access, or grants access before the owner is set.
     fn initial_directory_mode(&self, job: &Job) -> u32 {
         const OWNER_RWX: u32 = 0o700;
         let policy = &self.context.policy;
@@ -283,8 +284,10 @@ impl Materializer {
         }
     }
 
-    /// Keeps a link for the end. What has its name already stays, as in GNU tar: a name is only
-    /// given up for a link that can be made.
+    /// Defers a link to the end of the run.
+    ///
+    /// An existing entry of its name stays, as in GNU tar, because it is replaced only by a link that can
+    /// be made.
     fn defer_link(&mut self, job: &Job, target: ArchivePath) {
         let name = name_of(&job.path);
         let is_taken = match lstat_at(&job.directory, name) {
@@ -316,7 +319,7 @@ impl Materializer {
         }
     }
 
-    /// Takes up the links that an earlier run put off.
+    /// Restores the links that an earlier run deferred.
     pub(super) fn restore_deferred_links(&mut self, links: Vec<DeferredLink>) {
         for link in &links {
             let parent = parent_of(&link.path);
@@ -350,12 +353,12 @@ impl Materializer {
             let flags = AtFlags::empty();
             rustix::fs::linkat(&target_directory, target_name, directory, name, flags)
         };
-        // A link to what has this name already must not remove it first.
+        // If both names are the same file already, the name must not be removed first.
         let made = match link() {
             Err(Errno::EXIST) if is_same_file(&target_directory, target_name, directory, name) => {
                 Ok(CreateOutcome::Created(()))
             }
-            // No link can be made to a directory, so nothing is removed for one.
+            // A directory cannot be linked, so nothing is removed for such a link.
             Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
             Err(Errno::EXIST) => {
                 let wait_for_files = || self.writers.wait_for_all();
@@ -387,8 +390,9 @@ impl Materializer {
         }
     }
 
-    /// Makes the links that were put off, the last first: a link that comes before its target
-    /// often is a chain's first.
+    /// Makes the deferred links, in reverse order.
+    ///
+    /// A link that precedes its target is often the first of a chain.
     pub(super) fn make_deferred_links(&mut self) {
         let mut links = std::mem::take(&mut self.links.0);
         for _ in 0..MAX_FORWARD_LINK_PASSES {
@@ -409,7 +413,7 @@ impl Materializer {
         self.context.reserved_names.clear();
     }
 
-    /// Tries once more; only a missing target comes back as a failure, others are reported.
+    /// Makes a deferred link. Returns only a missing target as an error, and reports other errors.
     fn make_deferred_link(&mut self, link: &DeferredLink) -> Result<(), LinkFailure> {
         let parent = parent_of(&link.path);
         let result = match self
@@ -419,7 +423,7 @@ impl Materializer {
             Ok(directory) if lstat_at(&directory, name_of(&link.path)).is_ok() => Ok(()),
             Ok(directory) => {
                 let made = self.try_make_link(&directory, &link.path, &link.target);
-                // Of no member that is still to come.
+                // Number 0 means that no later member makes it again.
                 self.journal_name(0, &directory, &link.path);
                 made
             }
@@ -442,7 +446,7 @@ fn is_directory(directory: &Directory, name: &[u8]) -> bool {
         .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Whether two names are links to one file.
+/// Whether two names are links to the same file.
 fn is_same_file(one: &Directory, one_name: &[u8], other: &Directory, other_name: &[u8]) -> bool {
     match (lstat_at(one, one_name), lstat_at(other, other_name)) {
         (Ok(one), Ok(other)) => Identity::of(&one) == Identity::of(&other),

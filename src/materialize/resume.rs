@@ -1,11 +1,10 @@
-//! A run that can be taken up again: what it writes down while it goes on, and what a later one
-//! believes of it.
+//! Resumable runs: journals its progress, and restores the state of an interrupted run.
 //!
-//! A member may be made twice, once before the interruption and once after it, and the tree must be
-//! the same. What makes that so: between two checkpoints nothing changes that an earlier member has
-//! looked at. So there is a checkpoint in front of each member that finds something in its place,
-//! unless it is a file over a file of one name or a directory over a directory; and behind each one
-//! that could not be made as the archive says, or not yet.
+//! A member may be made twice, before and after the interruption, and the result must be the same. This
+//! holds because nothing that an earlier member depends on changes between two checkpoints. So the run
+//! writes a checkpoint before each member that finds an existing entry. Exceptions are a file over a file
+//! with one name, and a directory over a directory. It also writes a checkpoint after each member that
+//! could not be made as archived, or was deferred.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -27,40 +26,40 @@ use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::tar::Kind;
 
-/// Plain bytes between two checkpoints that nothing else calls for.
+/// Plain bytes between two periodic checkpoints.
 const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
 
-/// In front of a member.
+/// Position before a member.
 #[derive(Clone, Debug)]
 struct MemberPosition {
-    /// So many members came before it.
+    /// Number of members before it.
     number: u64,
     resume_point: ResumePoint,
-    /// What has been counted against the limit of entries by then.
+    /// Entries counted against the limit so far.
     entries: u64,
 }
 
-/// What a run knows of its own progress.
+/// Progress of a resumable run.
 #[derive(Debug)]
 pub(super) struct ResumeState {
     journal: Arc<Journal>,
-    /// The member at hand: so many came before it.
+    /// Number of members before the current one.
     number: u64,
-    /// So many members were done by an earlier run, and are not made again.
+    /// Number of members that an earlier run finished. They are not made again.
     done_members: u64,
-    /// Where the member before the one at hand can be found again.
+    /// Position before the previous member.
     previous_position: Option<MemberPosition>,
-    /// Where the member at hand can be found again.
+    /// Position before the current member.
     position: Option<MemberPosition>,
-    /// The next checkpoint, as soon as the writers have come so far.
+    /// The next checkpoint, to be written when the writers reach the watermark.
     next_checkpoint: Option<(Watermark, MemberPosition)>,
-    /// Where the last one stood.
+    /// Plain offset of the last checkpoint.
     last_checkpoint: Plain,
-    /// Directories that an interrupted run has made.
+    /// Directories made by an interrupted run.
     new_directories: HashSet<ArchivePath>,
-    /// Names of inodes that have more than one.
+    /// Names of inodes with several names.
     names_by_inode: HashMap<u64, Vec<ArchivePath>>,
-    /// Problems and late links when the member at hand began.
+    /// Counts of problems and deferred links at the start of the current member.
     problem_counts: (u64, usize),
 }
 
@@ -75,12 +74,12 @@ impl ResumeState {
 }
 
 impl Materializer {
-    /// As [`Materializer::new`], and what was done is written down beside `destination`, to be taken
-    /// up by a later run that `owner` describes by the same words. With what an earlier one has done,
-    /// if all of it is still there: then the scan goes on at the resume point.
+    /// Like [`Materializer::new`], with a journal beside `destination` for a later run.
     ///
-    /// # Errors
-    /// As [`Materializer::new`], and [`Error::Journal`].
+    /// The later run must have the same `owner`. If the journal of an earlier run exists and its tree is
+    /// unchanged, this restores its state, and the scan starts at the returned resume point.
+    ///
+    /// # Errors Those of [`Materializer::new`], and [`Error::Journal`].
     pub fn with_journal(
         destination: &Path,
         options: Options,
@@ -123,7 +122,7 @@ impl Materializer {
         });
     }
 
-    /// Whether every entry is as it was written down when it was whole.
+    /// Whether every complete entry is still as recorded.
     fn is_tree_unchanged(&mut self, recovered: &RecoveredState) -> bool {
         let mut expected = HashMap::new();
         let mut inodes = HashMap::new();
@@ -131,7 +130,7 @@ impl Materializer {
             match record {
                 TreeRecord::Complete(path, snapshot) => {
                     expected.insert(path, snapshot.inode);
-                    // Further names of an inode change its times.
+                    // An additional name of an inode changes its times.
                     inodes.insert(snapshot.inode, (*snapshot, false));
                 }
                 TreeRecord::Touched(inode) => {
@@ -139,7 +138,7 @@ impl Materializer {
                         *is_touched = true;
                     }
                 }
-                // A directory is looked at when it gets its attributes.
+                // A directory is checked when it gets its attributes.
                 TreeRecord::Directory(path) | TreeRecord::Replaced(path) => {
                     expected.remove(path);
                 }
@@ -208,7 +207,7 @@ impl Materializer {
         (self.context.problems.count(), self.links.count())
     }
 
-    /// The next member can be found at `resume_point`.
+    /// Sets the position of the next member.
     pub(super) fn set_resume_point(&mut self, resume_point: ResumePoint) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.position = Some(MemberPosition {
@@ -219,8 +218,9 @@ impl Materializer {
         }
     }
 
-    /// The next member begins: writes down how far the run has come, if it is time. False when an
-    /// earlier run has dealt with it.
+    /// Starts the next member, and writes a checkpoint if one is due.
+    ///
+    /// False if an earlier run has finished this member.
     pub(super) fn before_member(&mut self) -> bool {
         let Some(resume_state) = &self.resume_state else {
             return true;
@@ -228,7 +228,7 @@ impl Materializer {
         if resume_state.number < resume_state.done_members {
             return false;
         }
-        // From here on it is known what was there before.
+        // From here on, the journal knows the initial state of the destination.
         if resume_state.number == 0
             && let Some(position) = resume_state.position.clone()
         {
@@ -271,7 +271,7 @@ impl Materializer {
         }
     }
 
-    /// The member at hand has been dealt with, but for what writers do.
+    /// Ends the current member on the scan thread; writers may still be busy with it.
     pub(super) fn after_member(&mut self) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.previous_position = resume_state.position.take();
@@ -279,8 +279,10 @@ impl Materializer {
         }
     }
 
-    /// A member is to be made at the job's place. The inode that has this name and others too, if
-    /// there is one: what becomes of it is for [`Materializer::after_replace`].
+    /// Prepares for making a member at the job's path.
+    ///
+    /// Returns the inode of the existing entry if it has other names. The caller then calls
+    /// [`Materializer::after_replace`].
     pub(super) fn before_create(&mut self, job: &Job) -> Option<u64> {
         self.resume_state.as_ref()?;
         let name = name_of(&job.path);
@@ -311,7 +313,7 @@ impl Materializer {
             return None;
         }
         self.before_create_directory(job);
-        // A directory is counted by those in it.
+        // The link count of a directory is the number of its subdirectories.
         if !is_shared || is_directory {
             return None;
         }
@@ -319,7 +321,8 @@ impl Materializer {
             resume_state.journal.record_touch(stat.st_ino);
         }
         if is_file {
-            // Here, and not by a writer later: what that changes can be written down.
+            // Removed here instead of later by a writer, so that the journal can record the effect on the
+            // inode.
             self.writers.note_replacement();
             rustix::fs::unlinkat(&job.directory, name, AtFlags::empty()).ok();
             self.after_replace(stat.st_ino);
@@ -328,7 +331,7 @@ impl Materializer {
         Some(stat.st_ino)
     }
 
-    /// A directory is to be made, if the job's member is one, and there is none.
+    /// Records that a directory is about to be made, if the job's member is one.
     fn before_create_directory(&self, job: &Job) {
         if let Some(resume_state) = &self.resume_state
             && job.member.kind == Kind::Directory
@@ -339,8 +342,7 @@ impl Materializer {
         }
     }
 
-    /// Whether the directory in the job's place is there only because an interrupted run has made
-    /// it for the same member.
+    /// Whether an interrupted run has made the directory at the job's path, for the same member.
     pub(super) fn was_made_before(&self, job: &Job) -> bool {
         self.resume_state.as_ref().is_some_and(|resume_state| {
             let made = &resume_state.new_directories;
@@ -353,7 +355,7 @@ impl Materializer {
         })
     }
 
-    /// The inode has lost a name, or may have: writes down what it is like now.
+    /// Records the current attributes of an inode that may have lost a name.
     pub(super) fn after_replace(&mut self, inode: u64) {
         let names = self
             .resume_state
@@ -370,7 +372,7 @@ impl Materializer {
         }
     }
 
-    /// What has the name `target` is about to get another one.
+    /// Records that the entry `name` in `directory` is about to get another name.
     pub(super) fn before_link(&self, directory: &Directory, name: &[u8]) {
         if let Some(resume_state) = &self.resume_state
             && let Ok(stat) = lstat_at(directory, name)
@@ -379,7 +381,7 @@ impl Materializer {
         }
     }
 
-    /// What has the name `target` has the name `path`, too.
+    /// Notes that `path` and `target` are names of the same inode.
     pub(super) fn after_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
         if self.resume_state.is_none() {
             return;
@@ -392,7 +394,7 @@ impl Materializer {
         }
     }
 
-    /// Writes down, before anything else happens, that all before the member at hand is done.
+    /// Waits for the writers and writes a checkpoint before the current member.
     fn checkpoint_now(&mut self) {
         self.writers.wait_for_all();
         let Some(resume_state) = &mut self.resume_state else {
@@ -408,8 +410,9 @@ impl Materializer {
         }
     }
 
-    /// All members are done; what is left to do at the very end may be done twice, and they must
-    /// not.
+    /// Records that all members are done.
+    ///
+    /// The final steps may run twice, but the members must not.
     pub(super) fn before_finish(&mut self) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.next_checkpoint = None;
@@ -421,12 +424,12 @@ impl Materializer {
         }
     }
 
-    /// As [`Materializer::write_checkpoint_with`], and no more is done than what comes before `position`.
+    /// Like [`Materializer::write_checkpoint_with`], with only the members before `position` done.
     fn write_checkpoint(&mut self, position: &MemberPosition) -> bool {
         self.write_checkpoint_with(position, position.number, position.entries)
     }
 
-    /// Whether it is written; nothing is once the destination has failed.
+    /// Writes a checkpoint and returns whether it is in the file. After a fatal error, it writes nothing.
     fn write_checkpoint_with(
         &mut self,
         position: &MemberPosition,
@@ -437,7 +440,7 @@ impl Materializer {
             return false;
         };
         if self.context.problems.fatal().is_some() {
-            // The run ends here, and the last checkpoint stands.
+            // The run ends here, and the last checkpoint stays valid.
             return true;
         }
         let progress = CheckpointInfo {
@@ -453,7 +456,7 @@ impl Materializer {
             .checkpoint(&position.resume_point, &progress)
     }
 
-    /// Notes in the journal that the directory remembered last gets its attributes at the end.
+    /// Records that the most recent pending directory gets its attributes at the end.
     pub(super) fn journal_directory(&self, parent: &Directory) {
         if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
@@ -466,8 +469,10 @@ impl Materializer {
         }
     }
 
-    /// Notes in the journal that the directory remembered last gets its time at the end. Who makes the member
-    /// once more finds the directory, so this counts in any case.
+    /// Records that the most recent implied directory gets its time at the end.
+    ///
+    /// It is recorded for member 0, because a repeated member finds the directory and does not record it
+    /// again.
     pub(super) fn journal_implied(&self) {
         if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
@@ -476,7 +481,7 @@ impl Materializer {
         }
     }
 
-    /// Notes in the journal that the link put off last is made at the end.
+    /// Records that the most recently deferred link is made at the end.
     pub(super) fn journal_link(&self) {
         if let Some(resume_state) = &self.resume_state
             && let Some(link) = self.links.last()
@@ -487,12 +492,12 @@ impl Materializer {
         }
     }
 
-    /// Notes in the journal that the entry of the job is whole.
+    /// Records that the entry of the job is complete.
     pub(super) fn journal_entry(&self, job: &Job) {
         self.journal_name(job.number, &job.directory, &job.path);
     }
 
-    /// Notes in the journal that what member `number` has left at `path`, in `directory`, is whole.
+    /// Records that the entry of member `number` at `path`, in `directory`, is complete.
     pub(super) fn journal_name(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         if let Some(resume_state) = &self.resume_state
             && let Ok(stat) = lstat_at(directory, name_of(path))
@@ -503,30 +508,29 @@ impl Materializer {
         }
     }
 
-    /// The number of the member at hand.
+    /// Number of the current member.
     pub(super) fn member_number(&self) -> u64 {
         self.resume_state
             .as_ref()
             .map_or(0, ResumeState::member_number)
     }
 
-    /// Whether a later run goes on at the last checkpoint, and so must find directories that it can write
-    /// to.
+    /// Whether a later run continues at the last checkpoint. Directories must stay writable for it.
     pub(super) fn needs_resume(&self) -> bool {
         self.resume_state.is_some() && self.context.problems.fatal().is_some()
     }
 
-    /// Ends a run that is to be taken up again: as [`Materializer::finish`], but what is done at the
-    /// very end is left to the run that comes to it.
+    /// Ends a run that a later run resumes.
     ///
-    /// # Errors
-    /// What stopped the run, if the destination did.
+    /// Unlike [`Materializer::finish`], it leaves the final steps to the later run.
+    ///
+    /// # Errors The error that stopped the run, if the destination caused it.
     pub fn suspend(mut self) -> Result<Summary, Error> {
         if !matches!(self.current, super::CurrentFile::Nothing) {
             self.end_payload(true);
         }
         self.writers.wait_for_all();
-        // In front of the member that was cut, or of the last one, which is made again.
+        // Checkpoint before the truncated or last member, which is made again.
         let previous = self
             .resume_state
             .as_ref()

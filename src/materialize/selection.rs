@@ -1,34 +1,34 @@
-//! Which members are wanted, and where each goes. Pure.
+//! Selection of members, and their output paths. Pure.
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
 use crate::tar::{Kind, Member};
 
-/// What to take from an archive; everything, by default.
+/// The members to take from an archive; by default all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Leading components to drop; members with no more than these are left out, targets of hard
-    /// links lose them too, targets of symbolic links do not.
+    /// Number of leading components to drop. Members with no more components than that are skipped. Targets
+    /// of hard links lose the components too, targets of symbolic links do not.
     pub strip_components: usize,
-    /// Members that one of these matches are left out, whatever else says.
+    /// Members that match one of these are skipped. This overrides the other fields.
     pub exclude: Vec<Glob>,
-    /// When not empty, only members that one of these matches are taken.
+    /// If not empty, only members that match one of these are selected.
     pub include: Vec<Glob>,
-    /// When not empty, only these members and those below them are taken.
+    /// If not empty, only these members and their descendants are selected.
     pub paths: Vec<SelectedPath>,
 }
 
-/// A path that was asked for by name.
+/// A path requested by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SelectedPath {
-    /// As it lies in the archive, before components are stripped.
+    /// Path in the archive, before components are stripped.
     pub path: ArchivePath,
-    /// Whether a member was it, or was below it.
+    /// Whether a member matched this path, or was below it.
     found: bool,
 }
 
 impl SelectedPath {
-    /// A path as the user wrote it; a leading `./` or `/` and a trailing slash mean nothing.
+    /// Parses a path from the user. A leading `./` or `/` and a trailing slash are ignored.
     pub fn new(path: &[u8]) -> Self {
         Self {
             path: ArchivePath::sanitize(path).path,
@@ -37,21 +37,21 @@ impl SelectedPath {
     }
 }
 
-/// Where a member goes.
+/// Output path of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct OutputPath {
-    /// From the destination.
+    /// Relative to the destination.
     pub(super) path: ArchivePath,
-    /// What was cut from the front of its name to keep it inside.
+    /// Prefix removed from the name to keep it inside the destination.
     pub(super) stripped: Vec<u8>,
 }
 
-/// A wanted member that is refused because its name has a `..` component.
+/// Rejection of a selected member whose name has a `..` component.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ParentComponent(pub(super) ArchivePath);
 
 impl Selection {
-    /// Whether the member at `path` is wanted; notes which [`Self::paths`] were found.
+    /// Whether the member at `path` is selected. Notes the [`Self::paths`] found.
     pub fn selects(&mut self, path: &ArchivePath) -> bool {
         let mut is_listed = self.paths.is_empty();
         for selected in &mut self.paths {
@@ -64,8 +64,7 @@ impl Selection {
         is_listed && !matched(&self.exclude) && (self.include.is_empty() || matched(&self.include))
     }
 
-    /// Where a member or a hard link's target lies once components are stripped; `None` when
-    /// nothing is left of it.
+    /// Path of a member, or of a hard link's target, after stripping; `None` if no component remains.
     pub fn strip_path(&self, path: ArchivePath) -> Option<ArchivePath> {
         if self.strip_components == 0 {
             return Some(path);
@@ -73,11 +72,11 @@ impl Selection {
         path.strip_components(self.strip_components)
     }
 
-    /// Where a wanted member goes; `None` when it is not wanted or nothing is left of its name.
-    /// A file whose name ends in a slash becomes the directory that it says it is.
+    /// Output path of a selected member; `None` if it is not selected or no component remains.
     ///
-    /// # Errors
-    /// [`ParentComponent`] when it is wanted and must not be made.
+    /// A file whose name ends in a slash becomes a directory.
+    ///
+    /// # Errors [`ParentComponent`] when the member is selected but has a `..` component.
     pub(super) fn select_member(
         &mut self,
         member: &mut Member,
@@ -98,20 +97,20 @@ impl Selection {
         }))
     }
 
-    /// Which paths were found, for [`Selection::merge_found_flags`].
+    /// For each path, whether it was found, for [`Selection::merge_found_flags`].
     pub(super) fn found_flags(&self) -> Vec<u8> {
         let found = self.paths.iter().map(|selected| selected.found.into());
         found.collect()
     }
 
-    /// Notes which paths an earlier run has found.
+    /// Marks the paths that an earlier run found.
     pub(super) fn merge_found_flags(&mut self, found: &[u8]) {
         for (selected, found) in self.paths.iter_mut().zip(found) {
             selected.found |= *found != 0;
         }
     }
 
-    /// The paths that were asked for and never met.
+    /// Requested paths that no member matched.
     pub fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
         self.paths
             .iter()

@@ -1,5 +1,4 @@
-//! A tree that appears whole or not at all: built beside its place, under a name that nobody
-//! looks for, and renamed when it is finished.
+//! Atomic output: builds a tree under a temporary name and renames it when it is complete.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,48 +20,50 @@ use super::sidecar::MAX_NAME_BYTES;
 use super::{fsync, remove_tree, umask};
 use crate::base::stats::Stats;
 
-/// What is random about a temporary name; runs that were killed keep theirs. Few enough letters
-/// that a byte means each equally often.
+/// Length of the random suffix of a temporary name. Killed runs leave their directories.
+///
+/// The alphabet's size divides 256, so a random byte selects each letter equally often.
 const SUFFIX_LEN: usize = 8;
 const SUFFIX_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
-/// How many temporary names are tried.
+/// Maximum number of temporary names to try.
 const MAX_NAME_ATTEMPTS: usize = 16;
-/// How often a tree is removed that is still written to, and how long until the next time.
+/// Maximum number of attempts to remove a tree that a writer still uses, and the delay between them.
 const MAX_REMOVAL_ATTEMPTS: usize = 20;
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// The place of a tree that appears whole or not at all. Dropped before [`Staging::commit`], it
-/// takes with it what was written.
+/// Destination of a tree that appears completely or not at all.
+///
+/// Dropping it before [`Staging::commit`] removes the written tree.
 #[derive(Debug)]
 pub struct Staging {
-    /// The place as the user named it.
+    /// The destination as the user wrote it.
     destination: PathBuf,
-    /// The directory that it is in, opened before anything was written.
+    /// The destination's parent, opened before anything was written.
     parent: OwnedFd,
     parent_path: PathBuf,
     name: Vec<u8>,
     stage: Mutex<Stage>,
-    /// What ends the writing, for [`Staging::interrupt`] to set.
+    /// The error that stops the run, set by [`Staging::interrupt`].
     stop_error: Arc<OnceLock<Error>>,
     stats: Arc<Stats>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Nothing was made.
+    /// No directory was made.
     Planned,
-    /// Under this name there is a directory; it is to be renamed over an empty one, or not.
+    /// The tree is in the directory `temporary`. `replaces` means that the destination is an empty
+    /// directory.
     Building { temporary: Vec<u8>, replaces: bool },
-    /// Renamed or removed.
+    /// The tree was renamed or removed.
     Finished,
 }
 
 impl Staging {
-    /// Looks at the place `destination`: nothing is there, or an empty directory. Makes nothing.
+    /// Checks that `destination` is missing or an empty directory. Makes nothing.
     ///
-    /// # Errors
-    /// [`Error::NotEmpty`] when something is there, [`Error::CannotRename`] when nothing can be
-    /// renamed to there, and [`Error::Destination`] when it is not to be looked at.
+    /// # Errors [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
+    /// cannot rename to it, and [`Error::Destination`] when it cannot be read.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let failed = |path: &Path, errno| Error::Destination {
             path: path.to_owned(),
@@ -73,7 +74,7 @@ impl Staging {
             why: "has no name to give to a new directory",
         };
         let name = destination.file_name().ok_or_else(nameless)?;
-        // Without a slash at the end, which would follow a link.
+        // Without a trailing slash, which would follow a link.
         let mut place = destination.with_file_name(name);
         if std::fs::symlink_metadata(&place).is_ok_and(|status| status.is_symlink()) {
             place = std::fs::canonicalize(&place).map_err(|error| {
@@ -104,8 +105,7 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Makes the directory to build in; also the mode that it is to have in the end, unless the
-    /// archive says otherwise.
+    /// Makes the directory for the tree. Also returns the final mode, unless a member sets another one.
     pub(super) fn create(&self) -> Result<(DestinationRoot, u32), Error> {
         let mut stage = self.lock();
         if !matches!(*stage, Stage::Planned) {
@@ -124,17 +124,17 @@ impl Staging {
             .map_err(|error| self.staging_error(error))
     }
 
-    /// What ends the writing, to be shared with the writers.
+    /// The error that stops the run, to be shared with the writers.
     pub(super) fn stop_error(&self) -> Arc<OnceLock<Error>> {
         Arc::clone(&self.stop_error)
     }
 
-    /// Puts the finished tree in its place; with `sync` it is on disk before it appears, and its
-    /// name is on disk when this returns.
+    /// Renames the finished tree to its destination.
     ///
-    /// # Errors
-    /// [`Error::NotEmpty`] when something else is there by now, [`Error::Sync`], and what the
-    /// system says. When this fails nothing has appeared, except when syncing the name failed.
+    /// With `sync`, the tree is on disk before it appears, and its name is on disk on return.
+    ///
+    /// # Errors [`Error::NotEmpty`] when something else exists there now, [`Error::Sync`], and errors of
+    /// the system. After an error nothing has appeared, except when syncing the name failed.
     pub fn commit(&self, sync: bool) -> Result<(), Error> {
         if sync {
             fsync::sync_file_system(&self.parent, &self.destination, &self.stats)?;
@@ -164,12 +164,11 @@ impl Staging {
         Ok(())
     }
 
-    /// Removes what was written, unless it was committed.
+    /// Removes the written tree, unless it was committed.
     ///
-    /// # Errors
-    /// When something of it is left.
+    /// # Errors When a part of it cannot be removed.
     pub fn discard(&self) -> Result<(), Error> {
-        // Held all the while: nothing can be committed meanwhile.
+        // The lock is held during the removal, so that nothing can be committed meanwhile.
         let mut stage = self.lock();
         let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished)
         else {
@@ -177,7 +176,7 @@ impl Staging {
         };
         let mut removed = remove_tree::remove_tree(&self.parent, &temporary);
         for _ in 1..MAX_REMOVAL_ATTEMPTS {
-            // A writer has not heard yet that all is over, or its file is still open on NFS.
+            // A writer has not seen the error yet, or its file is still open on NFS.
             if !matches!(removed, Err(Errno::NOTEMPTY | Errno::BUSY)) {
                 break;
             }
@@ -192,17 +191,16 @@ impl Staging {
         })
     }
 
-    /// As [`Staging::discard`], from another thread in the midst of the run, which ends with
+    /// Like [`Staging::discard`], from another thread during the run. The run ends with
     /// [`Error::Interrupted`].
     ///
-    /// # Errors
-    /// When something is left.
+    /// # Errors When a part of it cannot be removed.
     pub fn interrupt(&self) -> Result<(), Error> {
         drop(self.stop_error.set(Error::Interrupted));
         self.discard()
     }
 
-    /// The empty directory in the place, if there is one.
+    /// The existing empty directory at the destination, if any.
     fn check_destination(&self) -> Result<Option<OwnedFd>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let failed = |errno| Error::Destination {
@@ -229,12 +227,12 @@ impl Staging {
             Ok(status) if status.stx_attributes_mask.contains(root) => {
                 Ok(status.stx_attributes.contains(root))
             }
-            // Before Linux 5.8.
+            // Fallback for Linux before 5.8.
             _ => Ok(fstat(directory)?.st_dev != fstat(&self.parent)?.st_dev),
         }
     }
 
-    /// Makes the directory under a temporary name, for this user alone.
+    /// Makes a directory with a temporary name that only this user can access.
     fn make_directory(&self) -> Result<Vec<u8>, Errno> {
         for _ in 0..MAX_NAME_ATTEMPTS {
             let temporary = temporary_name(&self.name);
@@ -246,8 +244,9 @@ impl Staging {
         Err(Errno::EXIST)
     }
 
-    /// Opens the new directory and gives it what the `replaced` one had, but for its mode; also the
-    /// mode to set in the end.
+    /// Opens the new directory and copies the attributes of the `replaced` one, except its mode.
+    ///
+    /// Also returns the final mode.
     fn prepare_directory(
         &self,
         temporary: &[u8],
@@ -276,12 +275,12 @@ impl Staging {
     fn rename(&self, temporary: &[u8], replaces: bool) -> Result<(), Errno> {
         let (parent, name) = (&self.parent, &*self.name);
         if replaces {
-            // The kernel refuses when there is something in it by now.
+            // The kernel refuses if the destination is no longer empty.
             return renameat(parent, temporary, parent, name);
         }
         match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
-            // NFS and some others cannot promise it. What comes between the two calls is replaced
-            // if it is an empty directory.
+            // NFS and some other file systems do not support `RENAME_NOREPLACE`. An empty directory that
+            // another process makes between the two calls is replaced.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(_) => Err(Errno::EXIST),
@@ -321,19 +320,20 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Who wants to hear of what is left calls `discard`.
+        // A caller that needs the error calls `discard`.
         drop(self.discard());
     }
 }
 
-/// The mode that mkdir(2) gives to a directory beside `directory`, which was just made: the default ACL
-/// that both inherit decides, or else the umask.
+/// Mode that mkdir(2) gives to a directory beside the new `directory`.
+///
+/// The default ACL that both inherit decides, or else the umask.
 fn new_directory_mode(directory: &OwnedFd) -> Result<u32, Errno> {
     let special = fstat(directory)?.st_mode & 0o7000;
     Ok(special | default_acl_mode(directory.as_fd()).unwrap_or(0o777 & !umask()))
 }
 
-/// Whether nothing is in it.
+/// Whether the directory is empty.
 pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     for entry in Dir::read_from(directory)? {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
@@ -343,7 +343,7 @@ pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// Hidden, telling of whom, and never the same twice.
+/// A hidden, random name that contains `name`.
 fn temporary_name(name: &[u8]) -> Vec<u8> {
     const MARK: &[u8] = b".tarfs-";
     let name = name

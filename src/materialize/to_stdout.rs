@@ -1,4 +1,4 @@
-//! `--to-stdout`: the contents of regular files, one behind the other.
+//! `--to-stdout`: concatenates the contents of regular files.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
 
-/// Holes are written from this.
+/// Source of zeros for holes.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Writes the contents of the selected regular files; holes as zeros, links and all else not at
-/// all, as GNU tar does.
+/// Writes the contents of the selected regular files, as GNU tar does.
+///
+/// Holes are written as zeros. Links and special files are skipped.
 #[derive(Debug)]
 pub struct ContentSink<W> {
     output: W,
@@ -27,24 +28,23 @@ pub struct ContentSink<W> {
     bytes: u64,
 }
 
-/// A file whose content passes by.
+/// The file whose payload is being read.
 #[derive(Debug)]
 struct CurrentFile {
     path: ArchivePath,
-    /// Bytes of the file as its reader sees it.
+    /// Size of the file, with holes.
     size: u64,
-    /// The stored pieces still to come; the first one may be partly read.
+    /// Segments not started yet.
     segments: std::vec::IntoIter<Segment>,
-    /// Where the stored piece at hand goes on and how much of it is left; `None` before the
-    /// first, and in files that are not sparse.
+    /// Rest of the current segment. `None` before the first one, and in files that are not sparse.
     segment: Option<Segment>,
     sparse: bool,
-    /// How much has been written.
+    /// Number of bytes written.
     offset: u64,
 }
 
 impl<W: Write> ContentSink<W> {
-    /// Writes to `output` what `selection` wants.
+    /// Writes the members that `selection` selects to `output`.
     pub fn new(output: W, selection: Selection, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
             output,
@@ -56,10 +56,9 @@ impl<W: Write> ContentSink<W> {
         }
     }
 
-    /// Flushes the output and tells what was written to it, and which paths were not found.
+    /// Flushes the output and returns the summary.
     ///
-    /// # Errors
-    /// When the output cannot be flushed.
+    /// # Errors When the output cannot be flushed.
     pub fn finish(mut self) -> Result<Summary, Error> {
         self.output.flush().map_err(output_error)?;
         for path in self.selection.unmatched_paths() {

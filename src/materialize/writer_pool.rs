@@ -1,9 +1,9 @@
-//! Threads that write regular files, each with its own queue.
+//! Writer threads for regular files, each with its own queue.
 //!
-//! A name that is still queued when it comes again goes through the same queue, so it ends as its
-//! last. Else a file follows the one before it in its directory, because two threads that create
-//! in one directory wait for each other, unless that queue has much more work than another one.
-//! Whoever needs a certain file to be there first waits for that one alone.
+//! A file whose name is still queued is sent to the same queue, so the last member of that name wins.
+//! Another file follows the previous file of its directory, because two threads that create files in one
+//! directory wait for each other. It changes queue only if the other queue has much less work. A caller
+//! that needs a certain file waits for that file alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -19,65 +19,66 @@ use super::destination::Identity;
 use super::file::{FileWriter, Job};
 use crate::base::thread::Thread;
 
-/// Items that wait in one queue: enough that a directory of many files does not starve the other
-/// queues, few enough that the descriptors of their directories stay within the usual 1024.
+/// Maximum number of items in a queue.
+///
+/// It is large enough that a directory of many files does not starve the other queues. It is small enough
+/// that the descriptors of their directories stay within the usual limit of 1024.
 const MAX_QUEUE_ITEMS: usize = 192;
 
-/// Small files that a dozing writer is left to doze for: waking it for each cost as much as writing.
+/// Number of small files queued before a polling writer is woken. A wakeup for each cost as much as
+/// writing.
 const WAKE_BATCH_ITEMS: usize = 64;
-/// How long a writer dozes before it looks for itself; then it sleeps until it is woken.
+/// Time that a writer polls before it sleeps until it is woken.
 const POLL_TIMEOUT: Duration = Duration::from_millis(1);
-/// A content of this size is worth waking for at once.
+/// Minimum size of a content that wakes the writer immediately.
 const WAKE_BYTES: usize = 512 * 1024;
-/// What a file costs besides its content, as bytes that are written in the same time.
+/// Cost of a file besides its content, as the bytes written in the same time.
 const FILE_COST_BYTES: u64 = 16 * 1024;
-/// So much more work than the idlest queue a queue may have and still get its directory's next
-/// file; about a millisecond's.
+/// Load difference to the idlest queue above which a directory changes its queue, about 1 ms of work.
 const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 
-/// The writer threads and what is on its way to them; belongs to the scan's thread.
+/// The writer threads and their queues. Used only by the scan thread.
 #[derive(Debug)]
 pub(super) struct WriterPool {
     shards: Arc<Shards>,
     threads: Vec<Thread<()>>,
-    /// Which file of which queue last claimed a name, by the name's hash. Two names with one hash
-    /// cost a needless wait, no more.
+    /// Last queued file of each name, by the name's hash. A hash collision only costs an unnecessary wait.
     in_flight: HashMap<u64, QueuedFile>,
     hasher: RandomState,
-    /// Files queued so far; the last one's number.
+    /// Number of files queued so far, and the number of the last one.
     queued: u64,
-    /// The directory of the last one.
+    /// Directory of the last file.
     directory: Option<Identity>,
-    /// The queue of the last one, to which its pieces go.
+    /// Queue of the last file, for its pieces.
     current: usize,
     context: Arc<Context>,
 }
 
-/// A file's queue, and its number among all files of the archive; they count from 1.
+/// A file's queue, and its number among all files of the run. Numbers start at 1.
 #[derive(Clone, Copy, Debug)]
 struct QueuedFile {
     shard: usize,
     number: u64,
 }
 
-/// All queues; every writer sees the others' progress.
+/// All queues. Every writer sees the others' progress.
 #[derive(Debug)]
 struct Shards(Vec<Shard>);
 
 #[derive(Debug, Default)]
 struct Shard {
     state: Mutex<QueueState>,
-    /// The writer shall look at its queue.
+    /// Signals the writer to check its queue.
     filled: Condvar,
-    /// The queue was emptied, or a file was begun or is done.
+    /// Signals that the queue was emptied, or that a file was started or finished.
     drained: Condvar,
-    /// Number of the file at hand, or of the last one.
+    /// Number of the file being written, or of the last one.
     started: AtomicU64,
-    /// Number of the last file that is done.
+    /// Number of the last finished file.
     done: AtomicU64,
-    /// How many wait for `drained`. Waking nobody is a system call too.
+    /// Number of threads that wait for `drained`. A wakeup is a system call even without waiters.
     waiting: AtomicUsize,
-    /// The work queued or at hand, in bytes; see [`Item::load`].
+    /// Work queued or in progress, in bytes; see [`Item::load`].
     load: AtomicU64,
 }
 
@@ -90,39 +91,38 @@ struct QueueState {
     writer: WriterState,
 }
 
-/// What a writer does.
+/// State of a writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum WriterState {
-    /// Works.
+    /// Writes files.
     #[default]
     Working,
-    /// Looks for itself soon.
+    /// Checks its queue again after [`POLL_TIMEOUT`].
     Polling,
-    /// Waits to be woken.
+    /// Sleeps until it is woken.
     Parked,
 }
 
-/// The files that were queued last at some moment, one for each writer.
+/// For each writer, the last file queued at some moment.
 #[derive(Debug)]
 pub(super) struct Watermark(Vec<u64>);
 
 #[derive(Debug)]
 enum Item {
-    /// A file with all its content.
+    /// A file with its complete content.
     Whole(u64, Job, Bytes),
     /// A file whose content follows.
     Begin(u64, Job),
-    /// The next piece of it.
+    /// The next piece of that file.
     Piece(Bytes),
-    /// It is complete, or the archive ends.
+    /// The end of that file; `cut` if the archive ends in it.
     End { cut: bool },
 }
 
 impl WriterPool {
     /// Starts `count` threads, at least one.
     ///
-    /// # Errors
-    /// When the system has no thread left to give.
+    /// # Errors When the system cannot start a thread.
     pub(super) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
         let count = count.max(1);
         let mut writers = Self {
@@ -146,22 +146,22 @@ impl WriterPool {
         Ok(writers)
     }
 
-    /// How many threads there are.
+    /// Number of threads.
     pub(super) fn count(&self) -> usize {
         self.threads.len()
     }
 
-    /// What counts the entries of this run.
+    /// The entry quota of this run.
     pub(super) fn entry_quota(&self) -> &EntryQuota {
         &self.context.entry_quota
     }
 
-    /// Names that links get at the end.
+    /// Names of deferred links.
     pub(super) fn reserved_names(&self) -> &ReservedNames {
         &self.context.reserved_names
     }
 
-    /// Queues a file with all its content.
+    /// Queues a file with its complete content.
     pub(super) fn write_file(&mut self, job: Job, bytes: Bytes) {
         let queued_file = self.assign_queue(&job);
         self.push(
@@ -170,18 +170,18 @@ impl WriterPool {
         );
     }
 
-    /// Queues a file; its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
+    /// Queues a file. Its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
     pub(super) fn begin_file(&mut self, job: Job) {
         let queued_file = self.assign_queue(&job);
         self.push(queued_file.shard, Item::Begin(queued_file.number, job));
     }
 
-    /// Queues the next piece of the file begun last.
+    /// Queues the next piece of the current file.
     pub(super) fn write_piece(&self, bytes: Bytes) {
         self.push(self.current, Item::Piece(bytes));
     }
 
-    /// Queues the end of the file begun last.
+    /// Queues the end of the current file.
     pub(super) fn end_file(&self, cut: bool) {
         self.push(self.current, Item::End { cut });
     }
@@ -196,7 +196,7 @@ impl WriterPool {
         }
     }
 
-    /// Waits until nothing is queued.
+    /// Waits until all queued files are finished.
     pub(super) fn wait_for_all(&mut self) {
         self.in_flight.clear();
         for shard in &self.shards.0 {
@@ -205,7 +205,7 @@ impl WriterPool {
         }
     }
 
-    /// What is queued so far, for [`WriterPool::has_reached`].
+    /// The files queued so far, for [`WriterPool::has_reached`].
     pub(super) fn watermark(&self) -> Watermark {
         Watermark(
             self.shards
@@ -216,21 +216,20 @@ impl WriterPool {
         )
     }
 
-    /// Whether everything is done that was queued at `watermark`.
+    /// Whether all files that were queued at `watermark` are finished.
     pub(super) fn has_reached(&self, watermark: &Watermark) -> bool {
         let mut shards = self.shards.0.iter().zip(&watermark.0);
         shards.all(|(shard, &queued)| shard.is_done(queued))
     }
 
-    /// Links and directories that made room for something else so far.
+    /// Number of links and directories replaced so far.
     pub(super) fn replacements(&self) -> usize {
         self.context.replacements.load(Ordering::Acquire)
     }
 
-    /// Writes what is queued and ends the threads.
+    /// Finishes the queued files and ends the threads.
     ///
-    /// # Panics
-    /// When a thread panicked.
+    /// # Panics When a thread panicked.
     pub(super) fn close(mut self) {
         for shard in &self.shards.0 {
             shard.close();
@@ -240,12 +239,12 @@ impl WriterPool {
         }
     }
 
-    /// Says that something on a way is about to be replaced.
+    /// Counts a link or directory that is about to be replaced.
     pub(super) fn note_replacement(&self) {
         self.context.replacements.fetch_add(1, Ordering::Release);
     }
 
-    /// Notes that the job's name is on its way, and says where to.
+    /// Chooses the queue for the job and notes its name as in flight.
     fn assign_queue(&mut self, job: &Job) -> QueuedFile {
         let is_in_flight = |queued_file: &QueuedFile| {
             let shard = self.shards.0.get(queued_file.shard);
@@ -291,7 +290,7 @@ impl WriterPool {
 }
 
 impl Drop for WriterPool {
-    /// Lets the threads end, which their handles wait for.
+    /// Ends the threads. Dropping their handles waits for them.
     fn drop(&mut self) {
         for shard in &self.shards.0 {
             shard.close();
@@ -304,7 +303,7 @@ impl Shard {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits while the queue is full; on a closed queue the item is dropped.
+    /// Waits while the queue is full. A closed queue drops the item.
     fn push(&self, item: Item) {
         let mut state = self.lock();
         if state.queue.len() >= MAX_QUEUE_ITEMS {
@@ -334,7 +333,7 @@ impl Shard {
         }
     }
 
-    /// Waits until `condition` holds, with the writer at work.
+    /// Wakes the writer and waits until `condition` holds.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, QueueState>,
@@ -369,14 +368,14 @@ impl Shard {
         self.done.load(Ordering::SeqCst) >= number
     }
 
-    /// Waits for file `number`, which is queued here, to be done.
+    /// Waits until file `number`, which is in this queue, is finished.
     fn wait_for(&self, number: u64) {
         if !self.is_done(number) {
             drop(self.wait(self.lock(), |_| self.is_done(number)));
         }
     }
 
-    /// Waits until no file before `number` is still to be done here.
+    /// Waits until all files before `number` in this queue are finished.
     fn wait_for_earlier(&self, number: u64) {
         drop(self.wait(self.lock(), |state| {
             self.started.load(Ordering::SeqCst) > number || self.is_done(state.queued)
@@ -401,7 +400,7 @@ impl Shard {
         }
     }
 
-    /// Takes everything that is queued; `None` when the queue is closed and empty.
+    /// Takes all queued items; `None` when the queue is closed and empty.
     fn take_items(&self, items: &mut VecDeque<Item>) -> Option<()> {
         let mut state = self.lock();
         if state.queue.is_empty() && !state.closed {
@@ -432,7 +431,7 @@ impl Shard {
 }
 
 impl Item {
-    /// The work it is, as bytes that are written in the same time.
+    /// Cost of the item, as the bytes written in the same time.
     fn load(&self) -> u64 {
         match self {
             Self::Whole(_, _, bytes) => FILE_COST_BYTES + bytes.len() as u64,
@@ -452,7 +451,7 @@ impl Item {
 }
 
 impl Shards {
-    /// The life of writer `own`.
+    /// Runs writer `own` until its queue is closed.
     fn run_writer(&self, own: usize, context: &Context) {
         let Some(shard) = self.0.get(own) else {
             return;
@@ -469,7 +468,7 @@ impl Shards {
         }
     }
 
-    /// One step of it; returns the file that is still open.
+    /// Handles one item. Returns the file that is still open.
     fn handle_item(
         &self,
         shard: &Shard,
@@ -477,7 +476,7 @@ impl Shards {
         open: Option<FileWriter>,
         context: &Context,
     ) -> Option<FileWriter> {
-        // After the end of everything the queue is only emptied.
+        // After a fatal error, the writer only empties its queue.
         let is_running = context.problems.fatal().is_none();
         match item {
             Item::Whole(number, job, bytes) => {
@@ -515,8 +514,9 @@ impl Shards {
         FileWriter::create(job, context, || self.wait_for_earlier(number))
     }
 
-    /// Waits until all files before `number` are done, in whatever queue. Only earlier ones are
-    /// ever waited for, so nobody waits in a circle.
+    /// Waits until all files before `number` in all queues are finished.
+    ///
+    /// There is no deadlock, because a file waits only for earlier ones.
     fn wait_for_earlier(&self, number: u64) {
         for shard in &self.0 {
             if shard.started.load(Ordering::SeqCst) != number {
@@ -526,7 +526,7 @@ impl Shards {
     }
 }
 
-/// Lets nobody wait for a thread that is gone, even by a panic.
+/// Releases all waiters when a writer thread ends, even by a panic.
 struct ExitGuard<'a>(&'a Shard);
 
 impl Drop for ExitGuard<'_> {
@@ -544,7 +544,7 @@ mod tests {
     use crate::materialize::destination::DestinationRoot;
     use crate::materialize::test_support;
 
-    /// Two queues and a job in the destination; nothing is written.
+    /// Two queues and a job in the destination. No file is written.
     fn writers() -> (WriterPool, impl Fn(&[u8]) -> Job) {
         let root = DestinationRoot::open(&std::env::temp_dir()).expect("a directory");
         let job = move |name: &[u8]| Job {

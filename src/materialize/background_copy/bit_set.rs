@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A bit for each number from 0 to the last.
+/// A bit for each number from 0 to the last one.
 #[derive(Debug)]
 pub(super) struct BitSet(Vec<AtomicU64>);
 
@@ -19,13 +19,13 @@ impl BitSet {
         word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)
     }
 
-    /// Adds `number`; whether it was not there.
+    /// Adds `number`. Returns whether it is new.
     pub(super) fn insert(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_or(bit(number), Ordering::AcqRel) & bit(number) == 0)
     }
 
-    /// Removes `number`; whether it was there.
+    /// Removes `number`. Returns whether the set contained it.
     pub(super) fn remove(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_and(!bit(number), Ordering::AcqRel) & bit(number) != 0)

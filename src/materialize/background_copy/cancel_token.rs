@@ -1,10 +1,10 @@
-//! The end, and waiting for it.
+//! Cancellation flag that threads can wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Set once, seen by all, and waited for.
+/// A flag that is set once.
 #[derive(Debug, Default)]
 pub(super) struct CancelToken {
     cancelled: AtomicBool,
@@ -13,20 +13,20 @@ pub(super) struct CancelToken {
 }
 
 impl CancelToken {
-    /// Ends everything.
+    /// Sets the flag and wakes all waiters.
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
-        // Who has seen it unset is waiting by now, or has the lock.
+        // A thread that read the flag as unset now waits, or still holds the lock.
         drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
         self.condvar.notify_all();
     }
 
-    /// Whether everything ends.
+    /// Whether the flag is set.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Waits for the end, at most so long; whether it came.
+    /// Waits for cancellation, at most for `timeout`. Returns whether the flag is set.
     pub(super) fn wait_timeout(&self, timeout: Duration) -> bool {
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_active = |(): &mut ()| !self.is_cancelled();

@@ -1,4 +1,4 @@
-//! The directory of a copy, and the ledger beside it.
+//! The directory of a background copy, and the ledger beside it.
 
 use std::fs::File;
 use std::io;
@@ -15,10 +15,10 @@ use super::super::staging::is_empty;
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
 
-/// What the ledger of `tree` is called: `.tree.tarfs-state`.
+/// Suffix of a ledger's name. The ledger of `tree` is `.tree.tarfs-state`.
 const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
 
-/// An open directory whose ledger nobody else uses.
+/// An open directory with the lock on its ledger.
 #[derive(Debug)]
 pub(super) struct CopyDirectory {
     /// Absolute, without symbolic links.
@@ -29,12 +29,12 @@ pub(super) struct CopyDirectory {
 }
 
 impl CopyDirectory {
-    /// Opens `directory`, which is made if it is missing, and takes its ledger, which is made if
-    /// the directory is empty.
+    /// Opens `directory` and locks its ledger.
     ///
-    /// # Errors
-    /// [`Error::NotACopy`] when there is something in it and no ledger beside it, [`Error::InUse`],
-    /// and what the system says.
+    /// It creates a missing directory, and a missing ledger if the directory is empty.
+    ///
+    /// # Errors [`Error::NotACopy`] when the directory is not empty and has no ledger, [`Error::InUse`],
+    /// and errors of the system.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination {
             path: directory.to_owned(),
@@ -80,10 +80,9 @@ impl CopyDirectory {
         })
     }
 
-    /// The ledger, if it is that of `content`; a new one in an empty directory.
+    /// The ledger if it is of `content`, or a new one if the directory is empty.
     ///
-    /// # Errors
-    /// [`Error::NotACopy`] when another tree is there, and what the system says.
+    /// # Errors [`Error::NotACopy`] when the directory has another tree, and errors of the system.
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
             self.ledger_error("read or write the record of what is whole")(errno(&error))
@@ -106,7 +105,7 @@ impl CopyDirectory {
         Ledger::create(file, tree_id, boot_id).map_err(failed)
     }
 
-    /// The error that the ledger cannot be used.
+    /// The error for a failed use of the ledger.
     pub(super) fn ledger_error(&self, action: &'static str) -> impl Fn(Errno) -> Error {
         move |errno| Error::Ledger {
             path: self.ledger_path.clone(),
@@ -120,11 +119,12 @@ impl CopyDirectory {
         DestinationRoot::at(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
     }
 
-    /// What lies at `path`, through no link and on no other file system; a regular file can be
-    /// read. Links and special files are not opened, only looked at.
+    /// Opens the entry at `path`, without following links or leaving the file system.
+    ///
+    /// A regular file is opened for reading. Other entries are opened with `O_PATH`.
     pub(super) fn open_entry(&self, path: &ArchivePath, is_file: bool) -> Result<OwnedFd, Errno> {
         let how = if is_file {
-            // Whatever is there by now, opening it must not wait.
+            // `O_NONBLOCK`, because the entry may have been replaced, and opening a FIFO would block.
             OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY
         } else {
             OFlags::PATH
@@ -140,12 +140,12 @@ impl CopyDirectory {
     }
 }
 
-/// The system's number for `error`.
+/// The errno of `error`.
 pub(super) fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// Whether `stat` is of a regular file.
+/// Whether `stat` is that of a regular file.
 pub(super) fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }

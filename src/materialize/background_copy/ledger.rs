@@ -1,11 +1,12 @@
-//! Which files are whole, in a file beside the tree: what a restart may believe.
+//! Ledger of complete entries, in a file beside the copy. A later mount reuses them.
 //!
-//! One slot of 64 bytes an entry, at the place that its number says; the first slot says whose
-//! tree it is. A record counts only when its checksum is right, for this tree and this entry, and
-//! when what lies in the tree is to the nanosecond what was written down. That tells everything as
-//! long as the system runs, because the kernel changes a file's ctime with every write. After the
-//! system was started anew even what was written down may not have reached the disk before it
-//! went, so then the content itself has to have the hash in the record.
+//! It has one slot of 64 bytes for each entry, at the offset given by the entry's number. The first slot
+//! identifies the tree. A record is valid only if its checksum fits this tree and this entry. In addition,
+//! the file's attributes must equal the record, with times to the nanosecond.
+//!
+//! Within one boot, this detects every change, because the kernel changes a file's ctime with every write.
+//! After a crash, recorded data may not have reached the disk. So after a reboot, the content must have the
+//! recorded hash, too.
 
 use std::fs::File;
 use std::io;
@@ -14,18 +15,18 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::Stat;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes of a slot.
+/// Size of a slot.
 const SLOT_BYTES: usize = 64;
-/// What its last bytes are: a checksum of all others.
+/// Size of the checksum at the end of a slot. It covers all other bytes.
 const CHECKSUM_BYTES: usize = 8;
-/// Slots read at once.
+/// Number of slots read at once.
 const BATCH_SLOTS: u32 = 8192;
 
 const MAGIC: [u8; 8] = *b"TARFSDIR";
-/// A ledger of another version is another tree's.
+/// A ledger of another version counts as that of another tree.
 const VERSION: u64 = 1;
 
-/// A file as it was when it was whole.
+/// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
     inode: u64,
@@ -34,7 +35,7 @@ pub(super) struct Record {
     ctime: (i64, u32),
     /// xxh3-64 of its stored bytes.
     pub(super) hash: u64,
-    /// When it was written: which start of the system.
+    /// The boot of the system in which the record was written.
     boot_id: u64,
 }
 
@@ -42,26 +43,26 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Ledger {
     file: File,
-    /// Makes the records of one tree worthless to another.
+    /// Seed of the checksums, which invalidates records of other trees.
     seed: u64,
     boot_id: u64,
 }
 
-/// Whose tree it is.
+/// Identity of a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TreeId {
-    /// What is written there.
+    /// Hash of the archive's content and options.
     pub(super) content: u128,
     /// The inode of the directory.
     pub(super) directory: u64,
 }
 
 impl Ledger {
-    /// The ledger in `file`, if it is that of `tree_id`; `boot_id` tells one start of the system from
-    /// another.
+    /// Opens the ledger in `file` if it is that of `tree_id`; otherwise returns the file.
     ///
-    /// # Errors
-    /// When the file cannot be read.
+    /// `boot_id` identifies the current boot of the system.
+    ///
+    /// # Errors When the file cannot be read.
     pub(super) fn open(
         file: File,
         tree_id: TreeId,
@@ -80,10 +81,9 @@ impl Ledger {
         })
     }
 
-    /// An empty ledger in `file`, whatever it held.
+    /// Creates an empty ledger in `file` and discards the old contents.
     ///
-    /// # Errors
-    /// When it cannot be written.
+    /// # Errors When the file cannot be written.
     pub(super) fn create(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Self> {
         file.set_len(0)?;
         file.write_all_at(&header(tree_id), 0)?;
@@ -99,7 +99,7 @@ impl Ledger {
         }
     }
 
-    /// What is known of entry `number`.
+    /// The valid record of entry `number`, if any.
     pub(super) fn get(&self, number: u32) -> Option<Record> {
         let mut slot = [0; SLOT_BYTES];
         let offset = slot_offset(number);
@@ -107,10 +107,9 @@ impl Ledger {
         self.parse(number, &slot)
     }
 
-    /// The entries up to number `last` of which a record was written since the system was started.
+    /// Calls `found` for each entry up to `last` that was recorded in the current boot.
     ///
-    /// # Errors
-    /// When the file cannot be read.
+    /// # Errors When the file cannot be read.
     pub(super) fn for_each_recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
         let mut first = 1;
         while first <= last {
@@ -133,15 +132,14 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether `record` was written since the system was started.
+    /// Whether `record` was written in the current boot.
     pub(super) fn is_recent(&self, record: &Record) -> bool {
         record.boot_id == self.boot_id
     }
 
-    /// Writes down that entry `number` is whole, with stored bytes of this `hash`.
+    /// Records that entry `number` is complete. `hash` is that of its stored bytes.
     ///
-    /// # Errors
-    /// When it cannot be written.
+    /// # Errors When the file cannot be written.
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
         let record = Record {
             hash,
@@ -204,7 +202,7 @@ impl Record {
         }
     }
 
-    /// Whether what `stat` tells of has not been touched since.
+    /// Whether the entry is unchanged since the record.
     pub(super) fn matches(&self, stat: &Stat) -> bool {
         let found = Self {
             hash: self.hash,
@@ -242,8 +240,10 @@ fn slot(words: [u64; 7]) -> [u8; SLOT_BYTES] {
     slot
 }
 
-/// Writes the checksum behind what it is of. Seeds are all different, so a slot is worthless
-/// anywhere else; one that was never written is full of zeros, which is no checksum of zeros.
+/// Writes the checksum at the end of the slot.
+///
+/// Each slot has its own seed, so a slot is invalid at any other offset. An unused slot is all zeros, which
+/// is invalid, because the checksum of zeros is not zero.
 fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
     if let Some((content, sum)) = slot.split_last_chunk_mut::<CHECKSUM_BYTES>() {
         *sum = xxh3_64_with_seed(content, seed).to_le_bytes();
@@ -260,7 +260,7 @@ fn fold(number: u128) -> u64 {
     low ^ high
 }
 
-/// Fills `buffer`, or as much of it as the file has.
+/// Fills `buffer`, at most up to the end of the file.
 fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut len = 0;
     while let Some(rest) = buffer.get_mut(len..).filter(|rest| !rest.is_empty()) {

@@ -1,10 +1,12 @@
-//! A mount's copy on disk: the tree that a scan would have written, made from an index and by reads
-//! while the mount serves, and taken up again where the last mount left it.
+//! Background copy: a mount writes the archive's tree to a local directory while it serves.
 //!
-//! Directories come first, then all other entries in the archive's order, a file that somebody
-//! asks for before its turn; owners, modes and times of directories last. A file counts as whole
-//! once it has all its names and attributes and the [`Ledger`] says so, and is held against the
-//! ledger each time it is opened. The bytes were verified by whoever read them from the archive.
+//! The copy is made from an index and by reads, and equals the tree that a scan would write. A later mount
+//! continues where the last one stopped.
+//!
+//! Directories are made first, then all other entries in archive order. A file that a reader opens is moved
+//! to the front. Owners, modes and times of directories are last. A file is complete when it has all its
+//! names and attributes and a record in the [`Ledger`]. Each open compares it with that record. The reader
+//! of the archive has verified the bytes.
 
 mod bit_set;
 mod cancel_token;
@@ -47,37 +49,34 @@ use crate::base::thread::Thread;
 use crate::index::{self, Entry, Index, Ino, Kind, Piece};
 use crate::tar;
 
-/// Stored bytes read at once, at the most; and no further than to the end of their span, which
-/// is in memory as a whole.
+/// Maximum stored bytes of one read. A read also ends with its span, which is in memory as a whole.
 const MAX_READ_BYTES: u64 = 8 << 20;
-/// Bytes read at once of what is already written.
+/// Buffer size for hashing a file of the copy.
 const HASH_BUFFER_BYTES: usize = 1 << 20;
-/// Files that wait to be written before their turn; those that come while so many wait have to
-/// wait for their turn.
+/// Maximum number of files queued ahead of their turn. Requests for more are dropped.
 const MAX_PRIORITY_FILES: usize = 1024;
-/// What is said of an entry that its own index has no place for.
+/// Note about an entry that is inconsistent in its index.
 const CORRUPT_INDEX: &str = "the index contradicts itself; delete it and mount again";
-/// How long to wait for a source that cannot be reached: so long at first, then twice as long
-/// each time, up to the longest.
+/// Delay before retrying an unreachable source. It doubles from the minimum to the maximum.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 
-/// Reads a file of the archive: at most so many bytes from an offset on.
+/// Reads a file of the archive, from an offset, at most so many bytes.
 pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
 
-/// The copy of one mount.
+/// The background copy of a mount.
 pub struct BackgroundCopy {
     directory: CopyDirectory,
-    /// Attributes that entries get.
+    /// Filter of the attributes to set.
     xattrs: XattrFilter,
-    /// Tells one start of the system from another.
+    /// Identifies the current boot of the system.
     boot_id: u64,
     cancel_token: CancelToken,
     task: OnceLock<CopyTask>,
     report: Mutex<Report>,
 }
 
-/// What is known once the index is complete.
+/// State that exists only once the index is complete.
 struct CopyTask {
     index: Arc<Index>,
     root: Ino,
@@ -85,72 +84,72 @@ struct CopyTask {
     ledger: Ledger,
     plan: CopyPlan,
     context: Context,
-    /// Entries that can be opened.
+    /// Entries that can be opened in the copy.
     complete: BitSet,
-    /// Entries that somebody has asked for.
+    /// Files that a reader has requested.
     requested: BitSet,
-    /// Entries that a worker has taken.
+    /// Entries that a worker has claimed.
     claimed: BitSet,
-    /// Entries that are among `files` and `bytes`, if they are files.
+    /// Entries counted as complete. `files` and `bytes` count the files among them.
     counted: BitSet,
-    /// Files that somebody waits for. A lock of its own, as requests of the mount take it.
+    /// Requested files. It has its own lock, because requests of the mount take it.
     priority_files: Mutex<VecDeque<Ino>>,
-    /// Where in the plan nobody has been yet.
+    /// Position in the plan of the next unclaimed batch.
     next_name: Mutex<usize>,
-    /// Makes all that is not a file, and finds directories.
+    /// Makes directories and special files, and resolves directories.
     materializer: Mutex<Option<Materializer>>,
     files: AtomicU64,
     bytes: AtomicU64,
 }
 
-/// What the user is told.
+/// Status of the copy for the user.
 #[derive(Debug, Default)]
 struct Report {
     state: CopyState,
-    /// Entries that are not as they should be.
+    /// Number of entries that are missing or wrong.
     failures: u64,
-    /// Why the last one is not, why nothing happens, or why nothing will happen any more.
+    /// The latest failure, or the reason why the copy waits or has stopped.
     note: Option<String>,
 }
 
-/// How far a copy is.
+/// State of a background copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CopyState {
     /// The index is not complete yet.
     #[default]
     Waiting,
-    /// Files are being written, or checked after a restart.
+    /// Files are being written, or verified after a restart.
     Writing,
-    /// The source cannot be reached; it is tried again.
+    /// The source is unreachable, and the copy retries.
     Retrying,
-    /// Everything is there.
+    /// All entries are complete.
     Complete,
-    /// Everything is there that could be written; some entries are missing.
+    /// The copy has ended, but some entries are missing.
     Incomplete,
-    /// Nothing is written any more, because the directory or the source failed.
+    /// The copy has stopped, because the directory or the source failed.
     Stopped,
 }
 
-/// A copy at one moment.
+/// Progress of a background copy at one moment.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackgroundCopyProgress {
-    /// How far it is.
+    /// State of the copy.
     pub state: CopyState,
-    /// Regular files that are whole.
+    /// Number of complete regular files.
     pub files: u64,
-    /// Regular files there are; 0 before the index is complete.
+    /// Number of all regular files; 0 before the index is complete.
     pub total_files: u64,
-    /// Stored bytes of whole files.
+    /// Stored bytes of complete files.
     pub bytes: u64,
     /// Stored bytes of all files.
     pub total_bytes: u64,
-    /// Entries that could not be written, or were changed by somebody else.
+    /// Number of entries that could not be written, or that another process changed.
     pub failures: u64,
-    /// What is wrong, in a sentence.
+    /// Description of the latest problem.
     pub note: Option<String>,
 }
 
-/// Writes while it lives.
+/// Handle of a running copy. Dropping it stops the writing.
 #[derive(Debug)]
 pub struct RunningCopy {
     background: Arc<BackgroundCopy>,
@@ -167,11 +166,11 @@ impl std::fmt::Debug for BackgroundCopy {
 }
 
 impl BackgroundCopy {
-    /// Takes `directory` for a copy; it is made if it is missing. Its entries get the extended attributes
-    /// that `xattrs` selects.
+    /// Opens `directory` for a copy, and makes it if it is missing.
     ///
-    /// # Errors
-    /// When it cannot be written to, or is not for this: [`Error::NotACopy`], [`Error::InUse`].
+    /// Entries get the extended attributes that `xattrs` selects.
+    ///
+    /// # Errors When it is not writable, or unsuitable: [`Error::NotACopy`], [`Error::InUse`].
     pub fn open(directory: &Path, xattrs: XattrFilter) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             xattrs,
@@ -190,18 +189,17 @@ impl BackgroundCopy {
         })
     }
 
-    /// Where the copy is: absolute, without symbolic links.
+    /// Absolute path of the copy without symbolic links.
     pub fn directory(&self) -> &Path {
         &self.directory.path
     }
 
-    /// Begins, with a complete `index`, to write what lies below `root`, and goes on until all is
-    /// written or the result is dropped. What an earlier mount wrote is there at once. `stats`
-    /// counts what is written.
+    /// Starts to copy the tree below `root` of a complete `index`.
     ///
-    /// # Errors
-    /// [`Error::NotACopy`] when it is another tree that an earlier mount wrote; what the system
-    /// says.
+    /// It continues until all is written or the result is dropped. Entries of an earlier mount can be
+    /// opened immediately. `stats` counts the written entries and bytes.
+    ///
+    /// # Errors [`Error::NotACopy`] when an earlier mount wrote another tree, and errors of the system.
     pub fn start(
         self: &Arc<Self>,
         index: &Arc<Index>,
@@ -250,7 +248,7 @@ impl BackgroundCopy {
                 .ledger_error("read the record of what is whole")(errno(&error))
         })?;
         let options = Options {
-            // Its writers have nothing to do: contents come from the workers.
+            // Its writer is idle, because the workers write the contents.
             writers: Some(1),
             xattrs: self.xattrs.clone(),
             ..Options::for_this_user()
@@ -281,15 +279,16 @@ impl BackgroundCopy {
         })
     }
 
-    /// Whether [`open_copy`](Self::open_copy) is worth trying; asks no disk.
+    /// Whether [`open_copy`](Self::open_copy) may succeed. Does not access the disk.
     pub fn is_complete(&self, ino: Ino) -> bool {
         self.task
             .get()
             .is_some_and(|task| task.complete.contains(ino.0))
     }
 
-    /// The copy of file `ino`, if it is whole and nobody has touched it. Its content starts at
-    /// offset 0, and its holes are holes.
+    /// Opens the copy of file `ino` if it is complete and unchanged.
+    ///
+    /// Its content starts at offset 0, and its holes are holes.
     pub fn open_copy(&self, ino: Ino) -> Option<File> {
         let task = self.task.get()?;
         if !task.complete.contains(ino.0) {
@@ -314,7 +313,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// Asks for file `ino` before its turn.
+    /// Moves file `ino` to the front.
     pub fn prioritize(&self, ino: Ino) {
         let Some(task) = self.task.get() else {
             return;
@@ -331,7 +330,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// How far it is.
+    /// Progress of the copy.
     pub fn progress(&self) -> BackgroundCopyProgress {
         let task = self.task.get();
         let report = lock(&self.report);
@@ -346,12 +345,12 @@ impl BackgroundCopy {
         }
     }
 
-    /// Says that nothing more is to be written; what is under way is given up.
+    /// Stops the copy, without finishing the files in progress.
     pub fn cancel(&self) {
         self.cancel_token.cancel();
     }
 
-    /// The life of the copy's own thread.
+    /// Runs the copy's main thread.
     fn run(self: &Arc<Self>, task: &CopyTask) {
         self.set_state(CopyState::Writing, None);
         if self.make_directories(task).is_break() {
@@ -361,7 +360,7 @@ impl BackgroundCopy {
         if self.cancel_token.is_cancelled() {
             return;
         }
-        // Of what could not be written the rest gets its attributes all the same.
+        // Existing directories get their attributes even if some entries could not be written.
         let materializer = lock(&task.materializer).take();
         let finished = materializer.map(Materializer::finish);
         match finished {
@@ -373,7 +372,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// What there was to do is done; `errors` are those of all entries, directories too.
+    /// Reports the end of the copy. `errors` counts all entries, directories included.
     fn finish_report(&self, errors: u64) {
         let mut report = lock(&self.report);
         if report.state == CopyState::Stopped {
@@ -414,7 +413,7 @@ impl BackgroundCopy {
         ControlFlow::Continue(())
     }
 
-    /// Writes all entries, with as many threads as suit the directory.
+    /// Writes all entries, with as many threads as suit the file system.
     fn write_all(self: &Arc<Self>, task: &CopyTask) {
         let count = self
             .directory
@@ -428,13 +427,13 @@ impl BackgroundCopy {
                 }
             })
         };
-        // Fewer will do when the system has no more.
+        // If the system cannot start more threads, fewer are enough.
         let workers: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();
         self.run_worker(task);
         drop(workers);
     }
 
-    /// The life of a worker.
+    /// Runs a worker.
     fn run_worker(&self, task: &CopyTask) {
         while !self.cancel_token.is_cancelled() {
             let next = lock(&task.priority_files).pop_front();
@@ -469,7 +468,7 @@ impl BackgroundCopy {
         ControlFlow::Continue(())
     }
 
-    /// Sees to it that the entry of these `names` is there.
+    /// Makes the entry of these `names`, unless another worker has claimed it or it exists already.
     fn ensure_written(&self, task: &CopyTask, names: &[Name]) -> ControlFlow<()> {
         let Some(first) = names.first() else {
             return ControlFlow::Continue(());
@@ -537,7 +536,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// Whether an entry is whole already, as an earlier mount left it.
+    /// Whether an earlier mount has completed the entry.
     fn is_already_written(&self, task: &CopyTask, entry: Entry<'_>, path: &ArchivePath) -> bool {
         let Ok(Some((found, record))) = self.open_verified(task, entry, path) else {
             return false;
@@ -545,7 +544,7 @@ impl BackgroundCopy {
         if task.ledger.is_recent(&record) {
             return true;
         }
-        // Since the system was started anew only the content itself is good enough.
+        // After a reboot, the content must have the recorded hash.
         let is_same = entry.kind() == Kind::File
             && member_of(entry).sparse.is_none()
             && self.hash(&found) == Some(record.hash);
@@ -556,10 +555,10 @@ impl BackgroundCopy {
         task.ledger.put(entry.ino().0, &stat, record.hash).is_ok()
     }
 
-    /// The entry in the directory, when it is what the ledger says.
+    /// Opens the entry if it matches its record in the ledger.
     ///
-    /// # Errors
-    /// When this process or the system has no descriptor or memory left, which says nothing of it.
+    /// # Errors When this process or the system has no descriptor or memory left. That says nothing about
+    /// the entry.
     fn open_verified(
         &self,
         task: &CopyTask,
@@ -582,8 +581,7 @@ impl BackgroundCopy {
         Ok(is_unchanged.then_some((found, record)))
     }
 
-    /// xxh3-64 of all that is in a file without holes; `None` when it cannot be read, or all is
-    /// over.
+    /// xxh3-64 of a file without holes; `None` when it cannot be read, or the copy is cancelled.
     fn hash(&self, file: &OwnedFd) -> Option<u64> {
         let file = File::from(file.try_clone().ok()?);
         let mut hasher = Xxh3Default::new();
@@ -602,7 +600,7 @@ impl BackgroundCopy {
         None
     }
 
-    /// Makes an entry under all its `paths`, and writes down that it is whole.
+    /// Makes an entry with all its `paths` and records that it is complete.
     fn create_entry(
         &self,
         task: &CopyTask,
@@ -630,7 +628,7 @@ impl BackgroundCopy {
             Some(file) => Ok(file),
             None => self.directory.open_entry(path, false),
         };
-        // Who takes it away again so soon does so at his own risk.
+        // If another process has already removed it, it is reported as a failure.
         let stat = made.and_then(fstat).map_err(|_| Failure::Recorded)?;
         let number = entry.ino().0;
         task.ledger.put(number, &stat, hash).map_err(|error| {
@@ -641,8 +639,9 @@ impl BackgroundCopy {
         Ok(())
     }
 
-    /// Writes a file with its attributes, under its first name; the file and the hash of what is
-    /// stored in it. What is not whole in the end goes.
+    /// Writes a file with its attributes, under its first name. Removes it if it is incomplete.
+    ///
+    /// Returns the file and the hash of its stored bytes.
     fn write_file(
         &self,
         task: &CopyTask,
@@ -696,7 +695,7 @@ impl BackgroundCopy {
         Ok((file, hasher.digest()))
     }
 
-    /// A file that was whole is not what it was.
+    /// Reports a complete file that was changed.
     fn record_change(&self, task: &CopyTask, entry: Entry<'_>, path: &ArchivePath) {
         if task.counted.remove(entry.ino().0) {
             task.files.fetch_sub(1, Ordering::Relaxed);
@@ -711,7 +710,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// Whether to go on.
+    /// Whether the copy must stop.
     fn check_stop(&self, task: &CopyTask) -> ControlFlow<()> {
         match task.context.problems.fatal() {
             Some(error) => {
@@ -723,7 +722,7 @@ impl BackgroundCopy {
         }
     }
 
-    /// Nothing is written any more; said once.
+    /// Stops the copy and reports the error once.
     fn halt(&self, error: &dyn std::error::Error) {
         let mut report = lock(&self.report);
         if report.state == CopyState::Stopped {
@@ -741,7 +740,7 @@ impl BackgroundCopy {
         report.failures += 1;
         if let Some(what) = what {
             tracing::warn!(what, "not in the copy");
-            // Why nothing more is written stays the last word.
+            // The reason for stopping stays the final note.
             if report.state != CopyState::Stopped {
                 report.note = Some(what);
             }
@@ -758,14 +757,14 @@ impl BackgroundCopy {
 }
 
 impl Drop for RunningCopy {
-    /// Ends the writing; the thread is waited for.
+    /// Cancels the copy. The thread's own drop waits for its end.
     fn drop(&mut self) {
         self.background.cancel();
     }
 }
 
 impl CopyTask {
-    /// Notes that an entry is whole.
+    /// Marks an entry as complete.
     fn count_complete(&self, entry: Entry<'_>) {
         self.complete.insert(entry.ino().0);
         if self.counted.insert(entry.ino().0) && entry.kind() == Kind::File {
@@ -775,7 +774,7 @@ impl CopyTask {
         }
     }
 
-    /// The directory that `path` is in, made if need be.
+    /// The parent directory of `path`, made if it is missing.
     fn parent_directory(&self, path: &ArchivePath) -> Result<Directory, Failure> {
         let mut materializer = lock(&self.materializer);
         let materializer = materializer.as_mut().ok_or(Failure::Cancelled)?;
@@ -789,7 +788,7 @@ impl CopyTask {
         let mut materializer = lock(&self.materializer);
         let materializer = materializer.as_mut().ok_or(Failure::Cancelled)?;
         let context = Arc::clone(&materializer.context);
-        // Nobody else counts there meanwhile.
+        // The lock ensures that no other thread adds problems meanwhile.
         let before = context.problems.count();
         materializer.begin_member(member, output_path(path.clone()));
         let has_succeeded =
@@ -799,8 +798,7 @@ impl CopyTask {
 }
 
 impl Materializer {
-    /// The directory that `path` is in, made if need be; `None` when it cannot be had, which is
-    /// noted.
+    /// The parent directory of `path`, made if it is missing; `None` after a reported error.
     fn parent_directory_of(&mut self, path: &ArchivePath) -> Option<Directory> {
         self.root.invalidate(path.as_bytes());
         let parent =
@@ -815,8 +813,8 @@ impl Materializer {
         }
     }
 
-    /// Lets its owner into a directory that an earlier mount has closed already; it gets its
-    /// mode at the end.
+    /// Adds owner access to a directory that an earlier mount made read-only. Its final mode is set at the
+    /// end.
     fn grant_owner_access(&mut self, path: &ArchivePath) {
         const OWNER_RWX: u32 = 0o700;
         let parent =
@@ -829,13 +827,13 @@ impl Materializer {
             && stat.st_mode & OWNER_RWX != OWNER_RWX
         {
             let directory = AttributeTarget::Name(parent.as_fd(), name_of(path));
-            // Who may not will hear why when something is to be made in it.
+            // If chmod(2) is not permitted, making an entry in the directory reports the error.
             directory.chmod(stat.st_mode & 0o7777 | OWNER_RWX).ok();
         }
     }
 }
 
-/// A new file, which goes again unless it is finished, whatever happens to who writes it.
+/// Removes a new file on drop unless it is finished, even after a panic.
 struct RemoveUnlessFinished<'a> {
     directory: &'a Directory,
     path: &'a ArchivePath,
@@ -854,20 +852,20 @@ impl Drop for RemoveUnlessFinished<'_> {
     }
 }
 
-/// Why an entry is not there.
+/// Reason why an entry is missing or not recorded.
 #[derive(Debug)]
 enum Failure {
-    /// For a reason that is among the problems.
+    /// The reason was already reported as a problem.
     Recorded,
-    /// The archive did not give its bytes.
+    /// Reading from the archive failed.
     Read(ReadError),
-    /// It is there, but nobody would believe it later.
+    /// The entry exists, but its record could not be written.
     Ledger(Error),
-    /// All is over.
+    /// The copy was cancelled.
     Cancelled,
 }
 
-/// Tells the log.
+/// Writes problems and warnings to the log.
 #[derive(Debug)]
 struct LogReporter;
 
@@ -881,7 +879,7 @@ impl Reporter for LogReporter {
     }
 }
 
-/// Bytes to read of `piece` behind the first `done` ones.
+/// Size of the next read of `piece` after `done` bytes.
 fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
     let left = piece.plain.len().saturating_sub(done);
     let here = crate::base::extent::Plain(piece.plain.start().0.saturating_add(done));
@@ -892,8 +890,7 @@ fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
     u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// What tells the tree below `root` of this archive, with the attributes that `xattrs` selects, from any
-/// other.
+/// Hash that identifies the tree below `root` of this archive, with the attributes that `xattrs` selects.
 fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();
@@ -909,7 +906,7 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
             hasher.update(&hash.unwrap_or_default().to_le_bytes());
         }
         if !index.is_hashed() {
-            // Then the source's own word for its version is strong.
+            // Without content hashes, the source has a strong version identifier.
             hasher.update(origin.locator.canonical.as_bytes());
             hasher.update(origin.locator.fingerprint.as_bytes());
         }
@@ -920,8 +917,7 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     hasher.digest128()
 }
 
-/// A number that is another one after each start of the system; where nobody tells, each process
-/// is a start.
+/// Number that identifies the current boot. If the system has no boot ID, it identifies this process.
 fn this_boot_id() -> u64 {
     let boot_id = super::sidecar::boot_id();
     if boot_id.is_empty() {

@@ -1,4 +1,4 @@
-//! What is to be written, in the archive's order. Pure.
+//! Plan of a background copy: its entries in archive order. Pure.
 
 use std::ops::Range;
 
@@ -8,36 +8,36 @@ use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, Index, Ino, Kind};
 use crate::tar::{self, Member, Segment};
 
-/// Entries that one worker takes at once, at the most.
+/// Maximum number of names in a batch.
 const BATCH_ENTRIES: usize = 256;
 
-/// One name of an entry that is not a directory.
+/// One name of a non-directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Name {
     pub(super) ino: Ino,
-    /// The directory it is in.
+    /// The parent directory.
     parent: Ino,
-    /// Which name of that directory it is.
+    /// Number of the name in that directory.
     number: u32,
 }
 
-/// All that lies below one directory of an index.
+/// All entries below one directory of an index.
 #[derive(Debug)]
 pub(super) struct CopyPlan {
     root: Ino,
-    /// Components of the root's own path.
+    /// Number of components of the root's own path.
     root_depth: usize,
-    /// Directories below the root, each behind the one it is in.
+    /// Directories below the root, parents first.
     pub(super) directories: Vec<Ino>,
-    /// By entry; the first name of each is the one that it is written under.
+    /// Names sorted by entry. Each entry is written under its first name.
     names: Vec<Name>,
-    /// Regular files, and their stored bytes.
+    /// Number of regular files, and of their stored bytes.
     pub(super) files: u64,
     pub(super) bytes: u64,
 }
 
 impl CopyPlan {
-    /// What lies below `root`.
+    /// The plan for all entries below `root`.
     pub(super) fn new(index: &Index, root: Ino) -> Self {
         let mut plan = Self {
             root,
@@ -65,7 +65,7 @@ impl CopyPlan {
                 });
             }
         }
-        // A directory's number is higher than that of the one it is in.
+        // A directory has a higher number than its parent.
         plan.directories.sort_unstable();
         plan.names.sort_unstable();
         let entries = plan.names.chunk_by(|one, other| one.ino == other.ino);
@@ -78,14 +78,14 @@ impl CopyPlan {
         plan
     }
 
-    /// The names of the entry whose first one is at `position`.
+    /// All names of the entry whose first name is at `position`.
     pub(super) fn names_at(&self, position: usize) -> &[Name] {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut entries = rest.chunk_by(|one, other| one.ino == other.ino);
         entries.next().unwrap_or_default()
     }
 
-    /// The names of `ino`.
+    /// All names of `ino`.
     pub(super) fn names_of(&self, ino: Ino) -> &[Name] {
         let names = self.names_at(self.names.partition_point(|name| name.ino < ino));
         match names.first() {
@@ -94,8 +94,9 @@ impl CopyPlan {
         }
     }
 
-    /// The names from `position` on that one worker should take: files that begin in one span, so
-    /// that workers are busy with different ones.
+    /// The next batch for one worker, from `position` on.
+    ///
+    /// Its files begin in the same span, so that workers decode different spans.
     pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;
@@ -109,7 +110,7 @@ impl CopyPlan {
                 *first.get_or_insert(span) == span
             })
             .count();
-        // All names of the last entry.
+        // Include all names of the last entry.
         let last = rest.get(..len).and_then(<[Name]>::last);
         let more = last.map_or(0, |last| {
             let rest = rest.get(len..).unwrap_or_default();
@@ -118,7 +119,7 @@ impl CopyPlan {
         position..position + len + more
     }
 
-    /// The path of `name` below the root; `None` when the index contradicts itself.
+    /// Path of `name` below the root; `None` when the index is inconsistent.
     pub(super) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
         let mut path = self.directory(index, name.parent)?;
         let child = index.children(name.parent, name.number).next()?;
@@ -126,7 +127,7 @@ impl CopyPlan {
         Some(path)
     }
 
-    /// The path of a directory below the root.
+    /// Path of a directory below the root.
     pub(super) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
         if ino == self.root {
             return Some(ArchivePath::root());
@@ -140,7 +141,7 @@ fn first_span(index: &Index, ino: Ino) -> Option<u32> {
     index.span_at(piece.plain.start())
 }
 
-/// The member that would have made `entry`.
+/// A member that makes `entry`.
 pub(in super::super) fn member_of(entry: Entry<'_>) -> Member {
     let kind = match entry.kind() {
         Kind::File => tar::Kind::File,
@@ -170,7 +171,7 @@ pub(in super::super) fn member_of(entry: Entry<'_>) -> Member {
     }
 }
 
-/// The stored pieces of a file with holes; `None` when it has none.
+/// The segments of a file with holes; `None` without holes.
 fn sparse_segments(entry: Entry<'_>) -> Option<Vec<Segment>> {
     let size = entry.size();
     let mut pieces = entry.pieces(0, size);
@@ -186,8 +187,7 @@ fn sparse_segments(entry: Entry<'_>) -> Option<Vec<Segment>> {
     Some(segments.collect())
 }
 
-/// Whether the root of an index is as nobody said anything about it: then the directory that
-/// stands for it stays as it is.
+/// Whether the root of an index has default attributes. If so, the copy's directory keeps its own.
 pub(super) fn is_implied(entry: Entry<'_>) -> bool {
     entry.mode() == 0o755
         && (entry.uid(), entry.gid()) == (0, 0)
@@ -196,7 +196,7 @@ pub(super) fn is_implied(entry: Entry<'_>) -> bool {
         && entry.xattrs().next().is_none()
 }
 
-/// Where a path goes whose front nobody cut.
+/// Output path of a path without a stripped prefix.
 pub(super) fn output_path(path: ArchivePath) -> OutputPath {
     OutputPath {
         path,

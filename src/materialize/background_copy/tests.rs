@@ -1,4 +1,4 @@
-//! Copies of archives in memory, and what they read.
+//! Copies of archives in memory, with the reads they cause.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::index::{Builder, Origin};
 use crate::materialize::test_support;
 use crate::tar::{Kind as TarKind, Member, Segment};
 
-/// An archive whose reads are counted.
+/// An archive that counts its reads.
 struct Archive {
     index: Arc<Index>,
     contents: Arc<BTreeMap<u32, Vec<u8>>>,
@@ -46,7 +46,7 @@ impl Archive {
         }
     }
 
-    /// Reads of stored pieces, one after the other.
+    /// Reads the stored pieces in order.
     fn read(&self) -> ReadFn {
         let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
         let reads = Arc::clone(&self.reads);
@@ -74,7 +74,7 @@ impl Archive {
         (background, running)
     }
 
-    /// Writes all, and says what had to be read for it.
+    /// Writes the whole copy. Returns its progress and the files read for it.
     fn write(&self, dir: &TestDir) -> (BackgroundCopyProgress, Vec<Ino>) {
         lock(&self.reads).clear();
         let (background, running) = self.start(dir);
@@ -190,7 +190,7 @@ fn copy_rewrites_entries_changed_since_the_last_run() {
     assert_eq!(reads, [ino(&archive, "two")]);
     assert_eq!(fs::read(dir.path("two")).expect("there"), b"second");
     assert!(dir.path("s").is_symlink());
-    // Another name changes no byte, but who can tell.
+    // A new name changes no byte, but the ctime alone does not show that.
     fs::hard_link(dir.path("d/one"), dir.base.path().join("mine")).expect("made");
     let (_, reads) = archive.write(&dir);
     assert_eq!(reads, [ino(&archive, "d/one")]);
@@ -210,7 +210,7 @@ fn copy_verifies_contents_after_a_reboot() {
     assert_eq!(reads, [sparse, sparse], "holes may hide what is lost");
     let (_, reads) = archive.write(&dir);
     assert_eq!(reads, [], "it is written down anew");
-    // What lost power may do: all that can be seen of it is right but the content.
+    // Simulates power loss: all attributes are right, but the content is wrong.
     dir.boot_id = 3;
     fs::write(&two, "SECOND").expect("written");
     let file = File::options().write(true).open(&two).expect("ours");
@@ -265,7 +265,7 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
     fs::create_dir(dir.copy()).expect("made");
     let (background, running) = {
         let background = Arc::new(BackgroundCopy::new(&dir.copy()).expect("ours"));
-        // Comes between: a directory with something in it, which nothing replaces.
+        // Interferes with a non-empty directory, which the copy does not replace.
         let taken = dir.path("two");
         let read = archive.read();
         let task = background.build_task(&archive.index, Ino::ROOT, read, &Arc::default());
