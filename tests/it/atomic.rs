@@ -1,4 +1,5 @@
-//! `materialize --atomic` and `--sync`: a tree appears whole or not at all, whatever ends the run.
+//! `materialize --atomic` and `--sync`: a tree appears completely or not at all.
+//!
 //! Run as root, for owners, mounts and other users.
 
 use std::fs;
@@ -19,13 +20,13 @@ use crate::support::wait;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
-/// A directory for the archive, `a.tar`, and what becomes of it.
+/// A directory with the archive `a.tar` and the output.
 struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
         let place = Self(tempfile::tempdir().expect("a directory"));
-        // Other users work in here, too.
+        // Other users write here, too.
         fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
         fs::create_dir(place.path("in")).expect("a fresh directory");
         fs::set_permissions(place.path("in"), fs::Permissions::from_mode(0o777)).expect("ours");
@@ -38,7 +39,7 @@ impl Place {
         place
     }
 
-    /// A copy of the program that other users can run, wherever it was built; a path from here.
+    /// Copies the program so that other users can run it. Returns a relative path.
     fn public_program(&self) -> &'static str {
         program::copy_to(&self.path("tarfs"));
         "./tarfs"
@@ -56,13 +57,13 @@ impl Place {
             .expect("a program")
     }
 
-    /// Makes `in/out` of the archive, with `--atomic` and more.
+    /// Extracts the archive to `in/out` with `--atomic` and more options.
     fn atomic(&self, more: &[&str]) -> Output {
         let arguments = ["materialize", "-q", "a.tar", "--atomic", "-C", "in/out"];
         self.run(Command::new(PROGRAM).args(arguments).args(more))
     }
 
-    /// The same without a system call.
+    /// Like [`Self::atomic`], without `--atomic` and with a failing system call.
     fn with_failing_syscall(&self, refused: FailingSyscall, more: &[&str]) -> Output {
         let arguments = ["materialize", "-q", "a.tar", "-C", "in/out"];
         self.run(
@@ -72,7 +73,7 @@ impl Place {
         )
     }
 
-    /// What lies in `in`, where nothing but `out` may appear.
+    /// The names in `in`, where only `out` may appear.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("in")).expect("a directory");
         let mut names: Vec<_> = entries
@@ -83,7 +84,7 @@ impl Place {
         names
     }
 
-    /// Makes `in/out` of what is fed to it.
+    /// Extracts standard input to `in/out`.
     fn feed(&self, command: &mut Command) -> FedRun {
         let child = command
             .args(["materialize", "-q", "-", "--chunk-size", "64K"])
@@ -95,7 +96,7 @@ impl Place {
         FedRun(child.expect("started"))
     }
 
-    /// Waits until something was written below a temporary name; where.
+    /// Waits until a file is written to the staging directory. Returns its path.
     fn staging_path(&self) -> PathBuf {
         wait_for(|| {
             let names = self.names();
@@ -106,7 +107,7 @@ impl Place {
     }
 }
 
-/// A run that reads what it is fed.
+/// A run that reads its archive from standard input.
 struct FedRun(Child);
 
 impl FedRun {
@@ -119,7 +120,7 @@ impl FedRun {
         Pid::from_child(&self.0)
     }
 
-    /// No more comes.
+    /// Closes the input and waits for the run.
     fn end(self) -> Output {
         self.0.wait_with_output().expect("an end")
     }
@@ -144,7 +145,7 @@ fn assert_success(output: &Output) {
     );
 }
 
-/// The run failed and said this, in whatever lines.
+/// Asserts that the run failed and reported these words, in any lines.
 #[track_caller]
 fn assert_failed(output: &Output, words: &[&str]) {
     let text = stderr_text(output);
@@ -174,7 +175,7 @@ fn shell(place: &Place, script: &str) {
     );
 }
 
-/// The beginning of an archive: enough that something is written.
+/// Start of an archive, long enough that some files are written.
 fn beginning() -> Archive {
     Archive::new()
         .directory("top/")
@@ -186,10 +187,10 @@ fn beginning() -> Archive {
         .add(Header::new("top/b", b'0').mode(0o4755).owner(7, 8), "bee")
 }
 
-/// What of [`long`] comes first: it ends in the middle of its last file.
+/// Size of the first part of [`long`]. It ends in the last file.
 const FIRST_BYTES: usize = 2_000_000;
 
-/// An archive that comes in two parts.
+/// An archive that is fed in two parts.
 fn long() -> Vec<u8> {
     beginning().file("top/z", random_bytes(3_000_000)).end()
 }
@@ -198,7 +199,7 @@ fn whole() -> Vec<u8> {
     beginning().file("top/z", random_bytes(300_000)).end()
 }
 
-/// With a say about the root.
+/// An archive with a member for the root.
 fn with_root(mode: u64) -> Vec<u8> {
     let root = Header::new("./", b'5').mode(mode).owner(5, 6);
     Archive::new()
@@ -208,7 +209,7 @@ fn with_root(mode: u64) -> Vec<u8> {
         .end()
 }
 
-/// A directory `$1` with a bit of everything, of this owner.
+/// Script for a directory `$1` with special attributes and this owner.
 fn special_directory(owner: &str) -> String {
     format!(
         "mkdir $1; chown {owner} $1; setfacl -m u:9:rwx $1; setfacl -d -m g:10:rx $1
@@ -238,7 +239,7 @@ fn atomic_tree_equals_tree_written_in_place() {
             );
             shell(&place, &script);
             assert_eq!(place.names(), ["out", "plain"], "{script}");
-            // Without a say about it, the root has the time when the last entry was made.
+            // Without a member for it, the root's mtime is the time of its last entry.
             let more: &[&str] = if archive == whole() {
                 &["--ignore-mtime-of-root"]
             } else {
@@ -435,8 +436,7 @@ fn atomic_tree_appears_without_rename_noreplace_support() {
     assert!(place.path("in/out/top/z").exists());
 }
 
-/// Lets `env` run the program, which then heeds signals that these tests were started deaf to, as
-/// a shell starts what it runs in the background.
+/// Resets signal handlers, because the test runner may ignore signals, as a shell does for background jobs.
 fn with_default_signals(mut env: Command) -> Command {
     env.args(["--default-signal", PROGRAM]);
     env
@@ -471,14 +471,14 @@ fn signal_during_atomic_run_leaves_nothing() {
 #[test]
 fn failed_removal_is_reported_unless_second_signal_comes() {
     assert!(is_interrupted_in_time(false), "nothing was too late");
-    // The second that removal goes on may be over before a busy machine gets that far.
+    // On a busy machine, the second of retried removals may be over too early.
     assert!(
         (0..5).any(|_| is_interrupted_in_time(true)),
         "always too late"
     );
 }
 
-/// Sends a signal to a run that cannot remove anything, and a `second` one; whether that was in time.
+/// Sends one or two signals to a run that cannot remove its tree. Returns whether that was in time.
 fn is_interrupted_in_time(second: bool) -> bool {
     let place = Place::new();
     let mut fed = place.feed(&mut with_default_signals(
@@ -486,7 +486,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     ));
     fed.write(long().get(..FIRST_BYTES).expect("longer"));
     let tree = place.staging_path();
-    // The end of the archive would end the run by itself.
+    // Keep the input open, because the end of the archive would end the run.
     let _open = fed.0.stdin.take();
     let start = Instant::now();
     kill_process(fed.pid(), Signal::TERM).expect("alive");
@@ -494,7 +494,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
         wait::wait_until("the first is heard", || {
             !is_pending(fed.pid(), Signal::TERM)
         });
-        // Who was told of it is to take note of it.
+        // Give the run time to handle the first signal.
         std::thread::sleep(Duration::from_millis(50));
         kill_process(fed.pid(), Signal::INT).expect("alive");
     }
@@ -515,7 +515,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     true
 }
 
-/// Whether a process has not taken a signal yet that was sent to it.
+/// Whether a signal to the process is still pending.
 fn is_pending(process: Pid, signal: Signal) -> bool {
     let status =
         fs::read_to_string(format!("/proc/{}/status", process.as_raw_pid())).unwrap_or_default();
@@ -589,7 +589,7 @@ fn failed_sync_is_an_error_and_tree_does_not_appear() {
         told,
     );
     assert_success(&place.with_failing_syscall(failing_syscall::SYNCFS, &[]));
-    // By then it has appeared.
+    // The tree has already appeared when the sync of its name fails.
     fs::remove_dir_all(place.path("in/out")).expect("there");
     let output = place.with_failing_syscall(failing_syscall::FSYNC, &["--sync", "--atomic"]);
     assert_failed(&output, &["in: cannot bring to disk", "Input/output error"]);

@@ -1,4 +1,4 @@
-//! Where `materialize` writes to: what it says of a place it cannot use, and when it is interrupted.
+//! Destination of `materialize`: errors for unusable ones, and the report of an interrupted run.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -13,7 +13,8 @@ use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::wait;
 
-/// A directory that other users reach, with the archive `a.tar` of many files and a copy of the program.
+/// A directory that other users can access, with the archive `a.tar` of many files and a copy of the
+/// program.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -37,7 +38,7 @@ impl Place {
         program::tarfs(self.0.path(), words)
     }
 
-    /// As [`Self::run`], by a user who owns nothing here.
+    /// Like [`Self::run`], as a user who owns nothing here.
     fn run_as_nobody(&self, words: &[&str]) -> Output {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
@@ -82,7 +83,7 @@ fn unwritable_destination_is_reported_in_one_line() {
                 .iter()
                 .all(|line| line.contains("name a directory with -C"))
         );
-        // Of half/d the attributes are not this user's to set, which is another matter.
+        // This user may not set the attributes of half/d, which is a separate error.
         assert!(lines.len() <= 3, "{lines:?}");
         let last = lines.last().expect("several");
         assert!(
@@ -124,7 +125,7 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
     let place = Place::new();
     make(&place.path("closed"), 0o755);
     make(&place.path("mounted"), 0o755);
-    // Nothing listens there.
+    // No server listens on this port.
     let words = |directory| {
         [
             "materialize",
@@ -148,7 +149,7 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
         assert!(line.starts_with(&format!("tarfs: {name}: ")), "{line}");
         assert!(line.contains(reason) && line.contains("-C"), "{line}");
     }
-    // Nothing is written there.
+    // These flags write nothing to the destination.
     for flag in ["-O", "--dry-run"] {
         let output = place.run_as_nobody(&["materialize", "-q", "a.tar", "-C", "closed", flag]);
         assert!(output.status.success(), "{flag}: {}", stderr_text(&output));
@@ -159,7 +160,7 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
 fn empty_directory_as_path_is_rejected_before_fetching() {
     let place = Place::new();
     make(&place.path("out"), 0o755);
-    // Nothing listens there.
+    // No server listens on this port.
     let url = "http://127.0.0.1:1/a.tar";
     let lines = error_lines(&place.run(&["materialize", url, "out"]));
     let [line] = lines.as_slice() else {
@@ -167,7 +168,7 @@ fn empty_directory_as_path_is_rejected_before_fetching() {
     };
     assert!(line.contains("out: is an empty directory here"), "{line}");
     assert!(line.contains("-C out") && line.contains("-C ."), "{line}");
-    // Meant as a member.
+    // With -C, the word is a member.
     let lines = error_lines(&place.run(&["materialize", "a.tar", "out", "-C", "."]));
     assert!(
         lines.concat().contains("out: not in the archive"),
@@ -203,7 +204,7 @@ fn path_like_destination_is_rejected_before_fetching() {
             "fetched: {path}"
         );
     }
-    // With -C, of a local file, or to standard output it is a member.
+    // With -C, for a local file, or with -O, the word is a member.
     for words in [
         &["materialize", "-q", &url, "/d", "-C", "."][..],
         &["materialize", "-q", &url, "/d", "-O"],
@@ -218,7 +219,7 @@ fn path_like_destination_is_rejected_before_fetching() {
             stderr_text(&output)
         );
     }
-    // So it is if a saved index has it.
+    // A word that a saved index contains is a member, too.
     let output = place.run(&["index", "-q", &url]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     let output = place.run(&["materialize", "-q", &url, "/d"]);

@@ -1,5 +1,6 @@
-//! Members become trees: every type and attribute, whatever lies in the way, never outside; and
-//! the same trees that GNU tar makes. Run as root, for owners, devices and mounts.
+//! Extraction of every entry type and attribute, over existing entries, never outside the destination.
+//!
+//! Trees are compared with those of GNU tar. Run as root, for owners, devices and mounts.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -64,7 +65,7 @@ fn with(mut entry: Entry, change: impl FnOnce(&mut Member)) -> Entry {
     entry
 }
 
-/// Remembers warnings.
+/// Collects warnings.
 #[derive(Debug, Default)]
 struct Warnings(Mutex<Vec<String>>);
 
@@ -274,7 +275,7 @@ fn hard_link_finds_target_still_being_written() {
             &format!("b/{number}"),
             &format!("./a{number}/big"),
         ));
-        // Writing over one name leaves the other alone.
+        // Replacing one name leaves the other one unchanged.
         entries.push(file(format!("a{number}/big"), "new"));
     }
     materialize_without_problems(root.path(), entries);
@@ -531,7 +532,7 @@ fn directory_attributes_are_set_after_their_entries() {
         directory("replaced"),
         directory("twice"),
         with(directory("twice"), |member| member.mode = 0o700),
-        // Last: a directory that is made after it might get its inode, and be taken for it made anew.
+        // Last, because a directory made after it might reuse its inode number and be mistaken for it.
         file("replaced", "by a file"),
     ];
     let summary = try_materialize(root.path(), options, entries).expect("a fine destination");
@@ -836,7 +837,7 @@ fn any_number_of_writers_creates_the_same_tree() {
         };
         let summary = try_materialize(root.path(), options, entries()).expect("a fine destination");
         assert_eq!(problems(&summary), Vec::<String>::new());
-        // All but the root.
+        // All entries but the root.
         assert_eq!(summary.entries, entries().len() as u64 - 1);
         assert_same_trees(one.path(), root.path());
     }
@@ -879,7 +880,7 @@ fn arbitrarily_deep_path_is_walked() {
     assert!(root.path().join("d/d/d").is_dir());
 }
 
-/// Reads an archive made by GNU tar and writes it with ours.
+/// Extracts an archive made by GNU tar with tarfs.
 fn materialize_archive(archive: &Path, destination: &Path) -> Summary {
     let options = Options {
         numeric_owner: true,
@@ -905,7 +906,7 @@ fn materialize_archive(archive: &Path, destination: &Path) -> Summary {
     sink.finish().expect("a summary")
 }
 
-/// A small tree with one of everything.
+/// A small tree with every entry type.
 fn create_every_type(root: &Path) {
     let script = r"
         set -e
@@ -967,7 +968,7 @@ fn trees_equal_those_of_gnu_tar() {
         let summary = materialize_archive(&archive, &ours);
         assert_eq!(problems(&summary), Vec::<String>::new());
         assert_same_trees(&theirs, &ours);
-        // Once more over what is there.
+        // Extract again over the existing tree.
         let summary = materialize_archive(&archive, &ours);
         assert_eq!(problems(&summary), Vec::<String>::new());
         assert_same_trees(&theirs, &ours);

@@ -1,4 +1,4 @@
-//! `tarfs materialize --resume`: interrupted at any moment, a run goes on, and the tree is the same.
+//! `tarfs materialize --resume`: a run interrupted at any moment is resumed and makes the same tree.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ use crate::support::wait;
 
 const PATH: &str = "/archive";
 
-/// Where decoding can start again in the middle.
+/// Formats in which decoding can start in the middle.
 const PACKINGS: [Packing; 8] = [
     Packing::Plain,
     Packing::Gzip,
@@ -33,8 +33,9 @@ const PACKINGS: [Packing; 8] = [
     Packing::Bzip2,
 ];
 
-/// Entries that replace, link to and lead through each other, with a megabyte between any two, so
-/// that a run may be interrupted anywhere between them.
+/// Entries that replace, link to and lead through each other.
+///
+/// A megabyte separates any two, so that a run can be interrupted between them.
 fn entangled_archive() -> Vec<u8> {
     let mut archive = Archive::new().global(&[("uname", "somebody"), ("mtime", "1234567.25")]);
     let mut number = 0_u64;
@@ -64,7 +65,7 @@ fn entangled_archive() -> Vec<u8> {
     archive.file("end", "end").end()
 }
 
-/// All there is to see of a tree; inodes as the first name that leads to each.
+/// All visible facts of a tree. An inode is shown as its first name.
 fn tree_facts(top: &Path) -> BTreeMap<PathBuf, String> {
     let mut facts = BTreeMap::new();
     let mut paths = vec![top.to_owned()];
@@ -92,7 +93,7 @@ fn tree_facts(top: &Path) -> BTreeMap<PathBuf, String> {
         };
         let first = inodes.entry(stat.ino()).or_insert_with(|| name.clone());
         let size = if stat.is_dir() { 0 } else { stat.size() };
-        // The top has the time of its last entry.
+        // The mtime of the top is that of its last entry.
         let time = (name != Path::new("")).then(|| (stat.mtime(), stat.mtime_nsec()));
         let fact = format!(
             "{:o} {}:{} {} {size} {time:?} {} {content}",
@@ -119,11 +120,11 @@ fn assert_same(
     assert_eq!(found.len(), expected.len(), "{what}");
 }
 
-/// A server that hands out only so much, and a directory.
+/// A directory, and a server with an archive that can be cut off.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
-    /// What lies behind this is not found.
+    /// The server answers 404 to requests beyond this offset.
     until: Arc<AtomicU64>,
     packed_len: u64,
 }
@@ -161,12 +162,12 @@ impl Place {
         self.path(".out.tarfs-journal")
     }
 
-    /// An empty destination, and no journal.
+    /// Makes an empty destination and removes the journal.
     fn reset(&self) {
         drop(fs::remove_dir_all(self.path("out")));
         drop(fs::remove_file(self.journal()));
         fs::create_dir(self.path("out")).expect("made");
-        // New directories in it are told from those that were there: they keep its bit.
+        // New directories inherit the set-group-id bit, which existing ones keep.
         let heir = fs::Permissions::from_mode(0o2755);
         fs::set_permissions(self.path("out"), heir).expect("ours");
     }
@@ -177,7 +178,7 @@ impl Place {
         [&words[..], &modes, more].concat()
     }
 
-    /// A run that takes up what there is; what was sent for it.
+    /// Runs or resumes. Returns the output and the number of bytes sent.
     fn run(&self, more: &[&str]) -> (Output, u64) {
         let before = self.server.sent_bytes(PATH);
         let url = self.server.url(PATH);
@@ -186,7 +187,7 @@ impl Place {
         (output, self.server.sent_bytes(PATH) - before)
     }
 
-    /// A run that comes to the end of what is served.
+    /// Runs until the end of the served bytes.
     fn run_interrupted(&self, until: u64) {
         self.until.store(until, Ordering::SeqCst);
         let (output, _) = self.run(&[]);
@@ -199,7 +200,7 @@ impl Place {
         self.until.store(u64::MAX, Ordering::SeqCst);
     }
 
-    /// What a run without interruption leaves.
+    /// The tree of a run without interruption.
     fn expected(&self, code: i32) -> BTreeMap<PathBuf, String> {
         self.reset();
         let url = self.server.url(PATH);
@@ -210,7 +211,7 @@ impl Place {
         facts
     }
 
-    /// Starts a run and kills it when so many requests have come; whether it had come to its end.
+    /// Starts a run and kills it after that many requests. Returns whether it had finished.
     fn kill_after_requests(&self, requests: usize) -> bool {
         let before = self.server.requests(PATH).len();
         let url = self.server.url(PATH);
@@ -226,7 +227,7 @@ impl Place {
             let has_ended = child.try_wait().expect("ours").is_some();
             has_ended || self.server.requests(PATH).len() - before >= requests
         });
-        // It may have ended.
+        // The run may have ended already.
         drop(child.kill());
         child.wait().expect("an end");
         self.path("out/end").exists() && !self.journal().exists()
@@ -244,14 +245,14 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
         let mode = fs::metadata(place.journal()).expect("a journal").mode();
         assert_eq!(mode & 0o777, 0o600);
         let (output, sent) = place.run(&[]);
-        // One member is refused in the first run already.
+        // The first run already refuses one member.
         assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
         assert_same(
             &tree_facts(&place.path("out")),
             &expected,
             &format!("{packing:?}"),
         );
-        // What a checksum says of all is not told by half.
+        // A resumed run cannot check a checksum over the whole archive.
         let is_told = stderr_text(&output).contains("were not verified");
         assert_eq!(
             is_told,
@@ -259,7 +260,7 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
             "{}",
             stderr_text(&output)
         );
-        // A seek point may be four megabytes of plain bytes before the cut, and a checkpoint two.
+        // A seek point may be 4 MB of plain bytes before the cut, and a checkpoint 2 MB.
         let most = place.packed_len - cut + (7 << 20);
         assert!(
             sent <= most,
@@ -282,7 +283,7 @@ fn run_killed_at_any_moment_resumes_to_the_same_tree() {
             place.reset();
             let mut what = format!("{packing:?}, {round}");
             let mut requests = || usize::try_from(noise.below(60)).expect("few");
-            // One that has come to its end has nothing to go on with.
+            // A finished run has nothing to resume.
             if !(0..3).any(|_| place.kill_after_requests(requests())) {
                 let (output, _) = place.run(&[]);
                 assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
@@ -414,7 +415,7 @@ fn journal_is_used_only_for_same_run_and_intact_part() {
     place.serve(plain, "\"2\"");
     let (_, sent) = place.run(&[]);
     assert!(sent >= place.packed_len, "{sent}");
-    // Torn or damaged anywhere: the part before counts.
+    // After damage at any offset, the part before it is used.
     let mut noise = Rng::new(3);
     for number in 0..12 {
         place.reset();
@@ -439,7 +440,7 @@ fn journal_is_used_only_for_same_run_and_intact_part() {
             );
         }
     }
-    // What another user could have put there.
+    // A file that another user could have put there.
     place.reset();
     fs::write(place.path("victim"), "kept").expect("written");
     symlink("victim", place.journal()).expect("made");
@@ -457,7 +458,7 @@ fn journal_is_used_only_for_same_run_and_intact_part() {
 #[test]
 fn limits_apply_to_all_runs_together() {
     let place = Place::new(entangled_archive().into());
-    // Of 38 members and eleven megabytes, far less is left.
+    // 38 members and eleven megabytes: the resumed run has far less left.
     let limits = [
         (["--max-entries", "30"], "30"),
         (

@@ -1,5 +1,4 @@
-//! Archives that are a thousand times larger than they look. `scripts/soak bombs` does the same with
-//! ten gigabytes.
+//! Archives that unpack to a thousand times their size. `scripts/soak bombs` uses ten gigabytes.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,13 +14,13 @@ use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::program::peak_mib;
 use crate::support::raw::{Archive, Header, random_bytes};
 
-/// Zeros in each bomb.
+/// Number of zero bytes in each bomb.
 const LEN: u64 = 512 << 20;
 
-/// Zeros that are packed once and repeated.
+/// Number of zero bytes that are packed once and repeated.
 const CHUNK: usize = 16 << 20;
 
-/// An archive, then a stream of zeros, as one gzip member.
+/// An archive and then a stream of zeros, as one gzip member.
 fn gzip(start: &[u8], zeros: u64) -> Vec<u8> {
     let chunk = vec![0; CHUNK];
     let mut packed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03".to_vec();
@@ -29,7 +28,7 @@ fn gzip(start: &[u8], zeros: u64) -> Vec<u8> {
     let block = |bytes: &[u8]| {
         let mut deflate = DeflateEncoder::new(Vec::new(), flate2::Compression::best());
         deflate.write_all(bytes).expect("memory");
-        // To the end of a byte, so that another one can follow.
+        // Flush to a byte boundary, so that another chunk can follow.
         deflate.flush().expect("memory");
         deflate.get_ref().clone()
     };
@@ -63,7 +62,7 @@ fn zstd(start: &[u8], zeros: u64) -> Vec<u8> {
     packed
 }
 
-/// A file of zeros, all of the archive but its end.
+/// An archive of one file of zeros, without its end.
 fn file() -> Vec<u8> {
     Archive::new()
         .file("before", "1")
@@ -71,7 +70,7 @@ fn file() -> Vec<u8> {
         .unfinished()
 }
 
-/// An archive that has ended.
+/// A complete archive.
 fn ended_archive() -> Vec<u8> {
     Archive::new().file("a", "1").end()
 }
@@ -87,7 +86,7 @@ impl Bomb {
         Self::of(packed)
     }
 
-    /// Of any length.
+    /// A bomb of any length.
     fn of(packed: &[u8]) -> Self {
         let place = Place::new();
         fs::write(place.path("a"), packed).expect("space");
@@ -104,7 +103,7 @@ impl Bomb {
     }
 }
 
-/// What a counter of `--stats` says.
+/// A counter of `--stats`.
 fn counter(run: &Run, name: &str) -> u64 {
     let mark = format!("{name}: ");
     let found = run
@@ -196,7 +195,7 @@ fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
             assert_eq!(run.code, 2, "{run:?}");
             assert!(run.said.contains("unpacked to more than"), "{run:?}");
             assert!(run.said.contains("--max-unpacked-size"), "{run:?}");
-            // No less is decoded than is allowed, and what is on its way besides.
+            // The run decodes at least the allowed bytes, plus those in flight.
             let allowed = if start == ended_archive() {
                 16 << 20
             } else {
@@ -208,7 +207,7 @@ fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
     }
 }
 
-/// What is mounted at `mnt`: the most memory that its process has taken.
+/// Peak memory of the process that serves the mount at `mnt`.
 fn peak_of_mount(bomb: &mut Bomb, mnt: &str) -> u64 {
     let status = bomb.run(&["status", "--json", mnt]);
     let status: Value = serde_json::from_str(&status.said).expect("JSON");
@@ -218,7 +217,7 @@ fn peak_of_mount(bomb: &mut Bomb, mnt: &str) -> u64 {
 
 #[test]
 fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
-    // Packed to more than an eighth of what a block works on, and 51 times as long as that.
+    // Packed to more than an eighth of a block's work memory, and 51 times as long unpacked.
     let runs: Vec<u8> = random_bytes(600_000)
         .into_iter()
         .flat_map(|byte| [byte; 255])
@@ -246,19 +245,19 @@ fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
 
 #[test]
 fn umount_ends_process_whose_threads_are_busy() {
-    // Half a terabyte of zeros in few chunks, behind the end: a scan decodes them for minutes.
+    // Half a terabyte of zeros in few chunks after the end: a scan decodes them for minutes.
     let mut bomb = Bomb::of(&zstd(&ended_archive(), 512 << 30));
     fs::create_dir(bomb.place.path("mnt")).expect("fresh");
     let mnt = bomb.place.path("mnt");
     let mnt = mnt.to_str().expect("UTF-8");
     let mounted = bomb.run(&["mount", "../../a", mnt]);
     assert_eq!(mounted.code, 0, "{mounted:?}");
-    // It fails when the process goes on for half a minute.
+    // This fails if the process runs for another half minute.
     let unmounted = bomb.run(&["umount", mnt]);
     assert_eq!(unmounted.code, 0, "{unmounted:?}");
 }
 
-/// What each verb with an index says when it needs more memory than it may.
+/// Error of each verb with an index at its memory limit.
 const INDEX_MEMORY_ERROR: &str = "the index needs more than the 16777216 bytes of memory that --index-memory \
                              allows (if that is to be expected, allow it with a larger --index-memory)";
 

@@ -1,4 +1,4 @@
-//! Packed streams that are cut, damaged, or lie.
+//! Packed streams that are truncated, damaged or inconsistent.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -7,13 +7,13 @@ use super::{Case, Tree, case, check};
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 
-/// How GNU tar is told of lz4.
+/// Option with which GNU tar reads lz4.
 const LZ4: &[&str] = &["-Ilz4"];
 
-/// Why nothing is no archive.
+/// Reason why an empty archive is an error.
 const EMPTY: &str = "what does not begin with a header is refused";
 
-/// Empty parts of a stream: far more than any has.
+/// Number of empty parts of a stream, far more than any real stream has.
 const EMPTY_PARTS: usize = 5000;
 
 fn sample() -> Vec<u8> {
@@ -26,7 +26,7 @@ fn sample() -> Vec<u8> {
         .end()
 }
 
-/// What a tool makes of bytes.
+/// Packs bytes with a tool.
 pub(super) fn pack(tool: &[&str], plain: &[u8]) -> Vec<u8> {
     let (program, arguments) = tool.split_first().expect("a tool");
     let mut child = Command::new(program)
@@ -45,7 +45,7 @@ pub(super) fn pack(tool: &[&str], plain: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-/// The bytes with one of them, counted from the end when negative, other than it was.
+/// `bytes` with one byte changed. A negative offset counts from the end.
 fn flipped(bytes: &[u8], at: isize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let place = if at < 0 {
@@ -57,7 +57,7 @@ fn flipped(bytes: &[u8], at: isize) -> Vec<u8> {
     bytes
 }
 
-/// The bytes with others in place of those at an offset.
+/// `bytes` with other bytes at an offset.
 fn put(bytes: &[u8], at: usize, new: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let place = bytes.get_mut(at..at + new.len()).expect("inside");
@@ -182,7 +182,7 @@ fn pack_byte(byte: u8) -> Vec<u8> {
     ])
 }
 
-/// A BGZF member that says to be `wrong` bytes longer than it is.
+/// A BGZF member that claims to be `wrong` bytes longer than it is.
 fn bgzf(plain: &[u8], wrong: i32) -> Vec<u8> {
     let stored = u16::try_from(plain.len()).expect("short");
     let mut body = vec![1];
@@ -226,8 +226,9 @@ fn bgzf_members_with_wrong_length_end_in_errors() {
     check(empty_directory().path(), cases);
 }
 
-/// An lz4 frame of stored blocks, with these flags, after the magic: flags, block size, then what
-/// the flags promise; the header's checksum is right.
+/// An lz4 frame of stored blocks, with a valid header checksum.
+///
+/// `descriptor` follows the magic: flags, block size, and the fields that the flags announce.
 fn lz4_frame(descriptor: &[u8], blocks: &[&[u8]], tail: &[u8]) -> Vec<u8> {
     let mut frame = b"\x04\x22\x4d\x18".to_vec();
     frame.extend_from_slice(descriptor);
@@ -357,7 +358,7 @@ fn damaged_or_inconsistent_lz4_streams_end_in_errors() {
     check(empty_directory().path(), cases);
 }
 
-/// A zstd frame of stored blocks after a header that follows the magic.
+/// A zstd frame of stored blocks. `header` follows the magic.
 fn zstd_frame(header: &[u8], blocks: &[&[u8]], tail: &[u8]) -> Vec<u8> {
     let mut frame = b"\x28\xb5\x2f\xfd".to_vec();
     frame.extend_from_slice(header);

@@ -1,4 +1,4 @@
-//! Archives that lead elsewhere.
+//! Archives whose names or links lead outside the destination.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -14,7 +14,7 @@ use crate::support::measured_runner::MeasuredRunner;
 use crate::support::program;
 use crate::support::raw::{Archive, GNU, Header};
 
-/// Archives end here and in the neighbour of the destination; nothing may change in either.
+/// A directory that names and links of archives lead to. It must not change.
 struct Outside(tempfile::TempDir);
 
 impl Outside {
@@ -35,7 +35,7 @@ impl Outside {
 
 #[test]
 fn names_and_links_do_not_escape_the_root() {
-    // GNU tar makes such links last, where it still finds what it put in their place, as it thinks.
+    // GNU tar makes such links last, and then finds its own placeholder at their path.
     const OVER: &str = "a later member replaces a link that leads outside like any other";
     let outside = Outside::new();
     let out = outside.name();
@@ -296,7 +296,7 @@ fn devices_and_set_id_bits_are_created_by_root_only() {
     let mut runner = MeasuredRunner::start(place.0.path());
     let tar = ["tar", "-xf", "../../a"];
     let gnu = runner.run_as(Some(NOBODY), &place.root("gnu"), &tar);
-    // Others than root may not reach the directory of the original.
+    // Other users cannot access the directory of the original program.
     program::copy_to(&place.0.path().join("tarfs"));
     let words = ["../../tarfs", "materialize", "../../a"];
     let own = runner.run_as(Some(NOBODY), &place.root("own"), &words);
@@ -317,11 +317,12 @@ fn devices_and_set_id_bits_are_created_by_root_only() {
     );
 }
 
-/// Counts how often a name in a directory, which need not keep its place, and another name change
-/// places, until told to stop.
+/// Exchanges `name` in `directory` with `other` until stopped, and counts the exchanges.
+///
+/// The directory itself may be moved meanwhile.
 fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
-        // It may be missing for a moment: who writes there replaces links.
+        // The name may be missing for a moment, because the extraction replaces links.
         if renameat_with(directory, name, CWD, other, RenameFlags::EXCHANGE).is_ok() {
             swaps.fetch_add(1, Ordering::Relaxed);
         }
@@ -332,7 +333,7 @@ fn swap(directory: &fs::File, name: &str, other: &Path, stop: &AtomicBool, swaps
 fn directory_swapped_for_link_by_racer_does_not_escape() {
     const FILES: usize = 40;
     let outside = Outside::new();
-    // What a write, a mode, a time or an attribute that went astray would change.
+    // Entries that a stray write, chmod, utimens or setxattr would change.
     fs::create_dir(outside.path().join("e")).expect("fresh");
     for number in 0..FILES {
         fs::write(outside.path().join(format!("f{number}")), "kept").expect("space");
@@ -366,7 +367,7 @@ fn directory_swapped_for_link_by_racer_does_not_escape() {
         let parents = parents.map(|parent| parent.expect("a directory"));
         let targets = [outside.path().to_owned(), outside.path().join("e")];
         for ((parent, name), target) in parents.into_iter().zip(["d", "e"]).zip(targets) {
-            // The link lies beside the destination when it is not in it.
+            // The link is beside the destination when it is not in it.
             let link = place.path("own").join(name);
             symlink(target, &link).expect("fresh");
             let (stop, swaps) = (&stop, &swaps);
@@ -382,7 +383,7 @@ fn directory_swapped_for_link_by_racer_does_not_escape() {
     assert_eq!(around(outside.path()), before);
 }
 
-/// All below a directory, and when it was changed.
+/// All entries below a directory, with their change times.
 fn around(root: &Path) -> Vec<(String, (i64, i64))> {
     super::walk(root)
         .into_iter()

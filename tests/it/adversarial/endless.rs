@@ -11,10 +11,10 @@ use super::{MEMORY, MOST_BYTES, Place, TARFS};
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::raw::Archive;
 
-/// What every verb says of zeros that do not end.
+/// Error of every verb for endless zeros.
 const ZEROS_ERROR: &str = "more than 64 MiB of zeros";
 
-/// Zeros behind an archive that are not too many.
+/// Number of zeros after an archive that are accepted.
 const PADDING: usize = 32 << 20;
 
 /// Runs `script` with `tarfs` as `$0`.
@@ -22,7 +22,7 @@ fn run_script(place: &Place, runner: &mut MeasuredRunner, script: &str) -> Run {
     runner.run(place.0.path(), &["sh", "-c", script, TARFS])
 }
 
-/// Everything that reads a whole source, of `source`.
+/// Scripts of all verbs that read a whole `source`.
 fn scripts(source: &str) -> [String; 6] {
     [
         format!("$0 ls {MEMORY} {source}"),
@@ -57,7 +57,7 @@ fn endless_zeros_of_device_are_an_error_of_every_verb() {
     }
 }
 
-/// Answers every request with zeros, as long as the client takes them.
+/// Answers every request with zeros until the client disconnects.
 fn serve_zeros(mut client: TcpStream) {
     let mut request = [0; 4096];
     let Ok(len) = client.read(&mut request) else {
@@ -115,7 +115,7 @@ fn finite_zeros_after_archive_are_padding() {
     for script in [
         format!("{{ cat a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
         format!("{{ gzip < a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
-        // A file says how long it is.
+        // A file has a known length.
         format!("truncate -s 300M a.tar && $0 verify {MEMORY} a.tar"),
         format!("$0 ls --ignore-zeros {MEMORY} a.tar"),
     ] {

@@ -1,4 +1,4 @@
-//! Headers that contradict each other, lie, or ask for too much.
+//! Headers that contradict each other, lie, or demand too much.
 
 use super::{Case, Tree, case, check};
 use crate::support::raw::{Archive, GNU, Header, V7, pax_records};
@@ -6,12 +6,12 @@ use crate::support::raw::{Archive, GNU, Header, V7, pax_records};
 const TWO_TO_63: &str = "9223372036854775808";
 const MAX_I64: &str = "9223372036854775807";
 
-/// A whole archive with one file, to hide in a payload.
+/// A complete archive with one file, to hide in a payload.
 fn smuggled_archive() -> Vec<u8> {
     Archive::new().file("smuggled", "evil").end()
 }
 
-/// A file `x` with a smuggled archive as its content, whose header says another size.
+/// A file `x` with a smuggled archive as its content, and another size in its header.
 fn carrier(size: u64) -> Archive {
     Archive::new().add(Header::new("x", b'0').size(size), smuggled_archive())
 }
@@ -20,7 +20,7 @@ fn sized(size: impl AsRef<[u8]>) -> Archive {
     Archive::new().pax(&[("size", size)])
 }
 
-/// `archive`, then a file that shows where the next header was looked for.
+/// Appends a file that shows where the reader found the next header.
 fn with_next_member(archive: Archive) -> Vec<u8> {
     archive.file("after", "1").end()
 }
@@ -211,7 +211,7 @@ fn sized_for(size: &str) -> Archive {
     Archive::new().file("after", "0").pax(&[("size", size)])
 }
 
-/// What [`carrier`] makes, behind something else.
+/// Appends the member of [`carrier`] to `archive`.
 fn carry(archive: Archive, size: u64) -> Archive {
     archive.add(Header::new("x", b'0').size(size), smuggled_archive())
 }
@@ -496,7 +496,7 @@ fn invalid_extended_headers_end_as_with_gnu_tar() {
     check(empty_directory().path(), cases);
 }
 
-/// A file of GNU's old sparse type with these pieces in its header.
+/// A file of GNU's old sparse type with these segments in its header.
 fn old_sparse(pieces: &[(&str, &str)], real: &str) -> Header {
     let header = Header::new("x", b'S').magic(GNU).put(483, real);
     pieces

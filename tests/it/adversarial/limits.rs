@@ -1,4 +1,4 @@
-//! What a user allows an archive to cost.
+//! Limits on the size and the number of entries of an archive.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header};
 
-/// Runs `tarfs` with words behind which the archive is named, in a place where it may write.
+/// Runs `tarfs` in a writable place. The archive's name follows the flags.
 fn run(place: &Place, verb: &str, flags: &[&str]) -> Run {
     let mut runner = MeasuredRunner::start(place.0.path());
     let words = [&[TARFS, verb], flags, &["../../a"]].concat();
@@ -168,7 +168,7 @@ fn headers_of_small_files_are_within_any_size_limit() {
         "materialize",
         &["--max-unpacked-size=3000"],
     ));
-    // In pieces of 4 MiB, none of whose members is known when it comes.
+    // In pieces of 4 MiB, so that the members of a piece are unknown when it arrives.
     let packed = Packing::Lz4.pack(&archive.into());
     assert_success(&run(
         &place(&packed),
@@ -179,7 +179,7 @@ fn headers_of_small_files_are_within_any_size_limit() {
 
 #[test]
 fn more_entries_than_limit_are_rejected_by_every_verb() {
-    // With d/e, of which only a path speaks, there are four: `./` is there anyway.
+    // With the implied directory d/e there are four entries: `./` exists anyway.
     let archive = Archive::new()
         .directory("./")
         .file("a", "")

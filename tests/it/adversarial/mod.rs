@@ -1,5 +1,6 @@
-//! Archives that mean harm: each ends as with GNU tar or in a clear error, within bounded memory, and
-//! nothing outside the destination is touched. Run as root.
+//! Malicious archives: each ends as with GNU tar, or in a clear error.
+//!
+//! Memory is bounded, and nothing outside the destination changes. Run as root.
 
 mod bombs;
 mod codecs;
@@ -22,53 +23,54 @@ use crate::support::measured_runner::{MeasuredRunner, Run};
 /// The program under test.
 const TARFS: &str = env!("CARGO_BIN_EXE_tarfs");
 
-/// What each run may use by its flags, and what it may take at most: the index is small here.
+/// Memory flag of each run, and the limit of its peak memory. The index is small here.
 const MEMORY: &str = "--memory=32MiB";
 const MOST_BYTES: u64 = (32 + 64) << 20;
 
-/// Cases that run at once.
+/// Number of cases that run at once.
 const PARALLEL_CASES: usize = 4;
 
-/// An archive and what is to come of it.
+/// An archive and the expected outcome.
 struct Case {
     name: &'static str,
     archive: Vec<u8>,
-    /// What GNU tar needs to be told.
+    /// Additional options for GNU tar.
     gnu_options: &'static [&'static str],
-    /// What tarfs needs to be told.
+    /// Additional options for tarfs.
     options: &'static [&'static str],
     expected: Expected,
 }
 
-/// What is to come of an archive.
+/// Expected outcome of a case.
 #[derive(Clone, Copy)]
 enum Expected {
-    /// The tree and the verdict of GNU tar.
+    /// The same tree and verdict as GNU tar.
     Same,
-    /// An error that holds these words, from GNU tar one as well; how much was written before it was
-    /// noticed is not compared.
+    /// An error with these words, as GNU tar reports one as well.
+    ///
+    /// The trees written before the error are not compared.
     Refused(&'static str),
-    /// Something else than what GNU tar does, which is documented.
+    /// A documented difference from GNU tar.
     Differs {
         /// Whether GNU tar succeeds.
         gnu: bool,
-        /// Whether tarfs does.
+        /// Whether tarfs succeeds.
         own: bool,
-        /// How the trees compare.
+        /// Comparison of the trees.
         tree: Tree,
-        /// Words that are told.
+        /// Words of the error.
         words: &'static str,
-        /// Why it is so.
+        /// Reason for the difference.
         why: &'static str,
     },
 }
 
-/// How a tree compares with GNU tar's.
+/// Comparison with the tree of GNU tar.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tree {
     Same,
     Other,
-    /// What GNU tar makes, and says of it, depends on numbers that the file system gives out.
+    /// GNU tar's tree and errors depend on inode numbers of the file system.
     Either,
 }
 
@@ -87,7 +89,7 @@ impl Case {
         self.expecting(Expected::Refused(words))
     }
 
-    /// tarfs refuses, with these words, what GNU tar takes.
+    /// tarfs rejects, with these words, an archive that GNU tar accepts.
     fn stricter(self, words: &'static str, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: true,
@@ -98,7 +100,7 @@ impl Case {
         })
     }
 
-    /// As [`stricter`](Self::stricter), but what is written is the same.
+    /// Like [`stricter`](Self::stricter), but the trees are the same.
     fn stricter_alike(self, words: &'static str, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: true,
@@ -109,7 +111,7 @@ impl Case {
         })
     }
 
-    /// Both find fault, and the trees differ.
+    /// Both report errors, and the trees differ.
     fn other_tree(self, words: &'static str, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: false,
@@ -120,7 +122,7 @@ impl Case {
         })
     }
 
-    /// tarfs takes what GNU tar finds fault with, and writes more or as much.
+    /// tarfs accepts an archive that GNU tar rejects, and writes at least as much.
     fn laxer(self, tree: Tree, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: false,
@@ -131,7 +133,7 @@ impl Case {
         })
     }
 
-    /// Both succeed, with trees that differ.
+    /// Both succeed, with different trees.
     fn different_tree(self, tree: Tree, why: &'static str) -> Self {
         self.expecting(Expected::Differs {
             gnu: true,
@@ -158,7 +160,7 @@ impl Case {
     }
 }
 
-/// A directory for one case: for each program a `root` to write to, with a neighbour.
+/// A directory for one case. Each program has a `root` to write to, with a neighbour.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -181,7 +183,7 @@ impl Place {
         self.path(program).join("root")
     }
 
-    /// All around the roots, and when it was changed.
+    /// All entries around the roots, with their change times.
     fn around(&self, program: &str) -> BTreeSet<String> {
         let mut lines = BTreeSet::new();
         for (path, mut line) in walk(&self.path(program)) {
@@ -196,7 +198,7 @@ impl Place {
     }
 }
 
-/// Every path below a directory, and all that is to be said of it but the times of directories.
+/// Every path below a directory with its attributes, except mtimes of directories.
 fn walk(root: &Path) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut pending = vec![root.to_owned()];
@@ -235,8 +237,7 @@ fn tree(root: &Path) -> BTreeSet<String> {
     walk(root).into_iter().map(|(_, line)| line).collect()
 }
 
-/// Runs all cases, several at once, and tells of all that do not come out as expected. Nothing in
-/// `outside` may change.
+/// Runs all cases, several at once, and reports all mismatches. Nothing in `outside` may change.
 #[track_caller]
 fn check(outside: &Path, cases: Vec<Case>) {
     let names: BTreeSet<&str> = cases.iter().map(|case| case.name).collect();
@@ -264,7 +265,7 @@ fn check(outside: &Path, cases: Vec<Case>) {
     assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
 }
 
-/// What of a case is not as expected.
+/// Description of a case's mismatch.
 fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
     let place = Place::new();
     fs::write(place.path("a"), &case.archive).expect("space");
@@ -340,7 +341,7 @@ fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
     ))
 }
 
-/// How a run misbehaved, whatever the archive.
+/// Violations of rules that apply to every archive.
 fn conduct_errors(verb: &str, run: &Run) -> Vec<String> {
     let mut faults = Vec::new();
     if !matches!(run.code, 0 | 2) {
