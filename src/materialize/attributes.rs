@@ -149,7 +149,7 @@ impl Xattrs<'_> {
                     }
                 }
                 Err(posix_acl::InvalidAcl) => self.context.problems.warn(&format!(
-                    "{}: the ACL {} is malformed or names someone unknown here, left out",
+                    "{}: the ACL {} is malformed or names an unknown user or group, left out",
                     self.path,
                     kind.attribute()
                 )),

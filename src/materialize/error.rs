@@ -73,7 +73,7 @@ pub enum Cause {
     #[error("{0}")]
     LeftOut(String),
     /// The archive ends inside the member.
-    #[error("the archive ends in the middle of this file, what is there was kept")]
+    #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
     /// A requested path does not exist in the archive.
     #[error("not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)")]
@@ -102,13 +102,13 @@ pub enum Error {
         errno: Errno,
     },
     /// With `--atomic`, the destination exists and is not empty.
-    #[error("{}: is there already and not empty; a whole tree replaces nothing", path.display())]
+    #[error("{}: is there already and not empty; --atomic replaces nothing", path.display())]
     NotEmpty {
         /// The destination.
         path: PathBuf,
     },
     /// With `--atomic`, the kernel cannot rename a tree to the destination.
-    #[error("{}: {why}, so that no whole tree can be renamed to it", path.display())]
+    #[error("{}: {why}, so no tree can be renamed to it", path.display())]
     CannotRename {
         /// The destination.
         path: PathBuf,
@@ -159,7 +159,7 @@ pub enum Error {
         errno: Errno,
     },
     /// The journal of a resumable run cannot be used.
-    #[error("{}: cannot write down there how far the run has come", path.display())]
+    #[error("{}: cannot use the journal of the run", path.display())]
     Journal {
         /// The journal.
         path: PathBuf,
@@ -174,7 +174,7 @@ pub enum Error {
     #[error("interrupted")]
     Interrupted,
     /// The sync failed, so the written data may not be on disk.
-    #[error("{}: cannot bring to disk what was written", path.display())]
+    #[error("{}: cannot sync to disk", path.display())]
     Sync {
         /// The path that was synced.
         path: PathBuf,
@@ -284,15 +284,15 @@ impl Error {
             Self::Leftover { .. } => Some("remove it by hand"),
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
             Self::InUse { .. } => Some("name another directory, or unmount that one first"),
-            Self::Ledger { .. } => Some("name a directory in a directory that is yours"),
+            Self::Ledger { .. } => Some("choose a directory whose parent belongs to you"),
             Self::Journal {
                 errno: Errno::WOULDBLOCK,
                 ..
-            } => Some("another run writes there: wait for its end"),
+            } => Some("another run writes there; wait until it ends"),
             Self::Journal { .. } => {
-                Some("name a directory in a directory that is yours, or do without --resume")
+                Some("choose a directory whose parent belongs to you, or do without --resume")
             }
-            Self::Sync { .. } => Some("look at the disk, and write it again"),
+            Self::Sync { .. } => Some("check the disk, then run the command again"),
             Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
             Self::Interrupted | Self::Thread(_) | Self::Output(_) => None,
         }

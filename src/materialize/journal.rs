@@ -387,7 +387,7 @@ impl Journal {
     /// Removes the journal at the end of the run.
     pub(super) fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(%error, "the journal stays");
+            tracing::debug!(%error, "cannot remove the journal");
         }
     }
 

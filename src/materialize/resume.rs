@@ -76,7 +76,7 @@ impl ResumeState {
 impl Materializer {
     /// Like [`Materializer::new`], with a journal beside `destination` for a later run.
     ///
-    /// The later run must have the same `owner`. If the journal of an earlier run exists and its tree is
+    /// The later run must have the same `run_key`. If the journal of an earlier run exists and its tree is
     /// unchanged, this restores its state, and the scan starts at the returned resume point.
     ///
     /// # Errors Those of [`Materializer::new`], and [`Error::Journal`].
@@ -84,10 +84,10 @@ impl Materializer {
         destination: &Path,
         options: Options,
         stats: Arc<Stats>,
-        owner: &str,
+        run_key: &str,
     ) -> Result<(Self, Option<ResumePoint>), Error> {
         let mut materializer = Self::new(destination, options, stats)?;
-        let (journal, recovered) = Journal::open(destination, owner)?;
+        let (journal, recovered) = Journal::open(destination, run_key)?;
         let journal = Arc::new(journal);
         materializer.start_journal(&journal);
         let Some(recovered) = recovered else {
@@ -95,7 +95,7 @@ impl Materializer {
         };
         if !materializer.is_tree_unchanged(&recovered) {
             materializer.context.problems.warn(
-                "what an interrupted run has written was changed since: beginning at the front",
+                "files of the interrupted run were changed since then; starting from the beginning",
             );
             let restarted = journal.restart();
             restarted.map_err(|error| journal.write_error(&error))?;

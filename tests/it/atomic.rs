@@ -576,22 +576,22 @@ fn sync_runs_once_and_only_with_flag() {
 
 #[test]
 fn failed_sync_is_an_error_and_tree_does_not_appear() {
-    let told = &["in/out: cannot bring to disk", "Input/output error"];
+    let errors = &["in/out: cannot sync to disk", "Input/output error"];
     let place = Place::with(whole());
     assert_failed(
         &place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync", "--atomic"]),
-        told,
+        errors,
     );
     assert_eq!(place.names(), Vec::<String>::new());
     fs::create_dir(place.path("in/out")).expect("fresh");
     assert_failed(
         &place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync"]),
-        told,
+        errors,
     );
     assert_success(&place.with_failing_syscall(failing_syscall::SYNCFS, &[]));
     // The tree has already appeared when the sync of its name fails.
     fs::remove_dir_all(place.path("in/out")).expect("there");
     let output = place.with_failing_syscall(failing_syscall::FSYNC, &["--sync", "--atomic"]);
-    assert_failed(&output, &["in: cannot bring to disk", "Input/output error"]);
+    assert_failed(&output, &["in: cannot sync to disk", "Input/output error"]);
     assert!(place.path("in/out/top/z").exists());
 }

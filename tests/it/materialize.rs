@@ -557,10 +557,10 @@ fn directory_attributes_are_set_after_their_entries() {
 #[test]
 fn attributes_and_acls_replace_inherited_ones() {
     let root = temporary();
-    fs::create_dir(root.path().join("heir")).expect("a directory");
+    fs::create_dir(root.path().join("acl_parent")).expect("a directory");
     run(Command::new("setfacl")
         .args(["-d", "-m", "user:7:rwx"])
-        .arg(root.path().join("heir")));
+        .arg(root.path().join("acl_parent")));
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let entries = vec![
         with(file("f", "x"), |member| {
@@ -583,9 +583,9 @@ fn attributes_and_acls_replace_inherited_ones() {
         with(link("l", "f"), |member| {
             member.xattrs = vec![(b"trusted.on-link".to_vec(), b"l".to_vec())];
         }),
-        file("heir/f", "x"),
-        directory("heir/d"),
-        member("heir/p", Kind::Fifo),
+        file("acl_parent/f", "x"),
+        directory("acl_parent/d"),
+        member("acl_parent/p", Kind::Fifo),
     ];
     materialize_without_problems(root.path(), entries);
     let attributes = |name: &str| {
@@ -608,10 +608,13 @@ fn attributes_and_acls_replace_inherited_ones() {
         acl.contains("\nuser:1:r-x\n") && acl.contains("default:user:1:r-x"),
         "{acl}"
     );
-    for name in ["heir/f", "heir/d", "heir/p"] {
+    for name in ["acl_parent/f", "acl_parent/d", "acl_parent/p"] {
         assert!(!attributes(name).contains("posix_acl"), "{name}");
     }
-    assert_eq!(status(root.path().join("heir/f")).mode() & 0o7777, 0o644);
+    assert_eq!(
+        status(root.path().join("acl_parent/f")).mode() & 0o7777,
+        0o644
+    );
 }
 
 #[test]
@@ -649,20 +652,20 @@ fn umask_applies_and_set_id_bits_drop_without_permissions() {
 #[test]
 fn owners_are_set_if_new_files_have_another_owner() {
     let root = temporary();
-    let heir = root.path().join("heir");
-    fs::create_dir(&heir).expect("a directory");
-    run(Command::new("chown").arg("0:77").arg(&heir));
-    fs::set_permissions(&heir, fs::Permissions::from_mode(0o2755)).expect("a mode");
+    let setgid_parent = root.path().join("setgid_parent");
+    fs::create_dir(&setgid_parent).expect("a directory");
+    run(Command::new("chown").arg("0:77").arg(&setgid_parent));
+    fs::set_permissions(&setgid_parent, fs::Permissions::from_mode(0o2755)).expect("a mode");
     materialize_without_problems(
         root.path(),
         vec![
-            file("heir/one", "x"),
-            file("heir/two", "x"),
-            link("heir/l", "x"),
+            file("setgid_parent/one", "x"),
+            file("setgid_parent/two", "x"),
+            link("setgid_parent/l", "x"),
         ],
     );
     for name in ["one", "two", "l"] {
-        assert_eq!(status(heir.join(name)).gid(), 0, "{name}");
+        assert_eq!(status(setgid_parent.join(name)).gid(), 0, "{name}");
     }
 }
 
@@ -797,7 +800,7 @@ fn truncated_file_keeps_its_received_bytes() {
     let summary = sink.finish().expect("a summary");
     assert_eq!(
         problems(&summary),
-        ["f: the archive ends in the middle of this file, what is there was kept"]
+        ["f: the archive ends in the middle of this file; the bytes before that are kept"]
     );
     assert_eq!(content(root.path().join("f")), "half");
 }

@@ -168,8 +168,8 @@ impl Place {
         drop(fs::remove_file(self.journal()));
         fs::create_dir(self.path("out")).expect("made");
         // New directories inherit the set-group-id bit, which existing ones keep.
-        let heir = fs::Permissions::from_mode(0o2755);
-        fs::set_permissions(self.path("out"), heir).expect("ours");
+        let setgid = fs::Permissions::from_mode(0o2755);
+        fs::set_permissions(self.path("out"), setgid).expect("ours");
     }
 
     fn words<'a>(url: &'a str, more: &[&'a str]) -> Vec<&'a str> {
@@ -253,9 +253,9 @@ fn interrupted_run_resumes_and_fetches_only_the_rest() {
             &format!("{packing:?}"),
         );
         // A resumed run cannot check a checksum over the whole archive.
-        let is_told = stderr_text(&output).contains("were not verified");
+        let is_reported = stderr_text(&output).contains("were not verified");
         assert_eq!(
-            is_told,
+            is_reported,
             packing != Packing::Plain,
             "{}",
             stderr_text(&output)

@@ -67,7 +67,7 @@ impl CopyDirectory {
             Err(errno) => {
                 return Err(Error::Ledger {
                     path: ledger_path,
-                    action: "open the record of what is whole",
+                    action: "open the record of complete files",
                     errno,
                 });
             }
@@ -85,7 +85,7 @@ impl CopyDirectory {
     /// # Errors [`Error::NotACopy`] when the directory has another tree, and errors of the system.
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
-            self.ledger_error("read or write the record of what is whole")(errno(&error))
+            self.ledger_error("read or write the record of complete files")(errno(&error))
         };
         let stat = fstat(&self.top).map_err(self.ledger_error("look at the directory"))?;
         let tree_id = TreeId {

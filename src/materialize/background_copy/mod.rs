@@ -56,7 +56,7 @@ const HASH_BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of files queued ahead of their turn. Requests for more are dropped.
 const MAX_PRIORITY_FILES: usize = 1024;
 /// Note about an entry that is inconsistent in its index.
-const CORRUPT_INDEX: &str = "the index contradicts itself; delete it and mount again";
+const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount again";
 /// Delay before retrying an unreachable source. It doubles from the minimum to the maximum.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
@@ -245,7 +245,7 @@ impl BackgroundCopy {
         });
         known.map_err(|error| {
             self.directory
-                .ledger_error("read the record of what is whole")(errno(&error))
+                .ledger_error("read the record of complete files")(errno(&error))
         })?;
         let options = Options {
             // Its writer is idle, because the workers write the contents.
@@ -301,7 +301,7 @@ impl BackgroundCopy {
         match self.open_verified(task, entry, &path) {
             Ok(Some((file, record))) if task.ledger.is_recent(&record) => Some(file.into()),
             Err(error) => {
-                tracing::debug!(%error, %path, "its copy cannot be opened now");
+                tracing::debug!(%error, %path, "cannot open the copy of a file");
                 None
             }
             Ok(_) => {
@@ -385,7 +385,7 @@ impl BackgroundCopy {
         } else {
             CopyState::Incomplete
         };
-        tracing::info!(directory = %self.directory.path.display(), state = ?report.state, "written");
+        tracing::info!(directory = %self.directory.path.display(), state = ?report.state, "the copy has ended");
     }
 
     fn make_directories(&self, task: &CopyTask) -> ControlFlow<()> {
@@ -632,7 +632,9 @@ impl BackgroundCopy {
         let stat = made.and_then(fstat).map_err(|_| Failure::Recorded)?;
         let number = entry.ino().0;
         task.ledger.put(number, &stat, hash).map_err(|error| {
-            let ledger_error = self.directory.ledger_error("write down what is whole");
+            let ledger_error = self
+                .directory
+                .ledger_error("write the record of complete files");
             Failure::Ledger(ledger_error(errno(&error)))
         })?;
         task.complete.insert(number);
@@ -730,7 +732,7 @@ impl BackgroundCopy {
         }
         let why = error_chain(error);
         let directory = self.directory.path.display();
-        tracing::error!(%directory, why, "nothing more is written there");
+        tracing::error!(%directory, why, "the copy is stopped");
         report.state = CopyState::Stopped;
         report.note = Some(why);
     }
@@ -739,7 +741,7 @@ impl BackgroundCopy {
         let mut report = lock(&self.report);
         report.failures += 1;
         if let Some(what) = what {
-            tracing::warn!(what, "not in the copy");
+            tracing::warn!(what, "missing from the copy");
             // The reason for stopping stays the final note.
             if report.state != CopyState::Stopped {
                 report.note = Some(what);
@@ -847,7 +849,7 @@ impl Drop for RemoveUnlessFinished<'_> {
         }
         let name = name_of(self.path);
         if let Err(errno) = rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
-            tracing::warn!(path = %self.path, %errno, "an incomplete file stays");
+            tracing::warn!(path = %self.path, %errno, "cannot remove an incomplete file");
         }
     }
 }
@@ -871,11 +873,11 @@ struct LogReporter;
 
 impl Reporter for LogReporter {
     fn problem(&self, problem: &Problem) {
-        tracing::warn!(%problem, "not in the copy");
+        tracing::warn!(%problem, "missing from the copy");
     }
 
     fn warning(&self, text: &str) {
-        tracing::warn!(text, "in the copy");
+        tracing::warn!(text, "problem in the copy");
     }
 }
 

@@ -302,8 +302,8 @@ fn devices_and_set_id_bits_are_created_by_root_only() {
     let own = runner.run_as(Some(NOBODY), &place.root("own"), &words);
     assert_eq!((gnu.code, own.code), (2, 2), "{gnu:?} {own:?}");
     for device in ["null", "loop"] {
-        let told = format!("{device}: cannot create the device");
-        assert!(own.said.contains(&told), "{own:?}");
+        let error = format!("{device}: cannot create the device");
+        assert!(own.said.contains(&error), "{own:?}");
     }
     let written = tree(&place.root("own"));
     assert_eq!(written, tree(&place.root("gnu")));

@@ -317,7 +317,7 @@ fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
         faults.push("not as expected".to_owned());
     }
     if !own.said.contains(words) {
-        faults.push(format!("'{words}' is not told"));
+        faults.push(format!("'{words}' is not reported"));
     }
     if faults.is_empty() {
         return None;
