@@ -58,7 +58,7 @@ impl AttributePolicy {
         owner.is_none_or(|owner| owner == (self.user, self.group))
     }
 
-    /// The mode for creating a file, and whether the final mode must be set at the end.
+    /// The initial mode of a file, and whether chmod(2) must follow.
     ///
     /// Until a file has its owner, its mode grants no access that the final mode does not grant. The writer
     /// itself can set extended attributes on the file.

@@ -1,4 +1,4 @@
-//! Sets owner, mode, attributes and times of new entries in the order that the kernel needs.
+//! Sets attributes of new entries in the order that the kernel needs.
 //!
 //! The owner is first, because chown(2) clears set-id bits and capabilities. ACLs follow the mode, because
 //! the mode is part of them. Times are last.
@@ -217,7 +217,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
 }
 
-/// Permission bits that the default ACL of `directory` gives to new entries; `None` without such an ACL.
+/// Permission bits that the default ACL of `directory` gives to new entries. `None` without such an ACL.
 pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; MAX_XATTR_BYTES];
     let len =

@@ -259,8 +259,8 @@ impl Context {
         }
     }
 
-    /// Reports that an entry could not be made, or stops the run if the error is fatal. `missing_bytes` is
-    /// the rest of its content.
+    /// Reports a failed entry, or stops the run if the error is fatal. `missing_bytes` is the rest of its
+    /// content.
     pub(super) fn record_failure(
         &self,
         path: &ArchivePath,

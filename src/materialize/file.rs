@@ -43,7 +43,7 @@ pub(super) struct FileWriter {
     chmod: Option<u32>,
     /// Payload bytes written.
     written: u64,
-    /// Index of the current segment of a sparse file, and the bytes of it written so far.
+    /// Current segment of a sparse file, and its bytes written so far.
     segment: usize,
     segment_written: u64,
 }
@@ -225,7 +225,7 @@ impl FileWriter {
     }
 }
 
-/// Whether new files in this directory belong to our user and group, as seen on the first file.
+/// Whether new files in this directory belong to our user and group. The first file shows it.
 fn creates_as_process_owner(
     directory: &Directory,
     fd: &OwnedFd,

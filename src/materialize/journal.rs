@@ -276,9 +276,9 @@ impl Journal {
         self.add(RecordKind::Entry, &fields);
     }
 
-    /// Records that member `number` is a directory in `parent` that gets its attributes at the end.
+    /// Records that member `number` is a directory with deferred attributes.
     ///
-    /// Without `parent`, its path has no links.
+    /// It is in `parent`. Without `parent`, its path has no links.
     pub(super) fn record_directory(
         &self,
         number: u64,
@@ -303,7 +303,7 @@ impl Journal {
         self.add(RecordKind::Link, &fields);
     }
 
-    /// Records, at once, that the link count of `inode` is about to change, which changes its ctime.
+    /// Records, at once, that the link count of `inode` is about to change. That changes its ctime.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
@@ -317,7 +317,7 @@ impl Journal {
         self.add_and_flush(RecordKind::Replace, &fields);
     }
 
-    /// Records, at once, that member `number` is about to make the new directory `path` in `directory`.
+    /// Records, at once, that member `number` is about to make a directory.
     pub(super) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         let mut fields = FieldEncoder::default();
         fields.number(number);

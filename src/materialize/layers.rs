@@ -150,8 +150,9 @@ impl Materializer {
         }
     }
 
-    /// Queues the file `member`, at `path` of the layer, to be written as the unplaced file `file` of entry
-    /// `ino`.
+    /// Queues a file to be written as the unplaced file `file`.
+    ///
+    /// It is the `member` at `path` of the layer, with the entry `ino`.
     fn write_unplaced(&mut self, ino: Ino, file: Vec<u8>, mut member: Member, path: ArchivePath) {
         let directory = match self.unplaced_directory(ino) {
             Ok(directory) => directory,
@@ -367,7 +368,7 @@ impl Materializer {
                     path = job.path;
                     ancestors.push(Ancestor::new(child.ino, made));
                     let far = ancestors.len().saturating_sub(MAX_OPEN_ANCESTORS);
-                    // The root stays open, because it cannot be reopened through a child.
+                    // The root always stays open.
                     if let Some(far) = ancestors.get_mut(far).filter(|_| far > 0) {
                         far.directory = None;
                     }

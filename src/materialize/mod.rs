@@ -413,7 +413,7 @@ impl Materializer {
         }
     }
 
-    /// Gives a destination that was empty the time 0 at the end, as in an index.
+    /// Gives an empty destination the time 0 at the end, as in an index.
     fn defer_root_mtime(&mut self) {
         if std::mem::replace(&mut self.was_empty, false) {
             let identity = self.root.top().identity();

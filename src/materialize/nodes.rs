@@ -423,7 +423,7 @@ impl Materializer {
             Ok(directory) if lstat_at(&directory, name_of(&link.path)).is_ok() => Ok(()),
             Ok(directory) => {
                 let made = self.try_make_link(&directory, &link.path, &link.target);
-                // Number 0 means that no later member makes it again.
+                // Recorded for member 0, because no later member makes it again.
                 self.journal_name(0, &directory, &link.path);
                 made
             }

@@ -77,7 +77,7 @@ impl Materializer {
     /// Like [`Materializer::new`], with a journal beside `destination` for a later run.
     ///
     /// The later run must have the same `run_key`. If the journal of an earlier run exists and its tree is
-    /// unchanged, this restores its state, and the scan starts at the returned resume point.
+    /// unchanged, this restores its state. The scan then starts at the returned resume point.
     ///
     /// # Errors Those of [`Materializer::new`], and [`Error::Journal`].
     pub fn with_journal(

@@ -64,7 +64,7 @@ impl Selection {
         is_listed && !matched(&self.exclude) && (self.include.is_empty() || matched(&self.include))
     }
 
-    /// Path of a member, or of a hard link's target, after stripping; `None` if no component remains.
+    /// Path of a member, or of a hard link's target, after stripping. `None` if no component remains.
     pub fn strip_path(&self, path: ArchivePath) -> Option<ArchivePath> {
         if self.strip_components == 0 {
             return Some(path);

@@ -1,4 +1,4 @@
-//! Atomic output: builds a tree under a temporary name and renames it when it is complete.
+//! Atomic output: builds a tree under a temporary name, then renames it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,7 +27,7 @@ const SUFFIX_LEN: usize = 8;
 const SUFFIX_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// Maximum number of temporary names to try.
 const MAX_NAME_ATTEMPTS: usize = 16;
-/// Maximum number of attempts to remove a tree that a writer still uses, and the delay between them.
+/// Maximum number of attempts to remove a tree, and their delay. A writer may still use it.
 const MAX_REMOVAL_ATTEMPTS: usize = 20;
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 

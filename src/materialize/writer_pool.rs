@@ -34,7 +34,7 @@ const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 const WAKE_BYTES: usize = 512 * 1024;
 /// Cost of a file besides its content, as the bytes written in the same time.
 const FILE_COST_BYTES: u64 = 16 * 1024;
-/// Load difference to the idlest queue above which a directory changes its queue, about 1 ms of work.
+/// Load difference at which a directory changes to the idlest queue. It is about 1 ms of work.
 const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 
 /// The writer threads and their queues. Used only by the scan thread.

@@ -53,7 +53,7 @@ use crate::tar;
 const MAX_READ_BYTES: u64 = 8 << 20;
 /// Buffer size for hashing a file of the copy.
 const HASH_BUFFER_BYTES: usize = 1 << 20;
-/// Maximum number of files queued ahead of their turn. Requests for more are dropped.
+/// Maximum number of files queued ahead of their turn. Further requested files wait for their turn.
 const MAX_PRIORITY_FILES: usize = 1024;
 /// Note about an entry that is inconsistent in its index.
 const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount again";
@@ -468,7 +468,7 @@ impl BackgroundCopy {
         ControlFlow::Continue(())
     }
 
-    /// Makes the entry of these `names`, unless another worker has claimed it or it exists already.
+    /// Makes the entry of these `names`, unless it is claimed or exists.
     fn ensure_written(&self, task: &CopyTask, names: &[Name]) -> ControlFlow<()> {
         let Some(first) = names.first() else {
             return ControlFlow::Continue(());
@@ -581,7 +581,7 @@ impl BackgroundCopy {
         Ok(is_unchanged.then_some((found, record)))
     }
 
-    /// xxh3-64 of a file without holes; `None` when it cannot be read, or the copy is cancelled.
+    /// xxh3-64 of a file without holes. `None` when it cannot be read, or the copy is cancelled.
     fn hash(&self, file: &OwnedFd) -> Option<u64> {
         let file = File::from(file.try_clone().ok()?);
         let mut hasher = Xxh3Default::new();
@@ -892,7 +892,7 @@ fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
     u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
 }
 
-/// Hash that identifies the tree below `root` of this archive, with the attributes that `xattrs` selects.
+/// Hash that identifies the copied tree: archive, `root`, and the attributes that `xattrs` selects.
 fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();

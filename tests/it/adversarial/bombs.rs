@@ -195,7 +195,7 @@ fn bomb_after_the_end_or_excluded_is_stopped_at_the_limit() {
             assert_eq!(run.code, 2, "{run:?}");
             assert!(run.said.contains("unpacked to more than"), "{run:?}");
             assert!(run.said.contains("--max-unpacked-size"), "{run:?}");
-            // The run decodes at least the allowed bytes, plus those in flight.
+            // The run decodes at most the allowed bytes, plus those in flight.
             let allowed = if start == ended_archive() {
                 16 << 20
             } else {
