@@ -11,7 +11,7 @@ use crate::support::rng::Rng;
 const LZ4: &[&str] = &["-Ilz4"];
 
 /// Reason why an empty archive is an error.
-const EMPTY: &str = "what does not begin with a header is refused";
+const EMPTY: &str = "an archive must begin with a header";
 
 /// Number of empty parts of a stream, far more than any real stream has.
 const EMPTY_PARTS: usize = 5000;
@@ -325,7 +325,7 @@ fn damaged_or_inconsistent_lz4_streams_end_in_errors() {
         })
         .stricter_alike(
             "truncated",
-            "what is cut is cut, even if it would be skipped",
+            "a truncated stream is an error, even if its end would be skipped",
         ),
         lz4("lz4: another magic in the middle", {
             join(&[&frame(0, b"", b""), b"\x05\x22\x4d\x18", &[0; 100]])
@@ -411,7 +411,7 @@ fn damaged_or_inconsistent_zstd_streams_end_in_errors() {
         })
         .refused(""),
         case("zstd: a window of two gigabytes", windowed(21 << 3))
-            .laxer(Tree::Other, "what fits into memory needs no window"),
+            .laxer(Tree::Other, "content that fits into memory needs no window"),
         case("zstd: a window of an exbibyte", windowed(31 << 3)).refused(""),
         case(
             "zstd: a reserved flag",

@@ -440,7 +440,7 @@ fn invalid_extended_headers_end_as_with_gnu_tar() {
         case("nothing at all", pax(b"")),
         case("nothing but NULs", pax(&[0; 512])),
         case("nothing but blanks", pax(&[b' '; 512])),
-        case("what follows a NUL", pax(b"9 path=y\n\09 path=z\n")),
+        case("a record after a NUL", pax(b"9 path=y\n\09 path=z\n")),
         case("owners that are no numbers", pax(b"9 uid=me\n10 gid=-1\n")),
         case("an owner beyond 32 bits", pax(b"18 uid=4294967296\n")),
         case("a time that is none", pax(b"14 mtime=soon\n")),
