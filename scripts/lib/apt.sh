@@ -39,7 +39,7 @@ apt_install_without_services() {
     ) || fail "installation failed: $*"
 }
 
-# The package starts a server on port 80, which nobody asked for: a fresh one is stopped again.
+# The package starts a server on port 80, which we do not need. A fresh one is stopped again.
 apt_install_nginx() {
     if command -v nginx >/dev/null; then return; fi
     apt_install nginx-light

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # work and lib are set by the scripts that source this.
 # Programs that run a shell's words in a root file system, and what lets them where limits are low and
-# systemd does not run. Whoever sources this has sourced lib/common.sh, and has set work, a directory
+# systemd does not run. Source lib/common.sh before this, and set work, a directory
 # for what they need.
 
 # In a mount namespace of one's own: gives crun and podman control groups of version 2 alone (version 1, or
-# both beside each other, as where systemd does not run, they refuse), nobody else's containers, and no
+# both beside each other, as where systemd does not run, they refuse), no containers of other users, and no
 # groups and limits for each of theirs, which may be out of reach where this itself runs in one.
 let_containers_run() {
     if [[ $(stat -f -c %T /sys/fs/cgroup) != cgroup2fs ]]; then

@@ -67,7 +67,7 @@ line_of() {
     esac
 }
 
-# What serves the floor best: it adapts to nothing.
+# Settings that serve the floor best: it adapts to nothing.
 floor_connections() {
     if [[ $1 == plain ]]; then echo 4; else echo 16; fi
 }

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
 # A systemd of one's own, with nothing but its manager, its journal and the units that are put there: in
 # namespaces, with /dev, /run, /etc/systemd/system and process numbers of its own. Network and other files
-# are those of who starts it. Whoever sources this has sourced lib/common.sh, is root in a mount namespace
-# of its own with control groups of version 2 (let_containers_run), and has set work, a directory.
+# are those of the caller. Source lib/common.sh before this, as root in a mount namespace
+# of its own with control groups of version 2 (let_containers_run), and set work, a directory.
 
-# What the units of Debian's are that take part: none that would touch the hardware or the rest of the
+# Debian's units that take part: none that would touch the hardware or the rest of the
 # system.
 readonly machine_parts=(sysinit.target basic.target multi-user.target network.target network-online.target
     network-pre.target local-fs.target local-fs-pre.target remote-fs.target remote-fs-pre.target
@@ -47,12 +47,12 @@ machine_start() {
     fail "systemd does not come up; what it says is above"
 }
 
-# What the first process does before it is systemd.
+# Prepares the first process before it executes systemd.
 machine_init() {
     set -eu
     local machine_dir=$1 node
     mount -t proc proc /proc
-    # What is not writable systemd leaves alone.
+    # systemd does not touch read-only files.
     mount --bind /proc/sys /proc/sys
     mount -o remount,bind,ro /proc/sys
     umount /sys/fs/cgroup
@@ -88,7 +88,7 @@ in_machine() {
         SYSTEMD_PAGER=cat SYSTEMD_COLORS=0 "$@"
 }
 
-# Switches it off, as a system is: what runs is told to end, and then killed. By force if it takes long.
+# Shuts it down as a system: its processes get SIGTERM, and are then killed. By force if it takes long.
 machine_stop() {
     [[ -n ${machine_starter:-} ]] || return 0
     local tries
@@ -101,7 +101,7 @@ machine_stop() {
     kill -KILL "$machine_starter" 2>/dev/null || true
     wait "$machine_starter" 2>/dev/null || true
     machine_starter=
-    # Who was killed there may take a moment to go.
+    # A process that was killed there may take a moment to end.
     for ((tries = 0; tries < 20; tries++)); do
         find "$machine_group" -depth -type d -exec rmdir {} \; 2>/dev/null || true
         [[ -d $machine_group ]] || return 0

@@ -22,7 +22,7 @@ nginx_start() {
 }
 
 nginx_configuration() {
-    # As root the workers would become nobody, who may not read a private directory.
+    # As root, the workers would run as an unprivileged user, which may not read a private directory.
     [[ $EUID -ne 0 ]] || echo 'user root root;'
     cat <<CONFIGURATION
 worker_processes 2;

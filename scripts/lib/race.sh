@@ -1,8 +1,8 @@
 # shellcheck shell=bash
 # Benchmarks in which contenders take turns: their arguments, who takes part, what is said about it.
 #
-# Whoever sources this sources lib/contenders.sh or lib/mounters.sh, too, which say who there is and
-# what they can; and defines usage, run_rounds and rows_of_table.
+# Source lib/contenders.sh or lib/mounters.sh, too, which list the contenders and
+# their abilities, and define usage, run_rounds and rows_of_table.
 
 # Sets rounds, dir, archives, on (networks; $1 when none is named), wanted and also (contenders) from
 # the other arguments. Options that are not known here go to own_option with their value.

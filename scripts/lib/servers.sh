@@ -10,8 +10,8 @@
 # $server_dir and starts it with server_run; $served is the directory that is served, $port a free port, and
 # $backend_port another one. A set-up that speaks TLS sets scheme=https.
 #
-# Whoever sources this has sourced lib/common.sh and lib/apt.sh, is root, and has let everyone read DIR,
-# because some servers give up being root.
+# Source lib/common.sh and lib/apt.sh before this, as root, and let all users read DIR,
+# because some servers drop root.
 
 # Every set-up with the Debian packages that it needs. The first ones are those that once were slow.
 readonly server_packages=(
@@ -99,7 +99,7 @@ server_start() {
 
 # Starts one process of the server in the background. It and its children end with this script, however
 # that ends, because the kernel kills all processes of a PID namespace with its first one. That is a shell,
-# because a server that gives up root would no longer be told of its parent's end.
+# because a server that drops root would no longer be notified of its parent's end.
 server_run() {
     # shellcheck disable=SC2016 # The shell in the namespace expands it.
     setpriv --pdeathsig KILL unshare --pid --fork --kill-child sh -c '"$@"; exit' sh "$@" \

@@ -2,7 +2,7 @@
 # Trees of files as test input: the unusual files that archives must carry, and how trees are
 # packed and unpacked for reference.
 
-# What "faithful" is measured by: GNU tar, told to keep everything.
+# The reference for "faithful": GNU tar, with flags that keep everything.
 tar_everything=(--xattrs '--xattrs-include=*' --acls)
 
 # Whether the filesystem of directory $1 keeps everything that the trees hold.
@@ -182,7 +182,7 @@ compress() {
     cat "$file" | "$@"
 }
 
-# What GNU tar must be told about the compression when it reads from a pipe.
+# The flag by which GNU tar decompresses when it reads from a pipe.
 tar_option() {
     case $1 in
     *.gz) echo -z ;;

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # work, nginx_url and machine_dir are set by the scripts that source this.
-# Has the units of the package do what they promise, in a systemd of their own (lib/machine.sh). Whoever
-# sources this has installed the package, and serves $work/served, with archive.tar in it that holds a file
+# Tests the units of the package in a systemd of their own (lib/machine.sh). Before you source this,
+# install the package, and serve $work/served, with archive.tar in it that holds a file
 # of the word hello, at $nginx_url.
 
 # Mounts of the service tarfs@$1 on /srv/$1, with the options $2 and the lines $3 for its [Service].
@@ -9,7 +9,7 @@ configure_unit() {
     in_machine mkdir -p /etc/tarfs "/srv/$1" "/run/systemd/system/tarfs@$1.service.d"
     printf '%s\n' "SOURCE=$nginx_url/archive.tar" "MOUNTPOINT=/srv/$1" "OPTIONS=$2" |
         in_machine tee "/etc/tarfs/$1.conf" >/dev/null
-    # Nobody here has the time that a system has.
+    # These tests cannot wait as long as a system does.
     printf '%s\n' '[Service]' 'RestartSec=100ms' 'TimeoutStopSec=2' "${3:-}" |
         in_machine tee "/run/systemd/system/tarfs@$1.service.d/try.conf" >/dev/null
     in_machine systemctl daemon-reload
@@ -44,7 +44,7 @@ start() {
         fail "tarfs@$1 does not start: $(in_machine journalctl -n 20 --no-pager)"
 }
 
-# Has somebody be in the directory $1, until `leave`.
+# Keeps a process in the directory $1, until `leave`.
 keep_directory_busy() {
     # shellcheck disable=SC2016 # The inner shell expands these.
     in_machine bash -c 'cd "$1" && echo $$ >/run/user.pid && exec sleep 1000' bash "$1" >/dev/null 2>&1 &
@@ -71,7 +71,7 @@ try_service() {
     in_machine systemctl stop tarfs@plain
     if is_mounted /srv/plain; then fail "a service that was stopped has left its mount"; fi
     expect success "a service that was stopped" property Result plain
-    # Whoever is in it does not hold up the system's end.
+    # A process in the mount does not delay the shutdown.
     start plain
     keep_directory_busy /srv/plain
     in_machine systemctl stop tarfs@plain
@@ -145,7 +145,7 @@ DevicePolicy=auto"
     echo "a service with --copy-to or --writable has what it needs"
 }
 
-# The examples, and a line of fstab, which mount when somebody looks.
+# Tests the examples, and a line of fstab that mounts at the first access.
 try_mounts() {
     local unit
     in_machine mkdir -p /srv/data /srv/line
