@@ -5,7 +5,7 @@ is_installed() {
     [[ $(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
 }
 
-# For who downloads packages: lists of last month name some that are no longer there.
+# Call this before downloads, because old lists name packages that no longer exist.
 apt_update() {
     as_root apt-get update -qq </dev/null >&2
 }

@@ -68,7 +68,7 @@ remove_container_user() {
     fi
 }
 
-# Mounts a device for FUSE that everyone may open, as on most machines.
+# Mounts a device for FUSE that any user may open, as on most machines.
 open_fuse_to_everyone() {
     mknod -m 666 "$work/fuse" c 10 229
     mount --bind "$work/fuse" /dev/fuse

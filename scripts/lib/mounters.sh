@@ -80,8 +80,8 @@ save_line() {
     esac
 }
 
-# Makes of the tree in the directory $2 the image that contender $1 mounts, if it is one who does;
-# without its image it will fail to.
+# Makes the image that contender $1 mounts, from the tree in the directory $2, if it mounts images.
+# Without its image the contender fails to mount.
 make_image() {
     case $1 in
     squashfuse)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Benchmarks in which contenders take turns: their arguments, who takes part, what is said about it.
+# Benchmarks in which contenders take turns: their arguments, the list of contenders, and the report.
 #
 # Source lib/contenders.sh or lib/mounters.sh, too, which list the contenders and
 # their abilities, and define usage, run_rounds and rows_of_table.
@@ -81,7 +81,7 @@ select_contenders() {
     done
 }
 
-# Says who was not measured.
+# Prints the contenders that were not measured.
 print_missing_contenders() {
     local contender
     for contender in "${wanted[@]}"; do

@@ -80,7 +80,7 @@ try_service() {
     echo "a service is ready when it answers, and gone when it was stopped"
 }
 
-# Killed, it is started anew, or with --restart gone on with under the same main process.
+# A killed service is restarted, or with --restart its mount is continued under the same main process.
 try_kills() {
     start plain
     in_machine kill -KILL "$(property MainPID plain)"
@@ -105,15 +105,15 @@ try_kills() {
     release_directory
     in_machine systemctl stop tarfs@kept
     expect success "a service that was stopped" property Result kept
-    if is_mounted /srv/kept; then fail "a service that was gone on with has left its mount"; fi
-    # Where the one who keeps it is killed, systemd begins anew.
+    if is_mounted /srv/kept; then fail "a restarted service has left its mount"; fi
+    # If the supervisor is killed, systemd restarts the service.
     start kept
     in_machine kill -KILL "$(property MainPID kept)"
     expect_soon is_property NRestarts kept 1
     expect_soon in_machine grep -qx hello /srv/kept/file
-    expect 1 "a service whose keeper was killed" in_machine grep -c ' /srv/kept ' /proc/mounts
+    expect 1 "a service whose supervisor was killed" in_machine grep -c ' /srv/kept ' /proc/mounts
     in_machine systemctl stop tarfs@kept
-    echo "a service that is killed is started anew or gone on with"
+    echo "a service that is killed is restarted or its mount continued"
 }
 
 # A source that is not there is an error, at once.
