@@ -4,6 +4,11 @@
 //! is said in the comments of `Cargo.toml`. It reads the sources as text, which sees grouped imports and
 //! full paths alike.
 
+mod cycles;
+mod prose;
+mod size;
+mod source;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -129,7 +134,7 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = source::root();
     let mut files = Vec::new();
     let mut pending = vec![root.join("src")];
     while let Some(directory) = pending.pop() {
@@ -233,7 +238,7 @@ fn layers_in(cell: &str, above: &[&str]) -> BTreeSet<String> {
 
 #[test]
 fn architecture_page_lists_imports_of_each_layer() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/architecture.md");
+    let page = source::root().join("docs/architecture.md");
     let page = fs::read_to_string(page).expect("readable");
     let (_, table) = page
         .split_once("| layer | holds | knows |\n")
@@ -321,7 +326,7 @@ fn dependencies(manifest: &str) -> BTreeMap<String, BTreeSet<String>> {
 
 #[test]
 fn external_crates_are_used_only_in_their_declared_layers() {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
+    let manifest = source::root().join("Cargo.toml");
     let manifest = fs::read_to_string(manifest).expect("readable");
     let dependencies = dependencies(&manifest);
     assert!(dependencies.len() > 20, "the dependencies were found");

@@ -1,0 +1,42 @@
+//! Sizes of folders and functions.
+
+use std::collections::BTreeMap;
+
+use crate::source::{files, functions, modules};
+
+const MAX_FILES_IN_FOLDER: usize = 16;
+const MAX_FUNCTION_LINES: usize = 60;
+
+/// Functions that are tables: a line for each of many equal things, which would be harder to read apart.
+const TABLES: &[(&str, &str)] = &[("src/cli/exposition.rs", "exposition")];
+
+#[test]
+fn folders_are_small() {
+    let mut folders: BTreeMap<_, usize> = BTreeMap::new();
+    for file in files("src", ".rs") {
+        *folders.entry(file.parent().expect("in src").to_owned()).or_default() += 1;
+    }
+    folders.retain(|_, count| *count > MAX_FILES_IN_FOLDER);
+    assert!(folders.is_empty(), "more than {MAX_FILES_IN_FOLDER} files: {folders:#?}");
+}
+
+#[test]
+fn functions_are_short() {
+    let mut long = Vec::new();
+    let mut tables = TABLES.to_vec();
+    for module in modules().values() {
+        let file = module.file.display().to_string();
+        for function in functions(&module.syntax) {
+            if function.lines <= MAX_FUNCTION_LINES {
+                continue;
+            }
+            let before = tables.len();
+            tables.retain(|table| *table != (file.as_str(), function.name.as_str()));
+            if tables.len() == before {
+                long.push(format!("{file}: {} has {} lines", function.name, function.lines));
+            }
+        }
+    }
+    assert!(long.is_empty(), "more than {MAX_FUNCTION_LINES} lines: {long:#?}");
+    assert!(tables.is_empty(), "no longer needed: {tables:?}");
+}
