@@ -1323,9 +1323,7 @@ fn status_covers_all_layers_and_copy_is_merged() {
             let output = tarfs(place.directory.path(), &["status", "mnt"]);
             let status = String::from_utf8_lossy(&output.stdout);
             let mut lines = status.lines().map(str::split_whitespace);
-            lines.any(|mut words| {
-                words.next() == Some("copy") && words.next() == Some("complete,")
-            })
+            lines.any(|mut words| words.next() == Some("copy") && words.next() == Some("complete,"))
         });
         assert_eq!(seen(mnt), expected);
         let output = tarfs(place.directory.path(), &["status", "mnt"]);
