@@ -1,4 +1,4 @@
-//! Spans in memory, bounded in bytes; one fill however many wait.
+//! LRU cache of spans in memory, bounded in bytes, with single-flight fills.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,25 +10,25 @@ use moka::policy::EvictionPolicy;
 use super::CacheKey;
 use crate::base::memory_reclaim::Reclaim;
 
-/// Decoded spans and windows, of which those go first that were read longest ago. Clones share them.
+/// LRU cache of decoded spans and windows. Clones share one cache.
 #[derive(Clone)]
 pub struct SpanCache {
     spans: moka::sync::Cache<CacheKey, Bytes>,
     budget: u64,
-    /// Bytes of the budget that others have for now.
+    /// Bytes of the budget that were lent to reclaimers.
     granted: Arc<AtomicU64>,
 }
 
-/// What a span costs besides its bytes: the cache's own bookkeeping.
+/// Bytes of the cache's own bookkeeping for each entry.
 const ENTRY_OVERHEAD_BYTES: u32 = 256;
 
 impl SpanCache {
-    /// A cache of at most `budget` bytes. A span larger than the budget passes through unkept.
+    /// Creates a cache of at most `budget` bytes. It does not keep a span larger than the budget.
     pub fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
             .max_capacity(budget)
-            // Not by frequency: a reader comes back to the newest span for its next few kilobytes,
-            // and one that was read often before must not keep it out.
+            // LRU and not LFU, because a reader returns to the newest span for its next few kilobytes.
+            // Spans that were read often before must not evict it.
             .eviction_policy(EvictionPolicy::lru())
             .weigher(|_, span| weight(span))
             .build();
@@ -40,12 +40,12 @@ impl SpanCache {
         }
     }
 
-    /// The span's bytes, if they are here.
+    /// Returns the cached bytes of `key`.
     pub fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
         self.spans.get(&key.into())
     }
 
-    /// Whether the span's bytes are here; asking does not count as reading them.
+    /// Whether `key` is cached. The check does not count as a read.
     pub fn contains(&self, key: impl Into<CacheKey>) -> bool {
         self.spans.contains_key(&key.into())
     }
@@ -55,27 +55,27 @@ impl SpanCache {
         self.budget
     }
 
-    /// What of the limit is not granted, in bytes.
+    /// Bytes of the limit that are not lent.
     pub fn available_bytes(&self) -> u64 {
         self.budget
             .saturating_sub(self.granted.load(Ordering::Relaxed))
     }
 
-    /// Keeps a span's bytes. They should own their memory: a slice of something larger keeps all
-    /// of that alive without being charged for it.
+    /// Caches the bytes of `key`. They should own their memory, because a slice keeps its whole allocation
+    /// alive, which the cache does not charge.
     pub fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
-        // Not to be evicted for bytes that find no room then.
+        // Bytes that exceed the available budget must not evict others.
         if bytes.len() as u64 <= self.available_bytes() {
             self.spans.insert(key.into(), bytes);
             self.evict_excess();
         }
     }
 
-    /// The span's bytes; made by `fill` if they are not here. Of any number of callers at once
-    /// one fills and the others wait for its result.
+    /// Returns the cached bytes of `key`, or fills them by `fill`. Of several concurrent callers one fills,
+    /// and the others wait for its result.
     ///
     /// # Errors
-    /// What `fill` failed with, for everyone who waited. The next call tries again.
+    /// The error of `fill`, for every waiting caller. The next call tries again.
     pub fn get_or_fill<E: Send + Sync + 'static>(
         &self,
         key: impl Into<CacheKey>,
@@ -92,8 +92,8 @@ impl SpanCache {
         result
     }
 
-    /// Evicts what is over the budget now: the cache would do so only after dozens of insertions,
-    /// and dozens of spans are more than the budget itself.
+    /// Evicts at once what exceeds the budget. The cache would do so only after dozens of insertions, and
+    /// dozens of spans exceed the budget itself.
     fn evict_excess(&self) {
         self.spans.run_pending_tasks();
         let granted = self.granted.load(Ordering::Relaxed);
@@ -102,7 +102,7 @@ impl SpanCache {
         }
     }
 
-    /// Lets go of spans, whichever, until no more than `limit` bytes are kept.
+    /// Evicts spans in any order until at most `limit` bytes remain.
     fn evict_to(&self, limit: u64) {
         let mut kept = self.spans.weighted_size();
         for (key, span) in &self.spans {
@@ -115,7 +115,7 @@ impl SpanCache {
         self.spans.run_pending_tasks();
     }
 
-    /// Bytes kept at this moment, bookkeeping included.
+    /// Bytes cached now, bookkeeping included.
     pub fn cached_bytes(&self) -> u64 {
         self.evict_excess();
         self.spans.weighted_size()
@@ -139,7 +139,7 @@ impl Reclaim for SpanCache {
             .granted
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, lend);
         self.evict_excess();
-        // It never declines.
+        // The closure never returns `None`, so both cases hold the previous value.
         let (Ok(granted) | Err(granted)) = granted;
         bytes.min(self.budget - granted)
     }

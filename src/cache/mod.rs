@@ -1,8 +1,7 @@
-//! Spans of plain bytes kept for readers: in memory, and in a disk cache on disk.
+//! Caches of decoded spans: in memory and on disk.
 //!
-//! The unit is the span, not a fixed block: it is what one seek point decodes to and what the
-//! index holds a hash of, so whatever comes out of a cache can be verified, and made again from
-//! its lineage when it is lost.
+//! The unit is the span, not a fixed block. A seek point decodes to one span, and the index holds the
+//! span's hash. So each cached span can be verified, and decoded again when it is lost.
 
 mod disk;
 mod memory;
@@ -13,7 +12,7 @@ pub use disk::{
 };
 pub use memory::SpanCache;
 
-/// Which span of which archive.
+/// Key of a span: layer and span number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SpanKey {
     /// The archive's layer in the mounted tree.
@@ -22,12 +21,12 @@ pub struct SpanKey {
     pub span: u32,
 }
 
-/// A piece of plain bytes that memory keeps under one key.
+/// Key of an entry in the memory cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum CacheKey {
     /// A whole span.
     Span(SpanKey),
-    /// A window: an aligned part of an archive whose spans are read in parts.
+    /// An aligned window of an archive whose spans are read in parts.
     Window {
         /// The archive's layer in the mounted tree.
         layer: u16,

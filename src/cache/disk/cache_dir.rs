@@ -1,4 +1,4 @@
-//! The directory of all files, and the limit that they share, whichever process writes them.
+//! The directory of all cache files, and the disk limit that all processes share.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,52 +14,51 @@ use super::cache_file::{self, CacheFile, is_temporary};
 use crate::base::extent::{Extent, Plain};
 use crate::base::trusted_dir::TrustedDir;
 
-/// Where files lie, and how much disk they may take together.
+/// Directory of cache files, with a common limit.
 #[derive(Clone, Debug)]
 pub struct DiskCacheDir {
     cache_dir: PathBuf,
     limit_bytes: Option<u64>,
 }
 
-/// A cache file in the directory of the disk cache.
+/// A cache file in the directory.
 #[derive(Clone, Debug)]
 pub struct CacheFileInfo {
     directory: Arc<TrustedDir>,
     name: String,
     identity: (u64, u64),
-    /// Bytes of disk that it takes.
+    /// Bytes of disk that it occupies.
     pub held_bytes: u64,
-    /// When it was used last.
+    /// Time of the last use.
     pub used: SystemTime,
-    /// A part of it is worth nothing.
+    /// Whether the file is useful only as a whole.
     is_only_copy: bool,
     is_temporary: bool,
 }
 
-/// The end of the names of files that are of use only as a whole.
+/// Suffix of files that are useful only as a whole.
 pub(super) const ONLY_COPY_SUFFIX: &str = ".once.data";
-/// The end of those of all others.
+/// Suffix of all other files.
 pub(super) const EVICTABLE_SUFFIX: &str = ".data";
 
-/// Room is made in steps of so many bytes: whole blocks of any file system.
+/// Granularity of eviction in bytes, a multiple of the block size of any file system.
 pub(super) const EVICTION_STEP_BYTES: u64 = 64 << 10;
 
-/// What a file may take beyond the bytes that are written to it: blocks that these fill in part,
-/// and the file system's own records.
+/// Bytes that a file may occupy beyond its content: partly filled blocks and the file system's metadata.
 pub(super) const SPACE_MARGIN_BYTES: u64 = 64 << 10;
 
-/// What the directory is called in that of the cache.
+/// Name of the directory within the cache directory.
 const DIRECTORY_NAME: &str = "disk-cache";
 
-/// The right to write and to make room, until dropped.
+/// The lock to write and to evict, held until dropped.
 #[derive(Debug)]
 pub(super) struct WriteLock {
     _lock: Option<File>,
 }
 
 impl DiskCacheDir {
-    /// The files below `cache_dir`, which may take `limit_bytes` of disk together; `None` is all
-    /// there is but a tenth. Nothing is touched until it is used.
+    /// Names the files below `cache_dir`, which may occupy `limit_bytes` together. `None` limits them to
+    /// the disk without its last tenth. It touches nothing until it is used.
     pub fn new(cache_dir: PathBuf, limit_bytes: Option<u64>) -> Self {
         Self {
             cache_dir,
@@ -67,24 +66,24 @@ impl DiskCacheDir {
         }
     }
 
-    /// Where it is.
+    /// Returns the directory's path.
     pub fn path(&self) -> PathBuf {
         self.cache_dir.join(DIRECTORY_NAME)
     }
 
-    /// Its directory, made if it is missing.
+    /// Opens the directory; creates it if it is missing.
     pub(super) fn create_directory(&self) -> io::Result<Arc<TrustedDir>> {
         let cache = TrustedDir::create(&self.cache_dir)?;
         Ok(Arc::new(cache.create_dir(DIRECTORY_NAME)?))
     }
 
-    /// Its directory as it is found now: it may be another one than before.
+    /// Opens the directory as it is now. It may differ from the one opened before.
     pub(super) fn open_directory(&self) -> io::Result<Arc<TrustedDir>> {
         let cache = TrustedDir::open(&self.cache_dir)?;
         Ok(Arc::new(cache.open_dir(DIRECTORY_NAME)?))
     }
 
-    /// Bytes of disk that all its files take, and what they may take, in bytes, as it is now.
+    /// Returns the disk usage of all files and their current limit, in bytes.
     pub fn usage_and_limit(&self) -> (u64, u64) {
         let held = total_disk_bytes(&self.files());
         let limit = self.limit_bytes.unwrap_or_else(|| {
@@ -94,9 +93,9 @@ impl DiskCacheDir {
         (held, limit)
     }
 
-    /// Waits until it is this process' turn to write; `None` when another one keeps it for long.
+    /// Waits for the write lock; `None` if another process holds it past the timeout.
     pub(super) fn lock_for_write(&self) -> Option<WriteLock> {
-        // Without a directory the write will say what is wrong.
+        // If the directory cannot be opened, the following write reports the error.
         let directory = self
             .open_directory()
             .and_then(|found| found.as_fd().try_clone_to_owned());
@@ -109,10 +108,10 @@ impl DiskCacheDir {
         })
     }
 
-    /// Whether its directory is there and can be used.
+    /// Checks that the directory can be used. A missing directory is no error.
     ///
     /// # Errors
-    /// When it is not this user's alone, or cannot be opened.
+    /// If it is not exclusive to this user, or cannot be opened.
     pub fn check(&self) -> io::Result<()> {
         match self.open_directory() {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -120,7 +119,7 @@ impl DiskCacheDir {
         }
     }
 
-    /// Its files, the one used longest ago first.
+    /// Returns the cache files, least recently used first.
     pub fn files(&self) -> Vec<CacheFileInfo> {
         let Ok(directory) = self.open_directory() else {
             return Vec::new();
@@ -134,7 +133,7 @@ impl DiskCacheDir {
         files
     }
 
-    /// Bytes that must go before `needed` more may be written, while these files are all.
+    /// Bytes to evict before `needed` more may be written, given all `files`.
     pub(super) fn bytes_to_free(&self, files: &[CacheFileInfo], needed: u64) -> u64 {
         let (taken, limit) = if let Some(limit) = self.limit_bytes {
             (total_disk_bytes(files), limit)
@@ -146,13 +145,13 @@ impl DiskCacheDir {
         taken.saturating_add(needed + margin).saturating_sub(limit)
     }
 
-    /// What one of so many users may take before it has to make room for the others.
+    /// Bytes that one of `users` may occupy before it must free space for the others.
     pub(super) fn fair_share(&self, files: &[CacheFileInfo], users: usize) -> u64 {
         let limit = self.limit_bytes.unwrap_or_else(|| total_disk_bytes(files));
         limit / (users.max(1) as u64)
     }
 
-    /// Removes what processes have left that died before it was finished.
+    /// Removes unfinished files of dead processes.
     pub(super) fn remove_stale(&self) {
         for info in self.files() {
             if info.is_temporary
@@ -184,27 +183,27 @@ impl CacheFileInfo {
         identity.is_ok_and(|identity| identity == self.identity)
     }
 
-    /// What it is called.
+    /// The file's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The content that it is found by; `None` while it is not finished.
+    /// Returns the content key in the name; `None` if the file is unfinished.
     pub fn content(&self) -> Option<&str> {
         let content = self.name.strip_suffix(ONLY_COPY_SUFFIX);
         let content = content.or_else(|| self.name.strip_suffix(EVICTABLE_SUFFIX))?;
         (!self.is_temporary).then_some(content)
     }
 
-    /// Whether it has the name of a cache file that is not finished.
+    /// Whether the file has the name of an unfinished cache file.
     pub fn is_unfinished(&self) -> bool {
         self.is_temporary && self.name.ends_with(EVICTABLE_SUFFIX)
     }
 
-    /// Removes it, unless it is in use or another one by now; whether it did.
+    /// Removes the file unless it is in use or was replaced. Returns whether it did.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
         match self.open() {
             Some(file) if file.try_lock_exclusive() => {
@@ -215,18 +214,18 @@ impl CacheFileInfo {
         }
     }
 
-    /// Whether someone, or this process, has it open.
+    /// Whether any process, this one included, has the file open.
     pub fn is_in_use(&self) -> bool {
         self.open().is_some_and(|file| !file.try_lock_exclusive())
     }
 
-    /// Whether a part can go while it is in use: no one is writing all of it, and its bytes can be
-    /// had again.
+    /// Whether parts can be evicted while the file is in use. That needs a finished file whose bytes can be
+    /// fetched again.
     pub(super) fn can_evict_parts(&self) -> bool {
         !self.is_only_copy && !self.is_temporary
     }
 
-    /// Gives `wanted` bytes of it back, or all, from the front on, and says how much that was.
+    /// Evicts `wanted` bytes from the front, or the whole file. Returns the number of freed bytes.
     pub(super) fn evict(&self, wanted: u64) -> u64 {
         let Some(file) = self.open() else { return 0 };
         if file.try_lock_exclusive() && (wanted >= self.held_bytes || !self.can_evict_parts()) {
@@ -248,7 +247,7 @@ impl CacheFileInfo {
             freed += file.punch_hole(part);
             at = part.end();
         }
-        // Holes changed its mtime, which stands for the last use.
+        // Punching holes changed the mtime, which holds the last use.
         file.set_last_used(self.used);
         freed
     }
@@ -264,17 +263,17 @@ fn total_disk_bytes(files: &[CacheFileInfo]) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// A disk, in bytes.
+/// Space of a disk, in bytes.
 #[derive(Clone, Copy, Default)]
 struct Disk {
     available: u64,
-    /// The last tenth of it, which stays free. What is set aside for root is no part of the disk
-    /// here, as df(1) counts none of it: a tenth of that could be more than there ever is.
+    /// A tenth of the disk, which stays free. As in df(1), blocks reserved for root do not count, because a
+    /// tenth that includes them could exceed the available space.
     reserve: u64,
 }
 
 impl Disk {
-    /// The one that `directory` is on, or will be; nothing is available of one that is not known.
+    /// Returns the disk of `directory`, which may not exist yet. An unknown disk has nothing available.
     fn of(directory: &Path) -> Self {
         let existing = directory
             .ancestors()
@@ -288,7 +287,7 @@ impl Disk {
         Self::new(disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail)
     }
 
-    /// With so many blocks of `block_bytes`, of which so many are free, and available to everyone.
+    /// Computes the space from the block counts of statvfs(3).
     fn new(block_bytes: u64, blocks: u64, free: u64, available: u64) -> Self {
         let used = blocks.saturating_sub(free);
         let usable = used.saturating_add(available);
@@ -309,7 +308,7 @@ mod tests {
 
     const BLOCKS: u64 = 1 << 20;
 
-    /// A cache file of a megabyte, used so many minutes ago.
+    /// A cache file of a megabyte, last used `minutes` ago.
     fn cache_file(cache_dir: &DiskCacheDir, name: &str, minutes: u64) -> CacheFile {
         let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true)
             .expect("made");

@@ -1,7 +1,7 @@
-//! One file of plain bytes: plain byte *n* lies at file offset *n*, what is not there is a hole.
+//! One sparse file of plain bytes: plain byte *n* is at file offset *n*.
 //!
-//! Whoever has it open has a shared lock on it, so that others can tell whether it is in use; the
-//! kernel takes the lock back from a process that is killed.
+//! Each process that has the file open holds a shared lock (flock(2)), so that others see that it is in
+//! use. The kernel releases the lock of a killed process.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
@@ -28,15 +28,15 @@ pub(super) struct CacheFile {
     random_reads: RandomReads,
 }
 
-/// How long to wait for a lock that others hold for a few milliseconds.
+/// Timeout for a lock, which others hold for a few milliseconds.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to sleep in between: there is no waiting for a file lock with a deadline.
+/// Interval between attempts to lock, because flock(2) has no timeout.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Attempts to find a name, or a file that is not removed at that very moment.
+/// Maximum number of attempts to find a free name, or a file that is not being removed.
 const MAX_ATTEMPTS: u32 = 1000;
 
-/// What files have that are not finished, at the front of their names.
+/// Prefix of the names of unfinished files.
 const TEMPORARY_PREFIX: &str = ".";
 
 impl CacheFile {
@@ -50,7 +50,7 @@ impl CacheFile {
         }
     }
 
-    /// A new file in `directory` under a name that no one looks for.
+    /// Creates a file in `directory` under a temporary name.
     pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
         let process = std::process::id();
         for attempt in 0..MAX_ATTEMPTS {
@@ -59,7 +59,7 @@ impl CacheFile {
                 Ok(file) => {
                     let file = Self::new(file, directory, &name);
                     file.lock_shared()?;
-                    // Who cleans up may have taken it for a dead process'.
+                    // A process that cleans up may have removed it as a dead process's file.
                     if file.has_name() {
                         return Ok(file);
                     }
@@ -71,7 +71,7 @@ impl CacheFile {
         Err(ErrorKind::AlreadyExists.into())
     }
 
-    /// The file `name` in `directory`; made when `make` and it is not there.
+    /// Opens the file `name` in `directory`; creates it if `make` and it is missing.
     pub(super) fn open(directory: &Arc<TrustedDir>, name: &str, make: bool) -> io::Result<Self> {
         let mut flags = OFlags::RDWR;
         flags.set(OFlags::CREATE, make);
@@ -79,7 +79,7 @@ impl CacheFile {
             let file = directory.file(name, flags)?;
             let file = Self::new(file, directory, name);
             file.lock_shared()?;
-            // Otherwise it was removed between these lines.
+            // Otherwise it was removed after it was opened.
             if file.has_name() {
                 return Ok(file);
             }
@@ -95,33 +95,34 @@ impl CacheFile {
         self.file.metadata()
     }
 
-    /// Bytes of disk that it takes.
+    /// Returns the bytes of disk that the file occupies.
     pub(super) fn held_bytes(&self) -> u64 {
         self.metadata().map_or(0, |metadata| held_bytes(&metadata))
     }
 
-    /// Whether it is still in its directory, under whatever name.
+    /// Whether the file is still in its directory, under any name.
     pub(super) fn has_name(&self) -> bool {
         self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Writes `bytes`; past the page cache, which takes as long as the disk does, unless that is behind.
+    /// Writes `bytes`, through the page cache if `is_buffered`. Otherwise the write bypasses it and takes
+    /// as long as the disk does.
     pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_buffered: bool) -> io::Result<()> {
         self.direct_io
             .write_all_at(&self.file, bytes, offset.0, is_buffered)
     }
 
-    /// Whether there is no hole in `extent`, and the file does not end before it does.
+    /// Whether `extent` has no hole and ends within the file.
     pub(super) fn covers(&self, extent: Extent<Plain>) -> bool {
         let (start, end) = (extent.start().0, extent.end().0);
-        // Where holes cannot be found everything is data.
+        // A file system that cannot report holes counts everything as data.
         let data = seek(&self.file, SeekFrom::Data(start)).unwrap_or(start);
         let hole = seek(&self.file, SeekFrom::Hole(start)).unwrap_or(u64::MAX);
         let len = self.metadata().map_or(0, |metadata| metadata.len());
         data <= start && end <= hole && end <= len
     }
 
-    /// The bytes of `extent`; `None` when there is a hole in it or the file ends before it does.
+    /// Returns the bytes of `extent`, or `None` if it has a hole or exceeds the file.
     pub(super) fn read(
         &self,
         extent: Extent<Plain>,
@@ -137,8 +138,8 @@ impl CacheFile {
         Some(bytes)
     }
 
-    /// What the file has at `part`, zeros where there are holes; `None` when it ends before, and as
-    /// [`RandomReads::read`].
+    /// Returns the file's bytes at `part`, with zeros for holes. Returns `None` if the file ends before,
+    /// and as [`RandomReads::read`].
     pub(super) fn read_part(
         &self,
         part: Extent<Plain>,
@@ -154,14 +155,14 @@ impl CacheFile {
         Some(bytes)
     }
 
-    /// The first data at `at` or after it, up to the next hole.
+    /// Returns the first data at or after `at`, up to the next hole.
     pub(super) fn next_data(&self, at: Plain) -> Option<Extent<Plain>> {
         let start = seek(&self.file, SeekFrom::Data(at.0)).ok()?;
         let end = seek(&self.file, SeekFrom::Hole(start)).ok()?;
         Extent::new(Plain(start), Plain(end)).filter(|data| !data.is_empty())
     }
 
-    /// Gives the disk of `extent` back, as far as it is whole blocks, and says how much that was.
+    /// Frees the whole blocks in `extent`, and returns the number of freed bytes.
     pub(super) fn punch_hole(&self, extent: Extent<Plain>) -> u64 {
         let before = self.held_bytes();
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -174,7 +175,7 @@ impl CacheFile {
         }
     }
 
-    /// `extent` without the blocks it shares with what is beside it; `None` when nothing is left.
+    /// Trims `extent` to whole blocks; `None` if none is left.
     pub(super) fn whole_blocks(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
         let block = self.metadata().ok()?.blksize().max(1);
         let start = extent.start().0.checked_next_multiple_of(block)?;
@@ -182,31 +183,32 @@ impl CacheFile {
         Extent::new(Plain(start), Plain(end)).filter(|blocks| !blocks.is_empty())
     }
 
-    /// Tells others when it was last used.
+    /// Records the time of the last use in the file's mtime, for other processes.
     pub(super) fn set_last_used(&self, time: SystemTime) {
         if let Err(error) = self.file.set_modified(time) {
             tracing::debug!(%error, name = self.name, "cannot note its use");
         }
     }
 
-    /// Whether no one has it open but this; then no one else can lock it until this is dropped.
+    /// Locks the file exclusively if no other process or handle has it open. Others cannot open it until
+    /// this handle is dropped.
     pub(super) fn try_lock_exclusive(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    /// The same file under another name in its directory.
+    /// Renames the file within its directory.
     pub(super) fn rename_to(&self, name: &str) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         self.directory.rename(&self.name, name)?;
         Ok(Self::new(file, &self.directory, name))
     }
 
-    /// Takes it out of its directory. A failure is not worth a word: it is tried again.
+    /// Removes the file from its directory. It ignores a failure, because the removal is retried later.
     pub(super) fn remove(&self) {
         drop(self.directory.remove(&self.name));
     }
 
-    /// Marks it as in use.
+    /// Marks the file as in use.
     fn lock_shared(&self) -> io::Result<()> {
         if lock(&self.file, FlockOperation::NonBlockingLockShared) {
             Ok(())
@@ -216,25 +218,25 @@ impl CacheFile {
     }
 }
 
-/// The file `name` in `directory`, without a lock on it.
+/// Opens the file `name` in `directory` without a lock.
 pub(super) fn open_unlocked(directory: &Arc<TrustedDir>, name: &str) -> io::Result<CacheFile> {
     let file = directory.file(name, OFlags::RDWR)?;
     Ok(CacheFile::new(file, directory, name))
 }
 
-/// Whether a file of this name is not finished yet.
+/// Whether `name` is that of an unfinished file.
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY_PREFIX)
 }
 
-/// Bytes of disk that a file takes.
+/// Bytes of disk that a file occupies.
 fn held_bytes(metadata: &Metadata) -> u64 {
-    // Blocks of 512 bytes, whatever the file system's are.
+    // `st_blocks` counts blocks of 512 bytes on every file system.
     metadata.blocks().saturating_mul(512)
 }
 
-/// Locks a file or directory; false when someone does not give it back for long. What cannot be
-/// locked at all counts as locked: on such file systems limits are kept less well.
+/// Locks a file or directory; false on timeout. A failed flock(2) counts as success, so on file systems
+/// without locks the limits are less exact.
 pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
     let start = Instant::now();
     loop {

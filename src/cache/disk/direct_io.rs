@@ -1,11 +1,10 @@
-//! Reads and writes that leave nothing in the page cache, where the kernel can do so.
+//! Reads and writes that bypass the page cache, where the kernel supports it.
 //!
-//! What is read from a disk cache goes on into the page cache as a file of the mount, where it belongs:
-//! the same bytes a second time, as pages of the disk cache, would push out what others need, and take as
-//! long to make. So what is aligned goes past the cache (`O_DIRECT`, open(2)), and what cannot does
-//! not stay there (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14). Where a file system knows neither,
-//! these are reads and writes like any; and what is written in a hurry lies in the cache until it is on
-//! the disk, which who reads it before waits for.
+//! Bytes read from a disk cache enter the page cache as a file of the mount. A second copy, as pages of the
+//! disk cache, would evict pages that others need, and take as long to create. So aligned parts use direct
+//! I/O (`O_DIRECT`, open(2)). Other parts are dropped from the page cache after use (`RWF_DONTCACHE`,
+//! preadv2(2), since Linux 6.14). A file system that supports neither gets ordinary reads and writes. A
+//! buffered write stays in the page cache until it is on disk, and a read before that waits for the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -22,12 +21,13 @@ use crate::base::free_list::ALIGNMENT;
 /// `RWF_DONTCACHE` of linux/fs.h.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// The ways past the page cache to one file, as far as they are known.
+/// Handles of one file for I/O that bypasses the page cache.
 #[derive(Debug, Default)]
 pub(super) struct DirectIo {
-    /// The same file once more, open for nothing else; many files are opened only to be looked at.
+    /// The file opened with `O_DIRECT`. Opened on first use, because many files are opened only for
+    /// inspection.
     direct: OnceLock<Option<File>>,
-    /// Whether the file system has declined to forget, which it does each time.
+    /// Whether the file system rejected `RWF_DONTCACHE`, which it then does each time.
     is_unsupported: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ impl DirectIo {
         self.read_part(file, after, end)
     }
 
-    /// As [`FileExt::write_all_at`]; who is behind does not wait for the disk.
+    /// As [`FileExt::write_all_at`]. With `is_buffered` it does not wait for the disk.
     pub(super) fn write_all_at(
         &self,
         file: &File,
@@ -71,7 +71,7 @@ impl DirectIo {
         self.write_part(file, after, end)
     }
 
-    /// `file`, which is open for reading and writing, past the cache.
+    /// Reopens `file`, which is open for reading and writing, with `O_DIRECT`.
     fn direct(&self, file: &File) -> Option<&File> {
         let open = || {
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -99,14 +99,14 @@ impl DirectIo {
         file.write_all_at(rest, offset + done as u64)
     }
 
-    /// How many of `len` bytes `call` has dealt with. The rest is for a call without a wish, which
-    /// also tells what is wrong.
+    /// Calls `call` with `RWF_DONTCACHE` and returns how many of `len` bytes it handled. The caller handles
+    /// the rest by an ordinary call, which also reports errors.
     fn try_dontcache(&self, len: usize, call: impl FnOnce() -> rustix::io::Result<usize>) -> usize {
         if len == 0 || self.is_unsupported.load(Ordering::Relaxed) {
             return 0;
         }
         call().unwrap_or_else(|error| {
-            // Old kernels know no such call, or not the flag; the rest is the file system's word.
+            // Old kernels lack the system call or the flag; `EOPNOTSUPP` is from the file system.
             if matches!(error, Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) {
                 self.is_unsupported.store(true, Ordering::Relaxed);
             }
@@ -115,8 +115,8 @@ impl DirectIo {
     }
 }
 
-/// The part of `bytes`, which lie at `offset` of a file, that are whole blocks in both places;
-/// empty when there is none.
+/// Returns the range of `bytes` that is block-aligned both in memory and in the file at `offset`. It is
+/// empty if there is none.
 fn aligned_range(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
     let alignment = ALIGNMENT as u64;
     let head = usize::try_from(offset.wrapping_neg() % alignment).unwrap_or(usize::MAX);

@@ -1,24 +1,24 @@
-//! Which bytes of a disk cache were used when, as far as this process knows; pure.
+//! LRU order of the extents of a disk cache, as far as this process knows it; pure.
 //!
-//! Spans and windows of the same bytes overlap. So the known extents are kept disjoint: a use takes the
-//! bytes that it covers from older extents, and these are trimmed or split.
+//! Spans and windows of the same bytes overlap, so the tracked extents are kept disjoint. A use trims or
+//! splits the older extents that it covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::extent::{Extent, Plain};
 
-/// The most extents that are known. The oldest are forgotten beyond that, and eviction takes what is
-/// unknown first. So many windows are 16 GiB, and need some 8 MiB of memory.
+/// Maximum number of tracked extents. Beyond it the oldest are forgotten, and untracked bytes are evicted
+/// first. This many windows cover 16 GiB, and need some 8 MiB of memory.
 const MAX_EXTENTS: usize = 1 << 17;
 
-/// Disjoint extents in the order of their last use.
+/// Disjoint extents in order of last use.
 #[derive(Debug, Default)]
 pub(super) struct Lru {
-    /// Counts uses.
+    /// Number of uses so far.
     uses: u64,
-    /// By their starts.
+    /// The extents by start.
     by_start: BTreeMap<Plain, TrackedExtent>,
-    /// The last use of each extent, and its start, because the parts of a split extent share their use.
+    /// Last use and start of each extent. Parts of a split extent share their last use.
     by_use: BTreeSet<(u64, Plain)>,
 }
 
@@ -29,7 +29,7 @@ struct TrackedExtent {
 }
 
 impl Lru {
-    /// `extent` was written or read just now.
+    /// Records that `extent` was written or read now.
     pub(super) fn mark_used(&mut self, extent: Extent<Plain>) {
         if extent.is_empty() {
             return;
@@ -42,17 +42,17 @@ impl Lru {
         }
     }
 
-    /// Removes the extent that was used longest ago.
+    /// Removes and returns the least recently used extent.
     pub(super) fn pop_oldest(&mut self) -> Option<Extent<Plain>> {
         let (_, start) = self.by_use.pop_first()?;
         let known = self.by_start.remove(&start)?;
         Extent::new(start, known.end)
     }
 
-    /// Of `extent` the first part that lies in no span that is known.
+    /// Returns the first part of `extent` that no tracked extent covers.
     pub(super) fn first_untracked(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
         let mut at = extent.start();
-        // The last one that begins before may reach into it.
+        // The last extent that begins before may overlap.
         let before = self.by_start.range(..=at).next_back();
         if let Some((_, known)) = before {
             at = at.max(known.end);
@@ -69,13 +69,13 @@ impl Lru {
         Extent::new(at, extent.end()).filter(|unknown| !unknown.is_empty())
     }
 
-    /// Forgets everything, because the file is another one now.
+    /// Forgets everything, because the file was replaced.
     pub(super) fn clear(&mut self) {
         self.by_start.clear();
         self.by_use.clear();
     }
 
-    /// Takes the bytes of `extent` from the known extents.
+    /// Removes the bytes of `extent` from the tracked extents.
     ///
     /// A use inserts at most three extents, so on average it removes no more.
     fn remove(&mut self, extent: Extent<Plain>) {
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(lru.pop_oldest(), Some(extent(20, 30)));
         assert_eq!(lru.by_use.len(), MAX_EXTENTS - 1);
         assert_eq!(lru.by_start.len(), MAX_EXTENTS - 1);
-        // A split adds two, and the oldest goes for the second.
+        // A split adds two extents, so the oldest is forgotten for the second.
         lru.mark_used(extent(10 * max + 3, 10 * max + 6));
         assert_eq!(lru.by_use.len(), MAX_EXTENTS);
         assert_eq!(lru.pop_oldest(), Some(extent(40, 50)));
@@ -195,7 +195,7 @@ mod tests {
     const BYTES: u64 = 40;
 
     proptest! {
-        /// Eviction takes each byte once, in the order of the last uses.
+        /// Eviction returns each byte once, in the order of last use.
         #[test]
         fn bytes_are_taken_in_the_order_of_their_last_uses(
             uses in prop::collection::vec((0..BYTES, 0..BYTES), 0..60)

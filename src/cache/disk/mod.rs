@@ -1,10 +1,9 @@
-//! Decoded spans on disk: what would cost more to make again than to read back.
+//! Disk cache of decoded spans that cost more to decode again than to read back.
 //!
-//! One sparse file for each archive: plain byte *n* lies at file offset *n*, and whatever is not
-//! kept is a hole. There is no table of contents, because none is needed: a reader knows the
-//! checksums of each span's blocks from the index, so a hole, a torn write and a foreign file are simply not what it
-//! looks for. For the same reason any number of processes may write one file, punch holes into
-//! it, or be killed at any moment.
+//! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. It
+//! needs no table of contents, because the index holds the checksums of each span's blocks. A hole, a torn
+//! write and a foreign file all fail that check. For the same reason any number of processes may write one
+//! file or punch holes into it, and may be killed at any moment.
 
 mod cache_dir;
 mod cache_file;
@@ -31,54 +30,53 @@ use write_queue::{PendingWrite, WriteQueue};
 pub use cache_dir::{CacheFileInfo, DiskCacheDir};
 pub use write_queue::QueueTimeout;
 
-/// The spans of one archive on disk. What is kept is written by a thread of its own, and can be
-/// read from the moment it was taken.
+/// Disk cache of one archive. A thread of its own writes the spans. A queued span is readable at once.
 #[derive(Debug)]
 pub struct DiskCache {
     shared: Arc<Shared>,
-    /// Ends when the queue is closed; always there but while dropping.
+    /// Ends when the queue is closed; `None` only while dropping.
     writer: Option<Thread<()>>,
 }
 
-/// How a disk cache is kept.
+/// Options of a disk cache.
 #[derive(Clone, Debug)]
 pub struct DiskCacheOptions {
-    /// Bytes that may wait to be written.
+    /// Maximum number of queued bytes.
     pub queue_bytes: u64,
-    /// Whether its bytes cannot be had again, so that no part of it may go while it is in use.
+    /// Whether the bytes cannot be fetched again. Then no part is evicted while the cache is in use.
     pub is_only_copy: bool,
-    /// Where the memory of what is read comes from.
+    /// Supplies the memory for reads.
     pub free_list: FreeList,
-    /// What counts.
+    /// Counters.
     pub stats: Arc<Stats>,
 }
 
-/// Why there is no disk cache.
+/// The disk cache cannot be opened or created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the disk cache {path}")]
 pub struct DiskCacheError {
-    /// Which file.
+    /// The file's path.
     path: String,
-    /// Why.
+    /// The cause.
     #[source]
     source: io::Error,
 }
 
-/// How much disk is used at this moment, in bytes.
+/// Disk usage, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct DiskCacheUsage {
-    /// By this disk cache.
+    /// Of this disk cache.
     pub held_bytes: u64,
-    /// By all files of the directory.
+    /// Of all files in the directory.
     pub all_bytes: u64,
-    /// What these may take.
+    /// Limit for all files in the directory.
     pub limit_bytes: u64,
 }
 
-/// Skipped spans that are remembered, at the most.
+/// Maximum number of remembered skipped spans.
 const MAX_SKIPPED_SPANS: usize = 1 << 16;
 
-/// A use is told to other processes when the last one was told so long ago.
+/// Interval between updates of the file's mtime, which shows the last use to other processes.
 const TOUCH_INTERVAL: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -89,11 +87,11 @@ struct Shared {
     current: Mutex<CurrentFile>,
     lru: Mutex<Lru>,
     problems: Mutex<CacheProblems>,
-    /// Where spans lie that were not taken because the disk was too slow, in the order of time.
+    /// Spans that were skipped because the disk was too slow, oldest first.
     skipped: Mutex<VecDeque<Extent<Plain>>>,
 }
 
-/// Where the disk cache is.
+/// The file that the disk cache uses now.
 #[derive(Debug)]
 struct CurrentFile {
     file: Arc<CacheFile>,
@@ -102,21 +100,21 @@ struct CurrentFile {
     last_touch: Option<Instant>,
 }
 
-/// Why something is not in the disk cache that might be.
+/// Reasons why spans are missing from the disk cache.
 #[derive(Clone, Debug, Default)]
 struct CacheProblems {
-    /// The disk said no; nothing is written any more.
+    /// The error after which nothing more is written.
     failure: Option<String>,
-    /// There was no room, or something had to go for other spans.
+    /// Whether spans were refused or evicted for lack of space.
     is_full: bool,
 }
 
 impl DiskCache {
-    /// A new disk cache in `cache_dir` that disappears when dropped, unless published. What dead processes
-    /// have left of theirs is removed.
+    /// Creates a disk cache in `cache_dir` that is removed when dropped, unless published. Removes the
+    /// unfinished files of dead processes.
     ///
     /// # Errors
-    /// When the file cannot be made.
+    /// If the file cannot be created.
     pub fn create(
         cache_dir: DiskCacheDir,
         options: DiskCacheOptions,
@@ -128,10 +126,10 @@ impl DiskCache {
         Self::start(cache_dir, options, file, None)
     }
 
-    /// The disk cache of `content` that other mounts have published, or an empty one.
+    /// Opens the disk cache of `content` that other mounts published, or creates an empty one.
     ///
     /// # Errors
-    /// When there is none and it cannot be made.
+    /// If there is none and it cannot be created.
     pub fn open(
         cache_dir: DiskCacheDir,
         content: &str,
@@ -178,13 +176,12 @@ impl DiskCache {
         })
     }
 
-    /// Keeps a span that goes by, if there is room on disk, and room in the queue within the
-    /// timeout.
+    /// Queues a scanned span, if the disk has space and the queue accepts it within the timeout.
     pub fn insert(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         self.push(PendingWrite::new(extent, bytes), timeout);
     }
 
-    /// As [`DiskCache::insert`] for a span that was skipped before: it is not remembered as skipped again.
+    /// As [`DiskCache::insert`] for a span that was skipped before. It is not recorded as skipped again.
     pub fn insert_skipped(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         let item = PendingWrite {
             is_retry: true,
@@ -193,8 +190,8 @@ impl DiskCache {
         self.push(item, timeout);
     }
 
-    /// As [`DiskCache::insert`] for a span that was wanted: those that were wanted longest ago make
-    /// room for it.
+    /// As [`DiskCache::insert`] for a span that a reader wanted. It may evict the least recently used
+    /// spans.
     pub fn insert_evicting(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         let item = PendingWrite {
             may_evict: !self.shared.options.is_only_copy,
@@ -213,8 +210,8 @@ impl DiskCache {
         }
     }
 
-    /// Where up to `max` spans lie that were not taken because the disk was too slow; each is named once.
-    /// None when there is no room for them either.
+    /// Removes and returns up to `max` spans that were skipped because the disk was too slow. Returns none
+    /// when there is no space for them either.
     pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
         let is_full = {
             let problems = self.shared.problems();
@@ -228,13 +225,13 @@ impl DiskCache {
         skipped.drain(..taken).collect()
     }
 
-    /// Whether the spans that wait to be written fill more than half of the queue.
+    /// Whether queued spans fill more than half of the queue.
     pub fn is_busy(&self) -> bool {
         self.shared.queue.is_half_full()
     }
 
-    /// The plain bytes of the span at `extent` as the disk cache has them; `None` when not all of them are kept. The caller verifies them, and says so by
-    /// [`DiskCache::mark_used`].
+    /// Returns the plain bytes of the span at `extent`, or `None` if some are missing. The caller verifies
+    /// them, and then calls [`DiskCache::mark_used`].
     pub fn read(&self, extent: Extent<Plain>) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find(extent) {
             return Some(bytes);
@@ -244,9 +241,9 @@ impl DiskCache {
         Some(memory.freeze())
     }
 
-    /// The plain bytes of `part` of a span, as the disk cache has them: anything where it has them not. `None`
-    /// when they cannot be read, and with [`Wait::Never`] when a disk would have to be waited for. The
-    /// caller verifies them.
+    /// Returns the bytes of `part` of a span, with arbitrary content where they are not cached. Returns
+    /// `None` if they cannot be read, or with [`Wait::Never`] if that needs the disk. The caller verifies
+    /// them.
     pub fn read_part(&self, part: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find_part(part) {
             return Some(bytes);
@@ -256,7 +253,7 @@ impl DiskCache {
         Some(memory.freeze())
     }
 
-    /// Whether all bytes of `extent` were written or wait for it; they may be damaged.
+    /// Whether all bytes of `extent` are written or queued. They may be damaged.
     pub fn covers(&self, extent: Extent<Plain>) -> bool {
         if self.shared.queue.find_part(extent).is_some() {
             return true;
@@ -265,7 +262,7 @@ impl DiskCache {
         file.covers(extent)
     }
 
-    /// The span at `extent` is good and was wanted: it goes later than others.
+    /// Marks the verified span at `extent` as used now, so that it is evicted later than others.
     pub fn mark_used(&self, extent: Extent<Plain>) {
         self.shared.lru().mark_used(extent);
         let mut current = self.shared.current();
@@ -278,16 +275,16 @@ impl DiskCache {
         }
     }
 
-    /// Waits until all that was taken is written or given up.
+    /// Waits until all queued spans are written or dropped.
     pub fn flush(&self) {
         self.shared.queue.wait_until_empty();
     }
 
-    /// Gives the disk cache the name by which later mounts of the same `content` find it. When there is
-    /// one that holds more it becomes this one.
+    /// Renames the file so that later mounts of the same `content` find it. If a file of that name holds
+    /// more, the disk cache switches to it.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// If the file cannot be renamed.
     pub fn publish(&self, content: &str) -> io::Result<()> {
         let name = file_name(content, &self.shared.options);
         let ours = Arc::clone(&self.shared.current().file);
@@ -309,7 +306,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// Why something is not kept that might be, for the user.
+    /// Explains to the user why spans are missing from the disk cache.
     pub fn problem_text(&self) -> Option<String> {
         let problems = self.shared.problems().clone();
         if problems.failure.is_some() || !problems.is_full {
@@ -321,13 +318,13 @@ impl DiskCache {
         ))
     }
 
-    /// Whether so many bytes, the whole archive's, are on disk or on their way there.
+    /// Whether the disk holds `bytes`, the whole archive's size, but for at most a full queue.
     pub fn has_at_least(&self, bytes: u64) -> bool {
         let held_bytes = self.shared.current().file.held_bytes();
         held_bytes.saturating_add(self.shared.options.queue_bytes) >= bytes
     }
 
-    /// How much disk is used.
+    /// Returns the disk usage.
     pub fn disk_usage(&self) -> DiskCacheUsage {
         let (all_bytes, limit_bytes) = self.shared.cache_dir.usage_and_limit();
         DiskCacheUsage {
@@ -339,13 +336,13 @@ impl DiskCache {
 }
 
 impl Drop for DiskCache {
-    /// Writes what waits: it was hard to come by, and is little.
+    /// Writes the queued spans, because they are few and were costly to decode.
     fn drop(&mut self) {
         self.shared.queue.close();
         drop(self.writer.take());
         let current = self.shared.current();
         let is_empty = current.file.held_bytes() == 0;
-        // Not what another process has open or opens now, nor what took its name.
+        // Keep a file that another process has open or opens now, and a file that took its name.
         let is_useless = is_empty && current.file.try_lock_exclusive() && current.file.has_name();
         if !current.is_published || is_useless {
             current.file.remove();
@@ -353,7 +350,7 @@ impl Drop for DiskCache {
     }
 }
 
-/// The file name of the disk cache of `content`.
+/// Returns the file name of the disk cache of `content`.
 fn file_name(content: &str, options: &DiskCacheOptions) -> String {
     let ending = if options.is_only_copy {
         cache_dir::ONLY_COPY_SUFFIX
@@ -364,9 +361,9 @@ fn file_name(content: &str, options: &DiskCacheOptions) -> String {
 }
 
 impl Shared {
-    /// The writer's work.
+    /// Runs the writer thread.
     fn run_writer(&self) {
-        // A limit may be lower than it was.
+        // The limit may be lower than before.
         if let Some(_lock) = self.cache_dir.lock_for_write() {
             self.free_space(0, !self.options.is_only_copy);
         }
@@ -392,7 +389,7 @@ impl Shared {
             if self.options.is_only_copy {
                 return Err(ErrorKind::TimedOut.into());
             }
-            // Nor would the others get one: whoever waits for them would do so for minutes.
+            // Other queued spans would fail to get the lock too, and their writers would wait for minutes.
             let cancelled = self.queue.cancel_waiting();
             let items = std::iter::once(item).chain(&cancelled);
             self.record_skipped(items.map(|item| (item.extent, item.is_retry)));
@@ -403,10 +400,10 @@ impl Shared {
             return Ok(());
         }
         let file = Arc::clone(&self.current().file);
-        // A slow disk holds nobody up as long as the page cache takes its part.
+        // A slow disk blocks no writer while the page cache accepts the bytes.
         let has_backlog = self.queue.has_backlog();
         if let Err(error) = file.write(item.extent.start(), &item.bytes, has_backlog) {
-            // Others may need what a part of a span would take.
+            // Frees the blocks of a partly written span for other spans.
             file.punch_hole(item.extent);
             return Err(error);
         }
@@ -415,8 +412,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Looks for the file by its name when it has gone from the directory: what is written to it
-    /// then is found by no one else, and counts against no limit.
+    /// Reopens the file by its name if it was removed from the directory. No one finds bytes in a removed
+    /// file, and no limit counts them.
     fn reopen_if_removed(&self) {
         let current = self.current();
         if !current.is_published || self.options.is_only_copy || current.file.has_name() {
@@ -425,16 +422,16 @@ impl Shared {
         let name = current.file.name().to_owned();
         drop(current);
         let directory = self.cache_dir.create_directory();
-        // Who reads meanwhile does so from the old one.
+        // Concurrent reads continue in the old file.
         if let Ok(file) = directory.and_then(|directory| CacheFile::open(&directory, &name, true)) {
             self.current().file = Arc::new(file);
             self.lru().clear();
         }
     }
 
-    /// Sees to it that `needed` bytes more can be written. Archives that no one uses give way
-    /// first, then other spans of this one, if they may; or what others use, as long as this one
-    /// has less than its share.
+    /// Frees space so that `needed` more bytes can be written. It evicts unused archives first. With
+    /// `may_evict` it then evicts from the largest archive in use, while this one is below its fair share,
+    /// and last from this one.
     fn free_space(&self, needed: u64, may_evict: bool) -> bool {
         let files = self.cache_dir.files();
         let mut missing = self.cache_dir.bytes_to_free(&files, needed);
@@ -449,7 +446,7 @@ impl Shared {
         let displaced = used.iter().chain(&ours).filter(|_| may_evict);
         let all = unused.iter().chain(displaced);
         if all.map(|info| info.held_bytes).sum::<u64>() < missing {
-            // Whatever went, it would not be enough.
+            // Evicting everything would not suffice.
             return false;
         }
         let mut freed = 0;
@@ -479,8 +476,8 @@ impl Shared {
         missing == 0
     }
 
-    /// Gives `wanted` bytes of the own disk cache back, if there are so many: first what no one has
-    /// used since it was opened, then what was used longest ago.
+    /// Evicts `wanted` bytes of this archive, if there are so many. Bytes not used since the file was
+    /// opened are evicted first, then the least recently used.
     fn evict_own(&self, file: &CacheFile, wanted: u64) -> u64 {
         let mut freed = 0;
         let mut at = Plain(0);
@@ -488,7 +485,7 @@ impl Shared {
             && let Some(data) = file.next_data(at)
         {
             let unknown = self.lru().first_untracked(data);
-            // Between two known spans the edges of blocks stay.
+            // Blocks on the edges, which known spans share, stay.
             let blocks = unknown.and_then(|unknown| file.whole_blocks(unknown));
             if let Some(blocks) = blocks {
                 let len = blocks
@@ -512,8 +509,7 @@ impl Shared {
         freed
     }
 
-    /// Counts spans that are not written because the disk is too slow, and remembers where they lie, unless
-    /// they were skipped before.
+    /// Counts spans that the disk was too slow to write, and records them unless they were skipped before.
     fn record_skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
         let mut skipped = self.lock_skipped();
         for (extent, is_retry) in spans {
@@ -558,13 +554,13 @@ mod tests {
 
     const SPAN: u64 = 256 << 10;
 
-    /// A directory where files take no more than their bytes do: a disk may add records, the more
-    /// the worse its free space is scattered.
+    /// A directory on tmpfs, where files take exactly the blocks of their bytes. A disk may add metadata
+    /// blocks, more so when its free space is fragmented.
     pub(super) fn directory() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").expect("a directory")
     }
 
-    /// For so many spans.
+    /// A cache directory with space for `spans` spans.
     fn cache_dir(directory: &Path, spans: u64) -> DiskCacheDir {
         DiskCacheDir::new(
             directory.to_owned(),
@@ -601,7 +597,7 @@ mod tests {
         vec![byte; usize::try_from(SPAN).expect("small")].into()
     }
 
-    /// Keeps these spans as reads do, and waits until they are written.
+    /// Inserts these spans as reads do, and waits until they are written.
     fn want(cache: &DiskCache, numbers: impl IntoIterator<Item = u64>) {
         for number in numbers {
             cache.insert_evicting(extent(number), bytes(number), QueueTimeout::Never);
@@ -609,7 +605,7 @@ mod tests {
         cache.flush();
     }
 
-    /// Of the first spans those that are there and whole.
+    /// Returns which of the first spans are cached and intact.
     fn kept(cache: &DiskCache) -> Vec<u64> {
         let is_kept = |number: &u64| cache.read(extent(*number)) == Some(bytes(*number));
         (0..20).filter(is_kept).collect()
@@ -652,7 +648,7 @@ mod tests {
             2 * SPAN
         );
         drop(cache);
-        // What an earlier mount has left counts as older than anything used since.
+        // Spans of an earlier mount count as older than any use since.
         let cache = open(&cache_dir, "a");
         cache.mark_used(extent(0));
         want(&cache, [8]);
@@ -796,7 +792,7 @@ mod tests {
             cache.publish("a").expect("renamed");
         }
         assert_eq!(kept(&least), [0, 1, 2, 3, 4], "the other one is better");
-        // Whose file was replaced goes on with the other one as soon as it writes.
+        // A cache whose file was replaced switches to the new file at its next write.
         want(&less, [7]);
         for cache in [&less, &more, &least] {
             assert_eq!(kept(cache), [0, 1, 2, 3, 4, 7]);

@@ -1,4 +1,4 @@
-//! What is to be written to a disk cache, bounded in bytes.
+//! Queue of spans to be written to a disk cache, bounded in bytes.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::base::extent::{Extent, Plain};
 
-/// Spans on their way to the writer. What waits here is found by readers already.
+/// Queue between readers and the writer thread. Readers find the queued spans.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     limit_bytes: u64,
@@ -17,19 +17,19 @@ pub(super) struct WriteQueue {
     changed: Condvar,
 }
 
-/// A span, or some of it.
+/// A span or a part of one.
 #[derive(Clone, Debug)]
 pub(super) struct PendingWrite {
     pub(super) extent: Extent<Plain>,
     pub(super) bytes: Bytes,
-    /// Whether spans of the same disk cache may have to go for it.
+    /// Whether it may evict spans of the same disk cache.
     pub(super) may_evict: bool,
     /// Whether it was skipped before.
     pub(super) is_retry: bool,
 }
 
 impl PendingWrite {
-    /// One that may_evict nothing.
+    /// Creates a write that may evict nothing.
     pub(super) fn new(extent: Extent<Plain>, bytes: Bytes) -> Self {
         Self {
             extent,
@@ -40,35 +40,35 @@ impl PendingWrite {
     }
 }
 
-/// How long to wait for room.
+/// Timeout of a push to a full queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum QueueTimeout {
-    /// Not at all.
+    /// Does not wait.
     NoWait,
-    /// So long.
+    /// Waits up to this long.
     UpTo(Duration),
-    /// For a moment, unless the writer was too slow for that the last time.
+    /// Waits a second, unless the last push timed out because of a slow writer.
     Short,
-    /// As long as the writer takes.
+    /// Waits as long as the writer takes.
     Never,
 }
 
-/// What [`QueueTimeout::Short`] means.
+/// Timeout of [`QueueTimeout::Short`].
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<PendingWrite>,
     writing: Option<PendingWrite>,
-    /// Bytes waiting and being written.
+    /// Bytes queued and being written.
     bytes: u64,
-    /// Someone waited in vain, and there was no room since.
+    /// Whether a push timed out, and none succeeded since.
     is_slow: bool,
     is_closed: bool,
 }
 
 impl WriteQueue {
-    /// A queue of `limit_bytes`, or of a single longer item.
+    /// Creates a queue of `limit_bytes`, or of a single longer item.
     pub(super) fn new(limit_bytes: u64) -> Self {
         Self {
             limit_bytes,
@@ -77,7 +77,7 @@ impl WriteQueue {
         }
     }
 
-    /// Takes `item` if there is room within the timeout; false when there is not.
+    /// Queues `item`; false if there is no room within the timeout.
     pub(super) fn push(&self, item: PendingWrite, timeout: QueueTimeout) -> bool {
         let len = item.bytes.len() as u64;
         let mut state = self.wait_for_capacity(len, timeout);
@@ -117,18 +117,17 @@ impl WriteQueue {
         state
     }
 
-    /// Whether items fill more than half of it.
+    /// Whether items fill more than half of the queue.
     pub(super) fn is_half_full(&self) -> bool {
         self.lock().bytes > self.limit_bytes / 2
     }
 
-    /// Whether something waits behind what is being written.
+    /// Whether items wait behind the one being written.
     pub(super) fn has_backlog(&self) -> bool {
         !self.lock().waiting.is_empty()
     }
 
-    /// The next item, for the one thread that writes; waits for it. `None` when the queue is
-    /// closed and empty.
+    /// Waits for the next item, on the writer thread. `None` when the queue is closed and empty.
     pub(super) fn next(&self) -> Option<PendingWrite> {
         let mut state = self.lock();
         loop {
@@ -150,7 +149,7 @@ impl WriteQueue {
         }
     }
 
-    /// The bytes of `extent`, if they wait here or are being written.
+    /// Finds the bytes of `extent` among the queued items and the one being written.
     pub(super) fn find(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let state = self.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
@@ -158,7 +157,7 @@ impl WriteQueue {
         Some(found.bytes.clone())
     }
 
-    /// The bytes of `part` of a span that waits here or is being written.
+    /// Finds the bytes of `part` within a queued span or the one being written.
     pub(super) fn find_part(&self, part: Extent<Plain>) -> Option<Bytes> {
         let state = self.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
@@ -168,7 +167,7 @@ impl WriteQueue {
         (end <= item.bytes.len()).then(|| item.bytes.slice(start..end))
     }
 
-    /// Takes out the items that wait.
+    /// Removes and returns the queued items.
     pub(super) fn cancel_waiting(&self) -> VecDeque<PendingWrite> {
         let mut state = self.lock();
         let cancelled = mem::take(&mut state.waiting);
@@ -178,7 +177,7 @@ impl WriteQueue {
         cancelled
     }
 
-    /// Waits until everything is written that is here now, or given up.
+    /// Waits until all current items are written or cancelled.
     pub(super) fn wait_until_empty(&self) {
         let mut state = self.lock();
         while state.bytes > 0 {
@@ -189,7 +188,7 @@ impl WriteQueue {
         }
     }
 
-    /// Takes nothing more.
+    /// Closes the queue, so that it accepts nothing more.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
@@ -242,11 +241,11 @@ mod tests {
         let waited = start.elapsed();
         assert!(limit <= waited && waited < SHORT_TIMEOUT, "{waited:?}");
         std::thread::scope(|scope| {
-            // Not heeded: a disk that was slow once may still be fast enough.
+            // `UpTo` ignores `is_slow`, because a disk that was slow once may still be fast enough.
             assert!(queue.lock().is_slow);
             let pushed =
                 scope.spawn(|| queue.push(item(10, 10), QueueTimeout::UpTo(SHORT_TIMEOUT * 60)));
-            // Time to find the queue full: without a wait the push fails then.
+            // Give the push time to find the queue full, because it would fail then without a wait.
             std::thread::sleep(Duration::from_millis(50));
             assert!(!pushed.is_finished(), "it waits");
             assert!(queue.next().is_some(), "the first");
