@@ -1,9 +1,9 @@
-//! How an extent is cut into chunks; pure.
+//! Division of an extent into chunks; pure.
 
 use crate::base::extent::{Extent, Packed};
 
-/// The chunks of an extent, in order, without gaps, each as long as is wanted when its turn comes,
-/// the last one cut at the end.
+/// The chunks of an extent in order, without gaps. The caller chooses the length of each chunk, and the
+/// extent's end cuts the last one.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
     next: Packed,
@@ -11,29 +11,29 @@ pub(super) struct Chunks {
 }
 
 impl Chunks {
-    /// The chunks from `start` up to `end`; none when `end` does not lie behind `start`.
+    /// Creates the chunks from `start` to `end`; none if `end` is not after `start`.
     pub(super) fn new(start: Packed, end: Packed) -> Self {
         Self { next: start, end }
     }
 
-    /// The next chunk if it is to be `len` bytes long (at least one byte is taken).
+    /// Returns the next chunk of `len` bytes, at least one byte.
     pub(super) fn peek(&self, len: u64) -> Option<Extent<Packed>> {
         let left = self.end.0.checked_sub(self.next.0)?;
         let chunk = Extent::with_len(self.next, left.min(len.max(1)));
         (!chunk.is_empty()).then_some(chunk)
     }
 
-    /// Whether there is no chunk left.
+    /// Whether no chunk is left.
     pub(super) fn is_done(&self) -> bool {
         self.next >= self.end
     }
 
-    /// Goes on behind `chunk`.
+    /// Continues after `chunk`.
     pub(super) fn advance_past(&mut self, chunk: Extent<Packed>) {
         self.next = chunk.end();
     }
 
-    /// Ends here: the source turned out to have no more.
+    /// Ends here, because the source has no more bytes.
     pub(super) fn end(&mut self) {
         self.end = self.next;
     }

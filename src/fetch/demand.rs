@@ -1,4 +1,4 @@
-//! How much the reader of a stream has read, and how long it has waited.
+//! Bytes that a stream's reader has read, and the time it has waited.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use crate::base::extent::Packed;
 
-/// Shared by the reader, who waits, and the driver, who wants to know.
+/// Shared by the reader, which waits, and the scheduler.
 #[derive(Debug, Default)]
 pub(super) struct Demand {
     state: Mutex<State>,
@@ -16,19 +16,19 @@ pub(super) struct Demand {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Where the last request ends.
+    /// End of the last request.
     requested_end: u64,
-    /// There must be no other request.
+    /// Whether no further request is allowed.
     is_stopped: bool,
     read: u64,
-    /// All waits that are over.
+    /// Total time of finished waits.
     waited: Duration,
-    /// Since when there is another one.
+    /// Start of the current wait.
     waiting_since: Option<Instant>,
 }
 
 impl Demand {
-    /// The reader waits as long as `wait` takes.
+    /// Counts the time of `wait` as waiting time of the reader.
     pub(super) fn time_wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.lock().waiting_since = Some(Instant::now());
         self.changed.notify_one();
@@ -40,7 +40,7 @@ impl Demand {
         result
     }
 
-    /// Everything before `end` is asked for now; false when nothing more may be.
+    /// Records that everything before `end` is requested; false if requests are stopped.
     pub(super) fn request_until(&self, end: Packed) -> bool {
         let mut state = self.lock();
         if !state.is_stopped {
@@ -49,25 +49,25 @@ impl Demand {
         !state.is_stopped
     }
 
-    /// Where what is not asked for begins; 0 before the first request.
+    /// End of the requested bytes; 0 before the first request.
     pub(super) fn requested_end(&self) -> Packed {
         Packed(self.lock().requested_end)
     }
 
-    /// As [`Demand::requested_end`], and nothing more will be.
+    /// Stops further requests, and returns [`Demand::requested_end`].
     pub(super) fn stop_requesting(&self) -> Packed {
         let mut state = self.lock();
         state.is_stopped = true;
         Packed(state.requested_end)
     }
 
-    /// The reader got `len` bytes.
+    /// Records that the reader read `len` bytes.
     pub(super) fn record_read(&self, len: u64) {
         self.lock().read += len;
         self.changed.notify_one();
     }
 
-    /// Bytes that the reader got, and how long it has waited, up to now.
+    /// Bytes read and time waited by the reader so far.
     pub(super) fn read_and_waited(&self) -> (u64, Duration) {
         let state = self.lock();
         let wait = state
@@ -76,15 +76,15 @@ impl Demand {
         (state.read, state.waited + wait)
     }
 
-    /// Whether the reader waits at this moment.
+    /// Whether the reader is waiting.
     pub(super) fn is_waiting(&self) -> bool {
         self.lock().waiting_since.is_some()
     }
 
-    /// Returns when a wait has begun, or something was read, since the last call.
+    /// Waits until the reader begins a wait or reads something since the last call.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     pub(super) async fn wait_for_change(&self) {
         self.changed.notified().await;
     }

@@ -1,8 +1,7 @@
-//! Ordered, parallel, bounded prefetch: a source's bytes as one stream of chunks.
+//! Ordered, parallel, bounded read-ahead of a source.
 //!
-//! [`Stream`] is for a scan: everything from one offset to the end, as many requests at once as
-//! bring something, as far ahead as the pool's budget allows. [`read`] is for what is read later:
-//! one range.
+//! [`Stream`] serves a scan: it returns all bytes from one offset to the end in order. It adapts the number
+//! of concurrent requests, and reads ahead as far as the pool's budget allows. [`read`] reads one range.
 
 mod adaptive;
 mod chunks;
@@ -28,25 +27,25 @@ use crate::source::{Cause, Error, Source};
 pub use range_reader::RangeReader;
 pub use stream::{Config, Stream, StreamControl};
 
-/// Requests in flight at once, at the most. Sixteen are needed where a server gives each
-/// connection 60 MB/s, or at 40 ms round trip; how many there are is measured.
+/// Default maximum number of requests in flight. A server that limits each connection to 60 MB/s needs
+/// sixteen, and so does a round trip of 40 ms. The actual number adapts to measurements.
 pub const DEFAULT_CONNECTIONS: usize = 16;
 
-/// The longest chunk in bytes, at the most; more only delays the first byte and holds memory.
+/// Default maximum length of a chunk in bytes. Longer chunks only delay the first byte and hold memory.
 pub const DEFAULT_CHUNK_LEN: u64 = 8 << 20;
 
-/// Below which speed a request is cut and sent again.
+/// Speed below which a request is cut and sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MinSpeed {
-    /// Bytes a second; 0 cuts nothing.
+    /// Bytes per second; 0 disables cuts.
     pub bytes_per_second: u64,
-    /// How long it must have been slower; zero cuts nothing.
+    /// How long a request must be slower before it is cut; zero disables cuts.
     pub wait: Duration,
 }
 
 impl Default for MinSpeed {
-    /// 64 KiB a second is slower than any link that sixteen requests make sense on; five seconds
-    /// are longer than most servers think.
+    /// 64 KiB/s is slower than any link on which sixteen requests make sense. Most servers answer within
+    /// five seconds.
     fn default() -> Self {
         Self {
             bytes_per_second: 64 << 10,
@@ -55,18 +54,18 @@ impl Default for MinSpeed {
     }
 }
 
-/// Bytes a second.
+/// Converts to bytes per second.
 fn per_second(bytes: u64, time: Duration) -> u64 {
     let micros = time.as_micros().max(1);
     u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
 }
 
-/// Reads `extent` by one request, waiting for memory and for the bytes.
+/// Reads `extent` with one request; blocks until memory and bytes are available.
 ///
 /// Only for threads outside the runtime.
 ///
 /// # Errors
-/// When the source cannot be read there.
+/// If the source cannot be read there.
 pub fn read(
     handle: &Handle,
     source: &Arc<dyn Source>,
@@ -77,7 +76,7 @@ pub fn read(
     block_on_read(handle, source, source.read_at(extent.start(), buffer))
 }
 
-/// As [`read`], for who got bytes there that cannot be right: see [`Source::read_uncached`].
+/// As [`read`], if earlier bytes were corrupt (see [`Source::read_uncached`]).
 ///
 /// # Errors
 /// As [`read`].
@@ -91,7 +90,7 @@ pub fn read_uncached(
     block_on_read(handle, source, source.read_uncached(extent.start(), buffer))
 }
 
-/// A buffer to read `len` bytes of `source` into.
+/// Acquires a buffer for `len` bytes of `source`.
 fn acquire_buffer(
     source: &Arc<dyn Source>,
     pool: &BufferPool,
@@ -101,7 +100,7 @@ fn acquire_buffer(
     pool.acquire(len).map_err(cancelled)
 }
 
-/// What `reading` of `source` comes to; that it was cancelled when the runtime ends before.
+/// Blocks on `reading` of `source`; fails with [`Cause::Cancelled`] if the runtime ends first.
 fn block_on_read(
     handle: &Handle,
     source: &Arc<dyn Source>,
@@ -111,9 +110,9 @@ fn block_on_read(
     read.unwrap_or_else(|| Err(Error::new(source.location(), Cause::Cancelled)))
 }
 
-/// What `work` comes to on this thread; `None` when the runtime ends before.
+/// Blocks on `work` on this thread; `None` if the runtime ends first.
 fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
-    // A runtime that ends drops its tasks first, and then its clock: who waits for that panics.
+    // A runtime that ends drops its tasks before its clock. Waiting on the clock after that panics.
     let mut guards = JoinSet::new();
     guards.spawn_on(pending::<()>(), handle);
     handle.block_on(async {
@@ -125,14 +124,14 @@ fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) ->
     })
 }
 
-/// Bytes of `extent`, all of which `source` has.
+/// Length of `extent`, which must be within `source`.
 fn checked_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
     let truncated = || Error::new(source.location(), Cause::Truncated);
     let end = source.fingerprint().len;
     if end.is_some_and(|len| extent.end().0 > len) {
         return Err(truncated());
     }
-    // Longer than memory is longer than any source.
+    // A length beyond `usize` exceeds any source.
     usize::try_from(extent.len()).map_err(|_| truncated())
 }
 
@@ -161,7 +160,7 @@ mod tests {
                     let mut hour = Box::pin(sleep(Duration::from_hours(1)));
                     std::future::poll_fn(|context| {
                         let polled = hour.as_mut().poll(context);
-                        // Only now it waits: a runtime that ends before would end the wait with a panic.
+                        // The read waits only now. If the runtime ended before, the wait would panic.
                         began.send(()).expect("the test listens");
                         polled
                     })

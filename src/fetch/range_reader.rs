@@ -1,4 +1,4 @@
-//! Reads of single ranges for those who wait for them, and a second request for one that straggles.
+//! Reads of single ranges, with hedged requests.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,30 +14,29 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::source::{Error, ReadHandle, Source};
 
-/// Answers of which the time is known, at the least and at the most.
+/// Minimum and maximum number of recorded latencies.
 const MIN_LATENCY_SAMPLES: usize = 3;
 const MAX_LATENCY_SAMPLES: usize = 16;
 
-/// One read in so many may be sent twice, and one more.
+/// One read in this many may be hedged, plus one.
 const READS_PER_HEDGE: u64 = 20;
 
-/// Reads ranges of one source on behalf of those who wait.
+/// Reads ranges of one source for blocked readers.
 ///
-/// A read from which nothing has come for three times as long as answers take (the median of the
-/// last ones), and half a second, is sent a second time beside the first, once; what comes first
-/// counts. That is done for one read in twenty at the most, never while the source's server complains,
-/// and only into memory that is to spare.
+/// It hedges a read once if no bytes arrived for half a second and for three times the latency, the median
+/// of the last answers. The first result wins. It hedges at most one read in twenty, only into spare
+/// memory, and never while the server is throttling.
 #[derive(Debug)]
 pub struct RangeReader {
     handle: Handle,
     source: Arc<dyn Source>,
-    /// For second requests.
+    /// Supplies memory for hedges.
     hedge_pool: BufferPool,
     latency_stats: Mutex<LatencyStats>,
     stats: Arc<Stats>,
 }
 
-/// How long the source takes to answer, and how often it was not waited for; pure.
+/// Latencies of the source, and the number of reads and hedges; pure.
 #[derive(Debug, Default)]
 struct LatencyStats {
     latencies: VecDeque<Duration>,
@@ -45,7 +44,7 @@ struct LatencyStats {
     hedges: u64,
 }
 
-/// How long nothing has come; pure.
+/// Time without new bytes; pure.
 #[derive(Debug, Default)]
 struct StallClock {
     received: u64,
@@ -53,7 +52,7 @@ struct StallClock {
 }
 
 impl RangeReader {
-    /// For reads of `source`, with memory for second requests from `hedge_pool`.
+    /// Creates a reader of `source`, with memory for hedges from `hedge_pool`.
     pub fn new(
         handle: Handle,
         source: Arc<dyn Source>,
@@ -69,10 +68,10 @@ impl RangeReader {
         }
     }
 
-    /// As [`read`](super::read).
+    /// As [`read`](super::read), with a hedge if the source is remote.
     ///
     /// # Errors
-    /// When the source cannot be read there.
+    /// If the source cannot be read there.
     pub fn read(&self, extent: Extent<Packed>, pool: &BufferPool) -> Result<Bytes, Error> {
         let len = super::checked_len(&self.source, extent)?;
         let buffer = super::acquire_buffer(&self.source, pool, len)?;
@@ -98,8 +97,8 @@ impl RangeReader {
         result
     }
 
-    /// Waits until the read straggles, and asks for the same. Never returns if that fails, or cannot
-    /// be done: the first request may still succeed.
+    /// Waits until the read stalls, and sends the same request again. Never returns if that is not possible
+    /// or fails, because the first request may still succeed.
     async fn send_hedge(&self, start: Packed, len: usize, read_handle: &ReadHandle) -> Bytes {
         let buffer = loop {
             self.wait_for_stall(read_handle).await;
@@ -122,7 +121,7 @@ impl RangeReader {
         }
     }
 
-    /// Waits until nothing has come for too long.
+    /// Waits until no bytes have arrived for too long.
     async fn wait_for_stall(&self, read_handle: &ReadHandle) {
         let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -147,8 +146,7 @@ impl RangeReader {
 }
 
 impl StallClock {
-    /// So many bytes are there, `elapsed` after it was looked at last. Only time counts in which
-    /// someone looked.
+    /// Records `received` bytes, `elapsed` after the last check. Only observed time counts.
     fn update(&mut self, received: u64, elapsed: Duration) {
         if received == self.received {
             self.stalled_for += elapsed.min(CHECK_INTERVAL * 2);
@@ -167,7 +165,7 @@ impl LatencyStats {
         self.latencies.push_front(latency);
     }
 
-    /// How long nothing may come; `None` while too little is known.
+    /// Time without bytes after which a read is hedged; `None` until enough latencies are known.
     fn hedge_delay(&self) -> Option<Duration> {
         if self.latencies.len() < MIN_LATENCY_SAMPLES {
             return None;
@@ -178,7 +176,7 @@ impl LatencyStats {
         Some((*median * HEDGE_FACTOR).max(MIN_HEDGE_DELAY))
     }
 
-    /// Counts a second request, if there may be one.
+    /// Counts a hedge and returns true, if one is allowed.
     fn take_hedge_credit(&mut self) -> bool {
         let may = self.hedges * READS_PER_HEDGE <= self.reads;
         self.hedges += u64::from(may);

@@ -1,4 +1,4 @@
-//! One chunk on its way.
+//! A request for one chunk.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::source::{Error, ReadHandle, Source};
 
-/// A chunk that was asked for.
+/// Request for one chunk.
 #[derive(Debug)]
 pub(super) struct ChunkRequest {
     extent: Extent<Packed>,
@@ -20,7 +20,7 @@ pub(super) struct ChunkRequest {
     hedge_requested: Notify,
 }
 
-/// A chunk that came: its bytes in two parts, of which either may be empty.
+/// Bytes of a chunk in two parts, either of which may be empty.
 #[derive(Debug)]
 pub(super) struct ChunkBytes {
     pub(super) front: Bytes,
@@ -43,7 +43,7 @@ impl From<Bytes> for ChunkBytes {
 }
 
 impl ChunkRequest {
-    /// Of `extent`, watched by `read_handle`.
+    /// Creates a request for `extent`, controlled by `read_handle`.
     pub(super) fn new(extent: Extent<Packed>, read_handle: ReadHandle) -> Self {
         Self {
             extent,
@@ -65,7 +65,7 @@ impl ChunkRequest {
         &self.read_handle
     }
 
-    /// Whether its content has been coming for at least [`CHEAP_FACTOR`] times as long as the answer cost.
+    /// Whether its content has been transferring for at least [`CHEAP_FACTOR`] times the answer's cost.
     pub(super) fn is_cheap(&self) -> bool {
         let (Some(latency), Some(cost)) = (self.read_handle.latency(), self.read_handle.cost())
         else {
@@ -74,15 +74,16 @@ impl ChunkRequest {
         self.started.elapsed().saturating_sub(latency) >= cost * CHEAP_FACTOR
     }
 
-    /// Asks for what is still missing a second time, if there is memory for it.
+    /// Sends a second request for the missing bytes, if there is memory for it.
     pub(super) fn request_hedge(&self) {
         self.hedge_requested.notify_one();
     }
 
-    /// Fills `buffer`, of the extent's length; whichever request for the rest ends first wins.
+    /// Fills `buffer`, which has the extent's length. With a hedge, the first request to finish the rest
+    /// wins.
     ///
     /// # Errors
-    /// When the source cannot be read there.
+    /// If the source cannot be read there.
     pub(super) async fn receive(
         &self,
         source: &dyn Source,
@@ -101,15 +102,15 @@ impl ChunkRequest {
         if front.len() as u64 == self.extent.len() {
             return Ok(front.into());
         }
-        // The first request went on while the second one was under way.
+        // The first request received more while the hedge was in flight.
         Ok(ChunkBytes {
             front: front.slice(..received.min(front.len())),
             rest,
         })
     }
 
-    /// Waits to be told that the flight is late, and requests the rest: how many bytes are not
-    /// in it, and the others. Never returns if that fails: the first request may still succeed.
+    /// Waits for a hedge request, and then reads the rest. Returns the length of the front, and the rest.
+    /// Never returns if the hedge fails, because the first request may still succeed.
     async fn hedge_rest(
         &self,
         source: &dyn Source,

@@ -1,4 +1,4 @@
-//! The driver: requests in flight, in the order in which their bytes are wanted.
+//! Schedules the requests of a stream in the order of their bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +18,15 @@ use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Continuation, ReadHandle, Source};
 
-/// Reads of a local source at once: one, and the next.
+/// Maximum number of concurrent reads of a local source: the current and the next one.
 const MAX_LOCAL_READS: usize = 2;
 
-/// Requests `source` chunk after chunk from `start` to its end.
+/// Requests `source` chunk by chunk from `start` to its end.
 ///
-/// Buffers are taken in the order of the chunks, but for the second one of a request that is sent
-/// twice, which nobody waits for.
+/// Buffers are acquired in chunk order. The only exception is a hedge's buffer, for which no task waits.
 ///
 /// # Errors
-/// When nobody receives any more.
+/// If the receiver was dropped.
 pub(super) async fn run(
     source: Arc<dyn Source>,
     start: Packed,
@@ -69,10 +68,10 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// A place in the queue, and then a buffer for `chunk`, if there is one.
+/// Reserves a slot in the queue, and then a buffer for `chunk`, if any.
 ///
 /// # Cancel safety
-/// Nothing is taken until the future is ready.
+/// Nothing is reserved until the future is ready.
 async fn acquire_slot<'a>(
     sender: &'a mpsc::Sender<NextChunk>,
     pool: &BufferPool,
@@ -88,7 +87,7 @@ async fn acquire_slot<'a>(
     let Some(chunk) = chunk else {
         return Ok((slot, None));
     };
-    // Longer than memory is longer than any budget.
+    // A length beyond `usize` exceeds any budget.
     let len = usize::try_from(chunk.len()).map_err(|_| ReceiverClosed)?;
     Ok((slot, Some((chunk, pool.acquire_async(len).await))))
 }
@@ -102,15 +101,15 @@ struct Scheduler {
     concurrency: AdaptiveConcurrency,
     stragglers: StragglerDetector,
     continuation: Arc<Continuation>,
-    /// Where the last request of a stream ends.
+    /// End of the last request of a stream.
     stream_end: u64,
-    /// The number of the stream's first read, while there is one.
+    /// Number of the first request while one long response is streamed.
     first_streamed: Option<u64>,
-    /// Whether the source knows that its server is serial.
+    /// Whether the source was informed that its server is serial.
     has_reported_serial: bool,
-    /// Those of `requests`, by number.
+    /// The requests in flight, by number.
     in_flight: BTreeMap<u64, Arc<ChunkRequest>>,
-    /// Each returns its number, and how many bytes came unless it failed.
+    /// Each task returns its number, and its bytes unless it failed.
     requests: JoinSet<(u64, Option<u64>)>,
     sent_requests: u64,
     requested_bytes: u64,
@@ -155,14 +154,14 @@ impl Scheduler {
         self.started.elapsed()
     }
 
-    /// Whether another request is wanted now.
+    /// Whether another request should be sent now.
     fn may_launch(&self, demand: &Demand) -> bool {
         let (read, _) = demand.read_and_waited();
         let most = self
             .concurrency
             .requests()
             .min(self.source.max_concurrent_reads());
-        // A stream begins beside what is under way, which may take as long as the stream.
+        // A streamed request starts beside those in flight, which may take as long as the stream.
         let active = match self.first_streamed {
             Some(first) if self.source.max_concurrent_reads() > 1 => {
                 self.in_flight.range(first..).count()
@@ -191,7 +190,7 @@ impl Scheduler {
                 .receive(source.as_ref(), buffer, &pool, &stats)
                 .await;
             let len = result.as_ref().ok().map(super::request::ChunkBytes::len);
-            // Nobody receives any more: then nobody misses it.
+            // An error means that the receiver was dropped, so the result is not needed.
             drop(done.send(result));
             (number, len)
         });
@@ -203,7 +202,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells the source when its server turns out to be serial, because other reads learn it too late.
+    /// Informs the source that its server is serial, because other reads would detect it too late.
     fn report_serial_server(&mut self) {
         if self.concurrency.is_confirmed_serial()
             && self.chunks.is_done()
@@ -214,12 +213,12 @@ impl Scheduler {
         }
     }
 
-    /// A watch over the read of `chunk`. Where one request after the other is sent, each one asks for more
-    /// than the one before, up to all the rest.
+    /// Creates the handle for the read of `chunk`. While requests are sent one at a time, each asks for
+    /// more than the one before, up to all the rest.
     fn read_handle(&mut self, chunk: Extent<Packed>) -> ReadHandle {
         let read_handle = ReadHandle::prefetch(self.config.retry_forever.clone());
         let is_alone = self.concurrency.is_streaming() || self.source.max_concurrent_reads() == 1;
-        // Also for a chunk across the end of the stream before: the rest of it is asked for with more.
+        // A chunk across the end of the last streamed request also starts a new one.
         if is_alone && chunk.end().0 > self.stream_end {
             self.stream_end = chunk.end().0.saturating_add(self.concurrency.stream_len());
             self.concurrency.on_stream_started();
@@ -227,13 +226,13 @@ impl Scheduler {
         let len = self.source.fingerprint().len;
         let end = len.map_or(0, |len| len.min(self.stream_end));
         let beyond = end.saturating_sub(chunk.end().0);
-        // Also where nothing more is to be asked for: what is kept may be what this one wants.
+        // Pass the continuation even with nothing to add, because its kept response may have this chunk.
         let beyond = if is_alone { beyond } else { 0 };
         read_handle.with_continuation(beyond, Arc::clone(&self.continuation))
     }
 
     fn on_completed(&mut self, ended: &Result<(u64, Option<u64>), JoinError>, demand: &Demand) {
-        // One that panicked has said so, and its reader finds it gone.
+        // A panicked task has logged its panic, and its reader sees its channel closed.
         let Ok((number, len)) = *ended else {
             return;
         };
@@ -264,7 +263,7 @@ impl Scheduler {
         self.first_streamed = self.concurrency.is_streaming().then_some(first);
     }
 
-    /// Looks whether the reader starves.
+    /// Updates the concurrency from the reader's waiting time.
     fn update_concurrency(&mut self, demand: &Demand) {
         self.concurrency.update(self.sample(demand));
     }
@@ -285,14 +284,14 @@ impl Scheduler {
         }
     }
 
-    /// Looks for requests that have fallen behind.
+    /// Cuts or hedges straggling requests.
     fn check_stragglers(&mut self) {
         let in_flight = &self.in_flight;
         let received = |number| {
             let request = in_flight.get(&number);
             request.map_or(0, |request| request.read_handle().received())
         };
-        // Where nobody knows the end, nobody knows that nothing is left to ask for.
+        // Without a known length, more may be left to request.
         let is_all_requested = self.chunks.is_done() && self.source.fingerprint().len.is_some();
         for (number, action) in self
             .stragglers
@@ -302,13 +301,13 @@ impl Scheduler {
                 continue;
             };
             tracing::debug!(number, ?action, "a request has fallen behind");
-            // Where answers wait for each other, another request would only wait again.
+            // Where requests are served one after another, a new request would only wait again.
             let is_waiting = request.read_handle().received() == 0;
             let is_serial = self.concurrency.is_serial() || self.concurrency.is_crowded();
             match action {
                 _ if is_waiting && is_serial => {}
                 StragglerAction::Cut => request.read_handle().cut(),
-                // A server that has too much to do is not given the same to do twice.
+                // An overloaded server does not get the same request twice.
                 StragglerAction::Hedge
                     if self.concurrency.is_streaming()
                         || self.source.max_concurrent_reads() < usize::MAX => {}

@@ -1,52 +1,51 @@
-//! Which requests have fallen behind, and what to do about it; pure.
+//! Detection of straggling requests; pure.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use super::{MinSpeed, per_second};
 
-/// How often to look.
+/// Interval between checks.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often one chunk's request is cut, at the most: where the next one is no faster either,
-/// asking again and again helps nobody.
+/// Maximum number of cuts of one chunk's request. If the next request is no faster either, more cuts do not
+/// help.
 const MAX_CUTS: u32 = 3;
 
-/// How many times as fast another request must be for a slow one to be the exception.
+/// Ratio of another request's speed to a slow one's from which the slow one is a straggler.
 const MIN_SPEED_RATIO: u64 = 2;
 
-/// How many times as long as its peers a request takes before it is sent a second time.
+/// Multiple of its peers' duration after which a request is hedged.
 pub(super) const HEDGE_FACTOR: u32 = 3;
 
-/// How many times as long as its peers a request takes at least before it is cut: where servers
-/// think for long, all of them do.
+/// Minimum multiple of its peers' duration before a request is cut. On a slow server all requests take long
+/// to be answered.
 const CUT_WAIT_FACTOR: u32 = 2;
 
-/// No request is sent a second time before this: a server may think for a moment.
+/// Minimum delay before a hedge, because a server may pause for a moment.
 pub(super) const MIN_HEDGE_DELAY: Duration = Duration::from_millis(500);
 
-/// Peers of which the time is known, at the least and at the most.
+/// Minimum and maximum number of recorded peer durations.
 const MIN_PEERS: usize = 3;
 const MAX_PEERS: usize = 16;
 
-/// Watches over requests in flight, each known by its number.
+/// Detects stragglers among the requests in flight, which have numbers.
 ///
-/// A request is cut, to be sent again for the rest, when it is slower than [`MinSpeed`] over the
-/// time given there, or over twice the time that its peers take if that is longer, while another
-/// one in flight, or one that came during its life, was at least that fast and twice as fast as
-/// this one. So a link that is slow as a whole is left in peace. A request without an answer is cut only
-/// when three others are known to have been answered sooner, because a server may answer in turns.
+/// A request is cut and sent again for the rest if it is slower than [`MinSpeed`] over the time given
+/// there, or over twice its peers' duration if that is longer. Another request must also be at least that
+/// fast and twice as fast as this one. It must be in flight, or have completed while this one was. So
+/// requests on a uniformly slow link are never cut. A request without an answer is cut only after three
+/// others are known to have been answered sooner, because a server may answer in turns.
 ///
-/// A request is hedged when nothing is left to ask for and it takes three times as long as its
-/// peers did (the median of the last ones), and half a second.
+/// A request is hedged if nothing is left to request, and it takes at least half a second and three times
+/// its peers' duration. That duration is the median of the last ones.
 ///
-/// Only time counts in which someone looked: when the whole process was stopped, or starved of
-/// processors, nobody fell behind.
+/// Only observed time counts. While the whole process was stopped or had no CPU time, no request is late.
 #[derive(Debug)]
 pub(super) struct StragglerDetector {
     min_speed: MinSpeed,
     requests: BTreeMap<u64, Request>,
-    /// How long the last ones took.
+    /// Durations of the last requests, newest first.
     peers: VecDeque<Duration>,
     last_check: Duration,
 }
@@ -55,20 +54,20 @@ pub(super) struct StragglerDetector {
 struct Request {
     sent_at: Duration,
     age: Duration,
-    /// Bytes that had come when its speed was taken last, and how long ago that is.
+    /// Bytes received at the last speed sample, and the time since.
     received: u64,
     since_sample: Duration,
-    /// Bytes a second of the fastest that came while it was in flight.
+    /// Speed in bytes per second of the fastest request that completed meanwhile.
     fastest_peer: u64,
     cuts: u32,
 }
 
-/// What to do about a request.
+/// Action on a straggling request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StragglerAction {
-    /// Drop it and ask for the rest anew.
+    /// Drop it and request the rest again.
     Cut,
-    /// Ask for the rest a second time. Said again as long as it holds.
+    /// Request the rest a second time. Repeated at each check while the request is late.
     Hedge,
 }
 
@@ -82,7 +81,7 @@ impl StragglerDetector {
         }
     }
 
-    /// A request was sent at `now`.
+    /// Records that a request was sent at `now`.
     pub(super) fn on_sent(&mut self, number: u64, now: Duration) {
         let request = Request {
             sent_at: now,
@@ -91,7 +90,7 @@ impl StragglerDetector {
         self.requests.insert(number, request);
     }
 
-    /// A request ended; `came` says how many bytes took how long, unless it failed.
+    /// Records that a request ended. `came` holds its bytes and duration, unless it failed.
     pub(super) fn on_completed(&mut self, number: u64, came: Option<(u64, Duration)>) {
         self.requests.remove(&number);
         let Some((len, took)) = came else {
@@ -105,8 +104,8 @@ impl StragglerDetector {
         }
     }
 
-    /// What to do at `now`, when `received` tells how many bytes have come by request, and
-    /// `is_all_requested` whether nothing is left to ask for.
+    /// Returns the actions due at `now`. `received` gives the received bytes of a request.
+    /// `is_all_requested` says whether nothing is left to request.
     pub(super) fn check(
         &mut self,
         now: Duration,
@@ -158,8 +157,7 @@ impl StragglerDetector {
                 continue;
             }
             let fastest = fastest.max(request.fastest_peer);
-            // Without an answer it may only wait for its turn, as long as it is not known how long those
-            // of others took.
+            // A request without an answer may only be queued, while too few durations of peers are known.
             let may_wait = received(number) == 0 && self.peers.len() < MIN_PEERS;
             let is_exception = fastest >= least && fastest / MIN_SPEED_RATIO >= speed && !may_wait;
             if speed < least && is_exception && request.cuts < MAX_CUTS {
@@ -172,7 +170,7 @@ impl StragglerDetector {
         actions
     }
 
-    /// The requests that take far longer than others did.
+    /// Requests that take far longer than their peers did.
     fn find_late(&self) -> impl Iterator<Item = u64> {
         let limit = self
             .median_duration()
@@ -183,7 +181,7 @@ impl StragglerDetector {
             .map(|(&number, _)| number)
     }
 
-    /// How long requests take: the median of the last ones, if there are enough.
+    /// Median duration of the last requests, if there are enough.
     fn median_duration(&self) -> Option<Duration> {
         let mut peers: Vec<Duration> = self.peers.iter().copied().collect();
         peers.sort_unstable();
@@ -209,7 +207,7 @@ mod tests {
         })
     }
 
-    /// Looks ten times a second up to `until`, with bytes a second by request.
+    /// Checks ten times a second up to `until`, given each request's speed in bytes per second.
     fn watch(
         detector: &mut StragglerDetector,
         (from, until): (u64, u64),

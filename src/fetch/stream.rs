@@ -1,4 +1,4 @@
-//! A source's bytes in order, as whoever reads them sees it.
+//! A source's bytes in order, as the reader sees them.
 
 use std::sync::Arc;
 
@@ -18,32 +18,32 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::source::{Access, Cause, Error, RetryForever, Source};
 
-/// Bytes of the pieces into which a source without ranges is cut: few enough to be on their way
-/// soon, enough for the queue to hold what a moment's hesitation of the reader takes.
+/// Length in bytes of the pieces of a source without ranges. It is short, so that a piece arrives soon, and
+/// long enough that the queue absorbs a short pause of the reader.
 const PIECE_LEN: usize = 1 << 20;
 
-/// Chunks asked for and not yet read, at the most; their bytes are bounded by the pool.
+/// Maximum number of chunks requested and not read. The pool bounds their bytes.
 const QUEUE_LEN: usize = 64;
 
-/// How far ahead, and in what pieces.
+/// Limits of the read-ahead.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The longest chunk, in bytes, at the most.
+    /// Maximum length of a chunk, in bytes.
     pub chunk_len: u64,
-    /// Requests in flight at once, at the most.
+    /// Maximum number of requests in flight.
     pub connections: usize,
-    /// What is too slow.
+    /// Threshold of a slow request.
     pub min_speed: MinSpeed,
-    /// Whether it goes on when the source cannot be reached for long.
+    /// Whether reads continue when the source is unreachable for long.
     pub retry_forever: RetryForever,
-    /// Where the chunks' memory comes from: its budget bounds how far ahead is read.
+    /// Supplies the chunks' memory. Its budget bounds the read-ahead.
     pub pool: BufferPool,
-    /// What counts requests.
+    /// Counters.
     pub stats: Arc<Stats>,
 }
 
 impl Config {
-    /// The default lengths and numbers with memory from `pool`, counted by `stats`.
+    /// Creates the default configuration with memory from `pool` and counters in `stats`.
     pub fn new(pool: BufferPool, stats: Arc<Stats>) -> Self {
         Self {
             chunk_len: DEFAULT_CHUNK_LEN,
@@ -56,23 +56,23 @@ impl Config {
     }
 }
 
-/// A source's bytes from one offset to the end, in order, requested ahead.
+/// A source's bytes from one offset to the end, in order, with read-ahead.
 ///
-/// Dropping it cancels what is in flight.
+/// Dropping it cancels the requests in flight.
 #[derive(Debug)]
 pub struct Stream {
     source: Arc<dyn Source>,
     next_chunks: mpsc::Receiver<NextChunk>,
-    /// What landed and was not yet handed on.
+    /// Received bytes that the reader has not taken.
     rest: Bytes,
     demand: Arc<Demand>,
     state: State,
     scheduler_handle: AbortHandle,
-    /// Owns the driver; dropped last, after nobody receives any more.
+    /// Owns the scheduler task; dropped last, after the receiver.
     _scheduler: JoinSet<()>,
 }
 
-/// A hold on a stream.
+/// Controls a stream from outside its reader.
 #[derive(Clone, Debug)]
 pub struct StreamControl {
     demand: Arc<Demand>,
@@ -80,17 +80,18 @@ pub struct StreamControl {
 }
 
 impl StreamControl {
-    /// Everything before this was asked for; 0 when nothing was, or the source has no ranges.
+    /// End of the requested bytes; 0 if none were requested, or the source has no ranges.
     pub fn requested_end(&self) -> Packed {
         self.demand.requested_end()
     }
 
-    /// As [`StreamControl::requested_end`], and nothing more will be: who reads on gets no more than that.
+    /// Stops further requests, and returns [`StreamControl::requested_end`]. The reader gets no bytes
+    /// beyond it.
     pub fn stop_requesting(&self) -> Packed {
         self.demand.stop_requesting()
     }
 
-    /// Ends the stream: who waits for it, and who reads on, gets [`Cause::Cancelled`].
+    /// Cancels the stream. Its reader gets [`Cause::Cancelled`].
     pub fn cancel(&self) {
         self.scheduler.abort();
     }
@@ -103,21 +104,21 @@ enum State {
     Failed(Error),
 }
 
-/// What comes next, on its way or arrived.
+/// The next item of the stream, pending or received.
 #[derive(Debug)]
 pub(super) enum NextChunk {
-    /// A chunk of `len` bytes; fewer are the last of a source of unknown length.
+    /// A chunk of `len` bytes. Fewer bytes mark the end of a source of unknown length.
     Chunk {
         len: u64,
         response: oneshot::Receiver<Result<ChunkBytes, Error>>,
     },
     /// A piece of a source without ranges.
     Piece(Result<Bytes, Error>),
-    /// There was nothing more to ask for.
+    /// The end of the source.
     End,
 }
 
-/// Nobody receives any more.
+/// The receiver was dropped.
 #[derive(Debug)]
 pub(super) struct ReceiverClosed;
 
@@ -130,8 +131,8 @@ impl<T> From<mpsc::error::SendError<T>> for ReceiverClosed {
 impl Stream {
     /// Starts to fetch `source` from `start` to its end.
     ///
-    /// Buffers are taken from the pool in the order of the stream, so a pool of a single chunk
-    /// suffices, provided that whoever receives a chunk lets go of it without waiting for more.
+    /// Buffers are acquired in stream order, so a pool of a single chunk suffices. The reader must then
+    /// drop each chunk before it waits for the next.
     pub fn start(handle: &Handle, source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
         let (sender, next_chunks) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
         let demand = Arc::<Demand>::default();
@@ -155,7 +156,7 @@ impl Stream {
         }
     }
 
-    /// A hold on the stream for others than who reads it.
+    /// Returns a control of the stream for other threads than the reader.
     pub fn control(&self) -> StreamControl {
         StreamControl {
             demand: Arc::clone(&self.demand),
@@ -163,12 +164,12 @@ impl Stream {
         }
     }
 
-    /// The next chunk, never empty; waits for it. `None` at the end, and ever after.
+    /// Waits for the next chunk, which is never empty. Returns `None` at the end, and at each call after.
     ///
     /// Only for threads outside the runtime.
     ///
     /// # Errors
-    /// When the source fails; again at each further call.
+    /// If the source fails, at this and each further call.
     #[expect(
         clippy::should_implement_trait,
         reason = "an error stays, an iterator's would not"
@@ -200,7 +201,7 @@ impl Stream {
             Err(TryRecvError::Empty) => self.demand.time_wait(|| self.next_chunks.blocking_recv()),
             next_chunk => next_chunk.ok(),
         };
-        // A driver that goes away without a word was stopped with its runtime.
+        // The scheduler ended without a result, because its runtime stopped.
         match next_chunk.ok_or_else(cancelled)? {
             NextChunk::End => Ok(None),
             NextChunk::Piece(bytes) => bytes.map(Some),
@@ -234,14 +235,14 @@ async fn run_supplier(
     demand: Arc<Demand>,
     sender: mpsc::Sender<NextChunk>,
 ) {
-    // An error here says that nobody receives any more, and so does nobody miss the rest.
+    // An error means that the receiver was dropped, so the rest is not needed.
     drop(match source.access() {
         Access::Ranges => scheduler::run(source, start, config, &demand, &sender).await,
         Access::Stream => forward(source.as_ref(), start, &config.pool, &sender).await,
     });
 }
 
-/// Cuts a source that gives its bytes once into pieces, as fast as they are taken.
+/// Splits a source without ranges into pieces, as fast as the reader takes them.
 async fn forward(
     source: &dyn Source,
     start: Packed,
@@ -273,15 +274,15 @@ async fn forward(
     }
 }
 
-/// A stream of pieces, of which any number of bytes can be drawn.
+/// Reads any number of bytes from a stream of pieces.
 struct PieceReader<'a> {
     pieces: BoxStream<'a, Result<Bytes, Error>>,
-    /// What the last piece held too much.
+    /// Unread bytes of the last piece.
     rest: Bytes,
 }
 
 impl PieceReader<'_> {
-    /// Fills `buffer`; `filled` counts, and falls short of it only at the end or after an error.
+    /// Fills `buffer`, and counts in `filled`. It fills less only at the end or after an error.
     async fn fill(&mut self, buffer: &mut [u8], filled: &mut usize) -> Result<(), Error> {
         while let Some(room) = buffer.get_mut(*filled..).filter(|room| !room.is_empty()) {
             if !self.fill_rest().await? {
@@ -296,7 +297,7 @@ impl PieceReader<'_> {
         Ok(())
     }
 
-    /// Drops the next `count` bytes, or as many as there are.
+    /// Skips the next `count` bytes, or fewer at the end.
     async fn skip(&mut self, mut count: u64) -> Result<(), Error> {
         while count > 0 && self.fill_rest().await? {
             let len =
@@ -307,7 +308,7 @@ impl PieceReader<'_> {
         Ok(())
     }
 
-    /// Sees to it that `rest` holds something; false at the end.
+    /// Fills `rest` if it is empty; false at the end.
     async fn fill_rest(&mut self) -> Result<bool, Error> {
         while self.rest.is_empty() {
             match self.pieces.next().await {
