@@ -1,127 +1,127 @@
-//! How many requests at once, and how long a chunk; pure.
+//! Adaptive number of concurrent requests and chunk length; pure.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::per_second;
 
-/// Requests in flight at first, and at the least: on loopback no number is faster.
+/// Initial and minimum number of requests in flight. On loopback no number is faster.
 const INITIAL_REQUESTS: usize = 4;
 
-/// Bytes of the first chunk: decoding starts early.
+/// Length of the first chunk in bytes, short so that decoding starts early.
 const INITIAL_CHUNK_LEN: u64 = 256 << 10;
 
-/// Bytes of the shortest chunk that the link leads to.
+/// Minimum chunk length in bytes that the link's speed determines.
 const MIN_LINK_CHUNK_LEN: u64 = 1 << 20;
 
-/// The shortest chunk that a small budget leads to, in bytes.
+/// Minimum chunk length in bytes that a small budget determines.
 const MIN_BUDGET_CHUNK_LEN: u64 = 64 << 10;
 
-/// Round trips that a chunk's bytes should take to come: the pause before them is then a ninth of
-/// the connection's time.
+/// Round trips that a chunk's transfer should take. The pause before it then wastes a ninth of the
+/// connection's time.
 const TRANSFER_ROUND_TRIPS: u32 = 8;
 
-/// How long a chunk's bytes should take at least: the longer, the less a request costs; but the
-/// reader waits for whole chunks.
+/// Minimum transfer time of a chunk. A longer transfer makes requests cheaper, but the reader waits for
+/// whole chunks.
 const MIN_TRANSFER_TIME: Duration = Duration::from_millis(50);
 
-/// Chunks of the budget that are not in flight: the one in the reader's hands, and the next.
+/// Chunks of the budget that are not in flight: the one being read, and the next.
 const SPARE_CHUNKS: u64 = 2;
 
-/// How long the reader must have waited before there are more requests: more than a hiccup, and
-/// short enough for sixteen to be on their way within one round trip of 40 ms.
+/// Minimum waiting time of the reader before requests are added. It is longer than a hiccup, and short
+/// enough to reach sixteen requests within one round trip of 40 ms.
 pub(super) const MIN_STARVING_TIME: Duration = Duration::from_millis(5);
 
-/// Over how long the share of waiting is taken; and how long everything begins.
+/// Window for the share of waiting time, and length of the startup phase.
 const AVERAGING_WINDOW: Duration = Duration::from_millis(100);
 
-/// Bytes a second that are not slow, as long as it is not known what the reader can take.
+/// Speed in bytes per second that counts as fast while the reader's speed is unknown.
 const FAST_BYTES_PER_SECOND: u64 = 500_000_000;
 
-/// How much more than the reader takes the requests should be able to bring: three for two.
+/// Factor by which the requests' speed should exceed the reader's: three to two.
 const HEADROOM: (u64, u64) = (3, 2);
 
-/// Bytes that may be asked for and not yet read, as a multiple of those that may be in flight:
-/// what landed carries the reader over a hiccup, and more would only have left the processor's
-/// caches, and new memory been touched, when it is read.
+/// Read-ahead as a multiple of the bytes that may be in flight. Received bytes carry the reader over a
+/// hiccup. More bytes would leave the CPU caches before they are read, and touch new memory.
 const READAHEAD_FACTOR: u64 = 3;
 
-/// Requests by which is judged what one can bring.
+/// Number of requests from which the speed of one is estimated.
 const MAX_SPEED_SAMPLES: usize = 8;
 
-/// Rounds shorter than this tell more about the moment than about the link.
+/// Minimum length of a round, because shorter ones measure noise.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(100);
 
-/// Requests that find out whether answers wait for each other.
+/// Requests that test whether the server is serial.
 const PROBE_REQUESTS: usize = 2;
 
-/// An answer that takes so long is slow: it may cost the server more than the bytes do.
+/// Latency from which an answer is slow, and may cost the server more than its bytes.
 const SLOW_RESPONSE: Duration = Duration::from_millis(100);
 
-/// How many times as long as the bytes of its chunk a slow answer must take to cost more than them.
+/// Multiple of its chunk's transfer time from which a slow answer is costly.
 const COSTLY_FACTOR: u32 = 2;
 
-/// Chunks of a round in which one request is read as a stream.
+/// Chunks of a round in which one response is streamed.
 const STREAM_ROUND_CHUNKS: usize = 16;
 
-/// How many times as long as an answer takes such a round lasts, at the least.
+/// Minimum length of such a round, as a multiple of the answer's cost.
 const STREAM_ROUND_FACTOR: u32 = 4;
 
-/// Bytes that the first such request asks for, at most. Each one asks for four times as many as the one
-/// before, so that a proxy that stores a whole range before it answers is not given all at once. Where costs rise
-/// with offsets one request asks for all the rest.
+/// Maximum bytes of the first streamed request. Each request asks for four times as many as the one before,
+/// so that a proxy that stores a whole range before it answers does not get everything at once. If costs
+/// rise with offsets, one request asks for all the rest.
 const INITIAL_STREAM_LEN: u64 = 1 << 30;
 const STREAM_GROWTH: u64 = 4;
 
-/// How many times as much as the cheapest answer a late one costs where requests wait for each other, and
-/// how much it costs at least.
+/// Cost from which answers count as crowded: a multiple of the cheapest answer's cost, and a minimum.
 const CROWDED_FACTOR: u32 = 4;
 const MIN_CROWDED_COST: Duration = Duration::from_millis(20);
 
-/// Answers that suffice for twice as many requests, where each cost at most a quarter of the time of its bytes.
+/// Cheap answers that justify doubling the requests. Each may cost at most a quarter of its transfer time.
 const MIN_CHEAP_RESPONSES: usize = 2;
 pub(super) const CHEAP_FACTOR: u32 = 4;
 
-/// Answers by which is judged whether costs rise with offsets; one fewer is reason enough to wait and see.
+/// Answers needed to detect costs that rise with offsets. One fewer suffices to delay a doubling.
 const MIN_RISING_SAMPLES: usize = 5;
 
-/// Of how many pairs of answers one at most may be the other way round where costs rise with offsets.
+/// Divisor for the pairs of answers that may contradict rising costs: at most one in eight.
 const FALLING_PAIR_DIVISOR: usize = 8;
 
-/// Rounds before the first trial, and after one that went well.
+/// Rounds before the first trial, and after a successful one.
 const MIN_TRIAL_PAUSE: u32 = 8;
 
-/// Rounds between two trials, at the most.
+/// Maximum number of rounds between two trials.
 const MAX_TRIAL_PAUSE: u32 = 64;
 
-/// Decides how many requests may be in flight and how long the next chunk is.
+/// Controls the number of requests in flight and the length of the next chunk.
 ///
-/// It begins with four requests. Their number doubles, up to the limit, whenever the reader has
-/// spent a quarter of its time waiting, at least 5 ms, and the requests look too few: all were in
-/// flight, and at the speed of the last ones (the median) they do not bring half as much again as
-/// the reader takes while it need not wait; in the beginning, when that is not known, they bring
-/// less than 500 MB/s. So a busy machine is rarely taken for a slow network. Where half of them
-/// would suffice by the same measure, half of them are given up.
+/// The number starts at four. It doubles, up to the limit, when the reader has waited for at least 5 ms and
+/// a quarter of its time, and the requests look too few. They look too few if all are in flight, and at the
+/// median speed of the last ones they do not reach 1.5 times the reader's speed while it need not wait.
+/// During startup that speed is unknown, so they look too few below 500 MB/s. So a busy machine rarely
+/// looks like a slow network. If half of the requests would suffice by the same measure, the number is
+/// halved.
 ///
-/// More is not always better: once there have been enough rounds (of as many chunks as may be in
-/// flight) in which the reader had to wait, half as many are tried for a round, and kept for
-/// nearly the same throughput. What does not prove itself is taken back, then the other direction
-/// is tried, and each failure doubles the rounds until the next trial.
+/// More requests are not always better. So after enough rounds in which the reader had to wait, a trial
+/// halves the number for a round. A round has as many chunks as may be in flight. The trial's number stays
+/// if the throughput is nearly the same. A failed trial is reverted, the next one tries the other
+/// direction, and each failure doubles the rounds until the next trial.
 ///
-/// A request may cost the server much whatever its length, and more of them cost more. So when the answer
-/// before was slow, the transfer begins with two requests, and the first one asks for more than its chunk.
-/// If the second answer comes much later than the first, or both much later than the answer before, the
-/// server is serial: the first answer is read on as a stream, and there is no other request. Answers that
-/// cost much more than the cheapest one, and more than their bytes, lead to no more requests. If they cost
-/// twice as much as their bytes, and one of them brings its bytes twice as fast as all together do, one
-/// request that is read as a stream is tried. It is tried at once where costs rise with offsets, because each
-/// request sent meanwhile costs more than all before. So there is also no doubling, once there are answers,
-/// before as many came as there are requests, or two that cost little, or before the content of all that are
-/// under way has been coming for four times as long as their answers cost.
+/// A request may have a high cost for the server whatever its length, and more requests cost more. So if
+/// the previous answer was slow, the transfer starts with two requests, and the first one asks for more
+/// than its chunk. The server is serial if the second answer arrives much later than the first, or both
+/// much later than the previous answer. Then the first response is streamed, and no other request is sent.
 ///
-/// A chunk's bytes should take eight times as long to come as a request to be answered, and at
-/// least 50 ms. The length is a power of two, so that buffers fit again, and never so long that
-/// the budget would not hold two chunks more than may ever be in flight.
+/// Answers that cost much more than the cheapest one, and more than their transfer, add no requests. A
+/// trial of one streamed request follows if answers cost twice their transfer, and one of them transfers
+/// twice as fast as all together. It follows at once if costs rise with offsets, because each request sent
+/// meanwhile costs more than all before.
+///
+/// For the same reason a doubling needs proof once there are answers. Either as many answers arrived as
+/// there are requests, or two cheap ones did, or all requests in flight have been transferring for four
+/// times their answers' cost.
+///
+/// A chunk's transfer should take eight times the latency, and at least 50 ms. The length is a power of
+/// two, so that buffers can be reused. The budget must hold two chunks more than may ever be in flight.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -131,121 +131,120 @@ pub(super) struct AdaptiveConcurrency {
     max_requests: usize,
     max_chunk_len: u64,
     requests: usize,
-    /// Bytes of the next chunk, but for `max_chunk_len`.
+    /// Length of the next chunk in bytes, before `max_chunk_len` applies.
     chunk_len: u64,
     link: Link,
     last_sample: Sample,
     round: Round,
     trial: Option<Trial>,
-    /// Whether one long request is read as a stream.
+    /// Whether one long response is streamed.
     is_streaming: bool,
-    /// Bytes that the next request of a stream asks for.
+    /// Bytes that the next streamed request asks for.
     stream_len: u64,
     serial_probe: Option<SerialProbe>,
-    /// What the answer before the first request cost.
+    /// Cost of the answer before the first request.
     prior_cost: Duration,
-    /// Chunks that came since the number of requests was changed.
+    /// Chunks completed since the number of requests changed.
     completed: usize,
-    /// Whether answers were seen to wait for each other.
+    /// Whether the server was found to be serial.
     is_serial: bool,
-    /// Whether there was a trial: from then on, waiting alone leads to no more requests.
+    /// Whether a trial took place. After it, waiting alone adds no requests.
     has_tried: bool,
     tries_fewer_requests: bool,
-    /// Rounds since the last trial, and how many there should be.
+    /// Rounds since the last trial, and rounds required before the next.
     rounds_since_trial: u32,
     trial_pause: u32,
 }
 
-/// How things are: sums from the beginning up to now.
+/// Measurements of a transfer: totals since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Time.
+    /// Elapsed time.
     pub(super) now: Duration,
-    /// Bytes that came, those of chunks in flight included.
+    /// Bytes received, including those of unfinished chunks.
     pub(super) received: u64,
-    /// Bytes that the reader took.
+    /// Bytes that the reader read.
     pub(super) read: u64,
-    /// How long the reader waited for them.
+    /// Time that the reader waited for them.
     pub(super) waited: Duration,
-    /// Requests that are under way.
+    /// Requests in flight.
     pub(super) in_flight: usize,
-    /// Whether the content of each of them has been coming for at least [`CHEAP_FACTOR`] times as long as its answer
-    /// cost.
+    /// Whether each of them has been transferring for at least [`CHEAP_FACTOR`] times its answer's cost.
     pub(super) is_cheap: bool,
 }
 
-/// A chunk that came.
+/// A completed chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CompletedChunk {
-    /// Where it begins in the source.
+    /// Its offset in the source.
     pub(super) start: u64,
-    /// Its bytes.
+    /// Its length in bytes.
     pub(super) len: u64,
-    /// From the request to its last byte.
+    /// Time from the request to the last byte.
     pub(super) duration: Duration,
-    /// From the request to the beginning of the answer; `None` where nobody was asked.
+    /// Time from the request to the start of the answer; `None` if no request was sent.
     pub(super) latency: Option<Duration>,
-    /// Of that, what was not spent on the way.
+    /// The part of the latency that is not network time.
     pub(super) cost: Option<Duration>,
 }
 
-/// What one connection was measured to do.
+/// Measurements of one connection.
 #[derive(Debug, Default)]
 struct Link {
-    /// The shortest time from a request to its answer.
+    /// Lowest latency.
     latency: Option<Duration>,
-    /// What the cheapest answer cost.
+    /// Lowest cost of an answer.
     min_cost: Option<Duration>,
-    /// Of the last requests.
+    /// Speeds of the last requests, newest first.
     speeds: VecDeque<SpeedSample>,
 }
 
-/// What one request was measured to do.
+/// Measurements of one request.
 #[derive(Clone, Copy, Debug)]
 struct SpeedSample {
-    /// Where its chunk begins.
+    /// Offset of its chunk.
     start: u64,
-    /// Bytes a second from the request on.
+    /// Bytes per second, counted from the request.
     whole: u64,
-    /// From the answer on.
+    /// Bytes per second, counted from the start of the answer.
     content: u64,
-    /// What the answer cost, and how long its bytes took after that.
+    /// Cost of the answer, and transfer time after it.
     cost: Duration,
     transfer: Duration,
 }
 
-/// As many landings as there may be requests in flight.
+/// A round: as many completed chunks as may be in flight.
 #[derive(Clone, Copy, Debug)]
 struct Round {
-    /// Landings that were on their way before it.
+    /// Chunks that were in flight before the round.
     outstanding: usize,
     left: usize,
     began: Sample,
 }
 
-/// Two requests, by which is found out whether answers wait for each other.
+/// Probe of two requests that finds out whether the server is serial.
 #[derive(Clone, Copy, Debug, Default)]
 struct SerialProbe {
     sent_requests: usize,
-    /// What the first answer cost that came.
+    /// Cost of the answer that arrived first.
     first: Option<Duration>,
 }
 
-/// Another number of requests for a round.
+/// Trial of another number of requests for a round.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
-    /// Requests before, and whether they were a single one.
+    /// Number of requests before, and whether one response was streamed.
     requests: usize,
     is_streaming: bool,
-    /// Whether costs rose with offsets.
+    /// Whether rising costs triggered the trial.
     is_for_rising_costs: bool,
-    /// Bytes a second before.
+    /// Bytes per second before the trial.
     rate: u64,
 }
 
 impl AdaptiveConcurrency {
-    /// At most `connections` requests of at most `chunk_len` bytes, into buffers of together
-    /// `budget` bytes. The answer before cost `response_cost`.
+    /// Allows at most `connections` requests of at most `chunk_len` bytes, with buffers of `budget` bytes
+    /// in total. `response_cost` is the cost of the previous answer.
     pub(super) fn new(
         connections: usize,
         chunk_len: u64,
@@ -282,16 +281,16 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Requests that may be in flight now.
+    /// Number of requests that may be in flight now.
     pub(super) fn requests(&self) -> usize {
         match self.serial_probe {
-            // No other one, before both are answered.
+            // No further request is allowed until both are answered.
             Some(serial_probe) if serial_probe.sent_requests >= PROBE_REQUESTS => 0,
             _ => self.requests,
         }
     }
 
-    /// Whether the next request should be a long one, to be read as a stream.
+    /// Whether the next request should be a long, streamed one.
     pub(super) fn is_streaming(&self) -> bool {
         match self.serial_probe {
             Some(serial_probe) => serial_probe.sent_requests == 0,
@@ -299,28 +298,28 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Bytes behind its chunk that the next request may ask for, to be read as a stream.
+    /// Bytes after its chunk that the next streamed request may ask for.
     pub(super) fn stream_len(&self) -> u64 {
         self.stream_len
     }
 
-    /// A request of a stream was sent: the next one may ask for more.
+    /// Records a streamed request, after which the next one may ask for more.
     pub(super) fn on_stream_started(&mut self) {
         self.stream_len = self.stream_len.saturating_mul(STREAM_GROWTH);
     }
 
-    /// Whether the server was seen to answer one request after the other.
+    /// Whether the server was found to answer one request after another.
     pub(super) fn is_serial(&self) -> bool {
         self.is_serial
     }
 
-    /// Whether the server was seen to do so for long enough that other reads should know it.
+    /// Whether the server has been serial for long enough to inform other reads.
     pub(super) fn is_confirmed_serial(&self) -> bool {
         self.is_serial && self.completed >= STREAM_ROUND_CHUNKS
     }
 
-    /// Whether requests wait for each other: answers cost much more than the cheapest one did, and more
-    /// than their bytes.
+    /// Whether requests delay each other. Then answers cost much more than the cheapest one, and more than
+    /// their transfer.
     pub(super) fn is_crowded(&self) -> bool {
         let link = &self.link;
         let (Some(cost), Some(transfer), Some(least)) = (
@@ -333,14 +332,14 @@ impl AdaptiveConcurrency {
         cost >= MIN_CROWDED_COST.max(least * CROWDED_FACTOR).max(transfer)
     }
 
-    /// Bytes of the next chunk.
+    /// Length of the next chunk in bytes.
     pub(super) fn chunk_len(&self) -> u64 {
         self.chunk_len.min(self.max_chunk_len)
     }
 
-    /// Bytes that may be asked for and not yet read.
+    /// Maximum number of bytes that are requested and not yet read.
     pub(super) fn readahead_bytes(&self) -> u64 {
-        // A server may pause an answer of which nothing is taken, and it is the only one.
+        // Read far ahead, because a server may pause the only response if the client does not drain it.
         if self.is_streaming && self.max_requests > 1 {
             return self.max_chunk_len.saturating_mul(self.max_requests as u64);
         }
@@ -348,13 +347,13 @@ impl AdaptiveConcurrency {
         in_flight.saturating_mul(READAHEAD_FACTOR)
     }
 
-    /// Whether waiting can still lead to more requests.
+    /// Whether waiting can still add requests.
     pub(super) fn may_grow(&self) -> bool {
         let is_open = self.serial_probe.is_none() && !self.is_streaming && !self.has_tried;
         is_open && self.requests < self.max_requests
     }
 
-    /// A chunk was asked for.
+    /// Records that a chunk was requested.
     pub(super) fn on_sent(&mut self) {
         if let Some(serial_probe) = &mut self.serial_probe {
             serial_probe.sent_requests += 1;
@@ -364,18 +363,18 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Looks whether the reader starves.
+    /// Adjusts the number of requests to the reader's waiting time.
     pub(super) fn update(&mut self, sample: Sample) {
         let waiting = sample.waited.saturating_sub(self.last_sample.waited);
         let all = sample.now.saturating_sub(self.last_sample.now);
         let is_starving = waiting >= MIN_STARVING_TIME && waiting * 4 >= all;
-        // While everything begins, a reader takes what it gets without having worked on it.
+        // During startup the reader takes each chunk at once, without processing time.
         let is_beginning = sample.now < AVERAGING_WINDOW
             && per_second(sample.received, sample.now) >= FAST_BYTES_PER_SECOND;
         let is_scarce = sample.in_flight >= self.requests
             && !is_beginning
             && !self.is_sufficient(self.requests, sample);
-        // Where nothing came yet, many must be on their way before it does.
+        // Before the first answer, a doubling needs no proof.
         let is_proven = self.link.speeds.is_empty()
             || sample.is_cheap
             || self.completed >= MIN_CHEAP_RESPONSES && self.link.is_cheap()
@@ -398,7 +397,7 @@ impl AdaptiveConcurrency {
         self.last_sample = sample;
     }
 
-    /// Whether so many requests can bring more than the reader takes.
+    /// Whether this many requests exceed the reader's speed by the headroom.
     fn is_sufficient(&self, requests: usize, sample: Sample) -> bool {
         let demand = per_second(sample.read, sample.now.saturating_sub(sample.waited));
         self.link.speed().is_some_and(|speed| {
@@ -407,7 +406,7 @@ impl AdaptiveConcurrency {
         })
     }
 
-    /// Takes note of a chunk that came.
+    /// Records a completed chunk.
     pub(super) fn on_completed(&mut self, sample: Sample, chunk: CompletedChunk) {
         self.link.on_completed(chunk);
         if let Some(len) = self.link.chunk_len() {
@@ -430,7 +429,7 @@ impl AdaptiveConcurrency {
             self.try_streaming(sample, rate, true);
             return;
         }
-        // A round of costly answers takes long, and its end is not waited for.
+        // Do not wait for the end of a round with costly answers, because it takes long.
         if self.trial.is_none() && took >= MIN_ROUND_TIME && !is_reader_fed && self.is_costly(rate)
         {
             self.try_streaming(sample, rate, false);
@@ -455,13 +454,13 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Takes note of an answer to one of the first two requests.
+    /// Evaluates the answer to one of the two probe requests.
     fn judge_probe(&mut self, sample: Sample, serial_probe: SerialProbe, chunk: CompletedChunk) {
         let cost = chunk.cost.unwrap_or_default();
         let is_parallel = match serial_probe.first {
             _ if cost < SLOW_RESPONSE => true,
-            // The shorter one comes first, also where it was asked for last. A server that begins to send
-            // when it has worked on both sends both late.
+            // The shorter answer arrives first, even if it was requested last. A server that starts to send
+            // after it has worked on both sends both late.
             Some(first) => {
                 let (least, most) = (cost.min(first), cost.max(first));
                 most < least * 3 / 2 && least < self.prior_cost * 3 / 2
@@ -487,7 +486,7 @@ impl AdaptiveConcurrency {
         MIN_ROUND_TIME.max(answers.unwrap_or_default() * STREAM_ROUND_FACTOR)
     }
 
-    /// Whether requests, which together bring `rate` bytes a second, cost more than their bytes.
+    /// Whether requests cost more than their transfer, at `rate` bytes per second in total.
     fn is_costly(&self, rate: u64) -> bool {
         let link = &self.link;
         let (Some(cost), Some(transfer), Some(content)) = (
@@ -504,7 +503,7 @@ impl AdaptiveConcurrency {
             && self.may_try_streaming()
     }
 
-    /// Whether costs rise with offsets, and that of `last` is high: twice as long as its bytes take.
+    /// Whether costs rise with offsets, and that of `last` is at least twice its transfer time.
     fn is_rising_and_costly(&self, last: CompletedChunk) -> bool {
         let (Some(cost), Some(latency)) = (last.cost, last.latency) else {
             return false;
@@ -516,12 +515,12 @@ impl AdaptiveConcurrency {
             && self.may_try_streaming()
     }
 
-    /// Whether the last trial in vain is long ago, or was not.
+    /// Whether enough rounds have passed since the last failed trial.
     fn may_try_streaming(&self) -> bool {
         self.rounds_since_trial + 1 >= self.trial_pause.saturating_sub(MIN_TRIAL_PAUSE)
     }
 
-    /// Tries one long request, read as a stream.
+    /// Starts a trial of one streamed request.
     fn try_streaming(&mut self, sample: Sample, rate: u64, is_for_rising_costs: bool) {
         self.trial = Some(Trial {
             requests: self.requests,
@@ -538,7 +537,7 @@ impl AdaptiveConcurrency {
         self.set_requests(sample, 1);
     }
 
-    /// Begins a trial when it is time.
+    /// Starts a trial when it is due.
     fn start_trial_when_due(&mut self, sample: Sample, rate: u64) {
         self.rounds_since_trial += 1;
         if self.rounds_since_trial < self.trial_pause {
@@ -604,7 +603,7 @@ impl AdaptiveConcurrency {
         Round::begin(sample, 0, completed_chunks)
     }
 
-    /// Sets the number of requests; whether that changes it.
+    /// Sets the number of requests; returns whether it changed.
     fn set_requests(&mut self, sample: Sample, requests: usize) -> bool {
         let before = self.requests;
         self.requests = requests.clamp(1, self.max_requests);
@@ -634,15 +633,15 @@ impl Link {
         });
     }
 
-    /// The median of the last ones.
+    /// Median of the last requests, by `measure`.
     fn median<T: Ord + Copy>(&self, measure: impl Fn(&SpeedSample) -> T) -> Option<T> {
         let mut speeds: Vec<T> = self.speeds.iter().map(measure).collect();
         speeds.sort_unstable_by(|one, other| other.cmp(one));
         speeds.get(speeds.len() / 2).copied()
     }
 
-    /// Whether so many answers at the least cost the more the further back their bytes lie: most pairs of them
-    /// say so, and hardly one the opposite. An eighth of the highest cost says nothing.
+    /// Whether costs of at least `answers` answers rise with their offsets. Most pairs must rise and hardly
+    /// one fall. Differences up to an eighth of the highest cost count as noise.
     fn is_rising(&self, answers: usize) -> bool {
         let mut costs: Vec<_> = self.speeds.iter().map(|it| (it.start, it.cost)).collect();
         costs.sort_unstable();
@@ -659,13 +658,13 @@ impl Link {
         costs.len() >= answers && rises * 2 >= pairs && falls * FALLING_PAIR_DIVISOR <= pairs
     }
 
-    /// Whether each answer cost at most a quarter of the time that its bytes took.
+    /// Whether each answer cost at most a quarter of its transfer time.
     fn is_cheap(&self) -> bool {
         let mut speeds = self.speeds.iter();
         speeds.all(|speed| speed.cost * CHEAP_FACTOR <= speed.transfer)
     }
 
-    /// Whether the last answer cost much more than the cheapest one, and more than its bytes.
+    /// Whether the last answer cost much more than the cheapest one, and more than its transfer.
     fn is_last_costly(&self) -> bool {
         let (Some(last), Some(least)) = (self.speeds.front(), self.min_cost) else {
             return false;
@@ -676,12 +675,12 @@ impl Link {
                 .max(last.transfer)
     }
 
-    /// Bytes a second of a request, round trip included.
+    /// Bytes per second of a request, latency included.
     fn speed(&self) -> Option<u64> {
         self.median(|speed| speed.whole)
     }
 
-    /// How long a chunk should be.
+    /// Chunk length that the link's speed determines.
     fn chunk_len(&self) -> Option<u64> {
         let rate = self.median(|speed| speed.content)?;
         let transfer = (self.latency? * TRANSFER_ROUND_TRIPS).max(MIN_TRANSFER_TIME);
@@ -708,31 +707,31 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BUDGET: u64 = 64 * MIB;
 
-    /// A link, and whoever reads what comes over it.
+    /// A simulated link, server and reader.
     #[derive(Clone, Copy)]
     struct Simulation {
-        /// In milliseconds.
+        /// Milliseconds of a round trip.
         round_trip: u64,
-        /// Bytes a millisecond: of a connection, of all, and of the reader.
+        /// Bytes per millisecond: of a connection, of all together, and of the reader.
         connection_rate: u64,
         total_rate: u64,
         reader: u64,
-        /// Bytes to be read.
+        /// Bytes to read.
         len: u64,
         server: Server,
     }
 
-    /// What a request costs the server.
+    /// Cost of a request for the server.
     #[derive(Clone, Copy)]
     enum Server {
-        /// Nothing.
+        /// No cost.
         Ready,
-        /// So many milliseconds, for all requests at once.
+        /// Milliseconds, in parallel for all requests.
         Parallel(u64),
-        /// So many milliseconds, for one request after the other; answers begin when no request is left.
+        /// Milliseconds, for one request after another. Answers begin when no request is left.
         Serial(u64),
-        /// As long as it takes to unpack all before its first byte: so many bytes a millisecond on each of two
-        /// processors, which all requests share. Who asks is answered, or not, before that.
+        /// The time to unpack all bytes before the first one, at this many bytes a millisecond on each of
+        /// two processors that all requests share. The answer's header comes before that.
         Unpacking(u64),
     }
 
@@ -740,34 +739,34 @@ mod tests {
     struct Transfer {
         simulation: Simulation,
         concurrency: AdaptiveConcurrency,
-        /// Requests and length of chunks, as if someone had chosen well, or not.
+        /// Fixed number of requests and chunk length, instead of the adaptive ones.
         fixed: Option<(usize, u64)>,
         /// In order, until read.
         requests: VecDeque<Request>,
         requested_bytes: u64,
-        /// Where the answer that may be read on ends.
+        /// End of the response that may be streamed.
         stream_end: u64,
-        /// Requests that the server got.
+        /// Requests that reached the server.
         sent: u64,
         received: u64,
         read: u64,
         now: u64,
         waited: u64,
         max_requests: usize,
-        /// When there were as many requests as ever.
+        /// Time at which the number of requests reached its maximum.
         grown: u64,
     }
 
     #[derive(Clone, Copy)]
     struct Request {
         began: u64,
-        /// Whether it goes on in the answer to the one before.
+        /// Whether it continues the response of the one before.
         is_continued: bool,
-        /// Whether it was to be read as a stream.
+        /// Whether it was sent as a streamed request.
         is_streaming: bool,
-        /// When its answer begins.
+        /// Time at which its answer begins.
         answered: u64,
-        /// Bytes that must be unpacked before it begins.
+        /// Bytes that the server must unpack before it begins.
         before: u64,
         start: u64,
         len: u64,
@@ -786,7 +785,7 @@ mod tests {
     }
 
     impl Simulation {
-        /// What the answer before the first request cost.
+        /// Cost of the answer before the first request.
         fn prior_cost(self) -> Option<Duration> {
             match self.server {
                 Server::Parallel(cost) | Server::Serial(cost) => Some(ms(cost)),
@@ -820,8 +819,7 @@ mod tests {
             transfer
         }
 
-        /// As the controller has it, and how much longer than with the best of all fixed settings
-        /// it takes, in percent.
+        /// Runs the controller. Returns how much longer it takes than the best fixed setting, in percent.
         fn run(self) -> (Transfer, u64) {
             let settings = [1, 2, 4, 8, 16].into_iter().flat_map(|most| {
                 [MIB, 2 * MIB, 3 * MIB, 4 * MIB, 8 * MIB].map(move |len| (most, len))
@@ -860,7 +858,7 @@ mod tests {
             })
         }
 
-        /// Requests that may be in flight, trials apart.
+        /// Number of requests that may be in flight, without the one of a trial.
         fn requests_without_trial(&self) -> usize {
             let trial = self.concurrency.trial.as_ref();
             trial.map_or(self.concurrency.requests, |trial| trial.requests)
@@ -882,7 +880,7 @@ mod tests {
                 let len = len.min(self.simulation.len - self.requested_bytes);
                 let held: u64 = self.requests.iter().map(|request| request.len).sum();
                 let is_streaming = self.fixed.is_none() && self.concurrency.is_streaming();
-                // A stream begins beside what is under way.
+                // A streamed request starts beside those in flight.
                 let is_counted = |request: &&Request| {
                     request.is_in_flight() && request.is_streaming >= is_streaming
                 };
@@ -923,7 +921,8 @@ mod tests {
             }
         }
 
-        /// When the answer to a request that is sent now begins, also of those that wait with it.
+        /// Time at which the answer to a request sent now begins; also sets that of requests that wait with
+        /// it.
         fn answered(&mut self, is_continued: bool) -> u64 {
             let sent = self.now + self.simulation.round_trip;
             if is_continued {
@@ -947,7 +946,7 @@ mod tests {
             }
         }
 
-        /// Lets the server unpack for a millisecond; returns how many bytes it has for each request that flows.
+        /// Unpacks for a millisecond; returns the unpacked bytes for each request in transfer.
         fn unpack(&mut self) -> u64 {
             let Server::Unpacking(speed) = self.simulation.server else {
                 return u64::MAX;
@@ -1081,7 +1080,7 @@ mod tests {
             ..LOOPBACK
         };
         let transfer = simulation.transfer(None);
-        // 1 GiB, 4 GiB, and the rest; one more found out that the server is serial.
+        // Requests of 1 GiB, 4 GiB and the rest; a further one detected that the server is serial.
         assert_eq!(transfer.sent, 4);
     }
 
@@ -1094,7 +1093,7 @@ mod tests {
 
     #[test]
     fn fast_start_does_not_add_requests() {
-        // The reader takes what it gets at once, until what it hands on to is busy.
+        // The reader takes bytes at once, until its consumer is busy.
         let simulation = Simulation {
             connection_rate: 200_000,
             total_rate: 800_000,
@@ -1119,7 +1118,7 @@ mod tests {
             });
         }
         assert_eq!(concurrency.requests(), 16);
-        // From now on the reader takes 100 bytes a millisecond, and each request brings 50.
+        // From now on the reader takes 100 bytes a millisecond, and each request transfers 50.
         for now in 3..=5 {
             let sample = Sample {
                 now: ms(now * 100),
@@ -1168,7 +1167,7 @@ mod tests {
 
     #[test]
     fn long_round_trip_is_filled_within_one_round_trip() {
-        // A window of 4 MiB is what a connection can have on its way.
+        // A connection can have a window of 4 MiB in flight.
         let simulation = Simulation {
             round_trip: 40,
             connection_rate: 4 * MIB / 40,
