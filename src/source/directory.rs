@@ -1,4 +1,4 @@
-//! A directory, from which files are opened as sources.
+//! A directory whose files are opened as sources.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -11,8 +11,7 @@ use super::{Cause, Error, Source, file};
 use crate::base::regular_file;
 use crate::base::stats::Stats;
 
-/// A directory, held open. Whatever a name says and whatever links lie there, what is opened lies
-/// below it.
+/// An open directory. Files are opened only below it, whatever names and symbolic links say.
 #[derive(Debug)]
 pub struct SourceDirectory {
     directory: OwnedFd,
@@ -21,10 +20,10 @@ pub struct SourceDirectory {
 }
 
 impl SourceDirectory {
-    /// The directory at `path`.
+    /// Opens the directory at `path`.
     ///
     /// # Errors
-    /// When there is none, or it may not be looked into.
+    /// If it is missing or may not be read.
     pub fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let name = path.to_string_lossy().into_owned();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
@@ -38,15 +37,15 @@ impl SourceDirectory {
         }
     }
 
-    /// What the user calls it.
+    /// Name for the user.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The regular file called `name`, a path from here.
+    /// Opens the regular file at the relative path `name`.
     ///
     /// # Errors
-    /// When there is none below this directory, or it cannot be opened.
+    /// If it is not below this directory, or cannot be opened.
     pub fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;

@@ -1,4 +1,4 @@
-//! Why bytes cannot be had.
+//! Errors of sources.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,23 +6,23 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A source's bytes could not be had: where, how hard it was tried, and why.
+/// A failed read of a source: location, attempts and cause.
 ///
-/// The cause is not part of the text; it is the error's `source()`.
+/// `Display` omits the cause, which is the error's `source()`.
 #[derive(Clone, Debug)]
 pub struct Error {
-    /// Where, without secrets.
+    /// The source, without secrets.
     pub location: String,
-    /// How many times it was tried; at least one.
+    /// Number of attempts, at least one.
     pub attempts: u32,
-    /// From the first attempt to the end of the last.
+    /// Time from the first attempt to the end of the last.
     pub elapsed: Duration,
-    /// Why the last attempt failed.
+    /// Cause of the last failure.
     pub cause: Cause,
 }
 
 impl Error {
-    /// `cause` met at the first attempt and at once.
+    /// An error of the first attempt.
     pub fn new(location: impl Into<String>, cause: Cause) -> Self {
         Self {
             location: location.into(),
@@ -50,72 +50,72 @@ impl std::error::Error for Error {
     }
 }
 
-/// Why, by what the caller can do about it.
+/// Causes, grouped by what the caller can do.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
-    /// There is nothing of that name: correct it.
+    /// Nothing has that name.
     #[error("not found")]
     NotFound,
-    /// The server wants to know who asks, or refuses that person (401, 403): bring credentials.
+    /// The server requires credentials or rejects them (401, 403).
     #[error("the server refuses access (status {0})")]
     Unauthorized(u16),
-    /// The bytes are those of another version than the one opened: open again.
+    /// The bytes belong to another version than the one opened.
     #[error("it has changed since it was opened")]
     Changed,
-    /// The source ends before its length: wait, or fetch it anew.
+    /// The source ends before its length.
     #[error("it ends before its length")]
     Truncated,
-    /// Nobody answers: look at the network.
+    /// The server cannot be reached.
     #[error("{}", describe_obstacle(*.obstacle, .detail))]
     Unreachable {
-        /// What is in the way.
+        /// The obstacle.
         obstacle: Obstacle,
-        /// In the words of the system, without secrets.
+        /// The system's error text, without secrets.
         detail: String,
     },
-    /// The server answers with a status that helps nobody.
+    /// The server answers with an unusable status.
     #[error("the server answers with status {0}")]
     Http(u16),
-    /// The server cannot serve now, and asks for a pause longer than anyone waits.
+    /// The server is busy and asks for a pause beyond the timeout.
     #[error("the server is busy and asks to be left alone for {} s", .0.as_secs())]
     Busy(Duration),
-    /// The server breaks the rules of HTTP, or uses one that cannot be supported.
+    /// The server violates HTTP or uses an unsupported feature.
     #[error("{0}")]
     Protocol(String),
-    /// The system refuses.
+    /// The operating system returned an error.
     #[error("{0}")]
     Io(Arc<io::Error>),
-    /// There is no file of that name, which is probably a URL without its scheme.
+    /// No file has that name, which is probably a URL without its scheme.
     #[error("not found")]
     MissingScheme {
         /// The URL with a scheme, without secrets.
         url: String,
     },
-    /// No source reads URLs of this scheme.
+    /// No source supports URLs of this scheme.
     #[error("{0}:// is not a known scheme")]
     UnknownScheme(String),
-    /// No source reads what is at a path.
+    /// No source supports the kind of file at the path.
     #[error("{0} is not supported as a source")]
     Unsupported(String),
     /// A redirect leads from HTTPS to HTTP.
     #[error("the server redirects from https:// to http://, which anyone on the way can change")]
     InsecureRedirect,
-    /// What the user gave cannot be understood: a URL, a header.
+    /// The user's URL or header is malformed.
     #[error("{0}")]
     Malformed(String),
-    /// What holds the bytes is not what it was, or contradicts itself: fetch it anew.
+    /// The source is corrupt or contradicts itself.
     #[error("{0}")]
     Damaged(String),
-    /// A source that gives its bytes once was asked for them again.
+    /// A second read of a source that can be read once.
     #[error("it can be read only once, from the front")]
     AlreadyRead,
-    /// The reading was given up from this side.
+    /// The read was cancelled by this process.
     #[error("the reading was cancelled")]
     Cancelled,
 }
 
 impl Cause {
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::MissingScheme { url } => Some(Cow::from(format!("did you mean {url}?"))),
@@ -149,7 +149,7 @@ impl Cause {
         })
     }
 
-    /// Whether the same request may succeed in a moment.
+    /// Whether the same request may soon succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
@@ -159,8 +159,8 @@ impl Cause {
         }
     }
 
-    /// The same met by a source that was opened before. Its server spoke TLS and was trusted then, so a
-    /// damaged record or an alert is a fault of the connection.
+    /// Converts a TLS failure after the source was opened. The server has spoken TLS and was trusted, so a
+    /// damaged record or an alert is a connection failure.
     #[must_use]
     pub(super) fn after_open(self) -> Self {
         match self {
@@ -175,8 +175,8 @@ impl Cause {
         }
     }
 
-    /// Whether the server was out of reach, or said that it cannot serve for now: something that
-    /// may be over in a minute, whatever is asked for and however often.
+    /// Whether the server was unreachable or temporarily unable to serve. This may end within a minute,
+    /// whatever the request.
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
@@ -187,7 +187,7 @@ impl Cause {
     }
 }
 
-/// What the user can do instead of naming a URL of `scheme`.
+/// Advice for a URL of the unknown `scheme`.
 fn scheme_hint(scheme: &str) -> &'static str {
     match scheme {
         "oci" | "docker" => {
@@ -210,14 +210,14 @@ impl From<io::Error> for Cause {
     }
 }
 
-/// What stands between us and a server.
+/// Obstacles between this process and a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Obstacle {
-    /// The name has no address.
+    /// The host name does not resolve.
     Dns,
-    /// The host is there, nobody listens.
+    /// The host refuses the connection.
     Refused,
-    /// The two sides do not agree on a secure connection.
+    /// The TLS handshake fails.
     Tls,
     /// The server's certificate is not trusted.
     Certificate,
@@ -225,16 +225,16 @@ pub enum Obstacle {
     CertificateDates,
     /// The server's certificate is for other names, or not for servers.
     CertificateUse,
-    /// Silence.
+    /// The server does not answer.
     Timeout,
-    /// Bytes come, and too few to wait for.
+    /// Bytes arrive too slowly.
     TooSlow,
-    /// The connection broke, or never came to be.
+    /// The connection broke or could not be established.
     Connection,
 }
 
 impl Obstacle {
-    /// Whether it is no fault of the network, and the same request fails again.
+    /// Whether TLS causes it, so that the same request fails again.
     fn is_tls_error(self) -> bool {
         matches!(
             self,
@@ -262,7 +262,7 @@ impl Obstacle {
     }
 }
 
-/// The obstacle, with the system's words for it where they add something.
+/// Text of the obstacle, with the system's detail if that adds something.
 fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
     match obstacle {
         Obstacle::Refused | Obstacle::Timeout | Obstacle::TooSlow => obstacle.to_string(),

@@ -19,8 +19,7 @@ use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::stats::Stats;
 
-/// A file of the local system, held open: renaming or replacing it changes nothing, writing to it
-/// is noticed.
+/// An open local file. Renaming or replacing it has no effect. A write to it is detected.
 #[derive(Debug)]
 pub struct File {
     open_file: Arc<OpenFile>,
@@ -36,7 +35,7 @@ struct OpenFile {
     stats: Arc<Stats>,
 }
 
-/// What a write to a file changes.
+/// State of a file that a write changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileState {
     size: u64,
@@ -52,14 +51,14 @@ impl FileState {
     }
 }
 
-/// How long to wait until the clock has passed a file's change time: small inodes of ext keep seconds.
+/// Timeout until the clock passes a file's change time, because small inodes of ext store seconds.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long to sleep in between: a tick of the clock takes 1 to 10 ms.
+/// Pause between checks; a tick of the clock takes 1 to 10 ms.
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Opens whatever stands at `path`: files and block devices by range, FIFOs and character devices
-/// as a stream. Blocks on a FIFO without a writer.
+/// Opens `path`: files and block devices by range, FIFOs and character devices as a stream. Blocks on a
+/// FIFO without a writer.
 pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
@@ -81,7 +80,7 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
     Ok(new_source(file, &version, len, &name, stats))
 }
 
-/// The open `file`, which must be a regular one, shown to the user as `name`.
+/// Wraps the open `file`, which must be regular. The user sees it as `name`.
 pub(super) fn from_file(
     file: StdFile,
     name: &str,
@@ -96,14 +95,14 @@ pub(super) fn from_file(
     Ok(new_source(file, &version, len, name, stats))
 }
 
-/// The state of a regular file, and why it does not prove the file's version, unless it does.
+/// Returns the metadata of a regular file, and the doubt about its version, if any.
 ///
-/// Waits for the next tick of the clock if the file was changed in this one, because a later change in
-/// the same tick would leave the same change time.
+/// Waits for the next tick of the clock if the file changed in this one. A later change in the same tick
+/// would get the same change time.
 fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
     let start = Instant::now();
     loop {
-        // Read first: a change after it is seen below, or gets a later change time.
+        // Read the clock first. A later change is visible below, or gets a later change time.
         let now = change_time::now();
         let metadata = file.metadata()?;
         if !change_time::is_trustworthy(file, &metadata) {
@@ -158,9 +157,9 @@ impl OpenFile {
         self.check_read(filled, buffer.len())
     }
 
-    /// What became of a read of `len` bytes.
+    /// Checks the result of a read of `len` bytes.
     fn check_read(&self, filled: io::Result<()>, len: usize) -> Result<(), Cause> {
-        // Looked at after the bytes were read: what was written before is seen.
+        // Check after the read, so that every write before it is detected.
         if FileState::of(&self.file.metadata()?) != self.state {
             return Err(Cause::Changed);
         }
@@ -198,7 +197,7 @@ impl Source for File {
                 .map(|()| buffer.freeze())
         };
         async move {
-            // The task ends without a result only when the runtime goes away.
+            // The task fails only if the runtime ends.
             let done = tokio::task::spawn_blocking(work).await;
             done.unwrap_or(Err(Cause::Cancelled))
                 .map_err(|cause| Error::new(self.location(), cause))

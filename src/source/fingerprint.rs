@@ -1,30 +1,30 @@
-//! Identity of the bytes.
+//! Identity of a source's bytes.
 
 use std::fmt;
 
 use crate::base::sha256::Sha256;
 
-/// Length and strongest validator of a source: pins one version of it while it is read.
+/// Length and strongest validator of a source; pins one version of it.
 ///
-/// The text of `Display` is stable and complete, so that saved state can be found by it.
+/// The text of `Display` is stable and complete, so that it can be the key of saved state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Fingerprint {
-    /// Bytes of the whole source; `None` when only reading to the end tells.
+    /// Length in bytes; `None` if it is known only at the end.
     pub len: Option<u64>,
-    /// What else tells versions apart.
+    /// Validator that distinguishes versions.
     pub validator: Validator,
 }
 
-/// What tells one version of a source from another of the same length.
+/// Distinguishes versions of a source that have the same length.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Validator {
-    /// An entity tag that promises identical bytes, with its quotes.
+    /// A strong entity tag, with its quotes. It promises identical bytes.
     StrongEtag(String),
-    /// What a server says that promises less; at least one is there.
+    /// Weak validators of a server; at least one is present.
     Weak {
-        /// A weak entity tag, with its prefix and quotes.
+        /// An entity tag that is not strong, as sent.
         etag: Option<String>,
-        /// The date as it came.
+        /// The `Last-Modified` date as sent.
         last_modified: Option<String>,
     },
     /// A local file's state.
@@ -37,37 +37,36 @@ pub enum Validator {
         mtime_ns: i128,
         /// Time of last status change, in ns since the epoch.
         ctime_ns: i128,
-        /// Why the same state does not prove the same bytes, unless it does.
+        /// Reason why the same state does not prove the same bytes, if any.
         doubt: Option<Doubt>,
     },
-    /// The digest that all bytes must have, as somebody says who is trusted: whoever reads all of
-    /// them holds them against it.
+    /// Trusted digest of all bytes. A reader of all bytes compares it.
     Digest(Sha256),
-    /// The digest that the decompressed bytes must have, by a trusted statement. A scan compares them.
+    /// Trusted digest of the decompressed bytes. A scan compares it.
     PlainDigest {
         /// SHA-256 of the decompressed bytes.
         sha256: Sha256,
         /// Length and validator of the packed bytes.
         packed: Box<Fingerprint>,
     },
-    /// Of a part, the version of the whole.
+    /// Version of the whole of which this is a part.
     Part {
-        /// Bytes of the whole before the part.
+        /// Offset of the part in the whole.
         start: u64,
         /// Length and validator of the whole.
         whole: Box<Fingerprint>,
     },
-    /// Nothing.
+    /// No validator.
     None,
 }
 
-/// Why nothing proves which version of a source it is.
+/// Reason why no validator proves the version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 pub enum Doubt {
-    /// A block device, which gets no change time when it is written or replaced.
+    /// A block device, whose change time does not change when it is written or replaced.
     #[error("the system keeps no version of a block device")]
     Device,
-    /// A file whose change time does not come from this kernel.
+    /// A file whose change time is not set by this kernel.
     #[error("its file system is not known to record each change of a file")]
     FileSystem,
     /// A file whose next change may get the same change time.
@@ -79,7 +78,7 @@ pub enum Doubt {
 }
 
 impl Fingerprint {
-    /// The fingerprint with a length and a strong entity tag of which `text` is the `Display`; `None` of any
+    /// Parses the `Display` text of a fingerprint with a length and a strong entity tag; `None` for any
     /// other text.
     pub fn parse_strong_etag(text: &str) -> Option<Self> {
         let (len, etag) = text.strip_prefix("len=")?.split_once(" etag=")?;
@@ -87,11 +86,11 @@ impl Fingerprint {
             len: Some(len.parse().ok()?),
             validator: Validator::from_http(Some(etag), None),
         };
-        // A weak one may have a date behind its tag.
+        // The text of a weak one may have a date after its tag.
         (found.is_strong() && found.to_string() == text).then_some(found)
     }
 
-    /// Whether equal fingerprints can be taken for equal bytes without looking at any.
+    /// Whether equal fingerprints prove equal bytes.
     pub fn is_strong(&self) -> bool {
         match &self.validator {
             Validator::StrongEtag(_) | Validator::Digest(_) => true,
@@ -102,9 +101,9 @@ impl Fingerprint {
         }
     }
 
-    /// Why equal fingerprints say nothing about the bytes; `None` where a validator does.
+    /// Reason why equal fingerprints prove nothing; `None` if there is a validator.
     ///
-    /// Without one, bytes that another process has read prove nothing about the source.
+    /// Without a validator, bytes read by another process prove nothing about the source.
     pub fn doubt(&self) -> Option<Doubt> {
         match &self.validator {
             Validator::File { doubt, .. } => *doubt,
@@ -115,7 +114,7 @@ impl Fingerprint {
         }
     }
 
-    /// The digest that all bytes must have, if somebody said so who is trusted.
+    /// Trusted digest of all bytes, if any.
     pub fn sha256(&self) -> Option<Sha256> {
         match &self.validator {
             Validator::Digest(sha256) => Some(*sha256),
@@ -124,7 +123,7 @@ impl Fingerprint {
         }
     }
 
-    /// The digest that the decompressed bytes must have, if a trusted statement names one.
+    /// Trusted digest of the decompressed bytes, if any.
     pub fn plain_sha256(&self) -> Option<Sha256> {
         match self.validator {
             Validator::PlainDigest { sha256, .. } => Some(sha256),
@@ -132,8 +131,7 @@ impl Fingerprint {
         }
     }
 
-    /// Whether `other` can be of the same version: validators equal, and lengths wherever both
-    /// are known.
+    /// Whether `other` may be the same version. Validators must be equal, and lengths where both are known.
     pub fn matches(&self, other: &Self) -> bool {
         let lens_agree = match (self.len, other.len) {
             (Some(ours), Some(theirs)) => ours == theirs,
@@ -171,7 +169,8 @@ impl fmt::Display for Fingerprint {
                 doubt,
             } => {
                 write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")?;
-                // A state that proves the version finds nothing that was saved when it did not.
+                // The doubt is part of the text, so that a proven version never matches state saved under a
+                // doubt.
                 doubt.map_or(Ok(()), |doubt| write!(f, " doubt={doubt:?}"))
             }
             Validator::Digest(sha256) => write!(f, " sha256={sha256}"),
@@ -185,7 +184,7 @@ impl fmt::Display for Fingerprint {
 }
 
 impl Validator {
-    /// The strongest that a server's `ETag` and `Last-Modified` amount to.
+    /// The strongest validator that `ETag` and `Last-Modified` provide.
     pub fn from_http(etag: Option<&str>, last_modified: Option<&str>) -> Self {
         match etag {
             Some(etag) if is_strong_etag(etag) => Self::StrongEtag(etag.to_owned()),
@@ -198,7 +197,7 @@ impl Validator {
     }
 }
 
-/// `"…"` without `W/` before it; what lacks its quotes promises nothing.
+/// Whether `etag` is quoted without `W/`. A tag without quotes promises nothing.
 fn is_strong_etag(etag: &str) -> bool {
     etag.len() > 2 && etag.starts_with('"') && etag.ends_with('"')
 }

@@ -1,4 +1,4 @@
-//! Dates as servers write them; pure.
+//! Parser for HTTP dates; pure.
 
 const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 
@@ -6,9 +6,9 @@ const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// Seconds from the epoch to a date like `Sun, 06 Nov 1994 08:49:37 GMT`, which is what servers
-/// must write (IMF-fixdate, RFC 9110, 5.6.7); `None` for anything else, also for the two formats of
-/// old, for days that are not, and before 1970.
+/// Parses a date like `Sun, 06 Nov 1994 08:49:37 GMT` to seconds since the epoch. This is the format that
+/// servers must send (IMF-fixdate, RFC 9110, 5.6.7). Returns `None` for the two obsolete formats, invalid
+/// days, and dates before 1970.
 pub(super) fn parse_http_date(text: &str) -> Option<u64> {
     let (weekday, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
@@ -26,7 +26,7 @@ pub(super) fn parse_http_date(text: &str) -> Option<u64> {
     let mut parts = time.split(':');
     let mut part = || parts.next().and_then(|part| parse_number(part, 2));
     let (hour, minute, second) = (part()?, part()?, part()?);
-    // A leap second is the first of the next minute.
+    // A leap second counts as the first second of the next minute.
     if parts.next().is_some() || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
@@ -35,7 +35,7 @@ pub(super) fn parse_http_date(text: &str) -> Option<u64> {
     is_right.then_some(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Exactly `len` digits.
+/// Parses exactly `len` digits.
 fn parse_number(text: &str, len: usize) -> Option<u64> {
     let is_plain = text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()

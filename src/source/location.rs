@@ -1,11 +1,11 @@
-//! Where a source is: what saved state is found by, and what may be shown.
+//! Location of a source: the key of saved state, and a name without secrets.
 
 use std::fmt;
 
 use url::Url;
 
-/// Query parameters that sign a request or carry a credential, in lower case: they differ from
-/// one day to the next for the same bytes.
+/// Query parameters that sign a request or carry a credential, in lower case. Their values change over time
+/// for the same bytes.
 const SECRETS: [&str; 22] = [
     "access_token",
     "awsaccesskeyid",
@@ -30,13 +30,13 @@ const SECRETS: [&str; 22] = [
     "st",
     "sv",
 ];
-/// Beginnings of such parameters, in lower case.
+/// Prefixes of such parameters, in lower case.
 const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
 
-/// Hexadecimal digits of the hash that stands for a query: 128 bits.
+/// Length of the query's hash in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
 
-/// Where a source is.
+/// Locator and display name of a source.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Location {
     locator: String,
@@ -44,9 +44,9 @@ pub struct Location {
 }
 
 impl Location {
-    /// The place of `url`, whose locator is the URL without user, password, fragment and the
-    /// parameters that sign requests. Of the others, in their order, it has a hash: nobody knows all
-    /// names that a secret can have, and locators are saved.
+    /// Location of `url`. The locator is the URL without user, password, fragment and signing parameters.
+    /// The locator contains only a hash of the other parameters, in order, because locators are saved and
+    /// secrets can have unknown names.
     pub fn from_url(url: &Url) -> Self {
         Self {
             locator: locator(url),
@@ -54,7 +54,7 @@ impl Location {
         }
     }
 
-    /// The place of the file `ino` on `dev` that the user calls `name`.
+    /// Location of the file `ino` on `dev` that the user calls `name`.
     pub fn from_file(name: &str, dev: u64, ino: u64) -> Self {
         Self {
             locator: format!("file:{dev}:{ino}"),
@@ -62,7 +62,7 @@ impl Location {
         }
     }
 
-    /// A place that only has a name, such as standard input.
+    /// Location that has only a name, such as standard input.
     pub fn from_name(name: &str) -> Self {
         Self {
             locator: format!("name:{name}"),
@@ -70,7 +70,7 @@ impl Location {
         }
     }
 
-    /// A place that is shown as `name` and found by `locator`.
+    /// Location with the display name `name` and the given `locator`.
     pub fn with_locator(name: &str, locator: String) -> Self {
         Self {
             locator,
@@ -78,12 +78,12 @@ impl Location {
         }
     }
 
-    /// What saved state is found by: the same for the same place, whoever asks.
+    /// Key of saved state, the same for every user of the same place.
     pub fn locator(&self) -> &str {
         &self.locator
     }
 
-    /// What may be shown to anyone.
+    /// Name that may be shown to anyone.
     pub fn as_str(&self) -> &str {
         &self.display
     }
@@ -124,7 +124,7 @@ fn display(url: &Url) -> String {
 
 fn without_user(url: &Url) -> Url {
     let mut url = url.clone();
-    // Fails only for URLs that cannot have a user to begin with.
+    // Fails only for URLs that cannot have a user.
     url.set_username("").ok();
     url.set_password(None).ok();
     url
@@ -200,7 +200,7 @@ mod tests {
             ),
             ("--layer=http://me:secret@h/a", "the URL"),
             ("me:secret@tar:http://h/a", "the URL"),
-            // As it was written, which who compares it wants.
+            // Unchanged, because callers compare it.
             ("tar:HTTP://H:80/a b!/c", "tar:HTTP://H:80/a b!/c"),
             ("file:///a", "file:///a"),
             ("http://h:80/a#secret", "http://h/a"),

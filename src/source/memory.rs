@@ -1,4 +1,4 @@
-//! Bytes that are in memory already: for tests, and for whoever has them.
+//! A source in memory.
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -17,7 +17,7 @@ pub struct MemorySource {
 }
 
 impl MemorySource {
-    /// `bytes`, shown to the user as `name`.
+    /// Creates a source of `bytes`, which the user sees as `name`.
     pub fn new(name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
@@ -30,7 +30,7 @@ impl MemorySource {
         }
     }
 
-    /// The same with a validator.
+    /// Sets the validator.
     #[must_use]
     pub fn with_validator(mut self, validator: Validator) -> Self {
         self.fingerprint.validator = validator;

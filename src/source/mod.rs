@@ -1,7 +1,6 @@
-//! Immutable bytes by range: where an archive's packed bytes come from.
+//! Sources: immutable bytes by range, from which an archive's packed bytes are read.
 //!
-//! A source is one version of something: its [`Fingerprint`] pins it, and bytes of another
-//! version are an error, never an answer.
+//! A source is one version of a file, pinned by its [`Fingerprint`]. Bytes of another version are an error.
 
 mod directory;
 mod error;
@@ -45,34 +44,33 @@ pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use retry::Retry;
 pub use slice::Slice;
 
-/// Immutable bytes.
+/// Immutable bytes that can be read.
 pub trait Source: Send + Sync + fmt::Debug {
-    /// What the user calls it, without secrets.
+    /// Name for the user, without secrets.
     fn location(&self) -> &str;
 
-    /// What saved state is found by, together with the fingerprint: the same for the same place.
+    /// Key of saved state, together with the fingerprint. It is the same for the same place.
     fn locator(&self) -> &str;
 
-    /// Which version of the bytes this is, and how many there are.
+    /// Version and length of the bytes.
     fn fingerprint(&self) -> &Fingerprint;
 
-    /// Whether any range can be read, or only everything from the front, once.
+    /// Whether any range can be read, or all bytes once from the front.
     fn access(&self) -> Access;
 
-    /// Fills `buffer` with the bytes at `offset` and returns it frozen. All of it: a source that
-    /// ends earlier is [`Cause::Changed`] or [`Cause::Truncated`]. Only where the fingerprint has
-    /// no length, fewer bytes, or none, say that the source ends there.
+    /// Fills `buffer` with the bytes at `offset` and returns it frozen. It fills all of it, because a
+    /// source that ends earlier is [`Cause::Changed`] or [`Cause::Truncated`]. Only if the fingerprint has
+    /// no length, fewer bytes mean that the source ends there.
     ///
     /// # Errors
-    /// When the bytes cannot be had, or belong to another version.
+    /// If the bytes cannot be read, or belong to another version.
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the request; the buffer goes back to its pool.
+    /// Dropping the future cancels the request and returns the buffer to its pool.
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>>;
 
-    /// As [`read_at`](Self::read_at), and `read_handle` tells how far it is and can interfere. A read
-    /// that was told to stop returns fewer bytes. A source whose reads nobody need watch leaves
-    /// `read_handle` alone.
+    /// As [`read_at`](Self::read_at), with progress and control through `read_handle`. A stopped read
+    /// returns fewer bytes. A source whose reads need no control ignores `read_handle`.
     ///
     /// # Errors
     /// As `read_at`.
@@ -88,9 +86,8 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
-    /// As [`read_at`](Self::read_at) for who got bytes there that cannot be right: asked for again by
-    /// a way that shares as little as possible with the one before, neither what is in memory, nor a
-    /// connection, nor a cache on the way.
+    /// As [`read_at`](Self::read_at), after a read returned corrupt bytes. It shares as little as possible
+    /// with that read: no memory, no connection and no cache on the network.
     ///
     /// # Errors
     /// As `read_at`.
@@ -101,13 +98,13 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
-    /// Whether [`read_inline`](Self::read_inline) can do anything.
+    /// Whether [`read_inline`](Self::read_inline) is supported.
     fn can_read_inline(&self) -> bool {
         false
     }
 
-    /// Fills `bytes` with what lies at `offset` on the calling thread, which waits for nothing but a local
-    /// disk, and only if `wait` says so. `None` when that cannot be done.
+    /// Fills `bytes` from `offset` on the calling thread. It blocks at most on a local disk, and only if
+    /// `wait` allows it. `None` if that is not possible.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -120,73 +117,72 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Reads at once that the source bears, however many are asked for: fewer after its server
-    /// complained, and until it has proved to bear more.
+    /// Maximum number of concurrent reads that the server accepts. It is lower after the server throttled,
+    /// until the server proves to accept more.
     fn max_concurrent_reads(&self) -> usize {
         usize::MAX
     }
 
-    /// Tells the source that its server answers one request after the other: from now on it sends no more
-    /// than one at once, until many of them went well.
+    /// Informs the source that its server answers one request after another. It then sends one at a time,
+    /// until many have succeeded.
     fn limit_to_one_read(&self) {}
 
-    /// How long the last request took to be answered, but for the way there and back: what it cost the
-    /// server. `None` where nobody is asked.
+    /// Cost of the last answer for the server: its latency without network time. `None` if there is no
+    /// server.
     fn response_cost(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether requests travel: only then are many of them better than few, and can one of them
-    /// be slower than the others for no reason of its own.
+    /// Whether reads use the network. Only then can many concurrent requests be faster, and a single one
+    /// straggle.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Everything from the front, in pieces of any size. A source with [`Access::Stream`] gives
-    /// it once; a second call is an error.
+    /// Streams all bytes from the front, in pieces of any size. A source with [`Access::Stream`] supports
+    /// one call; a second one is an error.
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>>;
 }
 
-/// How a source can be read.
+/// Access patterns of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Any range, any number of times, several at once.
+    /// Any range, repeatedly and concurrently.
     Ranges,
-    /// Once, from the front.
+    /// All bytes once, from the front.
     Stream,
 }
 
-/// How long a read waits for bytes, unless someone wants it otherwise: a server that is started
-/// again and a network that is gone for a moment are back by then.
+/// Default timeout of a read without bytes. A restarted server and a short network failure recover within
+/// it.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// How to open a source.
+/// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Names and values to send to the host of the URL, and to no other.
+    /// Headers sent to the origin of the URL, and to no other.
     pub headers: Vec<(String, String)>,
-    /// Whether redirects may lead from HTTPS to HTTP.
+    /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
-    /// Certificates that are trusted besides the system's.
+    /// Certificates trusted besides the system's.
     pub certificates: Certificates,
-    /// The version of a remote source that an earlier process has opened. If the source does not answer
-    /// soon, it is opened as this version without an answer, and each later answer must be of it.
+    /// Version of a remote source that an earlier process opened. If the server does not answer soon, the
+    /// source is opened as this version, and each later answer must match it.
     pub known_version: Option<Fingerprint>,
-    /// Connections kept for reuse.
+    /// Maximum number of idle connections.
     pub connections: usize,
-    /// How long to wait for a connection to be there.
+    /// Timeout for a connection attempt.
     pub connect_timeout: Duration,
-    /// How long a server may be silent: before its answer, and between any two bytes of it.
+    /// Timeout without any byte, before an answer and within it.
     pub idle_timeout: Duration,
-    /// How long a read waits for bytes worth the name, repetitions and pauses included; each other
-    /// wait ends within half of that.
+    /// Timeout for a read without substantial progress, retries and pauses included. Each other timeout is
+    /// at most half of it.
     pub timeout: Duration,
-    /// How often to try again.
+    /// Retry policy.
     pub retry: Retry,
-    /// The pauses between attempts are the same again for the same number; without one they are
-    /// others each time.
+    /// Seed of the retry pauses, for reproducible ones. Without it they are random.
     pub jitter_seed: Option<u64>,
-    /// What counts requests and bytes.
+    /// Counters.
     pub stats: Arc<Stats>,
 }
 
@@ -210,10 +206,10 @@ impl Default for Options {
 
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), a path, or `-` for standard input.
 ///
-/// A name with `://` is a URL; a file of such a name is opened as `./name`.
+/// A name with `://` is a URL. The path of such a file is `./name`.
 ///
 /// # Errors
-/// When it cannot be understood, does not exist, cannot be reached, or is no kind of source.
+/// If it is malformed, missing, unreachable, or not supported as a source.
 pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
     if spec == "-" {
         return Ok(Arc::new(Pipe::stdin(options.stats)));
@@ -221,7 +217,7 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     if !spec.contains("://") {
         return open_path(PathBuf::from(spec), options.stats).await;
     }
-    // A URL that cannot be parsed cannot be cleaned of secrets either, and is not repeated.
+    // A URL that does not parse may contain secrets, so the error does not repeat it.
     let malformed = |text: String| Error::new("the URL", Cause::Malformed(text));
     let url = Url::parse(spec).map_err(|error| malformed(error.to_string()))?;
     match url.scheme() {
@@ -237,31 +233,30 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     }
 }
 
-/// What saved state of the URL `spec` is found by (see [`Source::locator`]); `None` of anything else.
+/// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for any other spec.
 pub fn locator(spec: &str) -> Option<String> {
     let url = Url::parse(spec).ok()?;
     let is_remote = matches!(url.scheme(), "http" | "https");
     is_remote.then(|| Location::from_url(&url).locator().to_owned())
 }
 
-/// Whether two URLs are of one scheme, host and port, so that what one may be told the other may; of
-/// paths nothing is.
+/// Whether two URLs have the same scheme, host and port, so that they may share credentials. Paths never
+/// do.
 pub fn is_same_origin(one: &str, other: &str) -> bool {
     match (Url::parse(one), Url::parse(other)) {
-        // Those of files are equal to nothing.
+        // The origins of file URLs are never equal.
         (Ok(one), Ok(other)) => one.origin() == other.origin(),
         _ => false,
     }
 }
 
-/// What may be shown of `spec` (see [`open`]) to anyone: all of it, as it is written, if no part of it
-/// may be a secret.
+/// Redacts secrets in `spec` (see [`open`]). Returns it unchanged if it contains none.
 pub fn redact(spec: &str) -> String {
     let Some(colon) = spec.find("://") else {
         return spec.to_owned();
     };
     let before = spec.get(..colon).unwrap_or_default();
-    // What it is in, if it is an image or a part: `tar:https://...`.
+    // The prefix of an image or a part, as in `tar:https://...`.
     let scheme = before.rfind(':').map_or(0, |last| last + 1);
     let (around, url) = spec.split_at(scheme);
     match Url::parse(url) {
@@ -273,7 +268,7 @@ pub fn redact(spec: &str) -> String {
                 format!("{around}{shown}")
             }
         }
-        // Nobody can tell what of it is a secret.
+        // Secrets cannot be located in it.
         _ => "the URL".to_owned(),
     }
 }
@@ -287,17 +282,17 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
         }
         (opened, name) => opened.map_err(|cause| Error::new(name, cause)),
     };
-    // The task ends without a result only when the runtime goes away.
+    // The task fails only if the runtime ends.
     let done = tokio::task::spawn_blocking(opening).await;
     done.unwrap_or_else(|_| Err(Error::new("the file", Cause::Cancelled)))
 }
 
-/// Whether `spec` is probably a URL without its scheme: it names a host, and nothing here.
+/// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
 pub fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }
 
-/// The URL that `name` probably means, if it has the form of a host and a path.
+/// Returns the URL that `name` probably means, if it looks like a host and a path.
 fn with_scheme(name: &str) -> Option<Url> {
     let (authority, _) = name.split_once('/')?;
     let host = match authority.rsplit_once(':') {
@@ -315,10 +310,10 @@ fn with_scheme(name: &str) -> Option<Url> {
     Url::parse(&format!("{scheme}://{name}")).ok()
 }
 
-/// Bytes of one piece of [`stream_by_ranges`].
+/// Length of a piece of [`stream_by_ranges`], in bytes.
 const PIECE_LEN: u64 = 1 << 20;
 
-/// A source with ranges from the front, one range after the other: for its [`Source::stream`].
+/// Implements [`Source::stream`] by reading one range after another.
 pub fn stream_by_ranges<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
     let pool = BufferPool::new(2 * PIECE_LEN);
     let len = source.fingerprint().len.unwrap_or(u64::MAX);

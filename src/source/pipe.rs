@@ -1,4 +1,4 @@
-//! Bytes that pass by once: standard input, FIFOs, character devices.
+//! Sources that are read once: standard input, FIFOs, character devices.
 
 use std::fmt;
 use std::io::Read;
@@ -13,12 +13,12 @@ use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 
-/// Bytes asked for at a time: four times what a Linux pipe holds by default.
+/// Maximum bytes per read: four times the default capacity of a Linux pipe.
 const PIECE_LEN: usize = 256 << 10;
-/// Pieces that may wait for the reader.
+/// Maximum number of queued pieces.
 const MAX_QUEUED_PIECES: u64 = 4;
 
-/// A source that can only be read from the front, once.
+/// A source that can be read once, from the front.
 pub struct Pipe {
     reader: Mutex<Option<Reader>>,
     location: Location,
@@ -29,7 +29,7 @@ pub struct Pipe {
 type Reader = Box<dyn Read + Send>;
 
 impl Pipe {
-    /// Everything that `reader` gives, shown to the user as `name`.
+    /// Wraps `reader`, which the user sees as `name`.
     pub fn new(name: &str, reader: impl Read + Send + 'static, stats: Arc<Stats>) -> Self {
         Self {
             reader: Mutex::new(Some(Box::new(reader))),
@@ -42,7 +42,7 @@ impl Pipe {
         }
     }
 
-    /// Standard input.
+    /// Wraps standard input.
     pub fn stdin(stats: Arc<Stats>) -> Self {
         Self::new("standard input", std::io::stdin(), stats)
     }
@@ -52,7 +52,7 @@ impl Pipe {
     }
 }
 
-/// Blocks until the next piece is there; `None` at the end.
+/// Blocks until the next piece is read; `None` at the end.
 fn read_piece(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, Reader)>, Cause> {
     loop {
         match reader.read(&mut buffer) {
@@ -103,7 +103,7 @@ impl Source for Pipe {
             async move {
                 let reader = reader?;
                 let buffer = pool.acquire_async(PIECE_LEN).await;
-                // The task ends without a result only when the runtime goes away.
+                // The task fails only if the runtime ends.
                 let done = tokio::task::spawn_blocking(|| read_piece(reader, buffer)).await;
                 match done.unwrap_or(Err(Cause::Cancelled)) {
                     Ok(None) => None,

@@ -1,4 +1,4 @@
-//! A read seen from outside.
+//! Progress and control of a read in flight.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,41 +9,42 @@ use tokio::sync::Notify;
 
 use super::http::Content;
 
-/// Whether reads go on beyond their deadline when a source cannot be reached: those of a mount that
-/// answers, which is there when the network comes back. Can be decided while they are under way.
+/// Whether reads continue past their deadline while the source is unreachable. A mount that serves cached
+/// data needs this, so that it works again when the network is back. It can be enabled while reads are in
+/// flight.
 #[derive(Clone, Debug, Default)]
 pub struct RetryForever(Arc<AtomicBool>);
 
 impl RetryForever {
-    /// From now on they do.
+    /// Makes reads continue past their deadline.
     pub fn enable(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether they do.
+    /// Whether reads continue past their deadline.
     pub fn is_enabled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// The rest of an answer to a request that reached beyond the buffer of its read, for the next read to go
-/// on with; the server is kept waiting meanwhile, and hears nothing more when this is dropped.
+/// The rest of a response whose request reached beyond its read's buffer. The next read continues it. Until
+/// then the server is blocked, and dropping this ends the response.
 #[derive(Debug, Default)]
 pub struct Continuation(Mutex<Option<ResponseRest>>);
 
-/// What is still to come of an answer.
+/// The unread rest of a response.
 #[derive(Debug)]
 pub(super) struct ResponseRest {
-    /// Where its first byte lies in the source, and where it ends.
+    /// Offset of its first byte in the source, and its end.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Of that, what has come already.
+    /// Bytes of it that have been received.
     pub(super) buffered: Bytes,
     pub(super) content: Content,
 }
 
 impl Continuation {
-    /// The rest that begins at `start`, or a little before, if that is kept.
+    /// Takes the stored rest, if it begins at `start` or slightly before.
     pub(super) fn take(&self, start: u64) -> Option<ResponseRest> {
         let is_near = |rest: &mut ResponseRest| {
             let gap = start.checked_sub(rest.start);
@@ -52,12 +53,12 @@ impl Continuation {
         self.lock().take_if(is_near)
     }
 
-    /// Keeps `rest` for the next read.
+    /// Stores `rest` for the next read.
     pub(super) fn put(&self, rest: ResponseRest) {
         *self.lock() = Some(rest);
     }
 
-    /// Drops what is kept.
+    /// Drops the stored rest.
     pub(super) fn clear(&self) {
         *self.lock() = None;
     }
@@ -67,16 +68,16 @@ impl Continuation {
     }
 }
 
-/// Bytes that are read and dropped rather than that another request is sent.
+/// Maximum number of bytes to skip instead of sending another request.
 const MAX_SKIPPED_GAP: u64 = 1 << 20;
 
-/// How far a read is, and the means to interfere with it; for a single read.
+/// Progress and control of a single read.
 #[derive(Debug, Default)]
 pub struct ReadHandle {
-    /// Whether it is one of many that were asked for ahead, and wait for each other.
+    /// Whether it is a read-ahead, which may queue behind others.
     is_prefetch: bool,
     retry_forever: RetryForever,
-    /// The bytes behind the buffer that are read next, and where the answer for them is kept.
+    /// Bytes to be read after the buffer, and the store for their response.
     continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
     state: Mutex<State>,
@@ -87,23 +88,22 @@ pub struct ReadHandle {
 struct State {
     latency: Option<Duration>,
     cost: Option<Duration>,
-    /// Whether a request is under way, which alone can be cut.
+    /// Whether a request is in flight. Only such a request can be cut.
     is_in_flight: bool,
     command: Option<ReadCommand>,
 }
 
-/// What the read should do instead of going on.
+/// Command that interrupts a read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReadCommand {
-    /// Drop the request that is under way, and ask anew for what lacks.
+    /// Drop the request in flight, and request the missing bytes again.
     Cut,
-    /// Return what is there.
+    /// Return the bytes received so far.
     Stop,
 }
 
 impl ReadHandle {
-    /// Of one of many reads that were asked for ahead, which goes on beyond its deadline as
-    /// `retry_forever` says.
+    /// Creates the handle of a read-ahead. `retry_forever` says whether it continues past its deadline.
     pub fn prefetch(retry_forever: RetryForever) -> Self {
         Self {
             is_prefetch: true,
@@ -112,8 +112,8 @@ impl ReadHandle {
         }
     }
 
-    /// So many bytes behind its buffer are wanted next, by reads with the same `continuation`, one after
-    /// the other: one request may ask for all of them.
+    /// Announces that reads with the same `continuation` want `bytes` more after the buffer, one after
+    /// another. One request may then ask for all of them.
     #[must_use]
     pub fn with_continuation(self, bytes: u64, continuation: Arc<Continuation>) -> Self {
         Self {
@@ -122,37 +122,37 @@ impl ReadHandle {
         }
     }
 
-    /// As told to [`with_continuation`](Self::with_continuation).
+    /// The arguments of [`with_continuation`](Self::with_continuation).
     pub(super) fn continuation(&self) -> Option<&(u64, Arc<Continuation>)> {
         self.continuation.as_ref()
     }
 
-    /// Whether it is one of many that were asked for ahead: then it has all its time when its turn comes.
+    /// Whether it is a read-ahead. Its timeout then starts when its turn begins.
     pub fn is_prefetch(&self) -> bool {
         self.is_prefetch
     }
 
-    /// Whether the read goes on beyond its deadline.
+    /// Whether the read continues past its deadline.
     pub fn retries_forever(&self) -> bool {
         self.retry_forever.is_enabled()
     }
 
-    /// Bytes at the front of the buffer that are there.
+    /// Bytes received at the front of the buffer.
     pub fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// From the last request until it was answered; `None` before, and where nobody is asked.
+    /// Latency of the last request; `None` before its answer, and if there is no server.
     pub fn latency(&self) -> Option<Duration> {
         self.lock().latency
     }
 
-    /// Of [`latency`](Self::latency), what was not spent on the way.
+    /// The part of [`latency`](Self::latency) that is not network time.
     pub fn cost(&self) -> Option<Duration> {
         self.lock().cost
     }
 
-    /// Makes the read drop the request that is under way, if any, and ask for the rest anew.
+    /// Makes the read drop the request in flight, if any, and request the rest again.
     pub fn cut(&self) {
         let mut state = self.lock();
         if state.is_in_flight {
@@ -167,38 +167,38 @@ impl ReadHandle {
         self.command_given.notify_one();
     }
 
-    /// So many bytes are there now.
+    /// Sets the number of received bytes.
     pub(super) fn set_received(&self, len: usize) {
         self.received.store(len as u64, Ordering::Relaxed);
     }
 
-    /// A request was answered after `latency`, of which `cost` was not spent on the way.
+    /// Records an answer after `latency`, of which `cost` is not network time.
     pub(super) fn set_latency(&self, latency: Duration, cost: Duration) {
         let mut state = self.lock();
         (state.latency, state.cost) = (Some(latency), Some(cost));
     }
 
-    /// A request begins.
+    /// Records that a request begins.
     pub(super) fn request_started(&self) {
         self.set_in_flight(true);
     }
 
-    /// No request is under way until the next one begins.
+    /// Records that no request is in flight.
     pub(super) fn request_ended(&self) {
         self.set_in_flight(false);
     }
 
-    /// Sets whether a request is under way; an order to cut was for the one before.
+    /// Sets whether a request is in flight, and discards a cut of the previous one.
     fn set_in_flight(&self, is_in_flight: bool) {
         let mut state = self.lock();
         state.is_in_flight = is_in_flight;
         state.command = state.command.filter(|&command| command != ReadCommand::Cut);
     }
 
-    /// Waits for an order.
+    /// Waits for a command.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     pub(super) async fn next_command(&self) -> ReadCommand {
         loop {
             let command = self.lock().command;

@@ -1,4 +1,4 @@
-//! What a server's answer says about the bytes it carries; pure.
+//! Meaning of a response's status and headers; pure.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use reqwest::header::{self, HeaderMap, HeaderName};
 use super::http_date;
 use super::{Cause, Fingerprint, Validator};
 
-/// The part of an answer that matters, before its body.
+/// Status and headers of a response, as far as they matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ResponseHead {
     /// Status code.
     pub(super) status: u16,
-    /// Which part of the whole the body is, when the answer says so.
+    /// The part of the whole in the body, if the response names it.
     pub(super) range: Option<ContentRange>,
-    /// Bytes of the body, when the answer says so.
+    /// Length of the body, if the response names it.
     pub(super) content_len: Option<u64>,
-    /// What tells versions apart.
+    /// Validator of the version.
     pub(super) validator: Validator,
-    /// Where to ask instead.
+    /// Target of a redirect.
     pub(super) redirect: Option<String>,
-    /// How long to wait before asking again.
+    /// Requested pause before the next request.
     pub(super) retry_after: Option<Duration>,
-    /// How the body is wrapped, when it is.
+    /// Content-Encoding of the body, unless it is identity.
     encoding: Option<String>,
 }
 
 impl ResponseHead {
-    /// `now` is the time in seconds since the epoch, for a server that tells none.
+    /// Parses `headers`. `now` is in seconds since the epoch, for a server that sends no date.
     pub(super) fn new(status: StatusCode, headers: &HeaderMap, now: u64) -> Self {
         let number = |name| header_text(headers, name).and_then(|text| parse_digits(text.trim()));
         Self {
@@ -50,7 +50,7 @@ impl ResponseHead {
         }
     }
 
-    /// The fingerprint of the whole that this answer is a part of.
+    /// Fingerprint of the whole.
     pub(super) fn fingerprint(&self) -> Fingerprint {
         let len = match self.range {
             Some(ContentRange::Part { total, .. } | ContentRange::Unsatisfied { total }) => total,
@@ -63,7 +63,7 @@ impl ResponseHead {
         }
     }
 
-    /// The part of the whole that a 206 carries: half-open, never empty.
+    /// Range of a 206, half-open and never empty.
     pub(super) fn content_range(&self) -> Result<(u64, u64), Cause> {
         match self.range {
             Some(ContentRange::Part { start, end, .. }) => Ok((start, end)),
@@ -73,8 +73,8 @@ impl ResponseHead {
         }
     }
 
-    /// The encoding of the stored bytes, of a first answer: some servers label a `.tar.gz` that way.
-    /// Ranges then are of the encoded bytes, which are read as they are.
+    /// Content-Encoding of the stored bytes, from a first response. Some servers label a `.tar.gz` that
+    /// way. Their ranges are of the encoded bytes, which are read unchanged.
     pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => {
@@ -84,8 +84,8 @@ impl ResponseHead {
         }
     }
 
-    /// The body is encoded as that of the first answer was, or not at all: of the same version both are
-    /// the stored bytes.
+    /// Checks that the encoding is that of the first response, or none. For the same version both mean the
+    /// stored bytes.
     pub(super) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if first != Some(encoding) => Err(unexpected_encoding(encoding)),
@@ -93,7 +93,7 @@ impl ResponseHead {
         }
     }
 
-    /// Why this answer is none, by its status alone.
+    /// Cause of a failed response, by its status.
     pub(super) fn failure_cause(&self) -> Cause {
         match self.status {
             401 | 403 => Cause::Unauthorized(self.status),
@@ -103,14 +103,14 @@ impl ResponseHead {
         }
     }
 
-    /// Whether a resolved URL may have run out while the original one still works: object stores and
-    /// CDNs say so by any client error but those that speak of the request or its pace.
+    /// Whether a resolved URL may have expired while the original one still works. Object stores and CDNs
+    /// report that by any client error, except those about the request itself or its rate.
     pub(super) fn may_be_expired_url(&self) -> bool {
         matches!(self.status, 400..=499) && !matches!(self.status, 408 | 412 | 416 | 425 | 429)
     }
 }
 
-/// Encodings that are formats an archive is packed in.
+/// Encodings that are compression formats of archives.
 const STORED_ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz"];
 
 fn unexpected_encoding(encoding: &str) -> Cause {
@@ -119,8 +119,8 @@ fn unexpected_encoding(encoding: &str) -> Cause {
     ))
 }
 
-/// How long a server asks to be left alone: in seconds, or until a date (RFC 9110, 10.2.3), which is
-/// by the server's own clock if it tells the time.
+/// The pause in `Retry-After`: seconds, or a date (RFC 9110, 10.2.3) relative to the server's own `Date`,
+/// if any.
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
     let asked = header_text(headers, header::RETRY_AFTER)?.trim();
     let seconds = parse_digits(asked).or_else(|| {
@@ -134,33 +134,33 @@ fn header_text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Decimal digits and nothing else.
+/// Parses decimal digits and nothing else.
 fn parse_digits(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// The value of `Content-Range`.
+/// Value of `Content-Range`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ContentRange {
     /// `bytes 0-9/100`
     Part {
-        /// The first byte's offset.
+        /// Offset of the first byte.
         start: u64,
-        /// The offset after the last byte; greater than `start`.
+        /// Offset after the last byte; greater than `start`.
         end: u64,
-        /// Bytes of the whole, at least `end`; `None` where the server does not know.
+        /// Length of the whole, at least `end`; `None` if the server does not know it.
         total: Option<u64>,
     },
-    /// `bytes */100`: nothing of what was asked for exists.
+    /// `bytes */100`: no requested byte exists.
     Unsatisfied {
-        /// Bytes of the whole.
+        /// Length of the whole.
         total: Option<u64>,
     },
 }
 
 impl ContentRange {
-    /// `None` for other units and for whatever contradicts itself.
+    /// Parses the header; `None` for other units and contradictory values.
     pub(super) fn parse(value: &str) -> Option<Self> {
         let (unit, rest) = value.trim().split_once(' ')?;
         let (range, total) = rest.trim().split_once('/')?;

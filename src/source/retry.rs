@@ -1,4 +1,4 @@
-//! How often, and after which pauses, a request is repeated; pure but for the dice.
+//! Retry policy and pauses; pure except for randomness.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,24 +6,23 @@ use std::time::Duration;
 
 use super::Cause;
 
-/// How stubborn a source is.
+/// Retry policy of a source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retry {
-    /// How many times in a row a request may fail without having brought anything worth the name;
-    /// at least one.
+    /// Maximum number of consecutive attempts without substantial progress; at least one.
     pub attempts: u32,
-    /// Whether a source that was opened is asked beyond that, as long as there is time, when the
-    /// server cannot be reached or says that it cannot serve now.
+    /// Whether an open source is retried beyond that within the timeout, if the server is unreachable or
+    /// temporarily unable to serve.
     pub retries_outages: bool,
-    /// The longest pause after the first failure, doubled after each further one.
+    /// Maximum pause after the first failure; doubled after each further one.
     pub initial_pause: Duration,
-    /// No pause is longer, unless the server asks for it.
+    /// Limit of all pauses, unless the server asks for a longer one.
     pub max_pause: Duration,
 }
 
 impl Default for Retry {
-    /// Five attempts within three seconds at the most: enough for a restarted server or a dropped
-    /// connection, short enough for someone who waits at a terminal for a wrong address.
+    /// Five attempts within at most three seconds. That suffices for a restarted server or a dropped
+    /// connection, and reports a wrong address soon at a terminal.
     fn default() -> Self {
         Self {
             attempts: 5,
@@ -35,18 +34,18 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// How long to wait at the most after `failures` in a row.
+    /// Maximum pause after `failures` consecutive failures.
     fn pause(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         let pause = self.initial_pause.saturating_mul(1 << doublings);
         pause.min(self.max_pause)
     }
 
-    /// How long to wait before the next attempt, after `failures` in a row of which the last was
-    /// for `cause`, when the server asked for `retry_after` and there is `left` to wait.
+    /// Returns the pause before the next attempt, after `failures` in a row of which the last had `cause`.
+    /// The server asked for `retry_after`, and `left` remains of the timeout.
     ///
     /// # Errors
-    /// Why there should be no further attempt.
+    /// The cause, if no further attempt should follow.
     pub(super) fn next_pause(
         &self,
         failures: u32,
@@ -67,13 +66,12 @@ impl Retry {
     }
 }
 
-/// What spreads pauses, so that requests that failed together do not come back together (full
-/// jitter).
+/// Full jitter, so that requests that failed together are not retried together.
 #[derive(Debug)]
 pub(super) struct Jitter(AtomicU64);
 
 impl Jitter {
-    /// The same pauses for the same seed; others each time without one.
+    /// The same seed gives the same pauses; without a seed they are random.
     pub(super) fn new(seed: Option<u64>) -> Self {
         Self(
             seed.unwrap_or_else(|| RandomState::new().hash_one(()))
@@ -81,9 +79,9 @@ impl Jitter {
         )
     }
 
-    /// Something between nothing and `pause`.
+    /// Random duration from zero to `pause`.
     fn spread(&self, pause: Duration) -> Duration {
-        // SplitMix64: each number is used once, by whoever comes.
+        // SplitMix64. Each value is used once, by any caller.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
         let mut random = self.0.fetch_add(STEP, Ordering::Relaxed);
         random = (random ^ (random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! A part of another source as a source of its own.
+//! A range of another source as a source.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
 
-/// A stretch of another source: read by that one's requests, and by no others. What goes wrong is
-/// told of the other source, which is where it went wrong.
+/// A range of another source, read by that source's requests. Errors name the other source, because they
+/// arise there.
 #[derive(Debug)]
 pub struct Slice {
     whole: Arc<dyn Source>,
@@ -24,11 +24,11 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// The bytes `extent` of `whole`, shown to the user as `name`. It is found again by the place and
-    /// the version of the whole.
+    /// The bytes `extent` of `whole`, which the user sees as `name`. Its locator and version derive from
+    /// those of the whole.
     ///
     /// # Errors
-    /// When `whole` gives its bytes only once, does not know how long it is, or ends before.
+    /// If `whole` can be read only once, has no known length, or ends before `extent` does.
     pub fn new(whole: Arc<dyn Source>, extent: Extent<Packed>, name: &str) -> Result<Self, Error> {
         let refused = |cause| Err(Error::new(whole.location(), cause));
         if whole.access() == Access::Stream {
@@ -57,8 +57,8 @@ impl Slice {
         })
     }
 
-    /// The same, of which somebody says that its bytes have the digest `sha256`: it is found again by
-    /// that, wherever it lies. Whoever reads all of it holds it against the digest.
+    /// Pins the slice by the trusted digest `sha256` of its bytes. Its locator is then the digest, wherever
+    /// the slice is. A reader of all bytes compares the digest.
     #[must_use]
     pub fn with_digest(self, sha256: Sha256) -> Self {
         Self {
@@ -71,8 +71,8 @@ impl Slice {
         }
     }
 
-    /// The same, whose decompressed bytes must have the digest `sha256`, which a scan compares. A saved index
-    /// is used only if the scan that made it compared this digest.
+    /// Pins the decompressed bytes by the digest `sha256`, which a scan compares. A saved index is used
+    /// only if the scan that created it compared this digest.
     #[must_use]
     pub fn with_plain_digest(self, sha256: Sha256) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Slice {
         }
     }
 
-    /// Where in the whole `len` bytes at `offset` lie.
+    /// Offset in the whole of the `len` bytes at `offset`.
     fn offset_in_whole(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
         let truncated = || Error::new(self.location(), Cause::Truncated);
         let end = offset.0.checked_add(len as u64);
@@ -194,7 +194,7 @@ mod tests {
         Slice::new(whole(b"0123456789"), extent, "part")
     }
 
-    /// What `work` comes to.
+    /// Runs `work` on a runtime of its own.
     fn block_on<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime.expect("a runtime").block_on(work)
