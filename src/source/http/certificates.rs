@@ -1,4 +1,4 @@
-//! Which servers are trusted over TLS, and why one is not.
+//! Certificates trusted for TLS, and reasons to reject one.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,29 +17,29 @@ use rustls::{
 use crate::base::civil::Civil;
 use crate::source::Obstacle;
 
-/// Certificates that are trusted besides the system's.
+/// Certificates trusted besides the system's.
 #[derive(Clone, Debug, Default)]
 pub struct Certificates(Vec<CertificateDer<'static>>);
 
-/// Why a file of certificates cannot be used.
+/// A file of certificates is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CertificatesError {
-    /// There is none in it.
+    /// The file contains no certificate.
     #[error("it has no certificate (a PEM file has lines `-----BEGIN CERTIFICATE-----`)")]
     Missing,
-    /// One of them is malformed.
+    /// A certificate is malformed.
     #[error("its certificate number {number} is malformed")]
     Malformed {
-        /// Which one, counted from 1.
+        /// Its number, counted from 1.
         number: usize,
     },
 }
 
 impl Certificates {
-    /// The certificates in `pem`; whatever else is in it is ignored.
+    /// Parses the certificates in `pem`, and ignores anything else in it.
     ///
     /// # Errors
-    /// When there is none, or one is malformed.
+    /// If there is none, or one is malformed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, CertificatesError> {
         let mut certificates = Vec::new();
         let mut scratch = RootCertStore::empty();
@@ -56,8 +56,8 @@ impl Certificates {
     }
 }
 
-/// TLS for HTTP/1.1 that trusts the system's certificates, those of `SSL_CERT_FILE` instead if it is set,
-/// and `more`. Without any, no server is trusted.
+/// Configures TLS for HTTP/1.1. It trusts `more` and the system's certificates, or those of `SSL_CERT_FILE`
+/// if set. Without any, it trusts no server.
 pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -78,8 +78,8 @@ pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> 
     Ok(config)
 }
 
-/// The checks of webpki, but for one: a server may present a certificate of an authority as its own, as
-/// `openssl req -x509` makes it, if this very certificate is trusted.
+/// webpki's checks, except that a server may present a CA certificate as its own, as `openssl req -x509`
+/// creates it, if exactly this certificate is trusted.
 #[derive(Debug)]
 struct Verifier {
     webpki: Arc<WebPkiServerVerifier>,
@@ -88,7 +88,7 @@ struct Verifier {
 }
 
 impl Verifier {
-    /// `None` if no certificate can be used.
+    /// Returns `None` if no certificate is usable.
     fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Option<Self> {
         let mut roots = RootCertStore::empty();
         let digests = trusted.iter().map(|one| blake3::hash(one)).collect();
@@ -100,8 +100,8 @@ impl Verifier {
         })
     }
 
-    /// Checks of a trusted authority's certificate that webpki has not done when it finds that it is one:
-    /// it checks the dates first.
+    /// Completes the checks of a trusted CA certificate. webpki stops when it finds that it is one, but has
+    /// already checked the dates.
     fn verify_authority(
         certificate: &CertificateDer<'_>,
         name: &ServerName<'_>,
@@ -164,7 +164,7 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether a certificate was refused because it is that of an authority.
+/// Whether the certificate was rejected because it is a CA certificate.
 fn is_ca_certificate_error(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(error)) = error else {
         return false;
@@ -175,7 +175,7 @@ fn is_ca_certificate_error(error: &Error) -> bool {
     )
 }
 
-/// Whether the extended key usage of `certificate`, if it has this extension, allows servers.
+/// Whether `certificate` has no extended key usage, or one that allows servers.
 fn allows_server_auth(certificate: &[u8]) -> bool {
     // Object identifiers in DER: 2.5.29.37 and 1.3.6.1.5.5.7.3.1.
     const EXTENDED_KEY_USAGE: &[u8] = b"\x06\x03\x55\x1d\x25";
@@ -184,7 +184,7 @@ fn allows_server_auth(certificate: &[u8]) -> bool {
     !has(EXTENDED_KEY_USAGE) || has(SERVER_AUTH)
 }
 
-/// Why a certificate is refused: its kind, and the words for it.
+/// Kind and text of a certificate error.
 pub(super) fn describe(error: &CertificateError) -> (Obstacle, String) {
     match error {
         CertificateError::ExpiredContext { not_after, .. } => (
@@ -235,7 +235,7 @@ fn date(time: UnixTime) -> impl fmt::Display {
     fmt::from_fn(move |f| write!(f, "{} UTC", date.to_date_and_time()))
 }
 
-/// A name of a certificate without its kind: of `DnsName("host")` the host.
+/// Strips the kind from a certificate's name: `host` from `DnsName("host")`.
 fn bare_name(name: &str) -> &str {
     let inner = name
         .split_once('(')

@@ -1,4 +1,4 @@
-//! One request at a time: who is asked, with which headers, along which redirects.
+//! One request at a time, with its headers and redirects.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,31 +11,31 @@ use crate::base::stats::Stats;
 use crate::source::response::ResponseHead;
 use crate::source::{Cause, Options};
 
-/// Redirects followed for one request; browsers follow twenty, curl's own limit is fifty, and
-/// nobody needs more than a few.
+/// Maximum number of redirects of a request. Browsers follow twenty, and curl's own limit is fifty, but a
+/// few suffice.
 const MAX_REDIRECTS: usize = 10;
 
-/// Asks servers on behalf of one URL.
+/// Sends requests for one URL.
 #[derive(Debug)]
 pub(super) struct Client {
     transport: Box<dyn Transport>,
-    /// The URL as the user gave it, with user and password.
+    /// The user's URL, with user and password.
     original: Url,
-    /// The user's, for the original's origin only.
+    /// The user's headers, for the original's origin only.
     headers: HeaderMap,
-    /// Whether caches on the way are to ask the server itself.
+    /// Whether caches on the network must revalidate.
     bypasses_caches: bool,
     /// Whether redirects may lead from HTTPS to HTTP.
     allows_insecure_redirects: bool,
     stats: Arc<Stats>,
 }
 
-/// An answer whose body is still to be read.
+/// A response with an unread body.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) head: ResponseHead,
     pub(super) content: Content,
-    /// Where the redirects led.
+    /// Target of the redirects.
     pub(super) url: Url,
 }
 
@@ -55,8 +55,8 @@ impl Client {
         })
     }
 
-    /// The same with `options`, with nothing left of the requests before, and past caches on the way,
-    /// which are to ask the server itself (RFC 9111, 5.2.1.4).
+    /// Creates a client with `options` and no state of earlier requests. It makes caches on the network ask
+    /// the server itself (RFC 9111, 5.2.1.4).
     pub(super) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
         let transport = self.transport.reconnect(&self.original, options)?;
         Ok(Self {
@@ -65,18 +65,18 @@ impl Client {
         })
     }
 
-    /// How long a connection takes to be made; zero while none was.
+    /// Time to establish a connection; zero before the first one.
     pub(super) fn connect_time(&self) -> Duration {
         self.transport.connect_time()
     }
 
-    /// The URL that the user gave.
+    /// The user's URL.
     pub(super) fn original(&self) -> &Url {
         &self.original
     }
 
-    /// Asks for bytes `start..end`, or all there are, at `from`, of the version with the entity tag
-    /// `etag`, and follows redirects. Any status but a redirect is a reply.
+    /// Requests bytes `start..end`, or all, of the version `etag` at `from`, and follows redirects. It
+    /// returns any other status as a response.
     pub(super) async fn get(
         &self,
         from: &Url,
@@ -121,8 +121,7 @@ impl Client {
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
         if may_send_credentials(&url, &self.original) {
-            // Turned into an Authorization header before it is sent. Fails only for URLs that
-            // have no host.
+            // reqwest converts them to an Authorization header. Fails only for URLs without a host.
             url.set_username(self.original.username()).ok();
             url.set_password(self.original.password()).ok();
             headers.clone_from(&self.headers);
@@ -136,7 +135,7 @@ impl Client {
     }
 }
 
-/// Whether `url` may be told what the user sends to `original`: same scheme, host and port.
+/// Whether `url` may receive the user's credentials for `original`, because both have the same origin.
 fn may_send_credentials(url: &Url, original: &Url) -> bool {
     url.origin() == original.origin()
 }
@@ -152,7 +151,7 @@ fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.as_bytes())
             .map_err(|_| Cause::Malformed(format!("{name:?} is no name of a header")))?;
-        // The value may be a secret: it is not repeated.
+        // The error does not repeat the value, which may be a secret.
         let mut value = header_value(value).map_err(|_| {
             Cause::Malformed(format!("the value of the header {name} is malformed"))
         })?;

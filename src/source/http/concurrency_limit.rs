@@ -1,4 +1,4 @@
-//! How many requests a server bears; shared by everyone who reads from it.
+//! Concurrency limit of a server, shared by all readers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,86 +11,87 @@ use tokio::time::Instant;
 use crate::base::stats::Stats;
 use crate::source::Cause;
 
-/// How long a request may remain without an answer, at the least, while two that were sent later have been
-/// answered whole. On a server that answers one connection at a time it waits until that one is closed.
+/// Minimum wait for an answer before a request counts as overtaken by two later ones that were answered
+/// completely. On a server that serves one connection at a time, it waits until that connection is closed.
 const MIN_OVERTAKEN_WAIT: Duration = Duration::from_millis(100);
 
-/// How many times as long as one of these two took.
+/// Minimum wait as a multiple of the duration of one of these two.
 const OVERTAKEN_FACTOR: u32 = 4;
 
-/// How often to look.
+/// Interval between checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Requests that go well before one more is tried than a server has answered at once; twice as many after
-/// each try in vain, up to the last number.
+/// Successful requests before the limit is raised after a starvation. The number doubles after each further
+/// one, up to the maximum.
 const MIN_SUCCESSES_TO_RAISE: usize = 16;
 const MAX_SUCCESSES_TO_RAISE: usize = 1024;
 
-/// How many times fewer requests go well before one more is tried, each time that one more went well on a
-/// server that was taken for a serial one.
+/// Divisor of that number after each successful raise on a server that was considered serial.
 const SERIAL_DECAY: usize = 4;
 
-/// How many times as many rounds must go well before one more is tried, after one more led to a complaint;
-/// and at most.
+/// Factor for the rounds before a raise, after a raise that was throttled; and the maximum number of
+/// rounds.
 const FAILED_RAISE_FACTOR: usize = 4;
 const MAX_ROUNDS: usize = 256;
 
-/// Lets every request pass, until the server complains (429, 503). Then half as many as were under
-/// way may be at once; one more after each round of that many that went well, until there are as
-/// many as ever. Each time that one more leads to a complaint, it takes four times as many rounds, because a
-/// server with a fixed limit complains each time. While a pause lasts that the server asked for, none begins.
+/// Limits the requests in flight after the server throttles (429, 503).
+///
+/// Requests are unlimited until then. The limit is then half of those in flight. It rises by one after each
+/// round of that many successes, until it reaches the maximum. After each raise that leads to throttling,
+/// the next one needs four times as many rounds, because a server with a fixed limit throttles each time.
+/// No request starts during a pause that the server asked for.
 ///
 /// A server may also leave some connections waiting until others are closed. Requests there are
-/// [overtaken](Permit::overtaken) by later ones, and have to be sent anew; from then on no more may be under way
-/// at once than were answered, and one more is tried after a rest that doubles with each try in vain.
+/// [overtaken](Permit::overtaken) by later ones, and must be sent again. The limit is then the number of
+/// answered requests. It is raised after a delay that doubles with each further starvation.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimiter {
-    /// With so many requests at once the complaint is forgotten.
+    /// Limit at which throttling is forgotten.
     max_requests: usize,
-    /// No longer pause is kept.
+    /// Longer pauses are ignored.
     timeout: Duration,
     state: Mutex<State>,
     changed: Notify,
     stats: Arc<Stats>,
     created: Instant,
-    /// When bytes last came for any request, in milliseconds after `created`.
+    /// Time of the last bytes for any request, in milliseconds after `created`.
     last_bytes_millis: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct State {
     in_flight: usize,
-    /// Of these, those that the server complained about.
+    /// Throttled requests among those in flight.
     throttled_requests: usize,
-    /// `None` while the server does not complain.
+    /// `None` while the server does not throttle.
     limit: Option<usize>,
-    /// Requests that went well since the number was changed.
+    /// Successful requests since the limit changed.
     successes: usize,
-    /// Well-gone requests for one more: as many as are allowed, or a rest after one was overtaken or the
-    /// scan found that the server answers one after the other.
+    /// Successes needed for a raise. `None` means as many as the limit. It is set after a request was
+    /// overtaken, or the scan found a serial server.
     successes_to_raise: Option<usize>,
-    /// Whether the number was raised since the last complaint, and rounds until it is raised, minus one.
+    /// Whether the limit was raised since the last throttling, and additional rounds before the next raise.
     was_raised: bool,
     extra_rounds: usize,
-    /// Complaints that were acted upon.
+    /// Number of throttlings that lowered the limit.
     throttle_count: u64,
     paused_until: Option<Instant>,
-    /// Passes given out so far.
+    /// Permits issued so far.
     permits_issued: u64,
-    /// When those under way that have no answer were sent, by the number of their pass.
+    /// Send times of unanswered requests, by permit number.
     unanswered: BTreeMap<u64, Instant>,
-    /// The last two passes, in their order, with which requests went well, and how long those took.
+    /// The last two successful permits, newest first, and their durations.
     last_successes: [Option<(u64, Duration)>; 2],
-    /// Whether a request was taken back since one went well that had no answer either when it was the only one.
+    /// Whether a lone request was withdrawn since the last success. A lone unanswered one is then not
+    /// withdrawn again.
     was_only_request: bool,
-    /// Whether the number is small because the server answers one after the other, and not because it
-    /// leaves connections waiting.
+    /// Whether the limit is for a serial server, and not for one that leaves connections waiting.
     is_serial: bool,
 }
 
 impl State {
-    /// Whether `permit`, sent at `sent`, has no answer while two later ones were answered whole, for too long.
-    /// Where one request is allowed at once, another connection may be the one that is served.
+    /// Whether the unanswered `permit`, sent at `sent`, waited too long after two later ones were answered.
+    /// With a limit of one, the server may be serving another connection.
     fn is_overtaken(&self, permit: u64, sent: Instant) -> bool {
         let [_, Some((other, took))] = self.last_successes else {
             return false;
@@ -104,12 +105,12 @@ impl State {
         }
     }
 
-    /// Whether the server was seen to leave connections waiting.
+    /// Whether the server was found to leave connections waiting.
     fn starves_connections(&self) -> bool {
         self.successes_to_raise.is_some() && self.limit.is_some() && !self.is_serial
     }
 
-    /// A request with `permit` went well, and took so long.
+    /// Records that the request with `permit` succeeded after `took`.
     fn succeeded(&mut self, permit: u64, took: Duration) {
         self.was_only_request = false;
         let mut latest = [
@@ -123,13 +124,13 @@ impl State {
     }
 }
 
-/// A request under way, until dropped.
+/// Permit for a request in flight, until dropped.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     limiter: &'a ConcurrencyLimiter,
     number: u64,
     sent: Instant,
-    /// Complaints before it: later ones were not about it.
+    /// Throttle count at its start. Later throttlings do not concern it.
     throttle_count: u64,
     is_throttled: AtomicBool,
 }
@@ -147,28 +148,28 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Whether bytes came for any request within the last `time`.
+    /// Whether bytes arrived for any request within the last `time`.
     pub(super) fn received_within(&self, time: Duration) -> bool {
         self.last_bytes().is_some_and(|last| last.elapsed() <= time)
     }
 
-    /// When bytes last came for any request.
+    /// Time of the last bytes for any request.
     fn last_bytes(&self) -> Option<Instant> {
         let millis = self.last_bytes_millis.load(Ordering::Relaxed);
         (millis > 0).then(|| self.created + Duration::from_millis(millis))
     }
 
-    /// Requests that may be under way at once.
+    /// Maximum number of requests in flight.
     pub(super) fn limit(&self) -> usize {
         self.lock().limit.unwrap_or(usize::MAX)
     }
 
-    /// Whether the server was seen to leave connections waiting.
+    /// Whether the server was found to leave connections waiting.
     pub(super) fn starves_connections(&self) -> bool {
         self.lock().starves_connections()
     }
 
-    /// Allows one request at once, because the server was seen to answer one after the other.
+    /// Sets the limit to one, because the server was found to be serial.
     pub(super) fn limit_to_one(&self) {
         let mut state = self.lock();
         state.limit = Some(1);
@@ -177,13 +178,13 @@ impl ConcurrencyLimiter {
         state.is_serial = true;
     }
 
-    /// Waits until another request may be sent.
+    /// Waits for a permit.
     ///
     /// # Errors
-    /// When the server asked for a pause that does not end within `left`.
+    /// If the server asked for a pause that does not end within `left`.
     ///
     /// # Cancel safety
-    /// Nothing is taken until the future is ready.
+    /// No permit is taken until the future is ready.
     pub(super) async fn acquire(&self, left: Duration) -> Result<Permit<'_>, Cause> {
         loop {
             let closed = match self.try_acquire() {
@@ -192,7 +193,7 @@ impl ConcurrencyLimiter {
             };
             match closed {
                 Some(pause) => {
-                    // Who was told that it is its turn, and does not take it, tells the next one.
+                    // This waiter does not use its notification, so pass it on.
                     self.changed.notify_one();
                     if pause >= left {
                         return Err(Cause::Busy(pause));
@@ -204,7 +205,7 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// A pass; or how long it is closed, unless all passes are out.
+    /// Returns a permit, the remaining pause, or `None` as the error if all permits are in use.
     fn try_acquire(&self) -> Result<Permit<'_>, Option<Duration>> {
         let mut state = self.lock();
         if let Some(until) = state.paused_until {
@@ -226,7 +227,7 @@ impl ConcurrencyLimiter {
         let sent = Instant::now();
         state.unanswered.insert(number, sent);
         drop(state);
-        // Several passes may have come back with only one of those who wait told of it.
+        // Several permits may have been released with only one waiter notified.
         self.changed.notify_one();
         Ok(Permit {
             limiter: self,
@@ -237,7 +238,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Where the request with `permit` stands; one that is overtaken is from now on no longer waited for.
+    /// Returns the state of the request with `permit`. An overtaken one no longer counts as unanswered.
     fn check(&self, permit: &Permit<'_>) -> RequestState {
         let mut state = self.lock();
         if !state.unanswered.contains_key(&permit.number) {
@@ -271,7 +272,7 @@ impl ConcurrencyLimiter {
     }
 }
 
-/// How a request fares among the others.
+/// State of a request relative to others.
 enum RequestState {
     Waiting,
     Answered,
@@ -279,15 +280,15 @@ enum RequestState {
 }
 
 impl Permit<'_> {
-    /// The server complained about this request, and asked for a pause of `asked`. Returns whether another
-    /// request is under way that it did not complain about: then it may be their number that it refuses.
+    /// Records a throttled request, for which the server asked for the pause `asked`. Returns whether an
+    /// unthrottled request is in flight. If so, the server may be refusing the concurrency.
     pub(super) fn throttled(&self, asked: Option<Duration>) -> bool {
         let limiter = self.limiter;
         let mut state = limiter.lock();
         if !self.is_throttled.swap(true, Ordering::Relaxed) {
             state.throttled_requests += 1;
         }
-        // What was sent together is refused together, and says one thing only.
+        // Requests sent together are throttled together, and count once.
         if self.throttle_count == state.throttle_count {
             state.throttle_count += 1;
             if std::mem::take(&mut state.was_raised) {
@@ -299,19 +300,19 @@ impl Permit<'_> {
             state.successes_to_raise = None;
             limiter.stats.source_slowdowns.increment();
         }
-        // Nobody waits for what is further away; each read hears of it from the server itself.
+        // Longer pauses exceed the timeout. Each read gets them from the server itself.
         if let Some(asked) = asked.filter(|&asked| asked < limiter.timeout) {
             state.paused_until = state.paused_until.max(Some(Instant::now() + asked));
         }
         state.in_flight > state.throttled_requests
     }
 
-    /// The server has begun to answer the request.
+    /// Records that the server began to answer.
     pub(super) fn answered(&self) {
         self.limiter.lock().unanswered.remove(&self.number);
     }
 
-    /// Bytes of the answer came.
+    /// Records that bytes of the response arrived.
     pub(super) fn received(&self) {
         let millis = self.limiter.created.elapsed().as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
@@ -320,11 +321,11 @@ impl Permit<'_> {
             .store(millis, Ordering::Relaxed);
     }
 
-    /// Waits until no bytes have come from the server for `idle` since the request was sent, to whichever
-    /// request: on a server that answers one request after the other, this one waits for those before.
+    /// Waits until the server has sent no bytes for `idle`, to any request, since this one was sent. On a
+    /// serial server, this request waits for those before.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     pub(super) async fn wait_until_silent(&self, idle: Duration) {
         loop {
             let last_bytes = self
@@ -339,12 +340,12 @@ impl Permit<'_> {
         }
     }
 
-    /// Waits until the request is overtaken: it has no answer, and two that were sent later have all of theirs.
-    /// Then no more requests are allowed than the server answers. Never returns once it was
+    /// Waits until the request is overtaken: it has no answer, and two later ones are complete. The limit
+    /// is then lowered to the requests that the server answers. Never returns once it was
     /// [answered](Self::answered).
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     pub(super) async fn overtaken(&self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -356,7 +357,7 @@ impl Permit<'_> {
         }
     }
 
-    /// The request went well.
+    /// Records that the request succeeded.
     pub(super) fn succeeded(&self) {
         let mut state = self.limiter.lock();
         state.succeeded(self.number, self.sent.elapsed());
@@ -369,7 +370,7 @@ impl Permit<'_> {
             state.successes = 0;
             state.was_raised = true;
             state.limit = Some(limit + 1).filter(|&limit| limit < self.limiter.max_requests);
-            // What proves wrong of a serial server is corrected faster with each request more.
+            // If the server is not serial after all, each raise makes the next one faster.
             if state.is_serial {
                 let successes_to_raise = state.successes_to_raise.map(|successes_to_raise| {
                     (successes_to_raise / SERIAL_DECAY).max(MIN_SUCCESSES_TO_RAISE)

@@ -1,4 +1,4 @@
-//! How long connections take to be made.
+//! Measurement of connection setup times.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,22 +9,22 @@ use futures_util::future::{BoxFuture, FutureExt};
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Measures connections; the clones of one know what all of them measured.
+/// Measures connection setup. Clones share the measurements.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConnectTimer {
-    /// Of the fastest one, in microseconds; zero while there was none.
+    /// Fastest setup, in microseconds; zero before the first one.
     micros: Arc<AtomicU64>,
 }
 
 impl ConnectTimer {
-    /// How long the fastest one took, name lookup and TLS included; zero while there was none.
+    /// Time of the fastest setup, DNS lookup and TLS included; zero before the first one.
     pub(super) fn fastest(&self) -> Duration {
         Duration::from_micros(self.micros.load(Ordering::Relaxed))
     }
 
     fn record(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
-        // None at all counts as the longest.
+        // Zero means unset, and wraps to the maximum here.
         let fastest = (self.micros.load(Ordering::Relaxed).wrapping_sub(1)).min(micros - 1);
         self.micros.store(fastest + 1, Ordering::Relaxed);
     }
@@ -41,7 +41,7 @@ impl<S> Layer<S> for ConnectTimer {
     }
 }
 
-/// What makes connections, measured.
+/// A connector whose setup time is measured.
 #[derive(Clone, Debug)]
 pub(super) struct TimedConnector<S> {
     inner: S,

@@ -1,11 +1,11 @@
-//! A file on a web server.
+//! HTTP sources.
 //!
-//! The first request is a ranged GET, because HEAD may be refused: it finds the length, whether
-//! ranges work, the version, and where redirects lead, and its bytes are kept and served from
-//! memory. Every later answer must be of the same version. Later requests go straight to where
-//! the redirects led; when that runs out, the original URL is asked again.
+//! The first request is a ranged GET, because servers may refuse HEAD. It finds the length, range support,
+//! the version, and the target of redirects. Its bytes are kept and served from memory. Every later
+//! response must be of the same version. Later requests use the redirects' target. When that expires, the
+//! original URL is requested again.
 //!
-//! Every wait for the network has an end: that of the [time](StallTimeout) of who waits.
+//! Every network wait is bounded by the caller's [`StallTimeout`].
 
 mod certificates;
 mod client;
@@ -42,73 +42,72 @@ use crate::base::stats::Stats;
 pub use self::certificates::{Certificates, CertificatesError};
 pub use self::transport::{Content, RawResponse, Transport};
 
-/// Bytes asked for by the first request: what detecting a format needs, and little enough to be
-/// sent with the answer's header.
+/// Bytes of the first request. They suffice to detect a format, and are few enough to be sent with the
+/// response's header.
 const PREFIX_LEN: u64 = 64 << 10;
 
-/// How long a server may take to answer before a source is opened as a version that is known.
+/// Timeout for an answer before a source is opened as its known version.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// No server that asks to be left alone for longer is left alone for longer by who never gives up.
+/// Maximum pause on a server's request for reads that never give up.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(10);
 
-/// How long a connection takes to be there for the next request: who asks before opens another one, which
-/// a server that leaves connections waiting does not answer.
+/// Time until a connection is available for the next request. A request sent before opens another
+/// connection, which a server that leaves connections waiting does not serve.
 const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
 
-/// How many times the timeout of a read a request that was sent ahead may be without an answer, while the
-/// server answers others.
+/// Maximum queueing time of a read-ahead request, in read timeouts, while the server answers others.
 const QUEUE_TIMEOUT_FACTOR: u32 = 10;
 
-/// Attempts in a row that need no pause before the next one, when the server has refused the number of
-/// requests: from four at once, the first of a transfer, to one.
+/// Maximum number of consecutive retries without a pause, after the server refused the concurrency. They go
+/// from four requests, the initial number of a transfer, to one.
 const MAX_IMMEDIATE_RETRIES: u32 = 2;
 
-/// Bytes that count as progress: a request that brought as many did not fail in vain.
+/// Bytes that count as progress. A failed request that received as many resets the failure count.
 const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
-/// A source behind HTTP or HTTPS.
+/// A source over HTTP or HTTPS.
 #[derive(Debug)]
 pub struct Http {
     client: Client,
     retry: Retry,
     jitter: Arc<Jitter>,
     timeout: Duration,
-    /// How long the server may be silent.
+    /// Timeout without any byte from the server.
     idle_timeout: Duration,
     limiter: ConcurrencyLimiter,
     stats: Arc<Stats>,
     location: Location,
     fingerprint: Fingerprint,
-    /// The Content-Encoding of the stored bytes, if the server names one; unset before the first answer.
+    /// Content-Encoding of the stored bytes, if the server names one; unset before the first response.
     encoding: OnceLock<Option<String>>,
-    /// Where the last redirects led.
+    /// Target of the last redirects.
     resolved: Mutex<Url>,
     body: InitialBody,
-    /// How long the last request took to be answered, in microseconds.
+    /// Latency of the last answer, in microseconds.
     answer_micros: AtomicU64,
-    /// Where the rest of an answer may be kept.
+    /// Store of the last unread response.
     continuation: Mutex<Weak<Continuation>>,
     options: Options,
     outage: OutageLog,
-    /// The same for who got bytes that cannot be right, made when the first one did.
+    /// The same source without caches, for reads after corrupt bytes; created on first use.
     uncached: OnceLock<Box<Self>>,
 }
 
-/// What the first answer left us.
+/// Body of the first response.
 #[derive(Debug)]
 enum InitialBody {
-    /// The first bytes of a source with ranges.
+    /// First bytes of a source with ranges.
     Prefix(Bytes),
-    /// All of a source without; taken by whoever streams it.
+    /// All bytes of a source without ranges; taken by its stream.
     Whole(Mutex<Option<Content>>),
 }
 
 impl Http {
-    /// Finds out what `url` is.
+    /// Probes and opens `url`.
     ///
     /// # Errors
-    /// When the server cannot be reached, refuses, or answers what cannot be used.
+    /// If the server is unreachable, refuses access, or sends an unusable response.
     pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
         let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
         let network = NetworkTransport::new(&options).map_err(failed)?;
@@ -125,7 +124,7 @@ impl Http {
         Self::open_known(version, url, options)
     }
 
-    /// The version `version` of what is at `url`, without asking the server.
+    /// Opens `url` as the known `version`, without a request.
     fn open_known(version: Fingerprint, url: Url, options: Options) -> Result<Self, Error> {
         let location = Location::from_url(&url);
         let failed = |cause| Error::new(location.as_str(), cause);
@@ -142,8 +141,7 @@ impl Http {
         Ok(Self::from_probe(found, client, jitter, location, options))
     }
 
-    /// As [`open`](Self::open), with requests that travel through `transport`, whatever the options
-    /// say of connections.
+    /// As [`open`](Self::open), with requests through `transport` instead of the options' connections.
     ///
     /// # Errors
     /// As `open`.
@@ -162,9 +160,9 @@ impl Http {
             Arc::clone(&options.stats),
         );
         let mut timer = Timer::new(options.timeout, 0, &options.stats);
-        // Whoever is wrong about the address should hear of it soon.
+        // Do not retry outages, because a wrong address should be reported soon.
         retry_state.retry.retries_outages = false;
-        // What comes once more is no reason to wait longer.
+        // A repeated byte does not extend the timeout.
         let received = AtomicU64::new(0);
         let found = loop {
             let found = tokio::select! {
@@ -184,7 +182,7 @@ impl Http {
                     let left = timer.update_running(received.load(Ordering::Relaxed));
                     let next = retry_state.pause_after(failure, 0, left).await;
                     next.map_err(|cause| retry_state.error(location.as_str(), cause))?;
-                    // The pause counts.
+                    // The pause counts as waiting time.
                     timer.update(received.load(Ordering::Relaxed));
                 }
             }
@@ -231,14 +229,14 @@ impl Http {
         }
     }
 
-    /// The same version of the same file by connections that are used once, past caches on the way,
-    /// and with nothing in memory.
+    /// Returns the same version with single-use connections, no caches on the network, and nothing in
+    /// memory.
     fn uncached(&self) -> Result<&Self, Error> {
         if let Some(uncached) = self.uncached.get() {
             return Ok(uncached);
         }
         let mut options = self.options.clone();
-        // A connection that may not rest is not used again.
+        // A pool without idle connections never reuses one.
         options.connections = 0;
         let client = self.client.without_cache(&options);
         let client = client.map_err(|cause| Error::new(self.location(), cause))?;
@@ -283,7 +281,7 @@ impl Http {
             let left = timer.update(filled as u64);
             let permit_result = tokio::select! {
                 biased;
-                // Nothing is there to be cut.
+                // No request is in flight that could be cut.
                 _ = read_handle.next_command() => {
                     buffer.truncate(filled);
                     continue;
@@ -291,7 +289,7 @@ impl Http {
                 permit_result = self.acquire_permit(left, read_handle) => permit_result,
             };
             if read_handle.is_prefetch() {
-                // What came for those before would count as silence here.
+                // Silence before this read's turn does not count.
                 timer.ignore_elapsed();
             } else {
                 timer.update(filled as u64);
@@ -323,7 +321,7 @@ impl Http {
                         return Err(error);
                     }
                     self.outage.report_failure(&error, Duration::ZERO);
-                    // Whoever waits for it is told elsewhere that it takes long.
+                    // Users see the outage through other channels.
                     (retry_state, timer) = self.new_attempt(filled);
                     timer.set_unreachable();
                     Err(ReadCommand::Cut)
@@ -338,12 +336,12 @@ impl Http {
                     if failure.cause.is_outage() {
                         timer.set_unreachable();
                     }
-                    // The node that failed may be out of service: let the original choose anew.
+                    // The failed node may be out of service, so let the original URL choose again.
                     self.set_resolved_url(self.client.original().clone());
                     let left = timer.update_running(filled as u64);
                     let next = tokio::select! {
                         biased;
-                        // Nothing is there to be cut.
+                        // No request is in flight that could be cut.
                         _ = read_handle.next_command() => {
                             buffer.truncate(filled);
                             Ok(())
@@ -380,8 +378,7 @@ impl Http {
         Ok(())
     }
 
-    /// Waits for its turn: `left`, or, if it was asked for ahead, as long as anything comes for those
-    /// before.
+    /// Waits for a permit up to `left`. A read-ahead waits longer, while other requests receive bytes.
     async fn acquire_permit(
         &self,
         left: Duration,
@@ -400,7 +397,7 @@ impl Http {
         }
     }
 
-    /// All the time there is, `filled` bytes being there already.
+    /// Starts with the full timeout, after `filled` bytes.
     fn new_attempt(&self, filled: usize) -> (RetryState, Timer) {
         let mut retry_state = self.new_retry_state();
         retry_state.progress_mark = filled as u64;
@@ -408,7 +405,7 @@ impl Http {
         (retry_state, timer)
     }
 
-    /// To get something more of a server that was understood before.
+    /// Retry state for a server that has answered before.
     fn new_retry_state(&self) -> RetryState {
         let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
         let mut retry_state = RetryState::new(self.retry, jitter, stats);
@@ -416,7 +413,7 @@ impl Http {
         retry_state
     }
 
-    /// Copies what the first answer brought and returns how many bytes that are.
+    /// Copies bytes of the first response, and returns their number.
     fn copy_prefix(&self, offset: u64, buffer: &mut Buffer) -> Result<usize, Cause> {
         let InitialBody::Prefix(prefix) = &self.body else {
             return Err(Cause::AlreadyRead);
@@ -434,10 +431,11 @@ impl Http {
         Ok(copy(known, buffer))
     }
 
-    /// Asks once for what `buffer` lacks. Bytes that came before a failure stay and count.
+    /// Sends one request for the missing bytes of `buffer`. Bytes received before a failure are kept and
+    /// counted.
     ///
     /// # Cancel safety
-    /// Bytes that came stay and count.
+    /// Received bytes are kept and counted.
     async fn request_rest(
         &self,
         offset: u64,
@@ -446,7 +444,7 @@ impl Http {
         permit: Permit<'_>,
         read_handle: &ReadHandle,
     ) -> Result<RangeResult, Failure> {
-        // Neither overflows: `copy_prefix` has added them up.
+        // Neither sum overflows, because `copy_prefix` has checked it.
         let (start, end) = (offset + *filled as u64, offset + buffer.len() as u64);
         read_handle.request_started();
         let kept = read_handle
@@ -487,7 +485,7 @@ impl Http {
             read_handle.set_received(received);
         });
         match received.await {
-            // The server had to wait: it may have given up, which is no failure.
+            // The server was blocked and may have closed the connection, which is no failure.
             Err(_) if is_continued => return Ok(RangeResult::Part),
             received => received?,
         }
@@ -502,12 +500,12 @@ impl Http {
             *self.continuation() = Arc::downgrade(keep);
             keep.put(rest);
         }
-        // A server may send less than was asked for: the rest is asked for next.
+        // A server may send less than requested. The rest is requested next.
         Ok(RangeResult::Part)
     }
 
-    /// Sends a request for `wanted`, and judges the answer. An empty one says that the source ends before;
-    /// `None` that the request was taken back, and another one should be sent.
+    /// Sends a request for `wanted`, and checks the response. An empty one means that the source ends
+    /// before. `None` means that the request was withdrawn and must be sent again.
     async fn request_range(
         &self,
         wanted: (u64, u64),
@@ -515,7 +513,7 @@ impl Http {
         read_handle: &ReadHandle,
     ) -> Result<Option<ResponseRest>, Failure> {
         if self.limiter.starves_connections() {
-            // Its connection may be the only one that is served.
+            // The connection of the unread response may be the only one that the server serves.
             let kept = self.continuation().upgrade();
             if let Some(kept) = kept {
                 kept.clear();
@@ -571,7 +569,7 @@ impl Http {
             buffered: Bytes::new(),
             content,
         };
-        // A server may send the header at once, and work on the content after that.
+        // A server may send the header at once, and compute the content after it.
         tokio::select! {
             biased;
             filled = receive_piece(&mut rest, &self.stats) => filled?,
@@ -584,8 +582,8 @@ impl Http {
         Ok(Some(rest))
     }
 
-    /// What of the time from a request to its answer was not spent on the way: it may have needed a new
-    /// connection, and then have gone there and back as often again.
+    /// The part of an answer's latency that is not network time. A new connection may have been needed, and
+    /// the request takes as long again.
     fn cost(&self, latency: Duration) -> Duration {
         latency.saturating_sub(self.client.connect_time() * 2)
     }
@@ -596,7 +594,7 @@ impl Http {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks where the redirects led last, and, should that have run out, the original URL.
+    /// Sends a request to the last redirect target, and to the original URL if that has expired.
     async fn send(&self, range: Option<(u64, u64)>) -> Result<Response, Cause> {
         let etag = match &self.fingerprint.validator {
             Validator::StrongEtag(etag) => Some(etag.as_str()),
@@ -610,7 +608,7 @@ impl Http {
         self.client.get(self.client.original(), range, etag).await
     }
 
-    /// Asks a server without ranges for everything once more.
+    /// Requests everything again from a server without ranges.
     async fn request_all(&self) -> Result<Content, Failure> {
         let Response { head, content, .. } =
             with_idle_timeout(self.idle_timeout, self.send(None)).await?;
@@ -624,7 +622,7 @@ impl Http {
         Ok(content)
     }
 
-    /// The Content-Encoding of the stored bytes: that of the first answer, which `head` may be.
+    /// Content-Encoding of the stored bytes, from the first response, which `head` may be.
     fn encoding(&self, head: &ResponseHead) -> Result<Option<&str>, Cause> {
         if self.encoding.get().is_none() {
             let encoding = head.stored_encoding()?.map(str::to_owned);
@@ -642,21 +640,21 @@ impl Http {
     }
 }
 
-/// How a request for the rest of a buffer ended.
+/// Result of a request for the rest of a buffer.
 enum RangeResult {
-    /// It is full, or the rest must be asked for.
+    /// Bytes were received, and the rest, if any, must be requested.
     Part,
-    /// The source, whose length nobody knew, ends before.
+    /// The source, whose length was unknown, ends before.
     End,
 }
 
 /// A failed attempt.
 struct Failure {
     cause: Cause,
-    /// How long the server wants us to wait.
+    /// Pause that the server asks for.
     retry_after: Option<Duration>,
-    /// Whether the server may have refused the request because of the number of those under way: the gate
-    /// keeps it back until there are fewer.
+    /// Whether the server may have refused the concurrency. The limiter then delays the retry until fewer
+    /// requests are in flight.
     is_for_concurrency: bool,
 }
 
@@ -684,18 +682,18 @@ fn protocol_failure(how: &str) -> Failure {
     Cause::Protocol(how.to_owned()).into()
 }
 
-/// How hard something is being tried.
+/// State of a series of attempts.
 struct RetryState {
     retry: Retry,
     jitter: Arc<Jitter>,
-    /// Whether the server was understood before.
+    /// Whether the server has answered before.
     is_open: bool,
     attempts: u32,
-    /// Attempts in a row that brought nothing worth the name.
+    /// Consecutive attempts without substantial progress.
     failures: u32,
-    /// Of these, those after which there was no pause.
+    /// Of these, the ones without a pause after them.
     immediate_retries: u32,
-    /// Bytes that were there when the last attempt failed that had brought something.
+    /// Bytes present at the last failure that followed progress.
     progress_mark: u64,
     started: Instant,
     stats: Arc<Stats>,
@@ -716,8 +714,8 @@ impl RetryState {
         }
     }
 
-    /// Waits until it is time to try again, `received` bytes being there and `left` to wait; the
-    /// cause, when there is no point.
+    /// Pauses before the next attempt, after `received` bytes and with `left` of the timeout. Returns the
+    /// cause if no attempt should follow.
     async fn pause_after(
         &mut self,
         failure: Failure,
@@ -735,7 +733,7 @@ impl RetryState {
             retry_after,
             is_for_concurrency,
         } = failure;
-        // A server that was understood once may have a node that is not.
+        // One node of a server that has answered correctly may be faulty.
         let is_slip = self.is_open && matches!(cause, Cause::Protocol(_));
         if !cause.is_transient() && !is_slip {
             return Err(cause);
@@ -758,7 +756,7 @@ impl RetryState {
         Ok(())
     }
 
-    /// The time was over while an attempt was under way.
+    /// Counts an attempt that timed out.
     fn count_timeout(&mut self) {
         self.attempts += 1;
         self.stats.source_timeouts.increment();
@@ -774,13 +772,13 @@ impl RetryState {
     }
 }
 
-/// Between two looks of a [`Timer`].
+/// Interval between checks of a [`Timer`].
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// After how long without a byte a source counts as out of reach.
+/// Time without a byte after which a source counts as unreachable.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(2);
 
-/// Whether a read is counted as one of a source that is out of reach; no longer once dropped.
+/// Counts a read of an unreachable source in the gauge; stops when dropped.
 #[derive(Debug)]
 struct UnreachableMark {
     stats: Arc<Stats>,
@@ -804,23 +802,23 @@ impl Drop for UnreachableMark {
     }
 }
 
-/// Runs while something is waited for of which it is told now and then how many bytes are there.
+/// Measures a read's waiting time; its owner reports the received bytes.
 #[derive(Debug)]
 struct Timer {
     time: StallTimeout,
     last_check: Instant,
     counted: u64,
-    /// Whether anything came.
+    /// Whether any byte arrived.
     is_alive: bool,
-    /// When something came last, or the wait began.
+    /// Time of the last byte, or the start of the wait.
     last_receipt: Instant,
-    /// How much longer it may wait for an answer without that being counted.
+    /// Remaining queueing time that does not count.
     queue_left: Duration,
     unreachable: UnreachableMark,
 }
 
 impl Timer {
-    /// `received` bytes are there without having been waited for.
+    /// Starts the timer after `received` bytes that it did not wait for.
     fn new(timeout: Duration, received: u64, stats: &Arc<Stats>) -> Self {
         Self {
             time: StallTimeout::new(timeout),
@@ -836,20 +834,20 @@ impl Timer {
         }
     }
 
-    /// An attempt failed because the source cannot be reached.
+    /// Marks the source as unreachable after a failed attempt.
     fn set_unreachable(&mut self) {
         self.unreachable.set(true);
     }
 
-    /// What is left, now that `received` bytes are there.
+    /// Updates and returns the remaining time, after `received` bytes.
     fn update(&mut self, received: u64) -> Duration {
         let waited = self.last_check.elapsed();
         self.record_wait(received, waited)
     }
 
-    /// As [`update`](Self::update) where nothing was waited for since that but beside
-    /// [`wait_until_expired`](Self::wait_until_expired), which looks at each step: where more time has passed, this process was
-    /// stopped (a debugger, the freezer of a container) and nobody waited.
+    /// As [`update`](Self::update), if the only wait since then was
+    /// [`wait_until_expired`](Self::wait_until_expired), which checks at each step. More elapsed time means
+    /// that this process was stopped (by a debugger, or the freezer of a container), so it does not count.
     fn update_running(&mut self, received: u64) -> Duration {
         let waited = self.last_check.elapsed().min(CHECK_INTERVAL * 2);
         self.record_wait(received, waited)
@@ -869,17 +867,17 @@ impl Timer {
         self.time.remaining()
     }
 
-    /// Takes no account of the time since it was looked at: nobody waited.
+    /// Ignores the time since the last check, because nothing waited.
     fn ignore_elapsed(&mut self) {
         self.last_check = Instant::now();
         self.last_receipt = self.last_check;
     }
 
-    /// Waits until nothing is left, and returns why. While `is_queued`, because the server answers other
-    /// requests, no time is counted, up to [`QUEUE_TIMEOUT_FACTOR`] the whole time.
+    /// Waits until the time expires, and returns the cause. While `is_queued`, the server answers other
+    /// requests, so no time counts. This is limited to [`QUEUE_TIMEOUT_FACTOR`] timeouts.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     async fn wait_until_expired(
         &mut self,
         received: impl Fn() -> u64,
@@ -907,19 +905,19 @@ impl Timer {
     }
 }
 
-/// What the first request finds out.
+/// Result of the first request.
 struct ProbeResult {
     fingerprint: Fingerprint,
-    /// As of [`Http`].
+    /// As in [`Http`].
     encoding: OnceLock<Option<String>>,
-    /// Where redirects led.
+    /// Target of the redirects.
     url: Url,
     body: InitialBody,
-    /// How long the answer took.
+    /// Latency of the answer.
     answer_time: Duration,
 }
 
-/// The first request: which version there is, where redirects lead, and what came along.
+/// Sends the first request, which finds version, redirect target and first bytes.
 async fn probe(
     client: &Client,
     options: &Options,
@@ -969,7 +967,7 @@ fn micros(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Bytes of the part in a 206, which must begin as was asked and may be shorter.
+/// Length of the part in a 206. It must start as requested, and may be shorter.
 fn part_len(
     head: &ResponseHead,
     (start, end): (u64, u64),
@@ -985,12 +983,12 @@ fn part_len(
     usize::try_from(to - from).map_err(|_| Cause::Truncated)
 }
 
-/// How long a server may be silent, before its answer and between two pieces of it.
+/// Timeout without any byte, before a response and within it.
 fn idle_timeout(options: &Options) -> Duration {
     options.idle_timeout.min(options.timeout / 2)
 }
 
-/// The server does not answer, or has stopped sending.
+/// Error of a server that does not answer, or stopped sending.
 fn silent_server() -> Cause {
     Cause::Unreachable {
         obstacle: Obstacle::Timeout,
@@ -998,10 +996,10 @@ fn silent_server() -> Cause {
     }
 }
 
-/// What `work` returns, unless it takes longer than `limit`.
+/// Runs `work` with the timeout `limit`.
 ///
 /// # Cancel safety
-/// That of `work`.
+/// As that of `work`.
 async fn with_idle_timeout<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Cause>>,
@@ -1010,7 +1008,7 @@ async fn with_idle_timeout<T>(
     done.unwrap_or_else(|_| Err(silent_server()))
 }
 
-/// Drops what lies before `start`.
+/// Skips the bytes before `start`.
 async fn skip_to(
     rest: &mut ResponseRest,
     start: u64,
@@ -1027,7 +1025,7 @@ async fn skip_to(
     Ok(())
 }
 
-/// Waits until some of `rest` has come.
+/// Waits until `rest` has buffered bytes.
 async fn receive_piece(rest: &mut ResponseRest, stats: &Stats) -> Result<(), Cause> {
     if rest.buffered.is_empty() {
         rest.buffered = rest.content.next().await?.ok_or(Cause::Truncated)?;
@@ -1036,8 +1034,8 @@ async fn receive_piece(rest: &mut ResponseRest, stats: &Stats) -> Result<(), Cau
     Ok(())
 }
 
-/// Receives of `rest` until `target` is full, waiting up to `idle` for each piece; `received` counts, whatever
-/// happens, and `note` is called with it.
+/// Receives `rest` until `target` is full, with the timeout `idle` for each piece. It updates `received`
+/// even if it fails, and calls `note` with it.
 async fn receive(
     rest: &mut ResponseRest,
     target: &mut [u8],
@@ -1060,7 +1058,7 @@ async fn receive(
     Ok(())
 }
 
-/// Copies as much as fits and returns how much that is.
+/// Copies as much as fits, and returns the length.
 fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let len = from.len().min(to.len());
     if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {
@@ -1169,20 +1167,20 @@ impl Source for Http {
     }
 }
 
-/// Everything that a server without ranges sends, in as many answers as that takes.
+/// Stream of a server without ranges, over as many responses as needed.
 struct UnrangedStream<'a> {
     source: &'a Http,
     content: Content,
-    /// Bytes handed on.
+    /// Bytes returned to the reader.
     delivered: u64,
-    /// Bytes of this answer; what lies before `delivered` an earlier one has brought.
+    /// Bytes of this response. An earlier response delivered those before `delivered`.
     received_in_response: u64,
-    /// Bytes that are worth waiting for: those handed on, and of those that came again each once
-    /// until [`MIN_PROGRESS_BYTES`] is made.
+    /// Bytes that count as progress: delivered ones, and repeated ones, each once until
+    /// [`MIN_PROGRESS_BYTES`] are delivered.
     counted: u64,
-    /// How far an answer that began anew has come since there was progress.
+    /// Bytes that a restarted response repeated since the last progress.
     received_again: u64,
-    /// Bytes handed on when there was.
+    /// Bytes delivered at the last progress.
     progress_mark: u64,
     retry_state: RetryState,
     timer: Timer,
@@ -1203,9 +1201,9 @@ impl<'a> UnrangedStream<'a> {
         }
     }
 
-    /// The next bytes; `None` at the end.
+    /// Returns the next bytes; `None` at the end.
     async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
-        // Until now nobody waited for more.
+        // The reader did not wait until now.
         self.timer.ignore_elapsed();
         loop {
             match self.receive().await {
@@ -1233,7 +1231,7 @@ impl<'a> UnrangedStream<'a> {
         }
     }
 
-    /// What of `piece` was not handed on before; `None` if that is nothing.
+    /// Returns the part of `piece` that was not delivered before; `None` if it is empty.
     fn take_new_bytes(&mut self, mut piece: Bytes) -> Option<Bytes> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
@@ -1251,7 +1249,7 @@ impl<'a> UnrangedStream<'a> {
         self.counted += len - known;
         let came = self.counted - counted;
         self.source.stats.scan_received_bytes.add(came);
-        // The time that passed was waited for this.
+        // The elapsed time was spent waiting for these bytes.
         self.timer.update_running(self.counted);
         if known == len {
             return None;
@@ -1266,8 +1264,8 @@ impl<'a> UnrangedStream<'a> {
         self.received_in_response >= self.delivered && len.is_none_or(|len| len == self.delivered)
     }
 
-    /// Asks for everything once more, so that it goes on where it broke off: only of a version that
-    /// the server promises to be the same in every byte.
+    /// Requests everything again to continue after a failure. This needs a version whose bytes the server
+    /// promises to be identical.
     async fn restart(&mut self, mut failure: Failure) -> Result<(), Cause> {
         if !self.source.fingerprint.is_strong() {
             return Err(failure.cause);
@@ -1281,7 +1279,7 @@ impl<'a> UnrangedStream<'a> {
             self.retry_state
                 .pause_after(failure, self.delivered, left)
                 .await?;
-            // The pause counts.
+            // The pause counts as waiting time.
             self.timer.update(counted);
             let asked = tokio::select! {
                 biased;

@@ -1,17 +1,16 @@
-//! What the log says of a source that cannot be read while nobody gives up.
+//! Log of outages while reads are retried without limit.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::source::Error;
 
-/// Tells when the first read goes on in vain, and when one goes well after that; not what all others
-/// meet with meanwhile.
+/// Logs the first failed read and the first success after it. Failures in between are not logged.
 #[derive(Debug, Default)]
 pub(super) struct OutageLog(AtomicBool);
 
 impl OutageLog {
-    /// A read has come to `error`, and asks again after `pause`.
+    /// Logs that a read failed with `error` and is retried after `pause`.
     pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
@@ -19,7 +18,7 @@ impl OutageLog {
         }
     }
 
-    /// A read of `location` went well.
+    /// Logs that a read of `location` succeeded again.
     pub(super) fn report_recovery(&self, location: &str) {
         if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
             tracing::info!("{location} can be read again");

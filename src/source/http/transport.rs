@@ -1,4 +1,4 @@
-//! How requests travel: through the network, or through what takes its place in a test.
+//! Transport of requests: the network, or its replacement in tests.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -17,54 +17,54 @@ use super::certificates;
 use super::connect_time::ConnectTimer;
 use crate::source::{Cause, Obstacle, Options};
 
-/// Sends requests and brings answers, without judging them.
+/// Sends requests and returns responses unchecked.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Asks for what is at `url`, and returns when the head of an answer is there, whatever it says;
-    /// a redirect is an answer. The caller limits how long it waits for the head, and for the content.
+    /// Requests `url`, and returns when the response's head is received, whatever its status. It does not
+    /// follow redirects. The caller applies the timeouts for head and content.
     ///
     /// # Errors
-    /// When no answer comes.
+    /// If no response arrives.
     ///
     /// # Cancel safety
-    /// Dropping the future abandons the request, and dropping the answer's content the rest of it.
+    /// Dropping the future cancels the request. Dropping the content cancels the rest of the response.
     fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>>;
 
-    /// How long a connection takes to be made; zero where that is not known.
+    /// Time to establish a connection; zero if unknown.
     fn connect_time(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// The same, for requests to `url` first of all, with nothing left of the requests before.
+    /// Creates a transport without state of earlier requests, for requests to `url`.
     ///
     /// # Errors
-    /// When no request can be sent.
+    /// If it cannot be created.
     fn reconnect(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause>;
 }
 
-/// An answer whose content is still to come.
+/// A response with unread content.
 #[derive(Debug)]
 pub struct RawResponse {
     /// Status code.
     pub status: StatusCode,
     /// Headers.
     pub headers: HeaderMap,
-    /// Bytes behind them.
+    /// The body.
     pub content: Content,
 }
 
-/// The bytes of an answer as they come.
+/// The body of a response as a stream.
 pub struct Content(BoxStream<'static, Result<Bytes, Cause>>);
 
 impl Content {
-    /// Ends with the first error.
+    /// Wraps `pieces`, which end with the first error.
     pub fn new(pieces: impl Stream<Item = Result<Bytes, Cause>> + Send + 'static) -> Self {
         Self(pieces.boxed())
     }
 
-    /// The next bytes; `None` at the end.
+    /// Waits for the next bytes; `None` at the end.
     ///
     /// # Cancel safety
-    /// Nothing is lost.
+    /// Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         self.0.next().await.transpose()
     }
@@ -84,7 +84,7 @@ pub(super) struct NetworkTransport {
 }
 
 impl NetworkTransport {
-    /// With the connections and certificates that `options` ask for.
+    /// Creates a transport with the connections and certificates of `options`.
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let client = build_client(options, connect_timer.clone())?;
@@ -117,7 +117,7 @@ impl Transport for NetworkTransport {
     }
 }
 
-/// The body of `response`.
+/// Streams the body of `response`.
 fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send {
     stream::unfold(Some(response), |response| async {
         let mut response = response?;
@@ -129,7 +129,7 @@ fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> +
 }
 
 fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwest::Client, Cause> {
-    // An error says that the process has a provider already, which serves as well.
+    // An error means that the process already has a provider, which works too.
     drop(rustls::crypto::ring::default_provider().install_default());
     let unusable = |error: &(dyn StdError + 'static)| Cause::Unreachable {
         obstacle: Obstacle::Tls,
@@ -144,8 +144,8 @@ fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwes
     built.map_err(|error| unusable(&error))
 }
 
-/// HTTP/1.1, which moves more bytes per CPU second than HTTP/2; bodies as they come, and
-/// redirects left to the client, which knows whose headers are whose.
+/// Configures HTTP/1.1, which moves more bytes per CPU second than HTTP/2. Bodies are not decoded. The
+/// client follows redirects itself, because it knows to which origin the headers belong.
 fn client_builder(options: &Options) -> ClientBuilder {
     reqwest::Client::builder()
         .http1_only()
@@ -156,7 +156,7 @@ fn client_builder(options: &Options) -> ClientBuilder {
         .pool_max_idle_per_host(options.connections)
 }
 
-/// What a failed request means; never with the URL, which may carry secrets.
+/// Classifies a failed request. The result omits the URL, which may contain secrets.
 fn classify_error(error: &reqwest::Error) -> Cause {
     let obstacle = if error.is_timeout() {
         Obstacle::Timeout
@@ -174,7 +174,7 @@ fn classify_error(error: &reqwest::Error) -> Cause {
     } else if io_kind(error) == Some(io::ErrorKind::ConnectionRefused) {
         Obstacle::Refused
     } else if error.is_body() || error.is_decode() {
-        // Whoever hangs up politely but too early leaves no error of the connection.
+        // A connection closed cleanly but too early leaves no I/O error.
         match io_kind(error) {
             None | Some(io::ErrorKind::UnexpectedEof) => return Cause::Truncated,
             Some(_) => Obstacle::Connection,
@@ -199,7 +199,7 @@ fn root_cause<'a>(error: &'a (dyn StdError + 'static)) -> &'a (dyn StdError + 's
     error_chain(error).last().unwrap_or(error)
 }
 
-/// The error and its causes, those included that an [`io::Error`] wraps and skips itself.
+/// Iterates over the error and its causes, including one that an [`io::Error`] wraps and skips.
 fn error_chain<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
