@@ -2,23 +2,23 @@
 
 use std::fmt;
 
-/// Components from the root, joined by single slashes; no `.`, no `..`, no slash at either end.
-/// The root itself is empty.
+/// Components from the root, joined by single slashes. It has no `.`, no `..`, and no slash at either end.
+/// The root is empty.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ArchivePath(Vec<u8>);
 
-/// What a member's name became, and what was cut from its front to keep it below the root.
+/// A member's name made relative to the root, and the stripped prefix.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sanitized {
-    /// Where the member lies.
+    /// The member's path.
     pub path: ArchivePath,
-    /// The name ended in a slash, and so says "directory" whatever the member's type.
+    /// Whether the name ended in a slash, and so means a directory whatever the member's type.
     pub has_trailing_slash: bool,
-    /// The name has a `..` component: GNU tar refuses such members, and drops it from the targets
-    /// of hard links only.
+    /// Whether the name has a `..` component. GNU tar skips such members, and strips it only from targets
+    /// of hard links.
     pub has_parent_component: bool,
-    /// The leading bytes that were dropped, as GNU tar drops them: everything up to the last
-    /// `..` component, and then all leading slashes. Empty for well-behaved names.
+    /// Leading bytes that were stripped, as GNU tar does: everything up to the last `..` component, and
+    /// then all leading slashes. Empty for well-behaved names.
     pub stripped: Vec<u8>,
 }
 
@@ -28,9 +28,9 @@ impl ArchivePath {
         Self::default()
     }
 
-    /// Brings a member's name below the root, cutting what GNU tar cuts without `-P`: whatever
-    /// precedes the end of the last `..` component, then leading slashes; `.` components and
-    /// repeated slashes mean nothing. GNU tar then skips a member whose name had a `..`.
+    /// Makes a member's name relative to the root by GNU tar's rules without `-P`. It strips everything up
+    /// to the last `..` component, and then leading slashes. It drops `.` components and repeated slashes.
+    /// GNU tar then skips a member whose name had a `..`.
     pub fn sanitize(name: &[u8]) -> Sanitized {
         let mut keep_from = 0;
         let mut start = 0;
@@ -54,7 +54,7 @@ impl ArchivePath {
         }
     }
 
-    /// Joins components, leaving out those that are empty or `.`; the caller has dealt with `..`.
+    /// Joins components without those that are empty or `.`. The caller has handled `..`.
     fn from_components<'a>(components: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut path = Self::root();
         for component in components.filter(|component| !matches!(*component, b"" | b".")) {
@@ -84,7 +84,7 @@ impl ArchivePath {
             .filter(|component| !component.is_empty())
     }
 
-    /// The directory above and the last component; `None` for the root.
+    /// Splits off the last component; `None` for the root.
     pub fn split_last(&self) -> Option<(Self, &[u8])> {
         if self.is_root() {
             return None;
@@ -98,7 +98,7 @@ impl ArchivePath {
         })
     }
 
-    /// What is left after the first `count` components; `None` when nothing is left.
+    /// Removes the first `count` components; `None` if none is left.
     pub fn strip_components(&self, count: usize) -> Option<Self> {
         if count == 0 {
             return Some(self.clone());
@@ -108,7 +108,7 @@ impl ArchivePath {
         Some(Self::from_components(rest))
     }
 
-    /// Whether `self` is `ancestor` or lies below it.
+    /// Whether `self` is `ancestor` or below it.
     pub fn starts_with(&self, ancestor: &Self) -> bool {
         match self.0.strip_prefix(ancestor.0.as_slice()) {
             Some(rest) => ancestor.is_root() || rest.is_empty() || rest.first() == Some(&b'/'),

@@ -1,7 +1,8 @@
-//! Byte buffers under a budget, reused, and frozen into slices that share them.
+//! Pool of reusable byte buffers with a budget, frozen into shared slices.
 //!
-//! Everything that waits, waits on bytes: a [`BufferPool`] hands out no more than its budget, and a
-//! buffer's share comes back when the last [`Bytes`] cut from it is dropped. Reuse spares the
+//! A [`BufferPool`] allocates at most its budget, and all backpressure is in bytes. A buffer's share
+//! returns when the last [`Bytes`] cut from it is dropped. Reuse saves the kernel from zeroing fresh pages
+//! for every chunk. A pool is also a [`Reclaim`].
 //! kernel from zeroing fresh pages for every chunk. A pool is also a [`Reclaim`].
 
 use std::collections::VecDeque;
@@ -16,17 +17,17 @@ use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
 use super::memory_reclaim::Reclaim;
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Buffers that may be alive at once, in bytes. Clones share one budget.
+/// Pool of buffers with a budget in bytes. Clones share one budget.
 #[derive(Clone)]
 pub struct BufferPool {
     shared: Arc<Shared>,
-    /// What its buffers are counted in before they count in the pool.
+    /// Bytes reserved in advance, which its buffers use first.
     preallocated: Option<Arc<Preallocation>>,
 }
 
 struct Shared {
     budget: u64,
-    /// Where its memory comes from and goes to.
+    /// Supplies and takes back its memory.
     source_list: Option<FreeList>,
     soft_limit: SoftLimit,
     state: Mutex<State>,
@@ -35,29 +36,29 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// Bytes of capacity handed out.
+    /// Capacity in use, in bytes.
     used: u64,
-    /// Buffers handed out.
+    /// Number of buffers in use.
     buffers: usize,
-    /// Bytes of the budget that others have for now.
+    /// Bytes of the budget lent to a [`MemoryBroker`](super::memory_reclaim::MemoryBroker).
     reclaimed: u64,
-    /// The highest `used` has been.
+    /// Maximum of `used` so far.
     peak: u64,
-    /// Buffers at rest, oldest first; their capacity counts in `idle`.
+    /// Idle buffers, oldest first. Their capacity counts in `idle`.
     free: VecDeque<Vec<u8>>,
     idle: u64,
     /// Tasks that wait in [`BufferPool::acquire_async`].
     wakers: Vec<Waker>,
-    /// Whether the pool hands out nothing any more.
+    /// Whether acquiring fails.
     is_closed: bool,
 }
 
-/// Buffers of at least so many bytes begin at a page. glibc puts long ones 16 bytes behind the beginning
-/// of a page, and copying a page of the page cache there takes six times as long on AMD Zen processors
-/// (glibc bug 30994).
+/// Minimum length in bytes of page-aligned buffers. glibc places large ones 16 bytes after the start of a
+/// page. Copying a page of the page cache there takes six times as long on AMD Zen processors (glibc bug
+/// 30994).
 const MIN_ALIGNED_LEN: usize = 128 << 10;
 
-/// How long a buffer in `memory` may be.
+/// Maximum length of a buffer in `memory`.
 fn usable_len(memory: &Vec<u8>) -> usize {
     let capacity = memory.capacity();
     if capacity < MIN_ALIGNED_LEN + ALIGNMENT {
@@ -66,7 +67,7 @@ fn usable_len(memory: &Vec<u8>) -> usize {
     capacity - ALIGNMENT
 }
 
-/// Where a buffer in `memory` begins.
+/// Start of a buffer in `memory`.
 fn aligned_start(memory: &Vec<u8>) -> usize {
     if usable_len(memory) == memory.capacity() {
         return 0;
@@ -74,20 +75,20 @@ fn aligned_start(memory: &Vec<u8>) -> usize {
     memory.as_ptr().addr().wrapping_neg() % ALIGNMENT
 }
 
-/// Error of a pool or of loans that were closed: no caller needs the memory any more.
+/// The pool or broker was closed, because no caller needs the memory any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cancelled while waiting for memory")]
 pub struct Closed;
 
-/// One part in so many of a budget is never lent: work goes on with it.
+/// Divisor for the part of the budget that is never lent, so that work continues.
 const KEPT_DIVISOR: u64 = 4;
 
-/// How much of a budget is used, if whoever waits can do with it.
+/// Limit below the budget, in bytes and buffers. Waiters apply it only if both are exceeded.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftLimit {
-    /// Bytes that may be taken.
+    /// Bytes in use.
     pub bytes: u64,
-    /// Buffers that may be taken, whatever their length.
+    /// Buffers in use, whatever their length.
     pub buffers: usize,
 }
 
@@ -99,21 +100,21 @@ impl SoftLimit {
 }
 
 impl BufferPool {
-    /// A pool whose buffers, taken and resting together, never exceed `budget` bytes, but for a
-    /// single buffer that is larger than the whole budget: it is handed out alone.
+    /// Creates a pool whose buffers, in use and idle, never exceed `budget` bytes. Only a single buffer
+    /// larger than the whole budget may, and it is allocated alone.
     pub fn new(budget: u64) -> Self {
         Self::with_soft_limit(budget, SoftLimit::ALL)
     }
 
-    /// As [`BufferPool::new`], for a short life: its memory comes from `source_list`, as far as there is some, and
-    /// goes there in the end.
+    /// As [`BufferPool::new`], for a short life. Its memory comes from `source_list` if available, and
+    /// returns to it.
     pub fn with_free_list(budget: u64, source_list: FreeList) -> Self {
         Self::with_options(budget, SoftLimit::ALL, Some(source_list))
     }
 
-    /// A pool that lets everyone wait who would have more than is `soft_limit` by both its measures,
-    /// though the budget allowed it: memory that lies idle has left the processor's caches when
-    /// it is used, and more of it had to be touched for the first time.
+    /// As [`BufferPool::new`]. Callers also wait while an allocation would exceed both measures of
+    /// `soft_limit`, because memory that stays unused leaves the CPU caches, and more of it must be touched
+    /// for the first time.
     pub fn with_soft_limit(budget: u64, soft_limit: SoftLimit) -> Self {
         Self::with_options(budget, soft_limit, None)
     }
@@ -131,9 +132,9 @@ impl BufferPool {
         }
     }
 
-    /// A pool whose buffers come from this one without waiting, as `bytes` of it are taken now,
-    /// as by [`BufferPool::acquire`]. What is not used of them returns when the last clone is dropped;
-    /// whatever is used beyond them is counted, but not waited for.
+    /// Creates a pool that takes `bytes` of this one now, as [`BufferPool::acquire`] does, and then
+    /// allocates without waiting. Unused bytes return when the last clone is dropped. Bytes beyond them are
+    /// counted, but do not wait.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
@@ -147,19 +148,19 @@ impl BufferPool {
         })
     }
 
-    /// A buffer of exactly `len` bytes with unspecified contents. Waits until the budget allows.
+    /// Acquires a buffer of exactly `len` bytes with unspecified contents; waits for the budget.
     ///
-    /// A thread that waits holds no buffer of the same pool: it could wait for itself. To take a
-    /// buffer together with other memory, use [`BufferPool::acquire_with`].
+    /// A thread must not hold a buffer of the same pool while it waits, because it could wait for itself.
+    /// To acquire a buffer together with other memory, use [`BufferPool::acquire_with`].
     ///
     /// # Errors
-    /// When the pool is [closed](BufferPool::close), also while this waits.
+    /// If the pool is [closed](BufferPool::close), even during the wait.
     pub fn acquire(&self, len: usize) -> Result<Buffer, Closed> {
         let state = self.wait_for(len as u64)?;
         Ok(self.allocate(state, len))
     }
 
-    /// A buffer as from [`BufferPool::acquire`], and `bytes` as from [`BufferPool::reserve`], after one wait for both.
+    /// As [`BufferPool::acquire`] and [`BufferPool::reserve`] together, with one wait for both.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
@@ -169,7 +170,7 @@ impl BufferPool {
         Ok((self.allocate(state, len), reserved))
     }
 
-    /// Counts `bytes` as taken, for memory that is not the pool's; waits as [`BufferPool::acquire`] does.
+    /// Reserves `bytes` for memory outside the pool; waits as [`BufferPool::acquire`] does.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
@@ -178,8 +179,7 @@ impl BufferPool {
         Ok(self.reserve_now(&mut state, bytes))
     }
 
-    /// Ends every wait in [`BufferPool::acquire`] and its like with an error, now and later. Buffers that are
-    /// out stay valid.
+    /// Fails every current and later wait for memory. Acquired buffers stay valid.
     pub fn close(&self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
@@ -189,7 +189,7 @@ impl BufferPool {
     /// As [`BufferPool::acquire`], but waits as a task.
     ///
     /// # Cancel safety
-    /// Nothing is taken until the future is ready. To end the wait, drop the future.
+    /// Nothing is acquired until the future is ready. To end the wait, drop the future.
     pub async fn acquire_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.lock();
@@ -205,7 +205,7 @@ impl BufferPool {
         .await
     }
 
-    /// As [`BufferPool::acquire`], but `None` instead of waiting.
+    /// As [`BufferPool::acquire`], but returns `None` instead of waiting.
     pub fn try_acquire(&self, len: usize) -> Option<Buffer> {
         let state = self.shared.lock();
         if self.preallocated.is_none() && !self.shared.can_acquire(&state, len as u64) {
@@ -214,7 +214,7 @@ impl BufferPool {
         Some(self.allocate(state, len))
     }
 
-    /// Waits until `bytes` may be taken; a ration never waits.
+    /// Waits until `bytes` may be acquired. A preallocated pool never waits.
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         match self.preallocated {
             None => self.shared.wait_for(bytes),
@@ -235,8 +235,8 @@ impl BufferPool {
     }
 
     fn allocate(&self, mut state: MutexGuard<'_, State>, len: usize) -> Buffer {
-        // The best fit that does not waste more than half of what it holds; among equals the one
-        // that came back last, which the processor's cache may still hold.
+        // The best fit that wastes at most half of its capacity. Among equals it is the last returned one,
+        // because it may still be in the CPU cache.
         let best_fit = state
             .free
             .iter()
@@ -266,12 +266,12 @@ impl BufferPool {
         }
     }
 
-    /// Bytes handed out at this moment.
+    /// Bytes in use now.
     pub fn used_bytes(&self) -> u64 {
         self.shared.lock().used
     }
 
-    /// The most that was ever handed out at once, in bytes.
+    /// Maximum bytes in use so far.
     pub fn peak_bytes(&self) -> u64 {
         self.shared.lock().peak
     }
@@ -312,10 +312,10 @@ impl Reclaim for BufferPool {
 }
 
 impl Shared {
-    /// Memory with room for `len` bytes that is new to this pool.
+    /// Allocates memory for `len` bytes that is new to this pool.
     fn allocate_memory(&self, len: usize) -> Vec<u8> {
         let Some(source_list) = &self.source_list else {
-            // Zeroed by the kernel, page by page as it is touched.
+            // The kernel zeroes it page by page on first touch.
             return vec![
                 0;
                 if len < MIN_ALIGNED_LEN {
@@ -341,7 +341,7 @@ impl Shared {
         state.used == 0 || (used <= self.budget - state.reclaimed && !is_over_soft_limit)
     }
 
-    /// Waits until `bytes` may be taken.
+    /// Waits until `bytes` may be acquired.
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         let mut state = self.lock();
         while !state.is_closed {
@@ -356,7 +356,7 @@ impl Shared {
         Err(Closed)
     }
 
-    /// Tells everyone who waits that there may be room now.
+    /// Wakes all waiters, because there may be room now.
     fn wake_waiters(&self, mut state: MutexGuard<'_, State>) {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
@@ -383,7 +383,7 @@ impl State {
         self.evict_idle(budget);
     }
 
-    /// Lets go of buffers at rest for which there is no room any more.
+    /// Evicts idle buffers that no longer fit in the budget.
     fn evict_idle(&mut self, budget: u64) {
         while self.used + self.idle > budget - self.reclaimed {
             let Some(oldest) = self.free.pop_front() else {
@@ -394,13 +394,13 @@ impl State {
     }
 }
 
-/// What is left of bytes that were taken in advance.
+/// Unused bytes of a preallocation.
 struct Preallocation {
     left: Mutex<Reservation>,
 }
 
 impl Preallocation {
-    /// Takes `bytes`, or what is left, out of the ration.
+    /// Takes up to `bytes` from the preallocation.
     fn consume(&self, bytes: u64) -> u64 {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         let used = left.bytes.min(bytes);
@@ -409,7 +409,7 @@ impl Preallocation {
     }
 }
 
-/// Bytes of a budget that are taken without a buffer of the pool; they return when dropped.
+/// Bytes of a budget without a buffer of the pool; returned when dropped.
 pub struct Reservation {
     bytes: u64,
     shared: Arc<Shared>,
@@ -429,25 +429,25 @@ impl Drop for Reservation {
     }
 }
 
-/// A writable buffer of a pool; returns to it when dropped.
+/// A writable buffer, which returns to its pool when dropped.
 pub struct Buffer {
     bytes: Vec<u8>,
-    /// Where it begins in there.
+    /// Start of the content in `bytes`.
     start: usize,
-    /// What this buffer counts against the budget: its length or its capacity, the larger.
+    /// Bytes charged to the budget: its length or its capacity, whichever is larger.
     charge: u64,
     shared: Arc<Shared>,
 }
 
 impl Buffer {
-    /// Keeps the first `len` bytes; longer than the buffer changes nothing.
+    /// Truncates to `len` bytes; no effect on a shorter buffer.
     pub fn truncate(&mut self, len: usize) {
         self.bytes.truncate(self.start.saturating_add(len));
     }
 
-    /// Detaches the memory from the pool, because the caller counts it from now on. It must come from a
-    /// [`FreeList`], be hardly longer than its bytes, and begin at an address that is `phase` more than a
-    /// multiple of [`ALIGNMENT`].
+    /// Detaches the memory from the pool, so that the caller accounts for it. The memory must be from a
+    /// [`FreeList`], and hardly longer than its bytes. Its address must be `phase` more than a multiple of
+    /// [`ALIGNMENT`].
     ///
     /// # Errors
     /// The buffer, unchanged, if the memory must stay in the pool.
@@ -463,7 +463,7 @@ impl Buffer {
         Ok(source_list.wrap(std::mem::take(&mut self.bytes), self.start))
     }
 
-    /// Ends writing: the bytes become shareable, and go back to the pool with the last slice.
+    /// Freezes it into shareable bytes. The memory returns to the pool with the last slice.
     pub fn freeze(self) -> Bytes {
         Bytes::from_owner(self)
     }
@@ -728,7 +728,7 @@ mod tests {
         let held = pool.acquire(50).expect("open");
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| pool.acquire_with(40, 30).map(|(buffer, _)| buffer.len()));
-            // It holds nothing while it waits, so the other half can still be taken.
+            // The waiter holds nothing, so the other half can still be acquired.
             drop(pool.acquire(50));
             drop(held);
             assert_eq!(waiter.join().expect("no panic"), Ok(40));

@@ -1,4 +1,4 @@
-//! Change times (ctime): where the kernel keeps them, and when they are settled.
+//! Change times (ctime): file systems that keep them reliably, and when they are settled.
 
 use std::fs::Metadata;
 use std::os::fd::AsFd;
@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use rustix::fs::fstatfs;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Magic numbers of file systems whose inodes get their change time from this kernel only.
+/// Magic numbers of file systems whose change times only this kernel sets.
 ///
-/// Others pass on times of a server, of a process, or of the image that they were made from. Overlayfs
-/// is missing because it does so for lower layers, and reuses device numbers.
+/// Others take them from a server, a process, or an image. Overlayfs is not listed, because it does so for
+/// lower layers and reuses device numbers.
 const TRUSTED_FILE_SYSTEMS: [u32; 7] = [
     0x0000_EF53, // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -24,30 +24,30 @@ const TRUSTED_FILE_SYSTEMS: [u32; 7] = [
 /// Major device number of loop devices.
 const LOOP_MAJOR: u32 = 7;
 
-/// Whether each change of a file on the file system of `file` gets a change time from this kernel; not where
-/// the system does not say which file system that is.
+/// Whether this kernel sets a new change time for each change of `file`. False if the file system cannot be
+/// determined.
 pub fn is_trustworthy(file: impl AsFd, metadata: &Metadata) -> bool {
-    // The image in a loop device is a file that anything may have written.
+    // Any program may have written the image file of a loop device.
     let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
     !is_loop && fstatfs(file).is_ok_and(|system| is_trusted(system.f_type.into()))
 }
 
-/// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
+/// On some machines `f_type` is a signed word, but the magic numbers have 32 bits.
 fn is_trusted(f_type: i128) -> bool {
     TRUSTED_FILE_SYSTEMS
         .iter()
         .any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
 
-/// The time that the kernel writes into inodes at this moment.
+/// The clock from which the kernel sets change times.
 pub fn now() -> Timespec {
     clock_gettime(ClockId::RealtimeCoarse)
 }
 
-/// Whether every change after `now` gets another change time than `metadata` has.
+/// Whether every change after `now` gets a change time other than that of `metadata`.
 pub fn is_settled(metadata: &Metadata, now: Timespec) -> bool {
     let changed = (metadata.ctime(), metadata.ctime_nsec());
-    // Small inodes of ext have no room for anything but seconds.
+    // Small inodes of ext store only seconds.
     let now_nsec = if changed.1 == 0 { 0 } else { now.tv_nsec };
     changed < (now.tv_sec, now_nsec)
 }

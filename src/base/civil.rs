@@ -1,16 +1,16 @@
-//! Seconds since 1970 → calendar, in UTC: the same output everywhere.
+//! Conversion of seconds since 1970 to calendar time in UTC.
 
 use std::fmt;
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Days in four hundred years, after which the calendar repeats.
+/// Days in 400 years, after which the calendar repeats.
 const ERA_DAYS: i64 = 146_097;
 
 /// Days from 0000-03-01 to 1970-01-01.
 const EPOCH_DAYS: i64 = 719_468;
 
-/// A time in the Gregorian calendar, extended without end in both directions.
+/// A time in the proleptic Gregorian calendar, without limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Civil {
     year: i64,
@@ -21,9 +21,9 @@ pub struct Civil {
 }
 
 impl Civil {
-    /// The time so many seconds and nanoseconds after the beginning of 1970.
+    /// Converts seconds and nanoseconds since the start of 1970.
     pub fn new(seconds: i64, nanoseconds: u32) -> Self {
-        // Years begin in March here, so that the odd day of a leap year is the last one.
+        // Years start in March here, so that the leap day is the last one.
         let days = seconds.div_euclid(DAY_SECONDS) + EPOCH_DAYS;
         let era = days.div_euclid(ERA_DAYS);
         let day_of_era = days.rem_euclid(ERA_DAYS);
@@ -31,7 +31,7 @@ impl Civil {
         let year_of_era = (day_of_era - leap_days) / 365;
         let year_start = 365 * year_of_era + year_of_era / 4 - year_of_era / 100;
         let day_of_year = day_of_era - year_start;
-        // Five months from March on have 153 days, and again from August on.
+        // Five months from March on have 153 days, and again five from August on.
         let march_month = (5 * day_of_year + 2) / 153;
         let day = day_of_year - (153 * march_month + 2) / 5 + 1;
         let new_year_passed = march_month >= 10;
@@ -49,7 +49,7 @@ impl Civil {
     }
 
     fn write_date(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // ISO 8601 wants a sign before years of more or fewer than four digits.
+        // ISO 8601 requires a sign for years outside four digits.
         if (0..=9999).contains(&self.year) {
             write!(f, "{:04}", self.year)?;
         } else {

@@ -1,5 +1,4 @@
-//! Offsets in the two coordinate systems, packed (as stored) and plain (as decoded), and
-//! half-open extents of them.
+//! Offsets and half-open extents in packed (stored) and plain (decoded) coordinates.
 
 use std::fmt;
 
@@ -59,12 +58,12 @@ pub struct Extent<C> {
 }
 
 impl<C: Coordinate> Extent<C> {
-    /// The extent from `start` up to `end`; `None` when `end` lies before `start`.
+    /// The extent from `start` to `end`; `None` if `end` is before `start`.
     pub fn new(start: C, end: C) -> Option<Self> {
         (start <= end).then_some(Self { start, end })
     }
 
-    /// The `len` bytes at `start`, cut at the end of the coordinate system.
+    /// The `len` bytes at `start`, clamped to the end of the coordinate system.
     pub fn with_len(start: C, len: u64) -> Self {
         Self {
             start,
@@ -82,12 +81,12 @@ impl<C: Coordinate> Extent<C> {
         self.end
     }
 
-    /// Bytes inside.
+    /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.end.get() - self.start.get()
     }
 
-    /// Whether nothing is inside.
+    /// Whether the extent is empty.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
@@ -97,7 +96,7 @@ impl<C: Coordinate> Extent<C> {
         self.start <= offset && offset < self.end
     }
 
-    /// What both cover; `None` when they share no byte.
+    /// The common part of both; `None` if they share no byte.
     pub fn intersection(&self, other: &Self) -> Option<Self> {
         let start = self.start.max(other.start);
         let end = self.end.min(other.end);

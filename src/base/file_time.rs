@@ -1,14 +1,13 @@
-//! Times of files, as the kernel and archives tell them; pure.
+//! Conversion of file times from the kernel and from archives; pure.
 
 use std::time::{Duration, SystemTime};
 
-/// The part of a file's time behind the second, which is signed or not by how the kernel is called: under
-/// Miri by libc.
+/// Converts the nanoseconds of a file time, whose type is signed in some APIs (under Miri in libc's).
 pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
     part.try_into().unwrap_or_default()
 }
 
-/// A time as the standard library has it; one that it cannot hold becomes 1970.
+/// Converts to [`SystemTime`]; a time out of its range becomes 1970.
 pub fn system_time(seconds: i64, nanoseconds: u64) -> SystemTime {
     let nanoseconds = Duration::from_nanos(nanoseconds);
     let whole = Duration::from_secs(seconds.unsigned_abs());

@@ -1,9 +1,9 @@
-//! Memory for long bytes of similar lengths, which is used again when they are dropped.
+//! Free list of large buffers of similar lengths, which reuses dropped memory.
 //!
-//! A fresh page costs the kernel as much as decoding into it, so who makes one span after the other for
-//! a cache that drops one for each should get the memory of that. Unlike a
-//! [`BufferPool`](super::buffer_pool::BufferPool) this bounds only what rests: who keeps the bytes counts them. Pools
-//! that live for one read have their memory from here, too.
+//! A fresh page costs the kernel as much as decoding into it. So a span that is decoded for a cache should
+//! get the memory of a span that the cache evicted. Unlike a
+//! [`BufferPool`](super::buffer_pool::BufferPool), the list bounds only idle memory, and the owner of a
+//! buffer accounts for its bytes. Pools that live for one read also take their memory from here.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,31 +12,31 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-/// Shorter ones are left to the allocator.
+/// Minimum length of kept memory. The allocator handles shorter ones.
 const MIN_KEPT_LEN: usize = 128 << 10;
 
-/// Capacities are multiples of this, so that lengths that differ a little share memory.
+/// Granularity of capacities, so that slightly different lengths share memory.
 const CAPACITY_STEP: usize = 256 << 10;
 
-/// What disks without a cache in between ask for, and pages begin at.
+/// Alignment in bytes of pages and of direct I/O.
 pub const ALIGNMENT: usize = 4096;
 
-/// What zeros are copied from.
+/// Source of appended zeros.
 const ZEROS: [u8; ALIGNMENT] = [0; ALIGNMENT];
 
-/// One part in so many of a length may be lost by memory that is too long for it.
+/// Divisor of a length: at most this part may be wasted by memory that is too long.
 const MAX_WASTE_DIVISOR: usize = 8;
 
-/// Memory at rest. Clones share it.
+/// Idle memory. Clones share it.
 #[derive(Clone)]
 pub struct FreeList {
     limit_bytes: u64,
-    /// Oldest first; every byte is initialised, and the length is the capacity.
+    /// Oldest first. Every byte is initialised, and the length is the capacity.
     idle: Arc<Mutex<VecDeque<Vec<u8>>>>,
 }
 
 impl FreeList {
-    /// A list on which no more than `limit_bytes` rest.
+    /// Creates a list of at most `limit_bytes` of idle memory.
     pub fn new(limit_bytes: u64) -> Self {
         Self {
             limit_bytes,
@@ -44,14 +44,14 @@ impl FreeList {
         }
     }
 
-    /// Memory of exactly `len` bytes with unspecified contents, the first of which lies at an address
-    /// that is `phase` more than a multiple of [`ALIGNMENT`].
+    /// Allocates exactly `len` bytes with unspecified contents. Their address is `phase` more than a
+    /// multiple of [`ALIGNMENT`].
     pub fn allocate(&self, len: usize, phase: u64) -> RecycledBuffer {
         let bytes = self
             .pop_fitting(len)
             .unwrap_or_else(|| allocate_zeroed(len));
         let address = bytes.as_ptr().addr();
-        // Less than the alignment, so it fits whatever that is.
+        // It is less than the alignment, so it fits in `usize`.
         let phase = usize::try_from(phase % ALIGNMENT as u64).unwrap_or_default();
         RecycledBuffer {
             start: phase.wrapping_sub(address) % ALIGNMENT,
@@ -61,15 +61,15 @@ impl FreeList {
         }
     }
 
-    /// As [`FreeList::allocate`], to be filled by [`RecycledBuffer::append`]: there is room for `len` bytes
-    /// already.
+    /// As [`FreeList::allocate`], but empty, with capacity for `len` bytes. [`RecycledBuffer::append`]
+    /// fills it.
     pub fn allocate_empty(&self, len: usize, phase: u64) -> RecycledBuffer {
         let mut memory = self.allocate(len, phase);
         memory.len = 0;
         memory
     }
 
-    /// The bytes of `memory` from `start` on. The memory returns to this list when they are dropped.
+    /// Wraps the bytes of `memory` from `start` on. The memory returns to this list when they are dropped.
     pub(super) fn wrap(&self, memory: Vec<u8>, start: usize) -> RecycledBuffer {
         RecycledBuffer {
             start,
@@ -79,29 +79,29 @@ impl FreeList {
         }
     }
 
-    /// Bytes at rest at this moment.
+    /// Bytes of idle memory.
     #[cfg(test)]
     fn idle_bytes(&self) -> u64 {
         self.idle().iter().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// Memory at rest that holds `len` bytes, wherever in it they begin.
+    /// Takes idle memory that can hold `len` bytes at any phase.
     pub(super) fn pop_fitting(&self, len: usize) -> Option<Vec<u8>> {
         let mut idle = self.idle();
         let fits =
             |bytes: &Vec<u8>| (capacity_for(len)..=max_capacity_for(len)).contains(&bytes.len());
-        // The one that came last, which the processor's cache may still hold.
+        // The last returned one, because it may still be in the CPU cache.
         let found = idle.iter().rposition(fits)?;
         idle.remove(found)
     }
 
-    /// Lets memory rest, if it is worth it and there is room.
+    /// Keeps memory for reuse, if it is large enough and within the limit.
     pub(super) fn recycle(&self, mut bytes: Vec<u8>) {
         let len = bytes.capacity() as u64;
         if bytes.capacity() < MIN_KEPT_LEN || len > self.limit_bytes {
             return;
         }
-        // Zeroes what somebody has truncated; the rest is initialised already.
+        // Zeroes truncated bytes; the rest is already initialised.
         bytes.resize(bytes.capacity(), 0);
         let mut dropped = Vec::new();
         let mut idle = self.idle();
@@ -114,7 +114,7 @@ impl FreeList {
         }
         idle.push_back(bytes);
         drop(idle);
-        // Unmapping takes long: not under the lock.
+        // Unmap outside the lock, because it takes long.
         drop(dropped);
     }
 
@@ -131,7 +131,7 @@ impl fmt::Debug for FreeList {
     }
 }
 
-/// Zeroed by the kernel, page by page as it is touched.
+/// Allocates memory that the kernel zeroes page by page on first touch.
 pub(super) fn allocate_zeroed(len: usize) -> Vec<u8> {
     if len < MIN_KEPT_LEN {
         return vec![0; capacity_for(len)];
@@ -139,17 +139,17 @@ pub(super) fn allocate_zeroed(len: usize) -> Vec<u8> {
     vec![0; capacity_for(len).next_multiple_of(CAPACITY_STEP)]
 }
 
-/// What `len` bytes take wherever they begin.
+/// Capacity for `len` bytes at any phase.
 fn capacity_for(len: usize) -> usize {
     len.saturating_add(ALIGNMENT)
 }
 
-/// Whether `memory` is not too long for `len` bytes.
+/// Whether `memory` is short enough for `len` bytes.
 pub(super) fn is_fitting(memory: &Vec<u8>, len: usize) -> bool {
     memory.capacity() <= max_capacity_for(len)
 }
 
-/// The longest memory that is not too long for `len` bytes.
+/// Maximum capacity for `len` bytes without too much waste.
 fn max_capacity_for(len: usize) -> usize {
     if len < MIN_KEPT_LEN {
         return capacity_for(len);
@@ -157,19 +157,19 @@ fn max_capacity_for(len: usize) -> usize {
     capacity_for(len + len / MAX_WASTE_DIVISOR).next_multiple_of(CAPACITY_STEP)
 }
 
-/// Writable memory, which goes back to its list when dropped.
+/// A writable buffer, which returns to its list when dropped.
 pub struct RecycledBuffer {
-    /// All of it initialised.
+    /// All bytes are initialised.
     bytes: Vec<u8>,
-    /// Where it begins in there.
+    /// Start of the content in `bytes`.
     start: usize,
-    /// How many bytes from there on count.
+    /// Length of the content.
     len: usize,
     owner: FreeList,
 }
 
 impl RecycledBuffer {
-    /// Puts `more` behind what is there.
+    /// Appends `more`.
     pub fn append(&mut self, more: &[u8]) {
         let end = self.len + more.len();
         if self.start + end > self.bytes.len() {
@@ -182,7 +182,7 @@ impl RecycledBuffer {
         }
     }
 
-    /// Puts zeros behind what is there, until there are `len` bytes.
+    /// Appends zeros up to a length of `len` bytes.
     pub fn append_zeros(&mut self, len: usize) {
         while self.len < len {
             let more = (len - self.len).min(ZEROS.len());
@@ -198,11 +198,11 @@ impl RecycledBuffer {
         *self = longer;
     }
 
-    /// Ends writing: the bytes become shareable, and the memory goes back with the last slice.
+    /// Freezes the content into shareable bytes. The memory returns to the list with the last slice.
     pub fn freeze(mut self) -> Bytes {
         let longest = max_capacity_for(self.len);
         if self.bytes.len() > longest {
-            // Whoever keeps it counts its length.
+            // The owner accounts only for its length.
             self.bytes.truncate(longest);
             self.bytes.shrink_to_fit();
         }

@@ -1,17 +1,16 @@
-//! Shell patterns as `--exclude` and `--include` mean them: those of fnmatch(3) the way GNU tar
-//! calls it for exclusion.
+//! Shell patterns of `--exclude` and `--include`, with the fnmatch(3) rules of GNU tar's exclusion.
 //!
-//! A pattern matches a path when it matches a run of whole components, wherever that run starts
-//! (unanchored), and then everything below is matched as well. `*`, `?` and brackets match slashes
-//! and leading dots too. Paths are compared without a leading `./`, so a pattern loses its own.
-//! `?` takes one UTF-8 character, or one byte where the name is not UTF-8.
+//! A pattern matches a path if it matches a run of whole components, wherever that run starts (unanchored).
+//! It then also matches everything below. `*`, `?` and brackets match slashes and leading dots too. Paths
+//! are compared without a leading `./`, so a leading `./` of the pattern is dropped. `?` matches one UTF-8
+//! character, or one byte if the name is not UTF-8.
 
 use std::fmt;
 
-/// A pattern, ready to be matched.
+/// A parsed pattern.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// As it was given.
+    /// The original pattern.
     pattern: Vec<u8>,
     tokens: Vec<Token>,
 }
@@ -23,7 +22,7 @@ impl fmt::Debug for Glob {
     }
 }
 
-/// Whether a character belongs to a class.
+/// Predicate of a character class.
 type Class = fn(&char) -> bool;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -59,7 +58,7 @@ impl Set {
 }
 
 impl Glob {
-    /// Reads a pattern; every sequence of bytes is one: an unclosed bracket means itself.
+    /// Parses a pattern. Every byte sequence is valid, because an unclosed bracket is literal.
     pub fn new(pattern: &[u8]) -> Self {
         let mut rest = pattern;
         while let Some(shorter) = rest.strip_prefix(b"./") {
@@ -69,7 +68,7 @@ impl Glob {
         while let Some((&byte, after)) = rest.split_first() {
             rest = after;
             tokens.push(match byte {
-                // Several stars in a row mean one.
+                // Several stars in a row equal one.
                 b'*' if tokens.last() == Some(&Token::Any) => continue,
                 b'*' => Token::Any,
                 b'?' => Token::One,
@@ -96,12 +95,12 @@ impl Glob {
         }
     }
 
-    /// Whether the pattern matches all of `name`, as fnmatch(3) without flags compares them.
+    /// Whether the pattern matches all of `name`, as fnmatch(3) without flags does.
     pub fn matches_name(&self, name: &[u8]) -> bool {
         self.matches_at_start(name, false)
     }
 
-    /// Whether the pattern matches `path`, part of it, or a directory above it.
+    /// Whether the pattern matches `path`, a part of it, or a directory above it.
     pub fn matches(&self, path: &[u8]) -> bool {
         let starts = path.iter().enumerate().filter(|&(_, &byte)| byte == b'/');
         std::iter::once(0)
@@ -109,11 +108,11 @@ impl Glob {
             .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default(), true))
     }
 
-    /// Matches all tokens against the whole of `text`, or with `or_front` against what precedes one of its
-    /// slashes.
+    /// Matches all tokens against the whole of `text`, or with `or_front` also against a part before a
+    /// slash.
     ///
-    /// Only the last star met is ever taken back: whatever an earlier one could still take, a
-    /// later one can take too. So the time is at most pattern times text.
+    /// Only the last star is ever backtracked, because it can match whatever an earlier one could. So the
+    /// time is at most pattern times text.
     fn matches_at_start(&self, text: &[u8], or_front: bool) -> bool {
         let (mut token, mut at) = (0, 0);
         let mut star: Option<(usize, usize)> = None;
@@ -145,7 +144,7 @@ impl Glob {
 }
 
 impl Token {
-    /// How many bytes at the start of `text` this token matches; stars are not asked.
+    /// Length of the match of this token at the start of `text`. Not called for stars.
     fn match_len(&self, text: &[u8]) -> Option<usize> {
         match self {
             Self::Byte(byte) => (text.first() == Some(byte)).then_some(1),
@@ -158,8 +157,8 @@ impl Token {
     }
 }
 
-/// The character at the start of `text` and its length; a byte that is not UTF-8 stands for the
-/// character of the same number.
+/// Decodes the first character of `text` and its length. A byte that is not UTF-8 counts as the character
+/// of that number.
 fn decode_char(text: &[u8]) -> Option<(char, usize)> {
     let first = *text.first()?;
     let longest = text.get(..text.len().min(4))?;
@@ -175,8 +174,7 @@ fn decode_char(text: &[u8]) -> Option<(char, usize)> {
     )
 }
 
-/// Reads a bracket expression behind its `[`; what follows it comes back too. `None` when it is
-/// never closed.
+/// Parses a bracket expression after its `[`, and returns the rest too. `None` if it is not closed.
 fn parse_set(text: &[u8]) -> Option<(Set, &[u8])> {
     let mut set = Set::default();
     let mut rest = text;
@@ -205,7 +203,7 @@ fn parse_set(text: &[u8]) -> Option<(Set, &[u8])> {
     }
 }
 
-/// One character of a bracket expression, perhaps escaped.
+/// Parses one character of a bracket expression, which may be escaped.
 fn parse_bracket_char(text: &[u8]) -> Option<(char, &[u8])> {
     let text = match text.strip_prefix(b"\\") {
         Some(escaped) if !escaped.is_empty() => escaped,

@@ -1,11 +1,11 @@
-//! The ids that a user namespace maps (`user_namespaces(7)`).
+//! Ids that a user namespace maps (`user_namespaces(7)`).
 
 use std::fs;
 
-/// The map of the initial user namespace: all ids but -1, to themselves.
+/// Map of the initial user namespace: all ids but -1, to themselves.
 const INITIAL: [u32; 3] = [0, 0, u32::MAX];
 
-/// The user or group ids that exist in a user namespace.
+/// User or group ids that exist in a user namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IdMap {
     /// First id inside, first id outside and count of each range.
@@ -21,12 +21,12 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// The user ids of this process's user namespace. Without `/proc` it counts as the initial one.
+    /// Maps the user ids of this process's user namespace. Without `/proc` it returns the initial map.
     pub fn of_users() -> Self {
         Self::read("/proc/self/uid_map")
     }
 
-    /// The group ids of this process's user namespace. Without `/proc` it counts as the initial one.
+    /// Maps the group ids of this process's user namespace. Without `/proc` it returns the initial map.
     pub fn of_groups() -> Self {
         Self::read("/proc/self/gid_map")
     }
@@ -35,7 +35,7 @@ impl IdMap {
         fs::read_to_string(path).map_or_else(|_| Self::default(), |text| Self::parse(&text))
     }
 
-    /// The map that the text of a file such as `/proc/self/uid_map` describes.
+    /// Parses the text of a file such as `/proc/self/uid_map`.
     pub fn parse(text: &str) -> Self {
         let range = |line: &str| {
             let mut numbers = line.split_whitespace().map(str::parse);

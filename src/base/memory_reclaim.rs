@@ -1,8 +1,8 @@
-//! Memory that changes hands: what buffers and caches give up while a decoder needs it.
+//! Memory that buffers and caches lend to decoders.
 //!
-//! What a decoder's state takes (an xz dictionary, a zstd window) is known only when the stream
-//! says so, and then it is needed at once. So nothing is set aside for it: those who hold memory
-//! that they can do without lend it, for as long as the decoder lives.
+//! A decoder learns the size of its state (an xz dictionary, a zstd window) only from the stream, and then
+//! needs it at once. So no memory is reserved for it. Instead, pools and caches lend memory while the
+//! decoder lives.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use std::sync::Arc;
 use super::buffer_pool::Closed;
 use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Holds memory and can do with less for a while.
+/// A user of memory that can release some for a while.
 pub trait Reclaim: Send + Sync + Debug {
-    /// The most it has out at once, in bytes; never changes.
+    /// Maximum bytes that it can lend; never changes.
     fn reclaimable_bytes(&self) -> u64;
 
-    /// Lowers its own limit by up to `bytes`, never waiting, and answers by how many.
+    /// Lowers its own limit by up to `bytes` without waiting. Returns the number of lent bytes.
     fn reclaim(&self, bytes: u64) -> u64;
 
-    /// Takes `bytes` back that it lent.
+    /// Returns `bytes` that it lent.
     fn restore(&self, bytes: u64);
 }
 
-/// What decoders may borrow. Clones share one limit.
+/// Grants memory to decoders. Clones share one limit.
 #[derive(Clone, Debug)]
 pub struct MemoryBroker {
     shared: Arc<Shared>,
@@ -38,9 +38,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes of all loans.
+    /// Bytes of all grants.
     granted: u64,
-    /// Whether nothing is lent any more.
+    /// Whether further grants fail.
     is_closed: bool,
 }
 
@@ -56,7 +56,7 @@ pub enum GrantError {
 }
 
 impl MemoryBroker {
-    /// Grants memory from the first of `reclaimers` as far as it can, then from the next.
+    /// Creates a broker that reclaims memory from the `reclaimers`, in order.
     pub fn new(reclaimers: Vec<Arc<dyn Reclaim>>) -> Self {
         let limit_bytes = reclaimers
             .iter()
@@ -65,7 +65,7 @@ impl MemoryBroker {
         Self::start(limit_bytes, reclaimers)
     }
 
-    /// Grants memory of `limit_bytes` together that no one has to give up anything for.
+    /// Creates a broker of `limit_bytes` that reclaims from no one.
     pub fn with_limit(limit_bytes: u64) -> Self {
         Self::start(limit_bytes, Vec::new())
     }
@@ -80,22 +80,22 @@ impl MemoryBroker {
         Self { shared }
     }
 
-    /// The most that can be borrowed, in bytes.
+    /// Maximum bytes granted at once.
     pub fn limit_bytes(&self) -> u64 {
         self.shared.limit_bytes
     }
 
-    /// What is borrowed at this moment, in bytes.
+    /// Bytes granted now.
     pub fn granted_bytes(&self) -> u64 {
         self.shared.state().granted
     }
 
-    /// Borrows `bytes`. Waits while others have so much that it would be beyond the limit: who has a
-    /// loan must therefore not wait for someone who wants one.
+    /// Grants `bytes`, and waits while the limit is exceeded. The owner of a grant must therefore not wait
+    /// for a thread that wants one.
     ///
     /// # Errors
-    /// [`GrantError::OverLimit`] when `bytes` alone are beyond the limit; [`GrantError::Closed`] when the
-    /// loans are [closed](MemoryBroker::close), also while this waits.
+    /// [`GrantError::OverLimit`] if `bytes` alone exceed the limit. [`GrantError::Closed`] if the broker is
+    /// [closed](MemoryBroker::close), even during the wait.
     pub fn grant(&self, bytes: u64) -> Result<MemoryGrant, GrantError> {
         let room = self.shared.limit_bytes.checked_sub(bytes);
         let room = room.ok_or(GrantError::OverLimit)?;
@@ -128,7 +128,7 @@ impl MemoryBroker {
         })
     }
 
-    /// Ends every wait in [`MemoryBroker::grant`] with an error, now and later.
+    /// Fails every current and later wait in [`MemoryBroker::grant`].
     pub fn close(&self) {
         self.shared.state().is_closed = true;
         self.shared.released.notify_all();
@@ -141,7 +141,7 @@ impl Shared {
     }
 }
 
-/// Borrowed memory; goes back to its lenders when dropped.
+/// Granted memory; returned to its lenders when dropped.
 #[derive(Debug)]
 pub struct MemoryGrant {
     bytes: u64,
@@ -165,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// Lends what it has; this, and what it had.
+    /// Memory to lend: what is left, and the initial amount.
     #[derive(Debug)]
     struct TestMemory(AtomicU64, u64);
 

@@ -1,4 +1,4 @@
-//! Words everyone shares. A file enters only when two neighbouring layers need it.
+//! Types and functions that at least two neighbouring layers share.
 
 pub mod archive_path;
 pub mod buffer_pool;

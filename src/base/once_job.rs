@@ -1,4 +1,4 @@
-//! Work that is done once, by whoever comes first.
+//! A job that one of several threads runs once.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -6,8 +6,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// Work on its way to a result that is taken once. A thread that needs the result does the work
-/// itself unless another has begun, so a stage that would wait works instead.
+/// A job whose result is taken once. A thread that needs the result runs the job itself, unless another
+/// thread has begun. So a pipeline stage works instead of waiting.
 pub struct OnceJob<T> {
     state: Mutex<State<T>>,
     finished: Condvar,
@@ -17,23 +17,23 @@ enum State<T> {
     Pending(Job<T>),
     Running,
     Done(T),
-    /// Nothing is left: the result was taken, the work withdrawn, or it panicked.
+    /// The result was taken, the job was withdrawn, or it panicked.
     Empty,
 }
 
-/// What [`Ticket::try_take`] finds.
+/// Outcome of [`OnceJob::try_take`].
 #[derive(PartialEq, Eq, Debug)]
 pub enum TakeOutcome<T> {
     /// The result.
     Done(T),
-    /// Someone is at it.
+    /// Another thread is running the job.
     Running,
-    /// No one had begun, and now no one will; or there is nothing any more.
+    /// No result. The job was withdrawn before it started, or its result is gone.
     Nothing,
 }
 
 impl<T> OnceJob<T> {
-    /// A ticket for `work`.
+    /// Creates a pending job.
     pub fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
             state: Mutex::new(State::Pending(Box::new(work))),
@@ -41,13 +41,13 @@ impl<T> OnceJob<T> {
         }
     }
 
-    /// Does the work, unless someone has begun or withdrawn it.
+    /// Runs the job, unless it was started or withdrawn.
     pub fn run(&self) {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Running) {
             State::Pending(work) => {
                 drop(state);
-                // A panic must not leave others waiting for ever.
+                // A panic must not leave waiters blocked forever.
                 let result = catch_unwind(AssertUnwindSafe(work));
                 *self.lock() = result.map_or(State::Empty, State::Done);
                 self.finished.notify_all();
@@ -56,12 +56,12 @@ impl<T> OnceJob<T> {
         }
     }
 
-    /// Waits while someone is at the work.
+    /// Waits while another thread runs the job.
     pub fn wait(&self) {
         drop(self.lock_finished());
     }
 
-    /// The result; does the work when no one has begun. `None` when there is nothing any more.
+    /// Runs the job if no thread has begun, and returns the result; `None` if it is gone.
     pub fn run_or_take(&self) -> Option<T> {
         self.run();
         match std::mem::replace(&mut *self.lock_finished(), State::Empty) {
@@ -70,14 +70,14 @@ impl<T> OnceJob<T> {
         }
     }
 
-    /// Takes the result if there is one, and withdraws the work if no one has begun.
+    /// Takes the result if there is one, and withdraws the job if it was not started.
     pub fn try_take(&self) -> TakeOutcome<T> {
         let mut state = self.lock();
         if matches!(*state, State::Running) {
             return TakeOutcome::Running;
         }
         let before = std::mem::replace(&mut *state, State::Empty);
-        // Whatever the work holds is dropped when the lock is free again.
+        // Drop the job's captured values after the lock is released.
         drop(state);
         match before {
             State::Done(result) => TakeOutcome::Done(result),

@@ -1,4 +1,4 @@
-//! The machine's users and groups by name.
+//! Users and groups of this machine by name.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,22 +7,21 @@ use std::path::Path;
 use crate::base::id_map::IdMap;
 use crate::base::posix_acl::IdResolver;
 
-/// Names and numbers from passwd(5) and group(5), read once. Directory services are not asked:
-/// that takes the C library's plug-ins, and a mount must not wait for a network that may live
-/// inside it.
+/// Names and ids from passwd(5) and group(5), read once. Directory services are not queried. They need
+/// plug-ins of the C library, and a mount must not wait for a network that may depend on the mount.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Accounts {
     users: HashMap<Vec<u8>, u32>,
     groups: HashMap<Vec<u8>, u32>,
-    /// Users of this process's user namespace.
+    /// User ids of this process's user namespace.
     user_ids: IdMap,
-    /// Groups of this process's user namespace.
+    /// Group ids of this process's user namespace.
     group_ids: IdMap,
 }
 
 impl Accounts {
-    /// The names in `/etc/passwd` and `/etc/group`, and the ids of this process's user namespace; a file that
-    /// cannot be read has no names.
+    /// Loads `/etc/passwd`, `/etc/group`, and the ids of this process's user namespace. An unreadable file
+    /// counts as empty.
     pub fn load_system() -> Self {
         let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
         Self {
@@ -32,7 +31,7 @@ impl Accounts {
         }
     }
 
-    /// What the two files' texts say; lines that make no sense are skipped.
+    /// Parses the texts of the two files, and skips malformed lines.
     pub fn parse(passwd: &[u8], group: &[u8]) -> Self {
         Self {
             users: parse_ids(passwd),
@@ -41,7 +40,7 @@ impl Accounts {
         }
     }
 
-    /// A name of the user `number`.
+    /// Returns a name of the user id `number`.
     pub fn user_name(&self, number: u32) -> Option<&[u8]> {
         let mut users = self.users.iter();
         let found = users.find(|&(_, &user)| user == number);
@@ -67,7 +66,7 @@ impl IdResolver for Accounts {
     }
 }
 
-/// `name:password:number:…` a line, in both files; the first line of a name counts.
+/// Parses lines of `name:password:number:…`. The first line of a name counts.
 fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
     let mut ids = HashMap::new();
     for line in text.split(|&byte| byte == b'\n') {

@@ -1,13 +1,13 @@
-//! POSIX ACLs: from the two forms that tar carries to the bytes that Linux keeps.
+//! POSIX ACLs: conversion from the two forms in tar to Linux's binary form.
 //!
 //! One form is a pax keyword with the text of `acl_to_text(3)`
-//! (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`, separated by commas or newlines; star
-//! appends a numeric id as a fourth field). The other form is an extended attribute with the bytes of
+//! (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`, separated by commas or newlines). star
+//! appends a numeric id as a fourth field. The other form is an extended attribute with the bytes of
 //! `linux/posix_acl_xattr.h`.
 
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
-/// The id of entries that have none.
+/// Id of entries without one.
 const UNDEFINED_ID: u32 = u32::MAX;
 
 /// An ACL of a file.
@@ -46,27 +46,27 @@ impl Kind {
     }
 }
 
-/// An ACL that is malformed, or names a user or group that is unknown here.
+/// The ACL is malformed, or names a user or group that is unknown here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InvalidAcl;
 
-/// An ACL as Linux keeps it in this user namespace.
+/// An ACL as Linux stores it in this user namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Acl {
     /// The attribute's bytes.
     pub bytes: Vec<u8>,
-    /// Entries that are left out, because this user namespace maps no such user or group. Linux refuses an
-    /// ACL with such an entry.
+    /// Number of omitted entries whose user or group this user namespace does not map. Linux rejects an ACL
+    /// with such an entry.
     pub unmapped: usize,
 }
 
-/// The ACL `kind` among a member's `xattrs`.
+/// Finds the ACL `kind` among a member's `xattrs`.
 ///
-/// Where both forms are there the text counts, because names in it are looked up on this host. The
-/// extended attribute counts if the text is unreadable.
+/// If both forms are present, the text has priority, because its names are resolved on this host. The
+/// extended attribute is used if the text is unreadable.
 ///
 /// # Errors
-/// When the ACL is there and no form of it is readable.
+/// If an ACL is present but unreadable in each form.
 pub fn find<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: Kind,
@@ -87,7 +87,7 @@ pub fn find<'a>(
     }
 }
 
-/// Whose permissions an entry of an ACL holds; the numbers are Linux's `ACL_*` tags.
+/// Subject of an ACL entry; the values are Linux's `ACL_*` tags.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Tag {
     UserObject = 0x01,
@@ -116,23 +116,23 @@ impl Tag {
 /// An entry of an ACL: its tag, its permission bits and its id.
 type Entry = (Tag, u16, u32);
 
-/// Turns user and group names into numbers, and knows which numbers this user namespace maps.
+/// Resolves user and group names to ids, and knows the ids that this user namespace maps.
 pub trait IdResolver {
-    /// The number of the user called `name`.
+    /// Returns the id of the user called `name`.
     fn user(&self, name: &[u8]) -> Option<u32>;
-    /// The number of the group called `name`.
+    /// Returns the id of the group called `name`.
     fn group(&self, name: &[u8]) -> Option<u32>;
-    /// Whether there is a user `id` in this user namespace.
+    /// Whether the user `id` exists in this user namespace.
     fn has_user_id(&self, id: u32) -> bool {
         id != UNDEFINED_ID
     }
-    /// Whether there is a group `id` in this user namespace.
+    /// Whether the group `id` exists in this user namespace.
     fn has_group_id(&self, id: u32) -> bool {
         id != UNDEFINED_ID
     }
 }
 
-/// Knows no name: only numbers in the text count.
+/// Resolves no names, so that only numbers in the text count.
 #[derive(Clone, Copy, Debug)]
 pub struct NumericIds;
 
@@ -145,8 +145,8 @@ impl IdResolver for NumericIds {
     }
 }
 
-/// The attribute's bytes for an ACL's text; `None` when the text is malformed or names a user or
-/// group that neither `names` nor a number in the text identifies.
+/// Converts an ACL's text to the attribute's bytes. Returns `None` if the text is malformed, or if neither
+/// `names` nor a number identifies a user or group.
 pub fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
     acl_from_text(text, names).map(|acl| acl.bytes)
 }
@@ -166,7 +166,7 @@ fn acl_from_text(text: &[u8], names: &impl IdResolver) -> Option<Acl> {
     acl_from_entries(entries, names)
 }
 
-/// The ACL of the attribute's bytes `value`, whose entries may be in any order.
+/// Parses the attribute's bytes `value`, whose entries may be in any order.
 fn acl_from_xattr(value: &[u8], names: &impl IdResolver) -> Option<Acl> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     let (rows, rest) = rows.as_chunks::<8>();
@@ -188,7 +188,7 @@ fn acl_from_xattr(value: &[u8], names: &impl IdResolver) -> Option<Acl> {
     acl_from_entries(entries, names)
 }
 
-/// The ACL of `entries`; `None` when the kernel would refuse it in any user namespace.
+/// Encodes `entries`; `None` if the kernel would reject them in any user namespace.
 fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<Acl> {
     let count = |wanted| entries.iter().filter(|&&(tag, ..)| tag == wanted).count();
     let is_single = [Tag::UserObject, Tag::GroupObject, Tag::Other].map(count) == [1; 3];
@@ -203,7 +203,7 @@ fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<
         Tag::Group => names.has_group_id(id),
         _ => true,
     });
-    // The kernel insists on this order.
+    // The kernel requires this order.
     entries.sort_by_key(|&(tag, _, id)| (tag, id));
     let mut bytes = VERSION.to_le_bytes().to_vec();
     for &(tag, permissions, id) in &entries {
@@ -215,8 +215,8 @@ fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<
     Some(Acl { bytes, unmapped })
 }
 
-/// The permission bits that go with an ACL, given as the attribute's bytes: those of the owner, of the
-/// mask or else the group, and of all others. `None` when it is no ACL.
+/// Permission bits of the ACL in the attribute's bytes `value`: those of the owner, of the mask or else the
+/// group, and of others. `None` if it is not an ACL.
 pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION {
@@ -434,7 +434,7 @@ mod tests {
             bytes(&b"u::rw,u:5:r,g::r,g:6:r,m::rw,o::-"[..])
         );
         assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
-        // No user namespace has this number.
+        // No user namespace maps this id.
         let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NumericIds);
         assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));
     }

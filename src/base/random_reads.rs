@@ -1,4 +1,4 @@
-//! Short reads here and there in a file, of which the kernel reads nothing around.
+//! Short random reads of a file, without the kernel's read-ahead.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -9,28 +9,28 @@ use std::sync::OnceLock;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{ReadWriteFlags, preadv2};
 
-/// What a read on the calling thread waits for.
+/// Devices that a read on the calling thread may wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Nothing: it finds what is in the page cache.
+    /// None: the read succeeds only from the page cache.
     Never,
     /// A local disk.
     ForDisk,
 }
 
-/// Longer reads are left to the kernel's read-ahead: they are of those who read on.
+/// Length from which reads use the kernel's read-ahead, because they are probably sequential.
 const MAX_RANDOM_LEN: usize = 128 << 10;
 
-/// The way of short reads to one file, as soon as there is one.
+/// Second descriptor of a file for short reads, opened on first use.
 #[derive(Debug, Default)]
 pub struct RandomReads {
-    /// The same file once more, as advice is given to a descriptor; `None` when it cannot be opened so.
+    /// Opened separately, because fadvise(2) applies to a descriptor. `None` if that failed.
     file: OnceLock<Option<File>>,
 }
 
 impl RandomReads {
-    /// Fills `bytes` with what lies at `offset` of `file`, which is the same at each call. `None` with
-    /// [`Wait::Never`] when that is not in the page cache.
+    /// Fills `bytes` from `offset` of `file`, which must be the same at each call. With [`Wait::Never`] it
+    /// returns `None` if the bytes are not in the page cache.
     ///
     /// # Errors
     /// As [`FileExt::read_exact_at`].

@@ -1,4 +1,4 @@
-//! Files that are opened for what is in them, in trees that others have made.
+//! Safe opening of regular files in untrusted trees.
 
 use std::fs::File;
 use std::io;
@@ -6,11 +6,11 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 
-/// The regular file at `path` from `directory`, to be read, or `None` for what is there and is no such
-/// file. That is found out before it is opened: to open a device may do something by itself.
+/// Opens the regular file at `path` from `directory` for reading; `None` for any other file. It checks the
+/// type before it opens the file, because opening a device may have side effects.
 ///
 /// # Errors
-/// When there is nothing, or it cannot be opened.
+/// If nothing is there, or it cannot be opened.
 pub fn open(directory: impl AsFd, path: &str, resolve: ResolveFlags) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let found = openat2(directory, path, flags, Mode::empty(), resolve)?;
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
     use crate::base::thread::Thread;
 
-    /// Who opens a named pipe for reading wakes who opens it for writing.
+    /// Opening a named pipe for reading would wake its writer.
     #[test]
     fn non_regular_file_is_not_opened() {
         let place = tempfile::tempdir().expect("a directory");

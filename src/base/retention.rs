@@ -1,30 +1,30 @@
-//! What goes when there is too much, or when nobody has wanted it for long.
+//! Retention policy: evicts by total size and by age.
 
 use std::time::{Duration, SystemTime};
 
-/// Something that is kept.
+/// An item that may be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetainedItem {
-    /// When it was used last.
+    /// Time of the last use.
     pub last_used: SystemTime,
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Whether it must stay.
+    /// Whether it must not be evicted.
     pub in_use: bool,
 }
 
-/// How much may be kept, and how long.
+/// Maximum size and age of retained items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetentionPolicy {
-    /// Bytes of all together.
+    /// Maximum total size in bytes.
     pub max_bytes: u64,
-    /// Since it was used last.
+    /// Maximum time since the last use.
     pub max_age: Duration,
 }
 
 impl RetentionPolicy {
-    /// The numbers of those in `all` that have to go at `now`: what is too old, and then what was
-    /// used longest ago until the rest is little enough. Nothing goes that is in use.
+    /// Returns the indexes of the items in `all` to evict at `now`. These are the items that are too old,
+    /// and then the least recently used, until the rest fits. Items in use are never evicted.
     pub fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
         let mut numbered: Vec<_> = all.iter().enumerate().collect();
         numbered.sort_by_key(|(_, item)| item.last_used);
@@ -32,7 +32,7 @@ impl RetentionPolicy {
         let mut left = bytes.fold(0, u64::saturating_add);
         let mut expired = Vec::new();
         for (number, item) in numbered {
-            // What comes from the future is new.
+            // An item last used in the future has age zero.
             let age = now.duration_since(item.last_used).unwrap_or_default();
             if !item.in_use && (left > self.max_bytes || age > self.max_age) {
                 left = left.saturating_sub(item.bytes);

@@ -1,9 +1,9 @@
-//! The digest that archives are published with.
+//! SHA-256 digests, with which archives are published.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// SHA-256 of some bytes, written as sha256sum(1) prints it.
+/// SHA-256 digest, displayed as sha256sum(1) prints it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Sha256(pub [u8; 32]);
 
@@ -13,7 +13,7 @@ impl fmt::Display for Sha256 {
     }
 }
 
-/// A text that is no SHA-256.
+/// The text is not a SHA-256 digest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a SHA-256 has 64 hexadecimal digits, as sha256sum prints it")]
 pub struct ParseSha256Error;
@@ -21,7 +21,7 @@ pub struct ParseSha256Error;
 impl FromStr for Sha256 {
     type Err = ParseSha256Error;
 
-    /// 64 hexadecimal digits; `sha256:` may stand before them.
+    /// Parses 64 hexadecimal digits, with an optional `sha256:` prefix.
     fn from_str(text: &str) -> Result<Self, ParseSha256Error> {
         let digits = text.strip_prefix("sha256:").unwrap_or(text).as_bytes();
         let (pairs, rest) = digits.as_chunks::<2>();

@@ -1,20 +1,20 @@
-//! The hash of a span of plain bytes: a checksum of each of its blocks, and a hash over these.
+//! Hash of a span: a checksum of each block, and a hash over the checksums.
 //!
-//! Blocks are counted from the front of the span; the last one may be shorter. Whoever has the checksums
-//! can verify a part of the span, and whoever has all bytes computes the hash in one pass.
+//! Blocks are counted from the front of the span; the last one may be shorter. A reader with the checksums
+//! can verify a part of the span. A reader with all bytes computes the hash in one pass.
 
 use std::fmt;
 use std::mem;
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// Hashes the bytes of one span after another as they go by.
+/// Streaming hasher for one span after another.
 #[derive(Default)]
 pub struct SpanHasher {
     block_len: usize,
-    /// Of the block that is going by, if not all of it came at once.
+    /// State of the current block, if it is incomplete.
     hasher: Xxh3Default,
-    /// Bytes in it.
+    /// Bytes of the current block.
     filled: usize,
     checksums: Vec<u64>,
 }
@@ -29,7 +29,7 @@ impl fmt::Debug for SpanHasher {
 }
 
 impl SpanHasher {
-    /// For spans whose blocks have `block_len` bytes, at least one.
+    /// Creates a hasher for blocks of `block_len` bytes, at least one.
     pub fn new(block_len: u64) -> Self {
         Self {
             block_len: usize::try_from(block_len).unwrap_or(usize::MAX).max(1),
@@ -37,7 +37,7 @@ impl SpanHasher {
         }
     }
 
-    /// Goes on with the next bytes of the span.
+    /// Adds the next bytes of the span.
     pub fn update(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (piece, rest) = bytes.split_at(bytes.len().min(self.block_len - self.filled));
@@ -54,7 +54,7 @@ impl SpanHasher {
         }
     }
 
-    /// Ends the span: its hash, and the checksums of its blocks. What comes next belongs to another one.
+    /// Ends the span, and returns its hash and block checksums. The next bytes start another span.
     pub fn finish(&mut self) -> (u64, Vec<u64>) {
         if self.filled > 0 {
             self.end_block();
@@ -70,14 +70,13 @@ impl SpanHasher {
     }
 }
 
-/// The hash of a span whose blocks have these checksums: xxh3-64 of all of them, each in little-endian
-/// order.
+/// Hash of a span from its block checksums: xxh3-64 of all checksums in little-endian order.
 pub fn of_checksums(checksums: impl Iterator<Item = u64>) -> u64 {
     let bytes: Vec<u8> = checksums.flat_map(u64::to_le_bytes).collect();
     xxh3_64(&bytes)
 }
 
-/// The hash of a span that has these bytes, in blocks of `block_len` bytes.
+/// Hash of a span's `bytes`, in blocks of `block_len` bytes.
 pub fn of_bytes(bytes: &[u8], block_len: u64) -> u64 {
     let mut hasher = SpanHasher::new(block_len);
     hasher.update(bytes);

@@ -1,18 +1,17 @@
-//! How long somebody waits for bytes; pure.
+//! Timeout of a read that waits for bytes; pure.
 
 use std::time::Duration;
 
-/// Bytes a second that are worth waiting for: below that a link is taken for dead, though drops
-/// still come. A sixteenth of what a modem brought.
+/// Minimum speed in bytes per second. A slower link counts as dead, although some bytes still arrive. It is
+/// a sixteenth of a modem's speed.
 const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
-/// The time that who waits for bytes has left.
+/// Timeout that received bytes extend.
 ///
-/// It begins with all of it, loses what it waits, and gains, up to what it began with, what the
-/// bytes that come would have taken on the slowest link that is worth waiting for. So a slow and
-/// steady link is waited for however much is read, while silence ends by the whole time and a server
-/// that sends a byte now and then gains next to nothing. A read of a number of bytes ends at the
-/// latest after the whole time and what they take at that speed.
+/// It starts with the full limit and decreases by the time waited. Received bytes extend it, up to the
+/// limit, by their transfer time at the minimum speed. So a slow but steady link never times out. Silence
+/// times out after the full limit, and a server that sends an occasional byte gains almost nothing. A read
+/// ends at the latest after the limit plus its transfer time at that speed.
 #[derive(Clone, Copy, Debug)]
 pub struct StallTimeout {
     limit: Duration,
@@ -20,7 +19,7 @@ pub struct StallTimeout {
 }
 
 impl StallTimeout {
-    /// All of `limit`.
+    /// Starts with all of `limit`.
     pub fn new(limit: Duration) -> Self {
         Self {
             limit,
@@ -28,7 +27,7 @@ impl StallTimeout {
         }
     }
 
-    /// What is left; zero when it is over.
+    /// Remaining time; zero once expired.
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
@@ -38,7 +37,7 @@ impl StallTimeout {
         self.remaining = self.limit;
     }
 
-    /// Loses the time that was waited, and gains by the bytes that came meanwhile.
+    /// Subtracts the time waited, and adds the gain of the bytes received meanwhile.
     pub fn record_wait(&mut self, time: Duration, received: u64) {
         let gained = u128::from(received) * 1_000_000_000 / u128::from(MIN_BYTES_PER_SECOND);
         let gained = Duration::from_nanos(u64::try_from(gained).unwrap_or(u64::MAX));
@@ -55,7 +54,7 @@ mod tests {
         time.remaining().as_secs_f64()
     }
 
-    /// Seconds until it is over, when `bytes` come every `pause` seconds.
+    /// Seconds until the timeout, if `bytes` arrive every `pause` seconds.
     fn seconds_until_timeout(bytes: u64, pause: u64) -> Option<u64> {
         let mut time = StallTimeout::new(Duration::from_mins(1));
         (1..10_000).map(|number| number * pause).find(|_| {

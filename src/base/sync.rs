@@ -1,7 +1,6 @@
-//! What threads wait for each other with, by the names of [`std::sync`].
+//! Synchronisation primitives of [`std::sync`], replaceable in tests.
 //!
-//! Files in which threads wait for bytes of each other import it from here, so that
-//! `tests/interleavings` can compile these very files once more with locks of a scheduler of its own,
-//! which takes every turn that threads may take.
+//! Files in which threads wait for each other import them from here. `tests/interleavings` compiles the
+//! same files with the primitives of its own scheduler, which tries every interleaving.
 
 pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

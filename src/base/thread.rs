@@ -1,22 +1,22 @@
-//! Threads with an owner: the only place that spawns.
+//! Threads with an owner. Only this module spawns threads.
 
 use std::io;
 use std::thread::{self, JoinHandle};
 
-/// A named thread that is joined when its handle is dropped, so nothing outlives its owner.
+/// A named thread, joined when its handle is dropped, so that it never outlives its owner.
 ///
-/// The owner makes the thread's work end first, usually by dropping the channel it reads; a
-/// panic inside surfaces where the thread is joined by hand.
+/// The owner must first make the work end, usually by dropping the channel that it reads. A panic
+/// resurfaces in [`Thread::join`].
 #[derive(Debug)]
 pub struct Thread<T> {
     handle: Option<JoinHandle<T>>,
 }
 
 impl<T: Send + 'static> Thread<T> {
-    /// Runs `work` on a thread called `name` (Linux shows the first 15 bytes).
+    /// Spawns a thread called `name` for `work` (Linux shows the first 15 bytes).
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// If the system cannot create a thread.
     pub fn spawn(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Self> {
         #[expect(clippy::disallowed_methods, reason = "the one place that may")]
         let handle = std::thread::Builder::new()
@@ -27,10 +27,10 @@ impl<T: Send + 'static> Thread<T> {
         })
     }
 
-    /// Waits for the end of the work and returns its result.
+    /// Waits until the work ends, and returns its result.
     ///
     /// # Panics
-    /// When the work panicked: the panic goes on here.
+    /// If the work panicked, with the same panic.
     pub fn join(mut self) -> T {
         let handle = self.handle.take().expect("taken only here and on drop");
         match handle.join() {
@@ -47,13 +47,13 @@ impl<T: Send + 'static> Thread<T> {
 
 impl<T> Drop for Thread<T> {
     fn drop(&mut self) {
-        // The work may be the last to let go of its owner; it cannot wait for itself.
+        // The work itself may drop its owner last, and a thread cannot join itself.
         let handle = self
             .handle
             .take()
             .filter(|handle| handle.thread().id() != thread::current().id());
         if let Some(handle) = handle {
-            // The panic, if any, was told by the hook; a second one inside drop would abort.
+            // The panic hook has logged a panic. Resuming it inside drop would abort.
             drop(handle.join());
         }
     }

@@ -1,4 +1,4 @@
-//! A fixed set of named threads that run work in the order it came.
+//! A fixed set of named threads that run jobs in FIFO order.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,11 +9,11 @@ use super::thread::Thread;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that share one queue. Dropping them runs what is queued, unless it was
-/// [discarded](Self::discard_queue), and joins.
+/// Threads that share one queue. Dropping the pool runs the queued jobs, unless they were
+/// [discarded](Self::discard_queue), and joins the threads.
 ///
-/// The queue has no bound of its own, because its callers are bounded: a decoder by the pieces that
-/// may lie between it and its consumer, a mount by the kernel's requests.
+/// The queue is unbounded, because its users are bounded: a decoder by the pieces between it and its
+/// consumer, a mount by the kernel's requests.
 #[derive(Debug)]
 pub struct ThreadPool {
     queue: Arc<Queue>,
@@ -21,10 +21,10 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// `count` threads called `name`.
+    /// Starts `count` threads called `name`.
     ///
     /// # Errors
-    /// When the system has no thread left to give.
+    /// If the system cannot create a thread.
     pub fn start(name: &str, count: usize) -> io::Result<Self> {
         let mut workers = Self {
             queue: Arc::default(),
@@ -38,7 +38,7 @@ impl ThreadPool {
         Ok(workers)
     }
 
-    /// Queues `work`, without waiting.
+    /// Queues `work` without waiting.
     pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.queue.lock();
         if !state.is_discarded {
@@ -48,7 +48,7 @@ impl ThreadPool {
         }
     }
 
-    /// Drops what is queued, now and later; what runs already ends.
+    /// Drops queued and later jobs. Running jobs finish.
     pub fn discard_queue(&self) {
         let mut state = self.queue.lock();
         state.is_discarded = true;
@@ -66,10 +66,10 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Work in order of arrival, and the threads that wait for it.
+/// Jobs in FIFO order, and the threads that wait for them.
 ///
-/// The threads wait on a condition: behind the lock of a channel's receiver, each piece of work would
-/// wake a second thread, only to wait in its turn.
+/// The threads wait on a condition variable. With the lock of a channel's receiver, each job would wake a
+/// second thread only to wait for the lock.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
@@ -88,16 +88,16 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs work until the queue is closed and empty.
+    /// Runs jobs until the queue is closed and empty.
     fn run(&self) {
         while let Some(work) = self.next() {
-            // The panic was logged by the hook, and what the work held was dropped; the thread
-            // must live on, or the queue would fill for ever.
+            // The panic hook has logged a panic, and the job's captured values were dropped. The thread
+            // must continue, because the queue would otherwise never drain.
             drop(catch_unwind(AssertUnwindSafe(work)));
         }
     }
 
-    /// Waits for the next piece of work; `None` when the queue is closed and empty.
+    /// Waits for the next job; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
         let waited = self.changed.wait_while(self.lock(), is_idle);

@@ -1,9 +1,8 @@
-//! Directories and files that belong to this user, and that nobody else can change.
+//! Directories and files that belong to this user and that no other user can change.
 //!
-//! What is kept in a cache is written over, and partly believed. Where others can write, a name may
-//! be theirs in the next moment: a link to some file of ours, or a file that they made. So a
-//! directory is opened and then looked at, names are looked up in what is open, and the last step
-//! to a file never follows a link.
+//! Cached data is overwritten, and partly trusted. Where others can write, they may replace a name at any
+//! moment, by a link to one of our files or by a file of theirs. So each directory is opened before it is
+//! checked, and names are looked up in the open directory. The last step to a file never follows a link.
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -23,13 +22,13 @@ use rustix::process::geteuid;
 
 use super::file_time::{nanoseconds, system_time};
 
-/// Links that are followed one after the other, as the kernel has it.
+/// Maximum number of consecutive links, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Others than the owner may write.
+/// Mode bits that let group or others write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Why something is not used.
+/// Reason why a file or directory is rejected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PermissionProblem {
     path: PathBuf,
@@ -49,31 +48,31 @@ impl PermissionProblem {
         io::Error::new(ErrorKind::PermissionDenied, Self { path, why })
     }
 
-    /// What `error` is about, if it is this.
+    /// Returns the permission problem in `error`, if it is one.
     pub fn from_error(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
 }
 
-/// A directory in which nobody else can change what is this user's, held open: one that only this
-/// user, or root, can write to; or one with the sticky bit, as `/tmp`, where names can be taken by
-/// anyone and lost by nobody. Directories in it are this user's alone.
+/// An open directory in which no other user can change this user's files. Either only this user or root can
+/// write to it, or it has the sticky bit as `/tmp` has. There others can create names, but not remove them.
+/// Its subdirectories are private to this user.
 #[derive(Debug)]
 pub struct TrustedDir {
     descriptor: OwnedFd,
-    /// How it was named, for messages.
+    /// Its path, for messages.
     path: PathBuf,
 }
 
 impl TrustedDir {
-    /// The directory at `path`. The path may end in a symbolic link of this user or of root, and
-    /// in no one else's.
+    /// Opens the directory at `path`. The last component may be a symbolic link of this user or root, but
+    /// of no other user.
     ///
     /// # Errors
-    /// When it is not there or is no directory; [`PermissionProblem`] when it belongs to another user, or
-    /// others can write to it.
+    /// If it is missing or not a directory. [`PermissionProblem`] if it belongs to another user, or others
+    /// can write to it.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // Without the slash at the end, which would have a link followed.
+        // Drops a trailing slash, which would make the kernel follow a link.
         let named: PathBuf = path.components().collect();
         let mut path = named.clone();
         for _ in 0..MAX_LINKS {
@@ -96,10 +95,10 @@ impl TrustedDir {
         Err(Errno::LOOP.into())
     }
 
-    /// As [`open`](Self::open); made with what leads there, for this user only, if it is missing.
+    /// As [`open`](Self::open), but creates a missing directory and its parents for this user only.
     ///
     /// # Errors
-    /// As `open`, or when it cannot be made.
+    /// As `open`, or if it cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -110,7 +109,7 @@ impl TrustedDir {
         }
     }
 
-    /// The directory `name` in it, which is no link.
+    /// Opens the subdirectory `name`, which must not be a link.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -119,10 +118,10 @@ impl TrustedDir {
         Self::open_at(&self.descriptor, Path::new(name), path, |_| false)
     }
 
-    /// As [`open_dir`](Self::open_dir); made for this user only if it is missing.
+    /// As [`open_dir`](Self::open_dir), but creates a missing subdirectory for this user only.
     ///
     /// # Errors
-    /// As `open_dir`, or when it cannot be made.
+    /// As `open_dir`, or if it cannot be created.
     pub fn create_dir(&self, name: &str) -> io::Result<Self> {
         match mkdirat(&self.descriptor, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => self.open_dir(name),
@@ -152,17 +151,17 @@ impl TrustedDir {
         Ok(Self { descriptor, path })
     }
 
-    /// How it was named.
+    /// Its path as given.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens the regular file `name` in it, and waits for nothing: a FIFO would let nobody through.
-    /// A file that `flags` make can be read and written by this user only.
+    /// Opens the regular file `name` without blocking, because opening a FIFO could block forever. A file
+    /// that `flags` create is private to this user.
     ///
     /// # Errors
-    /// When it cannot be opened; [`PermissionProblem`] when it is anything else, another user's, or open
-    /// to others.
+    /// If it cannot be opened. [`PermissionProblem`] if it is not a regular file, belongs to another user,
+    /// or others can write to it.
     pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let untrusted = |why| PermissionProblem::error(self.path.join(name), why);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -183,7 +182,7 @@ impl TrustedDir {
         Ok(descriptor.into())
     }
 
-    /// Gives the file `from` the name `to`, which another one may have had.
+    /// Renames the file `from` to `to`, and replaces a file of that name.
     ///
     /// # Errors
     /// As renameat(2).
@@ -199,11 +198,10 @@ impl TrustedDir {
         Ok(unlinkat(&self.descriptor, name, AtFlags::empty())?)
     }
 
-    /// What is at `name` in it, if that is a regular file of this user: device and inode, blocks of
-    /// 512 bytes, and when it was changed last.
+    /// Returns the state of `name`, which must be a regular file of this user.
     ///
     /// # Errors
-    /// When it is not there, or anything else.
+    /// If it is missing or any other file.
     pub fn stat_file(&self, name: &str) -> io::Result<FileInfo> {
         let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
@@ -219,10 +217,10 @@ impl TrustedDir {
         })
     }
 
-    /// The names in it that are UTF-8, in no order.
+    /// Lists the names that are UTF-8, unordered.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If the directory cannot be read.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.descriptor)? {
@@ -236,14 +234,14 @@ impl TrustedDir {
     }
 }
 
-/// A file that was looked at.
+/// State of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FileInfo {
     /// Device and inode.
     pub identity: (u64, u64),
-    /// Bytes of disk that it takes.
+    /// Bytes of disk that it occupies.
     pub held_bytes: u64,
-    /// When it was written last, or was said to have been.
+    /// Modification time, which may have been set explicitly.
     pub modified: SystemTime,
 }
 
@@ -253,12 +251,12 @@ impl AsFd for TrustedDir {
     }
 }
 
-/// Opens the file at `path` to append to it, wherever it lies; a new one is for this user only. The
-/// path may end in a symbolic link of this user or of root, such as `/dev/stderr`, and in no one
-/// else's. Nobody is waited for: a pipe takes what there is room for.
+/// Opens the file at `path` for appending, in any directory. A new file is private to this user. The last
+/// component may be a symbolic link of this user or root, such as `/dev/stderr`, but of no other user.
+/// Writes never block, and a pipe takes as much as fits.
 ///
 /// # Errors
-/// When it cannot be opened, or is a pipe that nobody reads; [`PermissionProblem`] for such a link.
+/// If it cannot be opened, or is a pipe without a reader. [`PermissionProblem`] for another user's link.
 pub fn open_append(path: &Path) -> io::Result<File> {
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
     let flags = flags | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -275,7 +273,7 @@ pub fn open_append(path: &Path) -> io::Result<File> {
     Ok(open(path, flags, mode)?.into())
 }
 
-/// Whether what is this user's in such a directory stays so.
+/// Whether no other user can change this user's files in such a directory.
 fn is_protected(stat: &Stat) -> bool {
     let is_closed = stat.st_mode & WRITABLE_BY_OTHERS == 0;
     let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);

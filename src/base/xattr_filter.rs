@@ -114,7 +114,7 @@ mod tests {
             selected(&labels),
             ["trusted.overlay.opaque", "security.selinux"]
         );
-        // A pattern must match the whole name, also one with a slash.
+        // A pattern must match the whole name, even one with a slash.
         assert_eq!(selected(&include(&["user.b", "overlay"])), [""; 0]);
         assert_eq!(selected(&include(&["user.b*"])), ["user.b/c"]);
     }
