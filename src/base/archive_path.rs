@@ -17,8 +17,8 @@ pub struct Sanitized {
     /// Whether the name has a `..` component. GNU tar skips such members, and strips it only from targets
     /// of hard links.
     pub has_parent_component: bool,
-    /// Leading bytes that were stripped, as GNU tar does: everything up to the last `..` component, and
-    /// then all leading slashes. Empty for well-behaved names.
+    /// Leading bytes that were stripped, as GNU tar does. They end with the last `..` component and the
+    /// slashes after it. Empty for well-behaved names.
     pub stripped: Vec<u8>,
 }
 

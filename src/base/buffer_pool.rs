@@ -113,8 +113,8 @@ impl BufferPool {
     }
 
     /// As [`BufferPool::new`]. Callers also wait while an allocation would exceed both measures of
-    /// `soft_limit`, because memory that stays unused leaves the CPU caches, and more of it must be touched
-    /// for the first time.
+    /// `soft_limit`. Memory that stays unused leaves the CPU caches, and more memory must be touched for
+    /// the first time.
     pub fn with_soft_limit(budget: u64, soft_limit: SoftLimit) -> Self {
         Self::with_options(budget, soft_limit, None)
     }
@@ -132,9 +132,9 @@ impl BufferPool {
         }
     }
 
-    /// Creates a pool that takes `bytes` of this one now, as [`BufferPool::acquire`] does, and then
-    /// allocates without waiting. Unused bytes return when the last clone is dropped. Bytes beyond them are
-    /// counted, but do not wait.
+    /// Creates a pool that allocates without waiting, because it takes `bytes` of this one now. This waits
+    /// as [`BufferPool::acquire`] does. Unused bytes return when the last clone is dropped. Bytes beyond
+    /// them are counted, but do not wait.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-/// Converts the nanoseconds of a file time, whose type is signed in some APIs (under Miri in libc's).
+/// Converts the nanoseconds of a file time. Their type is signed in some APIs (under Miri in libc's).
 pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
     part.try_into().unwrap_or_default()
 }

@@ -108,8 +108,7 @@ impl Glob {
             .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default(), true))
     }
 
-    /// Matches all tokens against the whole of `text`, or with `or_front` also against a part before a
-    /// slash.
+    /// Matches all tokens against the whole of `text`. With `or_front` a part before a slash suffices.
     ///
     /// Only the last star is ever backtracked, because it can match whatever an earlier one could. So the
     /// time is at most pattern times text.

@@ -48,7 +48,7 @@ struct State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum GrantError {
     /// More than [`MemoryBroker::limit_bytes`].
-    #[error("more than may be borrowed")]
+    #[error("more than the memory limit")]
     OverLimit,
     /// See [`MemoryBroker::close`].
     #[error(transparent)]

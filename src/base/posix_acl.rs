@@ -215,8 +215,8 @@ fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<
     Some(Acl { bytes, unmapped })
 }
 
-/// Permission bits of the ACL in the attribute's bytes `value`: those of the owner, of the mask or else the
-/// group, and of others. `None` if it is not an ACL.
+/// Permission bits of the ACL in the attribute's bytes `value`. They are those of the owner, of the mask or
+/// else the group, and of others. `None` if it is not an ACL.
 pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION {

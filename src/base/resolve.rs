@@ -1,48 +1,48 @@
-//! Where a member's path leads in a tree that holds symbolic links.
+//! Path resolution in a tree with symbolic links.
 //!
-//! Index, mount and materialize share this one resolver, so a member lands in the same place in
-//! all of them: links met on the way to the last component are followed as long as they stay
-//! inside the root (`lib -> usr/lib`, then `lib/x`, is `usr/lib/x`); a link that leads outside,
-//! because its target is absolute or climbs above the root, is never followed. The kernel
-//! follows nothing for us: every step names one component of one open directory.
+//! Index, mount and materialize share this resolver, so a member has the same place in all of them. Links
+//! before the last component are followed while they stay inside the root: with `lib -> usr/lib`, `lib/x`
+//! is `usr/lib/x`. A link that leads outside is never followed, because its target is absolute or climbs
+//! above the root. The kernel never follows a link here, because each step names one component in an open
+//! directory.
 
 use std::fmt::Debug;
 
 use super::archive_path::ArchivePath;
 
-/// Links that one path may lead through, as Linux's own limit (`path_resolution(7)`).
+/// Maximum number of links in one path, as in Linux (`path_resolution(7)`).
 pub const MAX_LINKS: usize = 40;
 
 /// A tree that can be walked one component at a time.
 pub trait Tree {
     /// A directory of the tree. Clones name the same directory.
     type Directory: Clone;
-    /// Why a step failed for reasons of its own, e.g. the operating system's.
+    /// Error of the tree itself, for example of the operating system.
     type Error;
 
     /// The root.
     fn root(&self) -> Self::Directory;
 
-    /// Whether links that lead outside lead inside, as after chroot(2): an absolute target starts at the
-    /// root, and nothing climbs above it.
+    /// Whether the root acts as after chroot(2). Then absolute targets start at it, and `..` does not climb
+    /// above it.
     fn is_chroot(&self) -> bool {
         false
     }
 
-    /// What `name` is in `parent`, without following it.
+    /// Looks up `name` in `parent` without following it.
     ///
     /// # Errors
-    /// Only when the tree cannot be asked; a missing name is [`Step::Missing`].
+    /// Only if the lookup itself fails; a missing name is [`Step::Missing`].
     fn step(
         &mut self,
         parent: &Self::Directory,
         name: &[u8],
     ) -> Result<Step<Self::Directory>, Self::Error>;
 
-    /// Makes the directory `name` in `parent`, because a member below it implies it.
+    /// Creates the directory `name` in `parent`, which a member below it implies.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     fn imply(
         &mut self,
         parent: &Self::Directory,
@@ -50,26 +50,26 @@ pub trait Tree {
     ) -> Result<Self::Directory, Self::Error>;
 }
 
-/// What one name in one directory is.
+/// Result of looking up one name in one directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step<D> {
     /// A directory.
     Directory(D),
     /// A symbolic link and its target.
     Link(Vec<u8>),
-    /// Something else.
+    /// Any other file.
     Other,
-    /// Nothing.
+    /// No entry of that name.
     Missing,
 }
 
-/// Why a path leads nowhere inside the root.
+/// Reason why a path does not resolve inside the root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PathError {
-    /// A symbolic link on the way is absolute or climbs above the root.
+    /// A link on the path is absolute or climbs above the root.
     #[error("a symbolic link on the way leads outside the root")]
     EscapesRoot,
-    /// Something on the way is neither a directory nor a link to one.
+    /// An entry on the path is neither a directory nor a link to one.
     #[error("something on the way is not a directory")]
     NotADirectory,
     /// More than [`MAX_LINKS`] links.
@@ -77,20 +77,20 @@ pub enum PathError {
     TooManyLinks,
 }
 
-/// A path that could not be resolved: refused by rule, or the tree failed.
+/// Error of a path resolution: from the path or from the tree.
 #[derive(Debug)]
 pub enum ResolveError<E> {
-    /// The path leads nowhere inside the root.
+    /// The path does not resolve inside the root.
     Path(PathError),
-    /// The tree could not be asked or extended.
+    /// A lookup or creation in the tree failed.
     Tree(E),
 }
 
-/// The directory that `components` lead to from the root, made where nothing is.
+/// Resolves `components` from the root to a directory, and creates missing ones.
 ///
 /// # Errors
-/// [`ResolveError::Path`] when the way leads outside, through a non-directory or in circles;
-/// [`ResolveError::Tree`] when a step fails.
+/// [`ResolveError::Path`] if the path leads outside, through a non-directory, or in a loop.
+/// [`ResolveError::Tree`] if a step fails.
 pub fn directory<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
@@ -98,7 +98,7 @@ pub fn directory<'a, T: Tree>(
     Ok(walk_components(tree, components)?.current())
 }
 
-/// As [`directory`], with the way to it that leads through no link.
+/// As [`directory`], and returns the path to it without links.
 ///
 /// # Errors
 /// As for [`directory`].
@@ -129,10 +129,10 @@ fn walk_components<'a, T: Tree>(
     Ok(walk)
 }
 
-/// The directories from the root to where we stand.
+/// Directories from the root to the current one.
 struct Walk<D> {
     root: D,
-    /// Those below it, with their names.
+    /// Directories below the root, with their names.
     ancestors: Vec<(Vec<u8>, D)>,
     links: usize,
 }
@@ -148,7 +148,7 @@ impl<D: Clone> Walk<D> {
         tree: &mut T,
         name: &[u8],
     ) -> Result<(), ResolveError<T::Error>> {
-        // Components still to walk, the next one last; links put theirs on top.
+        // Components still to walk, with the next one last. A link pushes those of its target.
         let mut pending = vec![name.to_vec()];
         while let Some(name) = pending.pop() {
             match name.as_slice() {
@@ -195,7 +195,7 @@ mod tests {
 
     use super::*;
 
-    /// Paths from the root, each a directory, a link, or something else.
+    /// Paths from the root, each a directory, a link, or another file.
     #[derive(Default)]
     struct TestTree {
         steps: BTreeMap<String, Step<String>>,

@@ -32,7 +32,7 @@ impl StallTimeout {
         self.remaining
     }
 
-    /// Begins anew.
+    /// Resets to the full limit.
     pub fn reset(&mut self) {
         self.remaining = self.limit;
     }

@@ -1,5 +1,5 @@
-//! Counters: what was done, in bytes and numbers, never in time. Tests assert on them
-//! ("second read: zero requests"), `--stats` and `tarfs status` show them.
+//! Counters of events and bytes, never of time. Tests assert on them ("second read: zero requests"), and
+//! `--stats` and `tarfs status` show them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -18,55 +18,55 @@ impl Counter {
         self.add(1);
     }
 
-    /// Makes it `peak`, unless it is higher already.
+    /// Raises it to `peak` if that is higher.
     pub fn record_max(&self, peak: u64) {
         self.0.fetch_max(peak, Ordering::Relaxed);
     }
 
-    /// The sum so far.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// How many there are now of what comes and goes.
+/// A number that rises and falls.
 #[derive(Debug, Default)]
 pub struct Gauge(AtomicU64);
 
 impl Gauge {
-    /// How many there are now.
+    /// The current value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// One more.
+    /// Adds one.
     pub fn increment(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One less. Only after [`increment`](Self::increment).
+    /// Subtracts one; only after [`increment`](Self::increment).
     pub fn decrement(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// What a counter is, apart from its value.
+/// Name, help text and kind of a counter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterInfo {
-    /// Its name, which carries the unit.
+    /// The name, which ends in the unit.
     pub name: &'static str,
-    /// What it counts, in a sentence.
+    /// One sentence that says what it counts.
     pub help: &'static str,
-    /// How it grows.
+    /// How the counter grows.
     pub kind: CounterKind,
 }
 
 /// How a counter grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CounterKind {
-    /// By what happens.
+    /// It adds up.
     Sum,
-    /// To the highest value there was.
+    /// It is the highest value so far.
     Peak,
 }
 
@@ -74,22 +74,22 @@ macro_rules! stats {
     (@growth) => { CounterKind::Sum };
     (@growth Peak) => { CounterKind::Peak };
     ($($(#[doc = $text:literal])+ $name:ident $(: $growth:ident)?),+ $(,)?) => {
-        /// One process' counters.
+        /// Counters of one process.
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $text])+ pub $name: Counter,)+
-            /// Reads of the source that are repeated at present because the source cannot be reached, or
-            /// that have received nothing for two seconds. No counter.
+            /// Reads that are being retried because the source is unreachable, or have received nothing for
+            /// two seconds. A gauge, not a counter.
             pub unreachable_reads: Gauge,
         }
 
         impl Stats {
-            /// Every counter's name and value, in the order of the data's way.
+            /// Names and values of all counters, in the order of the data flow.
             pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name.get()),)+]
             }
 
-            /// What each counter is, in the order of [`Stats::snapshot`].
+            /// Descriptions of the counters, in the order of [`Stats::snapshot`].
             pub const COUNTERS: &'static [CounterInfo] = &[$(
                 CounterInfo {
                     name: stringify!($name),
@@ -102,45 +102,43 @@ macro_rules! stats {
 }
 
 stats! {
-    /// Requests sent to a server, the first probing one and repetitions included.
+    /// Requests sent to a server, including probes and retries.
     source_requests,
-    /// Requests that were repeated after a failure, or because they were cut.
+    /// Requests retried after a failure or a cut.
     source_retries,
-    /// Requests cut off because they were too slow, and repeated for the rest.
+    /// Requests cut because they were too slow, and retried for the rest.
     source_straggler_retries,
     /// Requests cancelled and sent again because the server answered later requests before them.
     source_starved_retries,
     /// Reads that continued in the response to the request of the previous read.
     source_reused_responses,
-    /// Requests sent a second time beside the first, because someone waited for it and it was late.
+    /// Hedges: requests sent a second time because the first one was late and a reader waited for it.
     source_hedges,
-    /// Times that fewer requests were sent at once because the server said to be busy.
+    /// Times that the limit of concurrent requests was lowered because the server was busy.
     source_slowdowns,
-    /// Reads of a source that were given up because their time was over.
+    /// Reads of a source that timed out.
     source_timeouts,
-    /// Requests that a scan had in flight at once, at the most.
+    /// Maximum number of requests that a scan had in flight at once.
     source_peak_requests: Peak,
     /// Bytes received from a source.
     source_read_bytes,
-    /// Bytes of these that were received for a scan in the background, or for whoever reads a source from
-    /// its front.
+    /// Bytes received from a source for a background scan or a reader from the front.
     scan_received_bytes,
-    /// Packed bytes that a scan has handed to its decoder, or skipped.
+    /// Packed bytes that a scan decoded or skipped.
     scanned_packed_bytes,
     /// Bytes of large payloads that a scan skipped without fetching them.
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
-    /// Pieces of plain bytes that a scan's decoder left to any thread to make.
+    /// Decoding jobs that a scan's decoder submitted to the thread pool.
     decoder_jobs,
-    /// Parts of a packed stream that a scan decoded ahead of its position, useful or not.
+    /// Parts of a packed stream that a scan decoded speculatively ahead of its position, useful or not.
     speculative_decodes,
     /// Blocks decoded again after the scan, to answer reads.
     decoded_spans,
-    /// Blocks decoded from the source that do not match the index. Each is fetched once more, unless that
-    /// was done already.
+    /// Blocks decoded from the source that do not match the index. Each is fetched again once.
     damaged_spans,
-    /// Members seen by a scan.
+    /// Members that scans found.
     scanned_members,
     /// Scans that decoded along the seek points of a saved index.
     indexed_scans,
@@ -148,21 +146,22 @@ stats! {
     scans,
     /// Decoded blocks that reads found in memory.
     memory_hit_spans,
-    /// Decoded blocks that reads did not find in memory, and made.
+    /// Decoded blocks that reads did not find in memory and had to fill.
     memory_miss_spans,
-    /// Decoded blocks that reads did not find in memory, and waited for while another read made them.
+    /// Decoded blocks that reads did not find in memory, and waited for while another read filled them.
     memory_shared_spans,
     /// Decoded blocks that reads found in the disk cache and not in memory.
     disk_cache_hit_spans,
     /// Decoded blocks that reads found neither in memory nor in the disk cache.
     disk_cache_miss_spans,
-    /// Reads of a local disk, for readers, of no more than the blocks in which the wanted bytes lie.
+    /// Reads of a local disk that read only the blocks with the requested bytes.
     exact_reads,
-    /// Blocks decoded ahead of reads.
+    /// Blocks decoded by prefetch.
     prefetched_spans,
-    /// Packed bytes fetched ahead of reads.
+    /// Packed bytes fetched by prefetch.
     prefetched_packed_bytes,
-    /// Decoded blocks read from the disk cache that do not match the index: lost, torn or damaged.
+    /// Decoded blocks read from the disk cache that do not match the index because they are lost, torn or
+    /// damaged.
     disk_cache_damaged_spans,
     /// Decoded bytes written to the disk cache.
     disk_cache_written_bytes,
@@ -170,41 +169,41 @@ stats! {
     disk_cache_read_bytes,
     /// Decoded blocks not written to the disk cache because the disk was busy.
     disk_cache_skipped_spans,
-    /// Bytes of the disk cache freed to make room for other blocks of the same archive.
+    /// Bytes evicted from the disk cache for other blocks of the same archive.
     disk_cache_evicted_bytes,
-    /// Bytes handed to readers of a mount.
+    /// Bytes returned to readers of a mount.
     served_bytes,
-    /// Reads that the kernel asked a mount for.
+    /// Read requests of the kernel to a mount.
     served_reads,
-    /// Requests of the kernel that were given up because who had asked was killed.
+    /// Requests of the kernel that were cancelled because the calling process was killed.
     interrupted_requests,
     /// Requests of the kernel that failed because no data arrived within the timeout.
     timed_out_requests,
-    /// Names the kernel asked for, of entries that are there.
+    /// Lookups by the kernel that found an entry.
     served_lookups,
-    /// Files put into the kernel's page cache before they were read.
+    /// Files pushed into the kernel's page cache before they were read.
     pushed_files,
     /// Bytes of those files.
     pushed_bytes,
     /// Inodes whose cached attributes were invalidated in the kernel because a scan changed them.
     invalidated_inodes,
-    /// Reads of a mount that were answered with an error.
+    /// Reads of a mount that failed.
     failed_reads,
-    /// Opens of a mount's files that were handed to the kernel, to read a copy by itself.
+    /// Opens of a mount's files that the kernel serves from a local copy by itself (passthrough).
     passthrough_opens,
-    /// Opens of a mount's files whose reads come to this process, where opens are counted.
+    /// Opens of a mount's files that this process serves, where opens are counted.
     served_opens,
-    /// Bytes handed to readers of a mount from copies of its files.
+    /// Bytes returned to readers of a mount from local copies of its files.
     copied_bytes,
     /// Payload bytes written by materialize.
     written_bytes,
     /// Entries written by materialize.
     written_entries,
-    /// Device nodes of an image that bundle wrote as empty files, because the user may not create them.
+    /// Device nodes of an image that bundle wrote as empty files, because the user may not create devices.
     written_device_placeholders,
-    /// File systems brought to disk by materialize, because it was asked to.
+    /// File systems that materialize synced to disk on request.
     synced_file_systems,
-    /// Panics, each of which is a fault of this program and is told in its log.
+    /// Panics, each of which is a bug of this program and is logged.
     panics,
 }
 
@@ -233,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Programs read these. One may be added; none may change or go.
+    /// Programs depend on these names. Counters may be added, but none may be renamed or removed.
     #[test]
     fn names_of_counters_are_stable() {
         let names: Vec<_> = Stats::COUNTERS.iter().map(|counter| counter.name).collect();

@@ -66,9 +66,9 @@ const STREAM_ROUND_CHUNKS: usize = 16;
 /// Minimum length of such a round, as a multiple of the answer's cost.
 const STREAM_ROUND_FACTOR: u32 = 4;
 
-/// Maximum bytes of the first streamed request. Each request asks for four times as many as the one before,
-/// so that a proxy that stores a whole range before it answers does not get everything at once. If costs
-/// rise with offsets, one request asks for all the rest.
+/// Maximum bytes of the first streamed request. Each request asks for four times as many as the one before.
+/// So a proxy that stores a whole range before it answers does not get everything at once. If costs rise
+/// with offsets, one request asks for all the rest.
 const INITIAL_STREAM_LEN: u64 = 1 << 30;
 const STREAM_GROWTH: u64 = 4;
 
@@ -94,12 +94,12 @@ const MAX_TRIAL_PAUSE: u32 = 64;
 
 /// Controls the number of requests in flight and the length of the next chunk.
 ///
-/// The number starts at four. It doubles, up to the limit, when the reader has waited for at least 5 ms and
-/// a quarter of its time, and the requests look too few. They look too few if all are in flight, and at the
-/// median speed of the last ones they do not reach 1.5 times the reader's speed while it need not wait.
-/// During startup that speed is unknown, so they look too few below 500 MB/s. So a busy machine rarely
-/// looks like a slow network. If half of the requests would suffice by the same measure, the number is
-/// halved.
+/// The number starts at four. It doubles, up to the limit, when the reader starves and the requests look
+/// too few. The reader starves if it waited for at least 5 ms and a quarter of its time. The requests look
+/// too few if all are in flight and do not reach 1.5 times the reader's speed. Their speed is the median of
+/// the last ones, and the reader's is that between its waits. During startup the latter is unknown, so they
+/// look too few below 500 MB/s. So a busy machine rarely looks like a slow network. If half of the requests
+/// would suffice by the same measure, the number is halved.
 ///
 /// More requests are not always better. So after enough rounds in which the reader had to wait, a trial
 /// halves the number for a round. A round has as many chunks as may be in flight. The trial's number stays
@@ -116,9 +116,9 @@ const MAX_TRIAL_PAUSE: u32 = 64;
 /// twice as fast as all together. It follows at once if costs rise with offsets, because each request sent
 /// meanwhile costs more than all before.
 ///
-/// For the same reason a doubling needs proof once there are answers. Either as many answers arrived as
-/// there are requests, or two cheap ones did, or all requests in flight have been transferring for four
-/// times their answers' cost.
+/// For the same reason a doubling needs proof once there are answers. One proof is that as many answers
+/// arrived as there are requests, or two cheap ones. Another is that all requests in flight have been
+/// transferring for four times their answers' cost.
 ///
 /// A chunk's transfer should take eight times the latency, and at least 50 ms. The length is a power of
 /// two, so that buffers can be reused. The budget must hold two chunks more than may ever be in flight.
@@ -730,8 +730,8 @@ mod tests {
         Parallel(u64),
         /// Milliseconds, for one request after another. Answers begin when no request is left.
         Serial(u64),
-        /// The time to unpack all bytes before the first one, at this many bytes a millisecond on each of
-        /// two processors that all requests share. The answer's header comes before that.
+        /// The time to unpack all bytes before the first one. All requests share two processors, each of
+        /// which unpacks this many bytes a millisecond. The answer's header comes before that.
         Unpacking(u64),
     }
 

@@ -115,7 +115,7 @@ impl RangeReader {
         match self.source.read_at(start, buffer).await {
             Ok(bytes) => bytes,
             Err(error) => {
-                tracing::debug!(cause = %error.cause, "the second request failed");
+                tracing::debug!(cause = %error.cause, "the hedged request failed");
                 std::future::pending().await
             }
         }

@@ -134,7 +134,7 @@ impl ChunkRequest {
             match source.read_at(start, buffer).await {
                 Ok(rest) => return (front_len, rest),
                 Err(error) => {
-                    tracing::debug!(cause = %error.cause, "the second request failed");
+                    tracing::debug!(cause = %error.cause, "the hedged request failed");
                     return std::future::pending().await;
                 }
             }

@@ -300,7 +300,7 @@ impl Scheduler {
             let Some(request) = self.in_flight.get(&number) else {
                 continue;
             };
-            tracing::debug!(number, ?action, "a request has fallen behind");
+            tracing::debug!(number, ?action, "a request is a straggler");
             // Where requests are served one after another, a new request would only wait again.
             let is_waiting = request.read_handle().received() == 0;
             let is_serial = self.concurrency.is_serial() || self.concurrency.is_crowded();

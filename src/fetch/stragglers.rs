@@ -31,11 +31,11 @@ const MAX_PEERS: usize = 16;
 
 /// Detects stragglers among the requests in flight, which have numbers.
 ///
-/// A request is cut and sent again for the rest if it is slower than [`MinSpeed`] over the time given
-/// there, or over twice its peers' duration if that is longer. Another request must also be at least that
-/// fast and twice as fast as this one. It must be in flight, or have completed while this one was. So
-/// requests on a uniformly slow link are never cut. A request without an answer is cut only after three
-/// others are known to have been answered sooner, because a server may answer in turns.
+/// A request is cut and sent again for the rest if it is slower than [`MinSpeed`]. Its speed is taken over
+/// the time given there, or over twice its peers' duration if that is longer. Another request must also be
+/// at least that fast and twice as fast as this one. It must be in flight, or have completed while this one
+/// was. So requests on a uniformly slow link are never cut. A request without an answer is cut only after
+/// three others are known to have been answered sooner, because a server may answer in turns.
 ///
 /// A request is hedged if nothing is left to request, and it takes at least half a second and three times
 /// its peers' duration. That duration is the median of the last ones.

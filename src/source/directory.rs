@@ -51,10 +51,10 @@ impl SourceDirectory {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let source = match regular_file::open(&self.directory, name, resolve) {
             Ok(Some(opened)) => file::from_file(opened, &shown, Arc::clone(&self.stats)),
-            Ok(None) => Err(Cause::Unsupported("what is no regular file".to_owned())),
-            Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => {
-                Err(Cause::Unsupported("what lies outside it".to_owned()))
-            }
+            Ok(None) => Err(Cause::Unsupported("a file that is not regular".to_owned())),
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => Err(
+                Cause::Unsupported("a file outside the directory".to_owned()),
+            ),
             Err(error) => Err(error.into()),
         };
         source.map_err(|cause| Error::new(shown, cause))

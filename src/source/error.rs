@@ -77,7 +77,7 @@ pub enum Cause {
     #[error("the server answers with status {0}")]
     Http(u16),
     /// The server is busy and asks for a pause beyond the timeout.
-    #[error("the server is busy and asks to be left alone for {} s", .0.as_secs())]
+    #[error("the server is busy and asks for a pause of {} s", .0.as_secs())]
     Busy(Duration),
     /// The server violates HTTP or uses an unsupported feature.
     #[error("{0}")]
@@ -98,7 +98,9 @@ pub enum Cause {
     #[error("{0} is not supported as a source")]
     Unsupported(String),
     /// A redirect leads from HTTPS to HTTP.
-    #[error("the server redirects from https:// to http://, which anyone on the way can change")]
+    #[error(
+        "the server redirects from https:// to http://, which others on the network can change"
+    )]
     InsecureRedirect,
     /// The user's URL or header is malformed.
     #[error("{0}")]
@@ -110,7 +112,7 @@ pub enum Cause {
     #[error("it can be read only once, from the front")]
     AlreadyRead,
     /// The read was cancelled by this process.
-    #[error("the reading was cancelled")]
+    #[error("the read was cancelled")]
     Cancelled,
 }
 
@@ -285,12 +287,12 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Dns => "the host's name cannot be resolved",
-            Self::Refused => "nobody listens there",
+            Self::Refused => "the host refuses the connection",
             Self::Tls | Self::Certificate | Self::CertificateDates | Self::CertificateUse => {
                 "no secure connection"
             }
-            Self::Timeout => "the server is silent",
-            Self::TooSlow => "next to nothing comes",
+            Self::Timeout => "the server does not answer",
+            Self::TooSlow => "data arrives too slowly",
             Self::Connection => "the connection broke",
         })
     }
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn transient_causes_are_told_from_permanent_ones() {
+    fn transient_and_permanent_causes_are_distinguished() {
         for status in [408, 429, 500, 503] {
             assert!(Cause::Http(status).is_transient(), "{status}");
         }

@@ -88,7 +88,7 @@ pub(super) fn from_file(
 ) -> Result<Arc<dyn Source>, Cause> {
     let metadata = file.metadata()?;
     if !metadata.is_file() {
-        return Err(Cause::Unsupported("what is no regular file".to_owned()));
+        return Err(Cause::Unsupported("a file that is not regular".to_owned()));
     }
     let version = version(&file)?;
     let len = version.0.size();

@@ -287,7 +287,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
     done.unwrap_or_else(|_| Err(Error::new("the file", Cause::Cancelled)))
 }
 
-/// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
+/// Whether `spec` is probably a URL without a scheme. It then names a host, and no local file.
 pub fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }

@@ -119,8 +119,8 @@ fn unexpected_encoding(encoding: &str) -> Cause {
     ))
 }
 
-/// The pause in `Retry-After`: seconds, or a date (RFC 9110, 10.2.3) relative to the server's own `Date`,
-/// if any.
+/// Parses the pause in `Retry-After` (RFC 9110, 10.2.3). It is in seconds, or a date relative to the
+/// server's own `Date`, if any.
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
     let asked = header_text(headers, header::RETRY_AFTER)?.trim();
     let seconds = parse_digits(asked).or_else(|| {

@@ -11,8 +11,8 @@ use super::Cause;
 pub struct Retry {
     /// Maximum number of consecutive attempts without substantial progress; at least one.
     pub attempts: u32,
-    /// Whether an open source is retried beyond that within the timeout, if the server is unreachable or
-    /// temporarily unable to serve.
+    /// Whether outages of an open source are retried beyond that, within the timeout. In an outage the
+    /// server is unreachable or temporarily unable to serve.
     pub retries_outages: bool,
     /// Maximum pause after the first failure; doubled after each further one.
     pub initial_pause: Duration,
@@ -41,8 +41,8 @@ impl Retry {
         pause.min(self.max_pause)
     }
 
-    /// Returns the pause before the next attempt, after `failures` in a row of which the last had `cause`.
-    /// The server asked for `retry_after`, and `left` remains of the timeout.
+    /// Returns the pause before the next attempt. There were `failures` in a row, the last of which had
+    /// `cause`. The server asked for `retry_after`, and `left` remains of the timeout.
     ///
     /// # Errors
     /// The cause, if no further attempt should follow.

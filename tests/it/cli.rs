@@ -394,7 +394,11 @@ fn network_errors_are_described_in_words() {
         .expect("a port");
     place.fails(
         &["ls", &format!("http://{port}/a.tar")],
-        &[&port.to_string(), "nobody listens there", "whether"],
+        &[
+            &port.to_string(),
+            "the host refuses the connection",
+            "whether",
+        ],
     );
     place.fails(
         &["ls", "http://no-such-host.invalid/a.tar"],

@@ -499,7 +499,7 @@ fn scan_resumes_when_server_returns_after_deadline() {
     let log = fs::read_to_string(place.path("log")).expect("written");
     let url = place.server.url(ARCHIVE);
     let lines_with = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;
-    let troubles = lines_with("it is asked again") + lines_with("can be read again");
+    let troubles = lines_with("; retrying in ") + lines_with("can be read again");
     let warned = lines_with(&format!("WARN cannot read {url}"));
     let mended = lines_with(&format!("INFO {url} can be read again"));
     assert!(warned >= 1 && warned == mended, "{log}");

@@ -186,7 +186,7 @@ impl CacheFile {
     /// Records the time of the last use in the file's mtime, for other processes.
     pub(super) fn set_last_used(&self, time: SystemTime) {
         if let Err(error) = self.file.set_modified(time) {
-            tracing::debug!(%error, name = self.name, "cannot note its use");
+            tracing::debug!(%error, name = self.name, "cannot record the last use");
         }
     }
 

@@ -176,7 +176,8 @@ impl DiskCache {
         })
     }
 
-    /// Queues a scanned span, if the disk has space and the queue accepts it within the timeout.
+    /// Queues a scanned span for writing. It is skipped if the disk is full, or the queue does not accept
+    /// it within the timeout.
     pub fn insert(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         self.push(PendingWrite::new(extent, bytes), timeout);
     }
@@ -262,7 +263,7 @@ impl DiskCache {
         file.covers(extent)
     }
 
-    /// Marks the verified span at `extent` as used now, so that it is evicted later than others.
+    /// Marks the verified span at `extent` as used now. It is then evicted later than others.
     pub fn mark_used(&self, extent: Extent<Plain>) {
         self.shared.lru().mark_used(extent);
         let mut current = self.shared.current();
@@ -314,7 +315,7 @@ impl DiskCache {
         }
         let (_, limit) = self.shared.cache_dir.usage_and_limit();
         Some(format!(
-            "all archives together may take {limit} bytes of disk"
+            "the disk cache is full: its limit for all archives is {limit} bytes"
         ))
     }
 
@@ -375,7 +376,7 @@ impl Shared {
                 Ok(()) => {}
                 Err(error) => {
                     let text = format!("cannot write the disk cache: {error}");
-                    tracing::warn!("{text}; nothing more is kept on disk");
+                    tracing::warn!("{text}; the disk cache stores nothing more");
                     self.problems().failure = Some(text);
                 }
             }
@@ -529,7 +530,7 @@ impl Shared {
         if !problems.is_full {
             problems.is_full = true;
             drop(problems);
-            tracing::warn!("the archive needs more disk than the disk cache may take");
+            tracing::warn!("the disk cache is too small for the archive");
         }
     }
 
@@ -585,7 +586,7 @@ mod tests {
     }
 
     fn open(cache_dir: &DiskCacheDir, content: &str) -> DiskCache {
-        DiskCache::open(cache_dir.clone(), content, options()).expect("a spool")
+        DiskCache::open(cache_dir.clone(), content, options()).expect("a disk cache")
     }
 
     fn extent(number: u64) -> Extent<Plain> {
@@ -728,7 +729,7 @@ mod tests {
     fn only_copy_stays_whole_while_in_use() {
         let directory = directory();
         let cache_dir = cache_dir(directory.path(), 4);
-        let copy = DiskCache::create(cache_dir.clone(), only_copy()).expect("a spool");
+        let copy = DiskCache::create(cache_dir.clone(), only_copy()).expect("a disk cache");
         for number in 0..3 {
             copy.insert(extent(number), bytes(number), QueueTimeout::Never);
         }
@@ -764,13 +765,13 @@ mod tests {
     fn only_published_nonempty_cache_file_survives_drop() {
         let directory = directory();
         let cache_dir = cache_dir(directory.path(), 10);
-        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a disk cache");
         want(&cache, [0]);
         drop(cache);
         drop(open(&cache_dir, "empty"));
         assert!(cache_dir.files().is_empty());
 
-        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        let cache = DiskCache::create(cache_dir.clone(), options()).expect("a disk cache");
         want(&cache, [0]);
         cache.publish("known").expect("renamed");
         want(&cache, [1]);
@@ -783,7 +784,7 @@ mod tests {
         let directory = directory();
         let cache_dir = cache_dir(directory.path(), 100);
         let made = |spans| {
-            let cache = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+            let cache = DiskCache::create(cache_dir.clone(), options()).expect("a disk cache");
             want(&cache, 0..spans);
             cache
         };
@@ -838,7 +839,7 @@ mod tests {
     fn unfinished_files_of_dead_processes_are_removed() {
         let directory = directory();
         let cache_dir = cache_dir(directory.path(), 100);
-        let living = DiskCache::create(cache_dir.clone(), options()).expect("a spool");
+        let living = DiskCache::create(cache_dir.clone(), options()).expect("a disk cache");
         want(&living, [0]);
         std::fs::write(directory.path().join("disk-cache/.1-0.data"), b"left").expect("written");
         drop(open(&cache_dir, "a"));

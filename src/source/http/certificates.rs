@@ -78,8 +78,8 @@ pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> 
     Ok(config)
 }
 
-/// webpki's checks, except that a server may present a CA certificate as its own, as `openssl req -x509`
-/// creates it, if exactly this certificate is trusted.
+/// Verifier that extends webpki by self-signed CA certificates. A server may present such a certificate, as
+/// `openssl req -x509` creates it, if exactly this certificate is trusted.
 #[derive(Debug)]
 struct Verifier {
     webpki: Arc<WebPkiServerVerifier>,

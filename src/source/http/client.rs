@@ -150,7 +150,7 @@ fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
     let mut map = HeaderMap::new();
     for (name, value) in headers {
         let name = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| Cause::Malformed(format!("{name:?} is no name of a header")))?;
+            .map_err(|_| Cause::Malformed(format!("{name:?} is not a valid header name")))?;
         // The error does not repeat the value, which may be a secret.
         let mut value = header_value(value).map_err(|_| {
             Cause::Malformed(format!("the value of the header {name} is malformed"))
@@ -168,7 +168,7 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
 
 fn resolve_redirect(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
     let invalid_target =
-        || Cause::Protocol("the server redirects to what is no HTTP address".to_owned());
+        || Cause::Protocol("the server redirects to an address that is not HTTP".to_owned());
     let url = from.join(target).map_err(|_| invalid_target())?;
     match url.scheme() {
         "http" if from.scheme() == "https" && !allows_insecure => Err(Cause::InsecureRedirect),

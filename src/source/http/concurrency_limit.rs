@@ -11,8 +11,9 @@ use tokio::time::Instant;
 use crate::base::stats::Stats;
 use crate::source::Cause;
 
-/// Minimum wait for an answer before a request counts as overtaken by two later ones that were answered
-/// completely. On a server that serves one connection at a time, it waits until that connection is closed.
+/// Minimum wait for an answer before a request counts as overtaken. Two later requests must have been
+/// answered completely. On a server that serves one connection at a time, it waits until that connection is
+/// closed.
 const MIN_OVERTAKEN_WAIT: Duration = Duration::from_millis(100);
 
 /// Minimum wait as a multiple of the duration of one of these two.
@@ -205,7 +206,8 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Returns a permit, the remaining pause, or `None` as the error if all permits are in use.
+    /// Takes a permit without waiting. The error is the remaining pause, or `None` if all permits are in
+    /// use.
     fn try_acquire(&self) -> Result<Permit<'_>, Option<Duration>> {
         let mut state = self.lock();
         if let Some(until) = state.paused_until {

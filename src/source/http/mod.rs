@@ -120,7 +120,7 @@ impl Http {
             Ok(Err(error)) => tracing::warn!("{error}"),
             Err(_) => tracing::warn!("{}: no answer so far", Location::from_url(&url)),
         }
-        tracing::warn!("what is cached is served until the source can be read");
+        tracing::warn!("serving only cached data until the source can be read");
         Self::open_known(version, url, options)
     }
 

@@ -14,7 +14,7 @@ impl OutageLog {
     pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
-            tracing::warn!("{error}; it is asked again after {seconds} s, and on and on");
+            tracing::warn!("{error}; retrying in {seconds} s and without limit");
         }
     }
 

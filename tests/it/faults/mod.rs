@@ -107,7 +107,7 @@ fn trickling_server_times_out_at_the_deadline() {
         SHORT_TIMEOUT_SECONDS,
         every_request(fault),
         Err(Errno::TIMEDOUT),
-        Err("next to nothing comes"),
+        Err("data arrives too slowly"),
     );
 }
 
@@ -216,7 +216,7 @@ fn silent_server_times_out_at_the_deadline() {
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Silence),
         Err(Errno::TIMEDOUT),
-        Err("the server is silent"),
+        Err("the server does not answer"),
     );
 }
 
@@ -269,7 +269,7 @@ fn stalled_body_times_out_at_the_deadline() {
         SHORT_TIMEOUT_SECONDS,
         every_request(Fault::Stall(0)),
         Err(Errno::TIMEDOUT),
-        Err("the server is silent"),
+        Err("the server does not answer"),
     );
 }
 
