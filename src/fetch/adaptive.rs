@@ -640,8 +640,9 @@ impl Link {
         speeds.get(speeds.len() / 2).copied()
     }
 
-    /// Whether costs of at least `answers` answers rise with their offsets. Most pairs must rise and hardly
-    /// one fall. Differences up to an eighth of the highest cost count as noise.
+    /// Whether costs of at least `answers` answers rise with their offsets. At least half of the pairs must
+    /// rise, and at most one in eight may fall. Differences up to an eighth of the highest cost count as
+    /// noise.
     fn is_rising(&self, answers: usize) -> bool {
         let mut costs: Vec<_> = self.speeds.iter().map(|it| (it.start, it.cost)).collect();
         costs.sort_unstable();

@@ -5,7 +5,7 @@
 //! response must be of the same version. Later requests use the redirects' target. When that expires, the
 //! original URL is requested again.
 //!
-//! Every network wait is bounded by the caller's [`StallTimeout`].
+//! The caller's [`StallTimeout`] bounds every network wait.
 
 mod certificates;
 mod client;
