@@ -1,24 +1,24 @@
-//! Bytes of any length in few allocations: the arena, and the vectors beside it.
+//! The arena for bytes of any length, and vectors that grow slowly.
 
 use super::rows::Name;
 
-/// Bytes one after the other: names, link targets, values of attributes.
+/// Byte strings in one allocation: names, link targets, attribute values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arena(pub(super) Vec<u8>);
 
 impl Arena {
-    /// The bytes of `name`; `None` when they lie outside.
+    /// The bytes of `name`; `None` when they are out of range.
     pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
         self.bytes_at(name.offset(), name.len())
     }
 
-    /// The `len` bytes at `offset`; `None` when they lie outside.
+    /// The `len` bytes at `offset`; `None` when they are out of range.
     pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let end = usize::try_from(offset.checked_add(len)?).ok()?;
         self.0.get(usize::try_from(offset).ok()?..end)
     }
 
-    /// Appends `bytes` and says at which offset.
+    /// Appends `bytes` and returns their offset.
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let offset = self.0.len();
         reserve(&mut self.0, bytes.len());
@@ -33,21 +33,22 @@ impl Arena {
     }
 }
 
-/// Appends to a vector that grows by a quarter: doubling would let the capacity of an index under
-/// construction exceed its content by as much again.
+/// Appends to a vector that grows by a quarter.
+///
+/// Doubling could let the capacity of an index under construction be twice its content.
 pub(super) fn push<T>(rows: &mut Vec<T>, row: T) {
     reserve(rows, 1);
     rows.push(row);
 }
 
-/// Makes room for `more` elements, and a quarter of all if there must be an allocation.
+/// Makes room for `more` elements. An allocation grows the vector by a quarter.
 fn reserve<T>(rows: &mut Vec<T>, more: usize) {
     if rows.capacity() - rows.len() < more {
         rows.reserve_exact(more.max(rows.len() / 4).max(64));
     }
 }
 
-/// Bytes that a vector holds on to.
+/// Allocated bytes of a vector.
 pub(super) fn capacity_bytes<T>(rows: &Vec<T>) -> usize {
     rows.capacity() * size_of::<T>()
 }

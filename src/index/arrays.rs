@@ -1,4 +1,4 @@
-//! The arrays of an index, under construction or complete, and the checked ways into them.
+//! The arrays of an index, under construction or complete, and their checked accessors.
 
 use zerocopy::little_endian::{U32, U64};
 
@@ -10,33 +10,35 @@ use super::rows::{
 };
 use crate::base::archive_path::ArchivePath;
 
-/// How many components a path may have. Below what [`super::Limits`] allow, 64 KiB of name and
-/// 40 links of 4 KiB each, no entry lies deeper; in a damaged file it ends circles of parents.
+/// Maximum number of components of a path.
+///
+/// [`super::Limits`] allow 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper. In a
+/// damaged file the maximum ends cycles of parents.
 const MAX_DEPTH: usize = 1 << 17;
 
-/// Everything but the facts about the whole.
+/// All arrays of an index, without the facts about the whole.
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
-    /// By inode number; number 0 is nobody's.
+    /// By inode number. Number 0 is unused.
     pub(super) records: Vec<InodeRow>,
     pub(super) dirents: Vec<Dirent>,
-    /// The places of the dirents of each directory, where these lie, in the order of their names.
+    /// Numbers of the dirents of each directory, within its range, sorted by name.
     pub(super) by_name: Vec<U32>,
     pub(super) arena: Arena,
     /// Names of users and groups; the first is empty.
     pub(super) owners: Vec<Name>,
-    /// The first stands for "none".
+    /// Attributes and sparse maps. The first row means "none".
     pub(super) extras: Vec<ExtraRow>,
     pub(super) xattrs: Vec<XattrRow>,
     pub(super) pieces: Vec<PieceRow>,
     pub(super) spans: Vec<SpanRow>,
     /// Digests of the blocks of the packed stream.
     pub(super) blocks: Vec<BlockDigest>,
-    /// Checksums of the blocks of spans; those of one span adjoin.
+    /// Checksums of the blocks of spans. Those of one span are adjacent.
     pub(super) checksums: Vec<U64>,
     /// The windows of all seek points.
     pub(super) windows: Arena,
-    /// Hard links whose targets a layer below may have.
+    /// Hard links whose targets may be in a layer below.
     pub(super) unresolved: Vec<UnresolvedRow>,
 }
 
@@ -46,7 +48,7 @@ pub(super) fn is_valid_component(name: &[u8]) -> bool {
 }
 
 impl Arrays {
-    /// The record of a number that has an entry, of a type that entries can have.
+    /// The record of `ino`, if it is an entry with a valid type.
     pub(super) fn record(&self, ino: u32) -> Option<&InodeRow> {
         let record = self.records.get(usize::try_from(ino).ok()?)?;
         match record.kind() {
@@ -63,15 +65,18 @@ impl Arrays {
         self.dirents.get(usize::try_from(number).ok()?)
     }
 
-    /// As [`Self::live_dirent`], of a dirent that directory `parent` lists: only its own count. As a directory
-    /// has one dirent, and that one parent, no file can make a walk from the root go in circles.
+    /// As [`Self::live_dirent`], for a dirent that directory `parent` lists.
+    ///
+    /// Only dirents of that parent count. As a directory has one dirent, and that one parent, a walk from the
+    /// root cannot cycle in any file.
     pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
         let is_its_own = self.dirent(number)?.parent.get() == parent;
         is_its_own.then(|| self.live_dirent(number)).flatten()
     }
 
-    /// What dirent `number` says: a name and the number of a live record. A directory counts only
-    /// under its own dirent.
+    /// Name and number of a live record from dirent `number`.
+    ///
+    /// A directory counts only under its own dirent.
     pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
@@ -83,7 +88,7 @@ impl Arrays {
         is_valid_component(name).then_some((name, ino))
     }
 
-    /// The numbers of a directory's dirents; empty for everything else. They need not exist.
+    /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
     pub(super) fn child_numbers(&self, ino: u32) -> std::ops::Range<u32> {
         let none = 0..0;
         let Some(record) = self.record(ino).filter(|record| record.kind() == DIRECTORY) else {
@@ -100,8 +105,9 @@ impl Arrays {
         }
     }
 
-    /// As [`Self::child`], of the dirent whose name comes at place `number` of [`Self::by_name`];
-    /// it must be one of `siblings`.
+    /// As [`Self::child`], for the dirent at position `number` of [`Self::by_name`].
+    ///
+    /// It must be one of `siblings`.
     pub(super) fn child_by_rank(
         &self,
         parent: u32,
@@ -141,7 +147,7 @@ impl Arrays {
         Some(path)
     }
 
-    /// The attributes of row `extra`, by name. Stops at what lies outside.
+    /// The attributes of row `extra`, by name. Stops at the first that is out of range.
     pub(super) fn xattrs(&self, extra: u32) -> impl Iterator<Item = (&[u8], &[u8])> {
         let rows = self.extras.get(extra as usize).and_then(|extra| {
             let first = extra.xattr.get() as usize;
@@ -156,7 +162,9 @@ impl Arrays {
         })
     }
 
-    /// The map of row `extra`; `None` when the file is not sparse, empty when the map lies outside.
+    /// The sparse map of row `extra`.
+    ///
+    /// `None` when the file is not sparse; empty when the map is out of range.
     pub(super) fn sparse_pieces(&self, extra: u32) -> Option<&[PieceRow]> {
         let extra = self.extras.get(extra as usize)?;
         if extra.sparse.get() != 1 {
@@ -167,7 +175,7 @@ impl Arrays {
         Some(self.pieces.get(first..end).unwrap_or_default())
     }
 
-    /// Gives back what was kept for growing.
+    /// Frees unused capacity.
     pub(super) fn shrink(&mut self) {
         self.records.shrink_to_fit();
         self.dirents.shrink_to_fit();
@@ -184,7 +192,7 @@ impl Arrays {
         self.unresolved.shrink_to_fit();
     }
 
-    /// What the arrays hold on to, in bytes: capacities, not lengths.
+    /// Memory of the arrays in bytes: capacities, not lengths.
     pub(super) fn memory_bytes(&self) -> usize {
         capacity_bytes(&self.records)
             + capacity_bytes(&self.dirents)

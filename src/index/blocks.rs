@@ -1,8 +1,8 @@
-//! Digests of blocks of the packed stream: what binds a later read to the bytes that were scanned.
+//! Digests of blocks of the packed stream: they bind later reads to the scanned bytes.
 //!
-//! A block is a fixed, aligned stretch of packed bytes, and its digest is the chaining value of that
-//! subtree of the stream's BLAKE3 tree. So a range of packed bytes can be verified by itself, and
-//! the digests of all blocks add up to the BLAKE3 digest of the whole (the content id).
+//! A block is a fixed, aligned range of packed bytes. Its digest is the chaining value of that subtree of the
+//! stream's BLAKE3 tree. So a reader can verify a range of packed bytes by itself. Together the digests of
+//! all blocks give the BLAKE3 digest of the whole, the content id.
 
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
@@ -13,19 +13,21 @@ use crate::base::extent::{Extent, Packed};
 /// The digest of a block, or of the front of one.
 pub type BlockDigest = [u8; 32];
 
-/// The digest of a block of which some bytes were not seen.
+/// Marks a block of which the scan skipped some bytes.
 pub(super) const UNKNOWN_DIGEST: BlockDigest = [0; 32];
 
-/// The shortest block, in bytes.
+/// Minimum length of a block, in bytes.
 pub(super) const MIN_BLOCK_LEN: u64 = 16 << 10;
 
-/// The longest block, in bytes: a read of one byte fetches and hashes as much.
+/// Maximum length of a block, in bytes. A read of one byte fetches and hashes as much.
 pub(super) const MAX_BLOCK_LEN: u64 = 1 << 20;
 
-/// Blocks of one archive, as long as blocks may grow instead: 32 MiB of digests.
+/// Maximum number of blocks of one archive, as long as blocks may grow instead.
+///
+/// This bounds the digests to 32 MiB.
 const MAX_BLOCKS: u64 = 1 << 20;
 
-/// The length of the blocks of a source of `source_bytes` bytes: a power of two.
+/// Block length for a source of `source_bytes` bytes: a power of two.
 pub fn block_len(source_bytes: Option<u64>) -> u64 {
     let needed = source_bytes.unwrap_or_default().div_ceil(MAX_BLOCKS);
     needed
@@ -33,34 +35,34 @@ pub fn block_len(source_bytes: Option<u64>) -> u64 {
         .clamp(MIN_BLOCK_LEN, MAX_BLOCK_LEN)
 }
 
-/// A number of blocks as a number of rows.
+/// Converts a number of blocks to a number of rows.
 pub(super) fn block_count(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }
 
-/// Digests that follow those before.
+/// New digests, adjacent to the previous ones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewDigests {
     /// The length of the blocks, in bytes.
     pub block_len: u64,
-    /// The number of the first block. It may have been reported before, with fewer bytes.
+    /// Number of the first block. An earlier report may contain it with fewer bytes.
     pub first: u64,
-    /// The digests. The last one is of a front of its block, unless the block ends at `end`.
+    /// The digests. The last one covers only the front of its block, unless the block ends at `end`.
     pub digests: Vec<BlockDigest>,
-    /// Where the bytes end that they are of.
+    /// End of the digested bytes.
     pub end: Packed,
 }
 
-/// Takes the digests of a packed stream's blocks as it goes by.
+/// Computes the digests of the blocks of a packed stream.
 pub struct BlockHasher {
     block_len: u64,
-    /// Of the block that is going by.
+    /// Hashes the current block.
     hasher: Hasher,
-    /// Where the next byte lies in the stream.
+    /// Offset of the next byte in the stream.
     next: u64,
-    /// Whether the front of the block that is going by was seen.
+    /// Whether the hasher got the front of the current block.
     is_whole: bool,
-    /// Of what was seen of the block that is going by.
+    /// Digest of the current block so far.
     digest: BlockDigest,
     tree: SubtreeStack,
 }
@@ -75,8 +77,9 @@ impl std::fmt::Debug for BlockHasher {
 }
 
 impl BlockHasher {
-    /// For a stream of which the bytes from `start` on go by, in blocks of `block_len` bytes, which is
-    /// a result of [`block_len`].
+    /// A hasher for the stream from `start` on.
+    ///
+    /// `block_len` is in bytes and a result of [`block_len`].
     pub fn new(block_len: u64, start: Packed) -> Self {
         Self {
             block_len,
@@ -88,7 +91,7 @@ impl BlockHasher {
         }
     }
 
-    /// Goes on with the next `bytes`, and says what is known of the blocks that they are in.
+    /// Hashes the next `bytes`, and returns the digests of their blocks so far.
     pub fn update(&mut self, mut bytes: &[u8]) -> NewDigests {
         let first = self.next / self.block_len;
         let mut digests = Vec::new();
@@ -114,7 +117,7 @@ impl BlockHasher {
         }
     }
 
-    /// The BLAKE3 digest of all bytes; of any meaning only if the first one began the stream.
+    /// BLAKE3 digest of all bytes. Valid only if the first one began the stream.
     pub fn content_id(self) -> [u8; 32] {
         if self.tree.count == 0 && self.next <= self.block_len {
             return *self.hasher.finalize().as_bytes();
@@ -122,7 +125,7 @@ impl BlockHasher {
         self.tree.root(self.digest)
     }
 
-    /// Ends the block before, of which the first one has none.
+    /// Ends the previous block, if there is one, and begins the next.
     fn begin_block(&mut self) {
         if self.hasher.count() > 0 {
             self.tree.push(self.digest);
@@ -141,8 +144,10 @@ fn hasher_at(offset: u64) -> Hasher {
     hasher
 }
 
-/// Subtrees of equal size are merged as soon as it is sure that more follows: the root is merged
-/// otherwise than all other nodes.
+/// Roots of complete subtrees of a BLAKE3 tree.
+///
+/// Subtrees of equal size merge as soon as more blocks follow, because the root node is merged differently
+/// from all others.
 #[derive(Default)]
 struct SubtreeStack {
     /// Roots of complete subtrees, each smaller than the one before.
@@ -152,14 +157,14 @@ struct SubtreeStack {
 }
 
 impl SubtreeStack {
-    /// Adds a complete block, behind which another one begins.
+    /// Adds a complete block. Another block must follow it.
     fn push(&mut self, digest: BlockDigest) {
         self.merge();
         self.stack.push(digest);
         self.count += 1;
     }
 
-    /// Merges until each subtree is as large as a power of two that the count of blocks consists of.
+    /// Merges until the subtree sizes are the powers of two that add up to the block count.
     fn merge(&mut self) {
         while self.stack.len() > self.count.count_ones() as usize {
             let (Some(right), Some(left)) = (self.stack.pop(), self.stack.pop()) else {
@@ -170,7 +175,7 @@ impl SubtreeStack {
         }
     }
 
-    /// The digest of the whole stream, whose last block has this one.
+    /// Digest of the whole stream, whose last block has digest `last`.
     fn root(mut self, last: BlockDigest) -> [u8; 32] {
         self.merge();
         let mut right = last;
@@ -184,21 +189,20 @@ impl SubtreeStack {
     }
 }
 
-/// Digests of adjoining blocks, to verify bytes by that were fetched.
+/// Digests of adjacent blocks, to verify fetched bytes.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     block_len: u64,
-    /// Whole blocks; the last one may be cut, then its digest is of what is left of it.
+    /// Whole blocks. If the last one is cut, its digest covers the part before the cut.
     extent: Extent<Packed>,
     /// In order.
     digests: Vec<BlockDigest>,
-    /// Whether the last one ends with the stream if it is cut.
+    /// Whether the last block, if it is cut, ends at the end of the stream.
     is_final: bool,
 }
 
 impl Blocks {
-    /// Those that `extent` lies in, of all that are digested in `index`. `None` when nothing of
-    /// `extent` is.
+    /// The digested blocks of `index` that contain `extent`; `None` when none of it is digested.
     pub(super) fn of(index: &Index, extent: Extent<Packed>) -> Option<Self> {
         let block_len = index.block_len;
         let end = extent.end().0.min(index.digested.0);
@@ -217,13 +221,14 @@ impl Blocks {
         })
     }
 
-    /// The packed bytes that they are of: what has to be fetched.
+    /// The packed bytes of the blocks, which the caller must fetch.
     pub fn extent(&self) -> Extent<Packed> {
         self.extent
     }
 
-    /// Whether `bytes`, which begin block `number` of these and are all of it, have its digest. Nothing
-    /// can be said against bytes that the scan did not see.
+    /// Whether `bytes`, all of block `number`, match its digest.
+    ///
+    /// Bytes without a digest match always, because the scan skipped them.
     pub fn matches(&self, number: usize, bytes: &[u8]) -> bool {
         let Some(&expected) = self.digests.get(number) else {
             return false;
@@ -236,8 +241,9 @@ impl Blocks {
                     == expected)
     }
 
-    /// Those of `bytes`, all of [`extent`](Self::extent), that the scan did not see, by their numbers in
-    /// the stream; but for one that is cut although the stream goes on.
+    /// Blocks without a digest in `bytes`, which are all of [`extent`](Self::extent).
+    ///
+    /// Yields their numbers in the stream. Leaves out a block that is cut although the stream continues.
     pub fn undigested_blocks<'a>(
         &self,
         bytes: &'a [u8],
@@ -253,7 +259,7 @@ impl Blocks {
         })
     }
 
-    /// The first byte of the first block that `bytes`, all of [`extent`](Self::extent), differ in.
+    /// Start of the first block that does not match. `bytes` are all of [`extent`](Self::extent).
     pub fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
         let mut number = 0;
@@ -266,12 +272,12 @@ impl Blocks {
         (number < self.digests.len()).then(|| self.block(number).start())
     }
 
-    /// Whether each of them has a digest, so that bytes from anywhere can be verified.
+    /// Whether each block has a digest, so that bytes from any source can be verified.
     pub fn are_all_digested(&self) -> bool {
         self.digests.iter().all(|digest| *digest != UNKNOWN_DIGEST)
     }
 
-    /// Where block `number` of the stream begins, if it is one of these.
+    /// Offset of block `number` of the stream, if it is one of these.
     pub fn stream_block(&self, number: usize) -> Option<Packed> {
         let start = (number as u64).checked_mul(self.block_len)?;
         (self.extent.start().0..self.extent.end().0)
@@ -279,7 +285,7 @@ impl Blocks {
             .then_some(Packed(start))
     }
 
-    /// Block `number` of these; empty behind the last.
+    /// Block `number` of these; empty past the last.
     pub fn block(&self, number: usize) -> Extent<Packed> {
         let offset = (number as u64).saturating_mul(self.block_len);
         let left = self.extent.len().saturating_sub(offset);
@@ -341,7 +347,7 @@ mod tests {
         let len = usize::try_from(MIN_BLOCK_LEN).unwrap();
         let bytes = stream(len + 7);
         let block = &bytes[..len];
-        // A block, a front of the next, a gap up to the middle of the fourth, and one more block.
+        // One block, the front of the next, a gap up to the middle of the fourth, and one more block.
         builder.add_digests(&BlockHasher::new(MIN_BLOCK_LEN, Packed(0)).update(&bytes));
         let skipped = Extent::with_len(Plain(MIN_BLOCK_LEN + 7), 2 * MIN_BLOCK_LEN);
         builder.add_span(skipped, None, None);

@@ -1,7 +1,8 @@
-//! Checksums of the blocks of spans: what verifies a part of a span in a private copy of plain bytes.
+//! Checksums of the blocks of spans.
 //!
-//! Blocks of a span are as long as those of the packed stream, counted from the front of the span. The
-//! checksum of a block is the xxh3-64 of its bytes.
+//! They verify a part of a span in a private copy of plain bytes. Blocks of a span are as long as those of
+//! the packed stream, counted from the front of the span. The checksum of a block is the xxh3-64 of its
+//! bytes.
 
 use std::ops::Range;
 
@@ -23,13 +24,13 @@ pub struct SpanChecksums<'a> {
 }
 
 impl<'a> SpanChecksums<'a> {
-    /// Those of span `number`; `None` when it has none, or `index` contradicts itself.
+    /// The checksums of span `number`; `None` when it has none, or `index` contradicts itself.
     pub(super) fn of(index: &'a Index, number: u32) -> Option<Self> {
         let row = index.arrays.spans.get(usize::try_from(number).ok()?)?;
         if row.flags.get() & SpanRow::UNHASHED != 0 {
             return None;
         }
-        // A file may claim any length; no scan makes longer spans.
+        // A file may claim any length, but no scan makes longer spans.
         let extent = index
             .span_extent(number)
             .filter(|extent| extent.len() <= MAX_SPAN_LEN)?;
@@ -51,8 +52,9 @@ impl<'a> SpanChecksums<'a> {
         self.checksums.iter().map(|checksum| checksum.get())
     }
 
-    /// The bytes of the blocks that bytes `range` of the span lie in, counted from its front, and their
-    /// plain extent.
+    /// The whole blocks around bytes `range` of the span.
+    ///
+    /// Returns their range, counted from the front of the span, and their plain extent.
     pub fn blocks(&self, range: &Range<usize>) -> Option<(Range<usize>, Extent<Plain>)> {
         let len = usize::try_from(self.extent.len()).ok()?;
         let end = range.end.checked_next_multiple_of(self.block_len)?.min(len);
@@ -66,7 +68,7 @@ impl<'a> SpanChecksums<'a> {
         (range.end <= blocks.end).then_some((blocks, extent))
     }
 
-    /// Whether `bytes`, whole blocks from byte `start` of the span on, have their checksums.
+    /// Whether `bytes` match their checksums. They are whole blocks from byte `start` of the span on.
     pub fn match_bytes(&self, start: usize, bytes: &[u8]) -> bool {
         let expected = self
             .checksums

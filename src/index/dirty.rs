@@ -1,27 +1,28 @@
-//! Which entries of a tree under construction are not as they were.
+//! Entries of a tree under construction whose attributes changed.
 
 use super::Ino;
 
-/// DirtyInodes that are kept until someone takes them; more are lost.
+/// Maximum number of pending dirty inodes; more are lost.
 const MAX_DIRTY_INODES: usize = 4096;
 
-/// Entries whose attributes, the link count among them, were changed by later members; nobody has
-/// taken these yet.
+/// Entries whose attributes later members changed, since the last [`take`](Self::take).
+///
+/// The link count is one of the attributes.
 #[derive(Debug)]
 pub(super) struct DirtyInodes {
-    /// `None` when nobody looks at the tree before it is whole.
+    /// `None` when there is no reader before the tree is complete.
     inodes: Option<Vec<Ino>>,
 }
 
 impl DirtyInodes {
-    /// Of a tree that is looked at meanwhile, or not.
+    /// An empty set; it records changes only if `is_tracked`.
     pub(super) fn new(is_tracked: bool) -> Self {
         Self {
             inodes: is_tracked.then(Vec::new),
         }
     }
 
-    /// Attributes of `ino` are other ones.
+    /// Records that the attributes of `ino` changed.
     pub(super) fn mark(&mut self, ino: u32) {
         if let Some(inodes) = self
             .inodes
@@ -33,7 +34,7 @@ impl DirtyInodes {
         }
     }
 
-    /// What was noted since the last time.
+    /// Returns and clears the set.
     pub(super) fn take(&mut self) -> Vec<Ino> {
         self.inodes.as_mut().map(std::mem::take).unwrap_or_default()
     }

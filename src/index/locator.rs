@@ -1,12 +1,13 @@
-//! What a saved index is found by.
+//! The key of a saved index.
 
 use super::format;
 
-/// Where packed bytes come from, which version of them, and how they are read. Whoever has the
-/// same locator may use the same index; texts are compared as they are.
+/// Key of a saved index: the source, its version, and the options for reading it.
+///
+/// Two processes with equal locators may use the same index. Texts are compared byte by byte.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Locator {
-    /// The URL without userinfo and signature, or what identifies a file.
+    /// The URL without userinfo and signature, or the identity of a file.
     pub canonical: String,
     /// Length and validator.
     pub fingerprint: String,
@@ -15,8 +16,9 @@ pub struct Locator {
 }
 
 impl Locator {
-    /// The name of the file that holds its index: 64 hexadecimal digits and a suffix. Of another
-    /// format version it is another file, so that two versions of the program get along.
+    /// The name of the index file: 64 hexadecimal digits and a suffix.
+    ///
+    /// Each format version has its own name, so that two versions of the program can share a directory.
     pub fn file_name(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&format::VERSION.to_le_bytes());
@@ -27,7 +29,7 @@ impl Locator {
         format!("{}.idx", hasher.finalize().to_hex())
     }
 
-    /// Its parts in the order of the format.
+    /// The texts in the order of the format.
     pub(super) fn texts(&self) -> [&str; 3] {
         [&self.canonical, &self.fingerprint, &self.options]
     }

@@ -1,9 +1,9 @@
-//! The limit on the memory of indexes, and of what is needed to merge them.
+//! The memory limit for indexes, and for merging them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A limit on the memory of all indexes and merges that share it. Clones share it.
+/// A memory limit for all indexes and merges that share it. Clones share it.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
     bytes: u64,
@@ -11,8 +11,7 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// The limit of the program unless the user sets another one. Ten million ordinary entries need about
-    /// half of it.
+    /// Default limit of the program. Ten million ordinary entries need about half of it.
     pub const DEFAULT_BYTES: u64 = 2 << 30;
 
     /// A limit of `bytes`, of which none are in use.
@@ -33,7 +32,7 @@ impl MemoryLimit {
         self.bytes
     }
 
-    /// A count, zero so far, of memory that shares the limit.
+    /// A charge of zero bytes against the limit.
     pub fn charge(&self) -> Charge {
         Charge {
             limit: self.clone(),
@@ -48,7 +47,7 @@ impl Default for MemoryLimit {
     }
 }
 
-/// The indexes need more memory than their limit allows.
+/// Error: the indexes need more memory than their limit allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the index needs more than the {limit} bytes of memory that --index-memory allows")]
 pub struct TooMuchMemory {
@@ -56,7 +55,7 @@ pub struct TooMuchMemory {
     pub limit: u64,
 }
 
-/// The memory of one index or merge, counted against the limit while this lives.
+/// The memory of one index or merge. It counts against the limit until dropped.
 #[derive(Debug)]
 pub struct Charge {
     limit: MemoryLimit,
@@ -64,18 +63,18 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Counts `bytes` more, which the caller is about to allocate.
+    /// Counts `bytes` more, before the caller allocates them.
     ///
     /// # Errors
-    /// When they are more than the limit allows.
+    /// When they exceed the limit.
     pub fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
         self.change(self.bytes.saturating_add(bytes as u64))
     }
 
-    /// Makes room for exactly `more` rows, and counts it before it is allocated.
+    /// Makes room for exactly `more` rows, and counts it before the allocation.
     ///
     /// # Errors
-    /// When it is more than the limit allows.
+    /// When it exceeds the limit.
     pub fn reserve<T>(&mut self, rows: &mut Vec<T>, more: usize) -> Result<(), TooMuchMemory> {
         let room = rows.capacity() - rows.len();
         let added = more.saturating_sub(room);
@@ -84,13 +83,13 @@ impl Charge {
         Ok(())
     }
 
-    /// Appends `row`. The memory by which `rows` grow is counted before it is allocated.
+    /// Appends `row`, and counts the growth of `rows` before the allocation.
     ///
     /// # Errors
-    /// When it is more than the limit allows.
+    /// When it exceeds the limit.
     pub fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
         if rows.len() == rows.capacity() {
-            // By a quarter, as the arrays of an index.
+            // By a quarter, like the arrays of an index.
             self.reserve(rows, (rows.len() / 4).max(64))?;
         }
         rows.push(row);

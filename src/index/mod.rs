@@ -1,8 +1,8 @@
 //! The immutable tree of entries, with the seek points to reach their bytes.
 //!
-//! Built in one pass by a [`Builder`], saved and loaded by [`store`], and then only read: flat
-//! arrays behind accessors that check every offset, so that a damaged file is an error and never
-//! a panic.
+//! A [`Builder`] builds it in one pass, and [`store`] saves and loads it. Afterwards it is only read. It
+//! consists of flat arrays behind accessors that check every offset, so a damaged file gives an error and
+//! never a panic.
 
 mod arena;
 mod arrays;
@@ -51,13 +51,16 @@ pub use problem::Problem;
 pub use store::Store;
 pub use whiteouts::{NameKind, WhiteoutFormat};
 
-/// How often hard links that came before their targets are looked at in the end, first and last in turn:
-/// each time at least one more of those finds its own that wait for each other, usually all do.
+/// Maximum number of passes over forward hard links, first and last link in turn.
+///
+/// Forward links came before their targets. In each pass at least one more of those that wait for each other
+/// finds its target. Usually one pass resolves all.
 pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
-/// An entry's number: the order of its first appearance in the archive. The root is 1, implied
-/// directories count when the first member below them appears. Fixed by the index format, so a
-/// mount may show it before the scan ends.
+/// An entry's number: the order of its first appearance in the archive.
+///
+/// The root is 1. An implied directory appears with the first member below it. The index format fixes the
+/// numbers, so a mount may show them before the scan ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ino(pub u32);
 
@@ -66,40 +69,40 @@ impl Ino {
     pub const ROOT: Self = Self(1);
 }
 
-/// The immutable tree of one archive; or, from [`Builder::index`], as much of it as is known.
+/// The immutable tree of one archive, or the part known so far ([`Builder::index`]).
 #[derive(Debug)]
 pub struct Index {
     arrays: Arrays,
-    /// What finds names while more of them come; afterwards they are sorted.
+    /// Finds names while the builder still adds some. A finished index sorts them instead.
     names: Option<NameTable>,
-    /// Entries that later members replaced, if they are kept at all.
+    /// Entries that later members replaced, if the builder keeps them.
     replaced: Option<HashMap<u32, InodeRow>>,
     origin: Origin,
-    /// The length of the blocks that have digests.
+    /// Length of the blocks that have digests, in bytes.
     block_len: u64,
-    /// Where the packed bytes end whose digests are known.
+    /// End of the packed bytes whose digests are known.
     digested: Packed,
     totals: Totals,
-    /// The first ones, as many as are kept.
+    /// The first problems, up to [`Options::max_problems`].
     problems: Vec<Problem>,
     /// The memory of the index, counted against a limit.
     charge: Charge,
 }
 
-/// What an index was made from.
+/// The source that an index was made from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Origin {
-    /// What it is found by.
+    /// The key of the saved index.
     pub locator: Locator,
-    /// The BLAKE3 digest of the packed bytes; zeros when some of them were not seen.
+    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
     pub content_id: [u8; 32],
-    /// SHA-256 of the packed bytes, if someone wanted to know.
+    /// SHA-256 of the packed bytes, if the caller asked for it.
     pub sha256: Option<Sha256>,
-    /// How they are packed.
+    /// How the bytes are packed.
     pub compression: Compression,
-    /// How many they are.
+    /// Length of the packed stream.
     pub packed_bytes: u64,
-    /// How many they make.
+    /// Length of the plain stream.
     pub plain_bytes: u64,
 }
 
@@ -117,7 +120,7 @@ impl Default for Origin {
     }
 }
 
-/// Sums over all entries, so that nobody has to visit them.
+/// Sums over all entries, so that a caller need not visit them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Totals {
     entries: u64,
@@ -146,8 +149,9 @@ impl Totals {
     }
 }
 
-/// One entry, by reference into the index. Accessors never fail: what a damaged index says is
-/// checked when the entry is looked up, or left out of what an iterator yields.
+/// One entry, by reference into the index.
+///
+/// Accessors never fail. The lookup checks the rows of a damaged index, and iterators skip invalid rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     arrays: &'a Arrays,
@@ -155,7 +159,7 @@ pub struct Entry<'a> {
     record: &'a InodeRow,
 }
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind<'a> {
     /// A regular file.
@@ -172,12 +176,12 @@ pub enum Kind<'a> {
     Fifo,
 }
 
-/// A stored piece of a file's content; what lies between pieces is a hole.
+/// A stored piece of a file's content. The gaps between pieces are holes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Piece {
-    /// Where it lies in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// Where its bytes lie in the plain stream.
+    /// The bytes in the plain stream.
     pub plain: Extent<Plain>,
 }
 
@@ -188,14 +192,14 @@ pub struct Child<'a> {
     pub name: &'a [u8],
     /// The entry it names.
     pub ino: Ino,
-    /// How many names come before it in the directory, in the order asked for.
+    /// Number of names before it in the directory, in the order of the iterator.
     pub number: u32,
 }
 
-/// A hard link of a layer to what the layer did not hold when the link came.
+/// A hard link of a layer whose target the layer did not contain yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UnresolvedLink<'a> {
-    /// The directory it would lie in.
+    /// The directory of the link.
     pub parent: Ino,
     /// Its name there.
     pub name: &'a [u8],
@@ -203,32 +207,35 @@ pub struct UnresolvedLink<'a> {
     pub target: &'a [u8],
 }
 
-/// What a layer removes of the layers below it.
+/// A whiteout: one entry, or a whole directory, of lower layers that a layer removes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Whiteout<'a> {
-    /// In this directory,
+    /// The directory of the removed name.
     pub parent: Ino,
-    /// what has this name; everything, when there is none.
+    /// The removed name; `None` removes all names (an opaque directory).
     pub name: Option<&'a [u8]>,
 }
 
 /// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// Which one, from the front.
+    /// Its number, counted from the front.
     pub number: u32,
-    /// The bytes it makes.
+    /// Its plain bytes.
     pub plain: Extent<Plain>,
-    /// Their hash, as [`SpanHasher`](crate::base::span_hash::SpanHasher) takes it with the blocks of
-    /// [`Index::block_len`]; `None` when the scan passed over them.
+    /// Hash by [`SpanHasher`](crate::base::span_hash::SpanHasher), with blocks of [`Index::block_len`].
+    ///
+    /// `None` when the scan skipped the span.
     pub hash: Option<u64>,
-    /// Where decoding can start for it: `None` when only an earlier span has a seek point.
+    /// Where its decoding can start; `None` when only an earlier span has a seek point.
     pub seek_point: Option<SeekPoint>,
 }
 
 impl Index {
-    /// Entry `ino`; `None` when there is none, e.g. because a later member replaced it and that is
-    /// not kept.
+    /// Entry `ino`.
+    ///
+    /// `None` when there is none, for example because a later member replaced it and the index does not keep
+    /// it.
     pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
         let replaced = || self.replaced.as_ref()?.get(&ino.0);
         Some(Entry {
@@ -238,7 +245,7 @@ impl Index {
         })
     }
 
-    /// Whether all of the archive is in it: before that there are no listings.
+    /// Whether the index contains the whole archive. Before that there are no listings.
     pub fn is_complete(&self) -> bool {
         self.names.is_none()
     }
@@ -264,7 +271,7 @@ impl Index {
         None
     }
 
-    /// The entry at `path`, no link followed.
+    /// The entry at `path`, without following links.
     pub fn find(&self, path: &ArchivePath) -> Option<Entry<'_>> {
         let mut components = path.components();
         components.try_fold(self.entry(Ino::ROOT)?, |entry, name| {
@@ -272,9 +279,10 @@ impl Index {
         })
     }
 
-    /// Directory `parent`'s names in the order of their entries' first appearance, from the
-    /// `from`th on; nothing for other entries. Who reads files in this order reads the archive from
-    /// front to back.
+    /// Names in directory `parent`, in archive order, from number `from` on.
+    ///
+    /// The order is that of the entries' first appearance, so a caller that reads the files in this order
+    /// reads the archive from front to back. Empty for entries that are no directories.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
         let numbers = self.child_numbers(parent);
         let first = numbers.start;
@@ -315,8 +323,9 @@ impl Index {
         self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
     }
 
-    /// Where the name under which `ino` first appeared is listed: its directory, and its number among
-    /// that one's [`children`](Self::children); `None` while there are no listings.
+    /// Directory and number under which `ino` first appeared, as in [`children`](Self::children).
+    ///
+    /// `None` while there are no listings.
     pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
         let number = self.arrays.record(ino.0)?.dirent.get();
         let parent = Ino(self.arrays.dirent(number)?.parent.get());
@@ -325,14 +334,15 @@ impl Index {
         within.then(|| (parent, number - siblings.start))
     }
 
-    /// Numbers given out: entries have numbers from 1 (the root) up to here, with gaps where a
-    /// later member replaced one.
+    /// The highest number of an entry.
+    ///
+    /// Numbers start at 1 (the root). There are gaps where a later member replaced an entry.
     pub fn last_ino(&self) -> Ino {
         let count = self.arrays.records.len();
         Ino(u32::try_from(count).map_or(NONE, |count| count.saturating_sub(1)))
     }
 
-    /// Entries alive, the root included.
+    /// Number of live entries, including the root.
     pub fn entry_count(&self) -> u64 {
         self.totals.entries
     }
@@ -342,7 +352,7 @@ impl Index {
         self.totals.has_xattrs
     }
 
-    /// Whether any entry has the extended attribute `name`; looks at all there are.
+    /// Whether any entry has the extended attribute `name`. Scans all attributes.
     pub fn has_xattr(&self, name: &[u8]) -> bool {
         self.xattr_names().any(|known| known == name)
     }
@@ -353,13 +363,14 @@ impl Index {
         names.filter_map(|name| self.arrays.arena.name(name))
     }
 
-    /// Bytes of all files, hard links counted once, holes not counted.
+    /// Bytes of all files. Hard links count once, holes do not count.
     pub fn stored_bytes(&self) -> u64 {
         self.totals.stored_bytes
     }
 
-    /// Hard links of a layer to what it did not hold when they came, in its order: they mean what lies below
-    /// it, or what the layer holds in the end. None of them is an entry.
+    /// Hard links of a layer whose targets it did not contain yet, in its order.
+    ///
+    /// Their target is in the layers below, or appears later in the layer. None of them is an entry.
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
         let rows = self.arrays.unresolved.iter();
         rows.filter_map(|row| {
@@ -377,14 +388,14 @@ impl Index {
         })
     }
 
-    /// What a layer removes of the layers below it.
+    /// Whiteouts of the layer: names of lower layers that it removes.
     pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
         let rows = self.arrays.unresolved.iter();
         rows.filter(|row| row.target_len.get() == 0)
             .filter_map(|row| {
                 let name = self.arrays.arena.name(row.name)?;
                 let parent = row.parent.get();
-                // Something may have replaced it.
+                // A later member may have replaced it.
                 let is_directory = self.arrays.record(parent)?.is_directory();
                 let is_name = name.is_empty() || arrays::is_valid_component(name);
                 (is_directory && is_name).then_some(Whiteout {
@@ -394,7 +405,7 @@ impl Index {
             })
     }
 
-    /// What the index was made from.
+    /// The source that the index was made from.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
@@ -404,7 +415,7 @@ impl Index {
         &self.problems
     }
 
-    /// How many members are damaged or not in the tree.
+    /// Number of members that are damaged or not in the tree.
     pub fn problem_count(&self) -> u64 {
         self.totals.problems
     }
@@ -412,25 +423,25 @@ impl Index {
     /// Counts the memory of the index against `limit` as long as the index lives.
     ///
     /// # Errors
-    /// When the indexes that share the limit have more than it allows.
+    /// When the indexes that share the limit need more than it allows.
     pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
         self.charge = limit.charge();
         self.charge.set(self.memory_bytes())
     }
 
-    /// What the index holds on to, in bytes.
+    /// Memory of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
         let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
         let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
         self.arrays.memory_bytes() + names + replaced * (size_of::<InodeRow>() + 8)
     }
 
-    /// How many spans the plain stream has.
+    /// Number of spans of the plain stream.
     pub fn span_count(&self) -> u32 {
         u32::try_from(self.arrays.spans.len()).unwrap_or(u32::MAX)
     }
 
-    /// The number of the span that holds plain byte `offset`; `None` past the end.
+    /// Number of the span that contains plain byte `offset`; `None` past the end.
     pub fn span_at(&self, offset: Plain) -> Option<u32> {
         if offset.0 >= self.origin.plain_bytes {
             return None;
@@ -440,7 +451,7 @@ impl Index {
         u32::try_from(after).ok()?.checked_sub(1)
     }
 
-    /// The plain bytes of span `number`; `None` past the last or when damaged.
+    /// The plain bytes of span `number`; `None` past the last, or in a damaged index.
     pub fn span_extent(&self, number: u32) -> Option<Extent<Plain>> {
         let spans = &self.arrays.spans;
         let row = spans.get(number as usize)?;
@@ -449,14 +460,15 @@ impl Index {
         Extent::new(Plain(row.plain.get()), Plain(end))
     }
 
-    /// Where in the packed stream decoding can start for span `number`; `None` when it cannot.
+    /// Packed offset where decoding can start for span `number`; `None` without a seek point.
     pub fn seek_offset(&self, number: u32) -> Option<Packed> {
         let row = self.arrays.spans.get(number as usize)?;
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
-    /// Whether every packed byte has a digest and every span a hash, so that all bytes can be told
-    /// from those of another version.
+    /// Whether every packed byte has a digest and every span a hash.
+    ///
+    /// Then a reader can detect all bytes of another version of the source.
     pub fn is_hashed(&self) -> bool {
         let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
         self.digested.0 >= self.origin.packed_bytes
@@ -464,33 +476,34 @@ impl Index {
             && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
     }
 
-    /// Notes that the packed bytes up to `end` were skipped: what was not digested by now is not.
+    /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
     fn skip_blocks(&mut self, end: Packed) {
         let rows = &mut self.arrays.blocks;
-        // The digest of a block's front is not the block's.
+        // A digest of only the front of a block is not the block's digest.
         rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
         let count = blocks::block_count(end.0.div_ceil(self.block_len));
         rows.resize(count, blocks::UNKNOWN_DIGEST);
         self.digested = end;
     }
 
-    /// The length of the blocks that have digests, in bytes.
+    /// Length of the blocks that have digests, in bytes.
     pub fn block_len(&self) -> u64 {
         self.block_len
     }
 
-    /// The blocks that hold the bytes of `extent`, as far as their digests are known: without a
-    /// scan that goes on these are all blocks up to the end of the packed stream.
+    /// The blocks that contain the bytes of `extent`, as far as their digests are known.
+    ///
+    /// Unless a scan is running, these are all blocks up to the end of the packed stream.
     pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
         Blocks::of(self, extent)
     }
 
-    /// Whether decoding refers, at some seek point, to plain bytes before it.
+    /// Whether decoding at some seek point refers to plain bytes before it.
     pub fn has_windows(&self) -> bool {
         !self.arrays.windows.0.is_empty()
     }
 
-    /// Span `number`, its window as the codec packed it; `None` past the last or when damaged.
+    /// Span `number`, with its window still packed; `None` past the last, or in a damaged index.
     pub fn span(&self, number: u32) -> Option<Span> {
         let row = self.arrays.spans.get(number as usize)?;
         Some(Span {
@@ -509,7 +522,7 @@ impl Index {
         })
     }
 
-    /// The checksums of the blocks of span `number`; `None` when it has none, or the index is damaged.
+    /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
     pub fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
         SpanChecksums::of(self, number)
     }
@@ -533,7 +546,7 @@ impl<'a> Entry<'a> {
         self.ino
     }
 
-    /// What it is.
+    /// The type of the entry.
     pub fn kind(&self) -> Kind<'a> {
         match self.record.kind() {
             DIRECTORY => Kind::Directory,
@@ -566,12 +579,12 @@ impl<'a> Entry<'a> {
         self.record.gid.get()
     }
 
-    /// Owner's name as the archive gives it; empty when it gives none.
+    /// Owner's name from the archive; empty without one.
     pub fn user(&self) -> &'a [u8] {
         self.owner(self.record.user.get())
     }
 
-    /// Group's name as the archive gives it; empty when it gives none.
+    /// Group's name from the archive; empty without one.
     pub fn group(&self) -> &'a [u8] {
         self.owner(self.record.group.get())
     }
@@ -583,7 +596,7 @@ impl<'a> Entry<'a> {
             .unwrap_or_default()
     }
 
-    /// Bytes as a reader sees them; the target's length of a symbolic link; 0 for all else.
+    /// Size for a reader: bytes of a file, target length of a symbolic link, else 0.
     pub fn size(&self) -> u64 {
         match self.record.kind() {
             FILE | SYMLINK => self.record.size.get(),
@@ -591,17 +604,19 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Bytes that are stored, holes left out.
+    /// Bytes that are stored, without holes.
     pub fn stored_bytes(&self) -> u64 {
         stored_bytes(self.arrays, self.record)
     }
 
-    /// Whether it is a directory that only the paths of what lies in it speak of.
+    /// Whether it is an implied directory: only paths of entries below it mention it.
     pub fn is_implied(&self) -> bool {
         self.record.is_directory() && self.record.flags.get() & InodeRow::IMPLIED != 0
     }
 
-    /// Whether it is a directory of a layer that only whiteouts below it speak of: the layer has none there.
+    /// Whether it is a directory of a layer that only whiteouts below it mention.
+    ///
+    /// The layer itself has no such directory.
     pub fn is_whiteout_only(&self) -> bool {
         self.record.is_whiteout_only()
     }
@@ -611,12 +626,12 @@ impl<'a> Entry<'a> {
         self.record.mtime()
     }
 
-    /// Names of this entry; of a directory 2 and one for every directory in it.
+    /// Number of names of this entry; for a directory 2, plus one for each subdirectory.
     pub fn link_count(&self) -> u32 {
         self.record.links.get()
     }
 
-    /// How many names a directory has; 0 for all else.
+    /// Number of names in a directory; 0 for all other entries.
     pub fn child_count(&self) -> u32 {
         self.arrays
             .child_numbers(self.ino.0)
@@ -625,18 +640,20 @@ impl<'a> Entry<'a> {
             .unwrap_or(u32::MAX)
     }
 
-    /// The directory in which it first appeared; the root's is the root.
+    /// The directory in which it first appeared. The root is its own parent.
     pub fn parent(&self) -> Ino {
         let dirent = self.arrays.dirent(self.record.dirent.get());
         dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
 
-    /// Extended attributes by name; ACLs under their pax keywords, as text (see [`crate::tar::Member::xattrs`]).
+    /// Extended attributes by name.
+    ///
+    /// ACLs have their pax keywords as names, and text as values (see [`crate::tar::Member::xattrs`]).
     pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
         self.arrays.xattrs(self.record.extra.get())
     }
 
-    /// The stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
+    /// Stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
     pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'a> {
         let size = self.size();
         let end = offset.saturating_add(len);
@@ -666,7 +683,7 @@ impl<'a> Entry<'a> {
             })
     }
 
-    /// A file's pieces as rows: one of its own making when it is not sparse, or those of its map.
+    /// A file's pieces as rows: one made for a file that is not sparse, or those of its map.
     fn rows(&self) -> Option<(Option<PieceRow>, &'a [PieceRow])> {
         if self.record.kind() != FILE {
             return None;

@@ -8,13 +8,13 @@ use zerocopy::little_endian::U64;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Plain;
 
-/// Bytes of each text that an index file holds; the rest is cut.
+/// Maximum bytes of each text in an index file; the rest is cut.
 const MAX_TEXT_BYTES: usize = 4096;
 
-/// Bytes that the problems of an index file may have together.
+/// Maximum bytes of all problems in an index file.
 pub(super) const MAX_SECTION_BYTES: u64 = 1 << 20;
 
-/// Stands for an offset that is not known.
+/// Marks an unknown offset.
 const UNKNOWN_OFFSET: u64 = u64::MAX;
 
 /// A member that is damaged or not in the tree.
@@ -24,7 +24,7 @@ pub struct Problem {
     pub path: Option<ArchivePath>,
     /// The plain offset of its header, if it is known.
     pub offset: Option<Plain>,
-    /// What is wrong with it.
+    /// The description of the problem.
     pub what: String,
 }
 
@@ -33,7 +33,7 @@ impl fmt::Display for Problem {
         if let Some(path) = &self.path {
             write!(f, "{path}: ")?;
         }
-        // A file says it, which anybody may have made.
+        // Escapes it, because an archive or index file from anyone may contain any text.
         for character in self.what.chars() {
             if character.is_control() {
                 write!(f, "{}", character.escape_default())?;
@@ -48,7 +48,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The section of an index file that holds `problems`, as many of the first ones as it may.
+/// Encodes the first `problems` that fit into the section of an index file.
 pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for problem in problems {
@@ -71,7 +71,7 @@ pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     bytes
 }
 
-/// The problems in a section that [`encode`] made; `None` if it is cut.
+/// The problems in a section from [`encode`]; `None` if it is cut.
 pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
     let mut problems = Vec::new();
     while !bytes.is_empty() {
@@ -88,7 +88,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
     Some(problems)
 }
 
-/// The text at the front of `bytes`, and the bytes behind it.
+/// The text at the front of `bytes`, and the rest.
 fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = U64::read_from_prefix(bytes).ok()?;
     rest.split_at_checked(usize::try_from(len.get()).ok()?)

@@ -1,14 +1,13 @@
-//! The rows of the index, exactly as they lie in the file: little-endian, unpadded, any bits valid.
+//! The rows of the index, exactly as in the file: little-endian, unpadded, any bits valid.
 //!
-//! Rows are read in place; who reads one checks what it says. The byte tables are in
-//! docs/index-format.md.
+//! A reader uses rows in place and checks their values. docs/index-format.md has the byte tables.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::tar::{Device, Timestamp};
 
-/// Where the number of a dirent or record is expected and there is none.
+/// Marks a missing number of a dirent or record.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The type bits of [`InodeRow::mode`], as in `st_mode`.
@@ -19,34 +18,35 @@ pub(super) const DIRECTORY: u16 = 0o040_000;
 pub(super) const BLOCK_DEVICE: u16 = 0o060_000;
 pub(super) const FILE: u16 = 0o100_000;
 pub(super) const SYMLINK: u16 = 0o120_000;
-/// A hard link whose target has not been seen; only while building, never in a file.
+/// A hard link whose target is not known yet. Exists only while building, never in a file.
 pub(super) const FORWARD_LINK: u16 = TYPE_MASK;
 
-/// An inode. Its number is its place in the array; all zero when nothing has that number.
+/// An inode. Its number is its index in the array; all zero when the number is unused.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct InodeRow {
-    /// Of a file: where its payload lies in the plain stream. Of a symbolic link: where its
-    /// target lies in the arena. Of a device: its number, major in the upper half. Of a
-    /// directory: its first dirent.
+    /// Location of its content, by type.
+    ///
+    /// File: offset of the payload in the plain stream. Symbolic link: offset of the target in the arena.
+    /// Device: its number, major in the upper half. Directory: its first dirent.
     pub(super) data: U64,
-    /// Of a file: its size. Of a symbolic link: the target's length.
+    /// File: its size. Symbolic link: length of the target.
     pub(super) size: U64,
     pub(super) mtime_seconds: I64,
     pub(super) mtime_nanoseconds: U32,
     pub(super) uid: U32,
     pub(super) gid: U32,
-    /// What `st_nlink` says.
+    /// The value of `st_nlink`.
     pub(super) links: U32,
-    /// Of a directory: how many dirents it has.
+    /// Directory: number of its dirents.
     pub(super) children: U32,
     /// The dirent under which it first appeared; [`NONE`] for the root.
     pub(super) dirent: U32,
-    /// Its row among the extras; 0 when it needs none.
+    /// Its row among the extras; 0 for none.
     pub(super) extra: U32,
     /// The owner's row among the owner names; 0 is the empty name.
     pub(super) user: U16,
-    /// The group's, in the same table.
+    /// The group's row, in the same table.
     pub(super) group: U16,
     /// Type and permissions; 0 for a number without an entry.
     pub(super) mode: U16,
@@ -56,13 +56,13 @@ pub(super) struct InodeRow {
 }
 
 impl InodeRow {
-    /// A directory that only paths below it speak of.
+    /// An implied directory: only paths below it mention it.
     pub(super) const IMPLIED: u32 = 1;
 
-    /// A directory of a layer that only whiteouts below it speak of: it does not exist there.
+    /// A directory of a layer that only whiteouts below it mention. The layer does not contain it.
     pub(super) const WHITEOUT_ONLY: u32 = 2;
 
-    /// Whether only whiteouts below the directory speak of it.
+    /// Whether only whiteouts below the directory mention it.
     pub(super) fn is_whiteout_only(&self) -> bool {
         self.flags.get() & Self::WHITEOUT_ONLY != 0
     }
@@ -101,7 +101,7 @@ impl InodeRow {
     }
 }
 
-/// A short stretch of the arena in eight bytes: offset in the upper 48 bits, length in the lower 16.
+/// A range of the arena in eight bytes: offset in the upper 48 bits, length in the lower 16.
 #[derive(
     Clone,
     Copy,
@@ -119,7 +119,7 @@ impl InodeRow {
 pub(super) struct Name(U64);
 
 impl Name {
-    /// `None` when the stretch does not fit into the bits.
+    /// `None` when offset or length does not fit.
     pub(super) fn new(offset: usize, len: usize) -> Option<Self> {
         let offset = u64::try_from(offset)
             .ok()
@@ -137,36 +137,38 @@ impl Name {
     }
 }
 
-/// A name in a directory. In a file, dirents are sorted by parent, then by entry, so that a listing
-/// comes in the order in which the archive holds the files' bytes.
+/// A name in a directory.
+///
+/// In a file, dirents are sorted by parent, then by entry. So a listing has the order of the files' bytes in
+/// the archive.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Dirent {
     pub(super) name: Name,
-    /// The record it names; 0, only while building, when the name is gone.
+    /// The record it names. 0 marks a removed name, only while building.
     pub(super) ino: U32,
     /// The directory's record.
     pub(super) parent: U32,
 }
 
-/// What only few entries have. Files without a map share rows with the same attributes.
+/// Facts that only few entries have. Files without a map share rows with equal attributes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ExtraRow {
     /// The first row of its extended attributes.
     pub(super) xattr: U32,
     pub(super) xattr_count: U32,
-    /// The first row of its map.
+    /// The first row of its sparse map.
     pub(super) piece: U32,
     pub(super) piece_count: U32,
-    /// 1 when the file is sparse, also when it is one hole: then the map says what is stored.
+    /// 1 when the file is sparse, even if it is one hole. Then the map lists the stored bytes.
     pub(super) sparse: U32,
     pub(super) reserved: U32,
-    /// Bytes that the map's pieces add up to.
+    /// Sum of the bytes of the map's pieces.
     pub(super) stored_bytes: U64,
 }
 
-/// One extended attribute; the value lies in the arena.
+/// One extended attribute, with its value in the arena.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct XattrRow {
@@ -184,32 +186,34 @@ pub(super) struct PieceRow {
     pub(super) len: U64,
 }
 
-/// What a layer says of the layers below it: a hard link whose target the layer does not hold; without a
-/// target a whiteout; without a name either, an opaque directory.
+/// A statement of a layer about the layers below it.
+///
+/// With a target, a hard link whose target the layer does not contain. Without a target, a whiteout. Without
+/// a name either, an opaque directory.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct UnresolvedRow {
-    /// The name of the link, or the name that is removed.
+    /// The name of the link, or the removed name.
     pub(super) name: Name,
-    /// Where the path of its target lies in the arena.
+    /// Offset of the target's path in the arena.
     pub(super) target_offset: U64,
     pub(super) target_len: U32,
     /// The directory's record.
     pub(super) parent: U32,
 }
 
-/// A span; it ends where the next one starts, the last one at the end of the plain stream.
+/// A span. It ends at the next span, and the last one at the end of the plain stream.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct SpanRow {
     pub(super) plain: U64,
-    /// The place of the checksum of its first block.
+    /// Index of the checksum of its first block.
     pub(super) checksum: U64,
     pub(super) packed: U64,
     pub(super) window_offset: U64,
     pub(super) window_len: U32,
     pub(super) state: U32,
-    /// Bits of the packed byte that come before; [`SpanRow::NO_SEEK_POINT`] without a seek point.
+    /// Bits of the packed byte before the seek point; [`SpanRow::NO_SEEK_POINT`] without one.
     pub(super) bit: U32,
     /// [`SpanRow::UNHASHED`], or 0.
     pub(super) flags: U32,
@@ -217,7 +221,7 @@ pub(super) struct SpanRow {
 
 impl SpanRow {
     pub(super) const NO_SEEK_POINT: u32 = u32::MAX;
-    /// Its bytes were passed over, so its blocks have no checksums.
+    /// The scan skipped its bytes, so its blocks have no checksums.
     pub(super) const UNHASHED: u32 = 1;
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn layer(members: &[Member], whiteouts: WhiteoutFormat) -> Index {
 fn built(members: &[Member], options: Options) -> Index {
     let mut builder = Builder::new(options);
     for member in members {
-        // What is refused is among the index's problems.
+        // The index lists refused members among its problems.
         builder.add_member(member).ok();
     }
     builder.finish(Origin::default())

@@ -1,51 +1,53 @@
-//! How layers say what of the layers below them is gone; pure.
+//! The formats of whiteouts in layers; pure.
 
 use super::{Entry, Kind};
 use crate::tar::Device;
 
-/// What names begin with by which layers of images say what is gone.
+/// Prefix of whiteout names in layers of OCI images.
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
-/// The name that makes its directory opaque.
+/// Name of the marker that makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// How layers say what of those below is not to be seen.
+/// How a layer marks entries of lower layers as removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhiteoutFormat {
-    /// As the image specification has it: `.wh.NAME` hides NAME, and `.wh..wh..opq` all that lower
-    /// layers have in its directory.
+    /// The image specification: `.wh.NAME` and `.wh..wh..opq`.
+    ///
+    /// `.wh.NAME` hides NAME. `.wh..wh..opq` hides all entries of lower layers in its directory.
     #[default]
     Oci,
-    /// As overlayfs has it: a character device 0/0 hides what has its name, as does an empty file with the
-    /// attribute `trusted.overlay.whiteout` or `user.overlay.whiteout`, and a directory with the attribute
-    /// `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all that lower layers have
-    /// in it.
+    /// The format of overlayfs.
+    ///
+    /// A character device 0/0 hides its own name. So does an empty file with the attribute
+    /// `trusted.overlay.whiteout` or `user.overlay.whiteout`. A directory with the attribute
+    /// `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all entries of lower layers in
+    /// it.
     Overlay,
-    /// Not at all: whatever is in a layer is an entry.
+    /// No whiteouts. Every member of a layer is an entry.
     Keep,
 }
 
-/// What a name in a layer means.
+/// The meaning of a name in a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NameKind<'a> {
-    /// What it says.
+    /// An ordinary entry.
     Entry,
-    /// That nothing of this name is to be seen in its directory; of a name that nothing can have
-    /// that is nothing at all.
+    /// Hides this name in its directory. A name that no entry can have hides nothing.
     Whiteout(&'a [u8]),
-    /// That nothing is to be seen in its directory.
+    /// Hides everything of lower layers in its directory.
     Opaque,
 }
 
 impl WhiteoutFormat {
-    /// Whether `entry` is no entry, but says that nothing of its name is to be seen.
+    /// Whether `entry` is a whiteout of its own name.
     pub fn is_whiteout(self, entry: &Entry<'_>) -> bool {
         const NONE: Device = Device { major: 0, minor: 0 };
         let is_device = || entry.kind() == Kind::CharDevice(NONE);
         self == Self::Overlay && (is_device() || is_marked_whiteout(entry))
     }
 
-    /// What a member means by its `name`.
+    /// Classifies a member by its `name`.
     pub fn classify_name(self, name: &[u8]) -> NameKind<'_> {
         match self {
             Self::Oci if name == OPAQUE => NameKind::Opaque,
@@ -56,7 +58,7 @@ impl WhiteoutFormat {
         }
     }
 
-    /// Whether `directory` says by itself that nothing of lower layers is to be seen in it.
+    /// Whether `directory` itself is marked as opaque.
     pub fn is_opaque(self, directory: &Entry<'_>) -> bool {
         const OPAQUE: [&[u8]; 2] = [b"trusted.overlay.opaque", b"user.overlay.opaque"];
         self == Self::Overlay
@@ -65,14 +67,15 @@ impl WhiteoutFormat {
                 .any(|(name, value)| OPAQUE.contains(&name) && value == b"y")
     }
 
-    /// Whether the attribute `name` is for the layer alone, and not shown.
+    /// Whether attribute `name` is only a mark of the layer, and hidden from users.
     pub fn hides_xattr(self, name: &[u8]) -> bool {
         const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
         self == Self::Overlay && OVERLAY.iter().any(|prefix| name.starts_with(prefix))
     }
 
-    /// Whether `entry`, a directory, would have to be read together with another place of the layers below,
-    /// or, a file, has its content there: that is not done.
+    /// Whether `entry` refers to another path of the layers below, which is not supported.
+    ///
+    /// Overlayfs would merge such a directory with that path, or read such a file's content there.
     pub fn is_redirected(self, entry: &Entry<'_>) -> bool {
         const REDIRECTS: [&[u8]; 4] = [
             b"trusted.overlay.redirect",
@@ -83,13 +86,13 @@ impl WhiteoutFormat {
         self == Self::Overlay && entry.xattrs().any(|(name, _)| REDIRECTS.contains(&name))
     }
 
-    /// Whether what is called `name` is no entry and holds none.
+    /// Whether `name` is reserved for whiteouts, so that it names no entry.
     pub fn is_reserved_name(self, name: &[u8]) -> bool {
         self == Self::Oci && name.starts_with(WHITEOUT_PREFIX)
     }
 }
 
-/// How overlayfs nested in overlayfs writes what is gone, since Linux 6.7.
+/// The format of overlayfs nested in overlayfs, since Linux 6.7.
 fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
     const WHITEOUT: [&[u8]; 2] = [b"trusted.overlay.whiteout", b"user.overlay.whiteout"];
     entry.kind() == Kind::File
