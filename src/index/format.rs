@@ -15,7 +15,7 @@ use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;
 use crate::codec::Compression;
 
-/// The version this program writes, and the only one it reads.
+/// The format version that this program writes, and the only one it reads.
 pub const VERSION: u32 = 8;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
@@ -24,48 +24,48 @@ const SECTIONS: u32 = 16;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
-/// Longest texts of an index that [`read_origin`] looks at: locators are shorter by far.
+/// Maximum bytes of text that [`read_origin`] reads. Real locators are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
 
-/// Why bytes are not an index that can be used. Whatever it is, the index can be made again.
+/// Why bytes are not a usable index. The index can always be made again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// They are something else.
+    /// They are no index.
     #[error("not a tarfs index")]
     NotAnIndex,
     /// Another version of the program wrote them.
     #[error("index format version {0}, this program reads version {VERSION}")]
     Version(u32),
-    /// There are more or fewer than were written.
+    /// The file is shorter or longer than the header says.
     #[error("the index is {actual} bytes long and says it has {expected}")]
     Length {
-        /// By the header.
+        /// From the header.
         expected: u64,
-        /// In the file.
+        /// Length of the file.
         actual: u64,
     },
-    /// They are not as they were written.
+    /// The bytes changed since they were written.
     #[error("the index is damaged: checksum mismatch")]
     Checksum,
-    /// They break a rule of the format.
+    /// The rows break a rule of the format.
     #[error("the index is damaged: {0}")]
     Malformed(&'static str),
-    /// It was made from another source, another version of it, or with other options.
+    /// Another source, another version of it, or other options.
     #[error("the index belongs to another source")]
     Mismatch,
-    /// It, or where it lies, could be replaced by someone else.
+    /// Another user could replace the file or its directory.
     #[error(transparent)]
     Untrusted(PermissionProblem),
-    /// It is larger than an index in memory may be.
+    /// The index is larger than the memory limit for indexes.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
-    /// It is no file at all.
+    /// The path is no regular file.
     #[error("not a regular file")]
     NotAFile,
-    /// It does not fit into memory.
+    /// Allocation failed.
     #[error("not enough memory for an index of {0} bytes")]
     Memory(u64),
-    /// The file could not be read or written.
+    /// Reading or writing the file failed.
     #[error("input or output failed")]
     Io(#[from] io::Error),
 }
@@ -85,7 +85,7 @@ struct Header {
     sections: [Section; SECTIONS as usize],
 }
 
-/// Where a section lies; sections adjoin.
+/// Offset and length of a section. Sections are adjacent.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Section {
@@ -113,7 +113,7 @@ struct Footer {
     magic: [u8; 8],
 }
 
-/// Writes `index` as one that is found by `locator`.
+/// Writes `index` under the key `locator`.
 ///
 /// # Errors
 /// When `out` fails.
@@ -153,11 +153,12 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     out.inner.flush()
 }
 
-/// Reads an index from a file of `len` bytes. Nothing is looked at entry by entry; what rows say
-/// is checked when they are used.
+/// Reads an index from a file of `len` bytes.
+///
+/// Does not check entry by entry. Accessors check rows when they are used.
 ///
 /// # Errors
-/// When the bytes are anything but what [`write()`] wrote.
+/// When the bytes are not exactly those that [`write()`] wrote.
 pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
@@ -228,11 +229,12 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     }
 }
 
-/// What an index in a file of `len` bytes was made from, by its first sections alone: for showing
-/// it, as nothing is checked that comes behind them.
+/// Reads the origin of an index file of `len` bytes from its first sections.
+///
+/// Only for display, because the sections after them are not checked.
 ///
 /// # Errors
-/// When there is none, or it says more than makes sense.
+/// When there is no origin, or it is implausibly long.
 pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
     let mut input = HashingStream::new(input);
     let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
@@ -269,7 +271,7 @@ impl Header {
         }
     }
 
-    /// The header of a file of `len` bytes, its sections inside the file.
+    /// Reads the header of a file of `len` bytes, and checks that its sections are inside the file.
     fn read(input: &mut HashingStream<impl Read>, len: u64) -> Result<Self, Error> {
         if len < size_of::<Self>() as u64 {
             return Err(Error::NotAnIndex);
@@ -353,7 +355,7 @@ impl Layer {
     }
 }
 
-/// How far `blocks` are digests of a packed stream: to its end, or they are none.
+/// End of the digested packed bytes: the end of the stream, or 0 without `blocks`.
 fn digested(blocks: &[BlockDigest], block_len: u64, packed_bytes: u64) -> Result<Packed, Error> {
     match blocks.len() as u64 {
         0 => Ok(Packed(0)),
@@ -412,7 +414,7 @@ fn decode_texts(bytes: &[u8]) -> Result<Locator, Error> {
     }
 }
 
-/// A reader or writer, and the hash of what has gone through.
+/// A reader or writer that hashes all bytes that pass through.
 struct HashingStream<T> {
     inner: T,
     hasher: Hasher,
@@ -442,7 +444,7 @@ impl<R: Read> HashingStream<R> {
         Ok(row)
     }
 
-    /// A section, straight into its vector. Its length has been checked against the file's.
+    /// Reads a section straight into its vector. The caller checked its length against the file's.
     fn rows<T: FromBytes + IntoBytes + FromZeros + Clone>(
         &mut self,
         section: Section,
@@ -480,7 +482,7 @@ mod tests {
         }
     }
 
-    /// Something of everything.
+    /// An index that uses every feature.
     fn sample() -> Index {
         let mut builder = Builder::new(Options::default());
         let sparse = Member {
@@ -534,14 +536,14 @@ mod tests {
         read(bytes, bytes.len() as u64)
     }
 
-    /// Makes the checksum right again, as a hostile file would have it.
+    /// Corrects the checksum, as a hostile file would have it.
     fn seal(bytes: &mut [u8]) {
         let end = bytes.len() - size_of::<Footer>();
         let digest = blake3::hash(&bytes[..end]);
         bytes[end..end + 32].copy_from_slice(digest.as_bytes());
     }
 
-    /// Calls every accessor; returns how many things it saw.
+    /// Calls every accessor, and counts the results.
     fn visit(index: &Index) -> usize {
         let mut seen = 0;
         for number in 0..=index.last_ino().0.min(100) {
@@ -680,7 +682,7 @@ mod tests {
             assert!(index.lookup(Ino::ROOT, b"d").is_none());
             assert_eq!(index.children_by_name(Ino::ROOT, 0).count(), 0);
         }
-        // Every place leads to the first dirent, which is one of the root's.
+        // Every position refers to the first dirent, which belongs to the root.
         index.arrays.by_name.fill(0.into());
         let d = index
             .children(Ino::ROOT, 0)

@@ -1,8 +1,8 @@
-//! Several indexes as one: the arrays of a tree whose names come from the trees of layers.
+//! Merges several indexes into one tree with names from all layers.
 //!
-//! What is seen of which layer is decided elsewhere and handed in as a [`MergePlan`]; this file only
-//! moves rows. The plain streams of the layers lie one behind the other in one address space, so
-//! that pieces, holes and spans of the merged index are what they are of any other.
+//! The caller decides which entries are visible, in a [`MergePlan`]. This file only copies rows. The plain
+//! streams of the layers follow each other in one address space. So pieces, holes and spans of the merged
+//! index have the same meaning as in any other.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -22,106 +22,109 @@ use crate::base::extent::Packed;
 /// An entry of one of several indexes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LayerIno {
-    /// Which index, from the bottom.
+    /// Number of the index, from the bottom.
     pub layer: u32,
-    /// Its number there.
+    /// Its number in that index.
     pub ino: Ino,
 }
 
-/// A directory of the merged tree, or another entry.
+/// A directory of the merged tree, made of one or more directories of layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MergedDirectory {
-    /// Whose number it has in the order of entries: of several directories that are one, the lowest.
+    /// The lowest of the directories that it merges. Its position decides the inode number.
     pub lowest: LayerIno,
-    /// Whose attributes it shows.
+    /// The directory whose attributes it shows.
     pub attributes: LayerIno,
 }
 
 /// A name of the merged tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MergedName<'a> {
-    /// The directory it is in, by its number in [`MergePlan::directories`].
+    /// The directory that contains it, by its number in [`MergePlan::directories`].
     pub directory: u32,
     /// One component.
     pub name: &'a [u8],
-    /// What it names; of a directory [`MergedDirectory::lowest`].
+    /// The entry it names; for a directory, [`MergedDirectory::lowest`].
     pub target: LayerIno,
 }
 
-/// What a merged tree consists of.
+/// The directories and names of a merged tree.
 #[derive(Clone, Debug, Default)]
 pub struct MergePlan<'a> {
     /// All its directories, the root first.
     pub directories: Vec<MergedDirectory>,
-    /// All its names, none twice in a directory. Of several for one entry the first one is its path.
+    /// All its names, each once per directory. The first name of an entry is its path.
     pub names: Vec<MergedName<'a>>,
-    /// Entries of the layers that nothing could be made of, and the first of them.
+    /// Number of entries of the layers that cannot be merged.
     pub problem_count: u64,
-    /// See [`Self::problem_count`]; each with its layer, counted from 0.
+    /// The first of those entries, each with its layer, counted from 0.
     pub problems: Vec<(usize, Problem)>,
 }
 
-/// A merged tree, and where its entries come from.
+/// A merged tree, with the mapping of its entries to the layers.
 #[derive(Debug)]
 pub struct MergedIndex {
-    /// The tree. Its plain stream is those of the layers, one behind the other; no decoding can
-    /// start anywhere in it.
+    /// The tree. Its plain stream is those of the layers, one after the other.
+    ///
+    /// Decoding cannot start anywhere in it.
     pub index: Arc<Index>,
-    /// The first members that are damaged or not in the tree, each with its layer, counted from 0. The index
-    /// has the same.
+    /// The first members that are damaged or not in the tree, each with its layer.
+    ///
+    /// Layers count from 0. The index has the same problems.
     pub problems: Vec<(usize, Problem)>,
-    /// For each number of an entry, 0 included, where its content is.
+    /// For each merged inode number, 0 included, the entry with its content.
     layer_inos: Vec<LayerIno>,
-    /// For each layer, for each number there, the one in the merged tree; 0 when nothing is seen.
+    /// For each layer and each inode number there, the merged number; 0 if not visible.
     numbers: Vec<Vec<u32>>,
 }
 
 /// Why layers cannot be merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MergeError {
-    /// There are more entries, or more that belongs to them, than numbers.
+    /// There are more entries, or rows that belong to them, than numbers.
     #[error("the layers together have more entries than one tree can have")]
     TooLarge,
-    /// The merge needs more memory than is allowed.
+    /// The merge exceeds the memory limit.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
 }
 
 impl MergedIndex {
-    /// Which entry of which layer `ino` is; of a directory the lowest.
+    /// The entry of a layer behind `ino`; for a directory, the lowest one.
     pub fn layer_ino(&self, ino: Ino) -> Option<LayerIno> {
         let layer_ino = self.layer_inos.get(ino.0 as usize).copied();
         layer_ino.filter(|layer_ino| layer_ino.ino != Ino(0))
     }
 
-    /// The number that an entry of a layer has here; `None` when it is not seen.
+    /// The merged number of an entry of a layer; `None` when it is not visible.
     pub fn merged_ino(&self, layer_ino: LayerIno) -> Option<Ino> {
         let numbers = self.numbers.get(layer_ino.layer as usize)?;
         let number = numbers.get(layer_ino.ino.0 as usize)?;
         (*number != 0).then_some(Ino(*number))
     }
 
-    /// What this holds on to besides the index, in bytes.
+    /// Memory of this table in bytes, without the index.
     pub fn memory_bytes(&self) -> usize {
         table_bytes(&self.numbers, &self.layer_inos)
     }
 }
 
-/// The bytes of the tables of [`MergedIndex`].
+/// Bytes of the tables of [`MergedIndex`].
 fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
     let numbers = numbers.iter().map(arena::capacity_bytes);
     numbers.sum::<usize>() + arena::capacity_bytes(layer_inos)
 }
 
-/// Makes one index of `layers`, from the bottom, as `plan` says. Attributes whose names `hides` are
-/// left out. `origin` is what it is to be known by; its plain bytes are set here. The memory of the
-/// index and of its tables counts against `limit` while the index lives.
+/// Merges `layers`, from the bottom, as `plan` says.
 ///
-/// Numbers are given in the order of the layers, and of the entries in each: they depend on
-/// nothing but the indexes.
+/// Leaves out attributes whose names `hides`. `origin` identifies the merged index, and this function sets
+/// its plain bytes. The memory of the index and of its tables counts against `limit` while the index lives.
+///
+/// Numbers follow the order of the layers, and of the entries in each. They depend on nothing but the
+/// indexes.
 ///
 /// # Errors
-/// When it does not fit into an index, or into the limit.
+/// When the merge does not fit into an index, or exceeds the limit.
 pub fn merge(
     layers: &[&Index],
     plan: &MergePlan<'_>,
@@ -192,7 +195,7 @@ pub fn merge(
         mut charge,
         ..
     } = merger;
-    // The order of the names.
+    // For the order of the names.
     charge.add(arrays.dirents.len() * size_of::<u32>())?;
     build_tree::sort_dirents(&mut arrays);
     arrays.shrink();
@@ -212,7 +215,7 @@ pub fn merge(
             plain_bytes,
             ..origin
         },
-        // Bytes are read, and verified, layer by layer.
+        // Readers fetch and verify bytes layer by layer.
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         totals,
@@ -239,7 +242,7 @@ fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {
     problems.take(Options::default().max_problems).collect()
 }
 
-/// Gives a number to whatever `plan` names: for each layer by its numbers, and back.
+/// Assigns a number to each entry that `plan` names. Returns the maps in both directions.
 fn assign_inos(
     layers: &[&Index],
     plan: &MergePlan<'_>,
@@ -296,32 +299,32 @@ fn merged_ino_of(numbers: &[Vec<u32>], layer_ino: LayerIno) -> u32 {
     number.copied().unwrap_or_default()
 }
 
-/// An index that rows are taken from.
+/// An index that rows are copied from.
 struct SourceLayer<'a> {
     arrays: &'a Arrays,
-    /// Where its plain stream begins in that of the whole.
+    /// Start of its plain stream in that of the whole.
     start: u64,
-    /// Which rows of extras have become which.
+    /// Copied rows of extras: from old to new row.
     extras: HashMap<u32, u32>,
-    /// Which sets of attributes, by the place of their first and their number, have become which.
+    /// Copied sets of attributes: from old to new first row and count.
     xattr_sets: HashMap<(u32, u32), (u32, u32)>,
 }
 
-/// The index that rows are put into.
+/// The index that rows are copied to.
 struct Merger<'a, 'h> {
     arrays: Arrays,
     owners: HashMap<&'a [u8], u16>,
     hides: &'h dyn Fn(&[u8]) -> bool,
     charge: Charge,
-    /// The memory of the merge besides the arrays.
+    /// Memory of the merge without the arrays.
     other_bytes: usize,
 }
 
-/// Bytes that an entry of [`SourceLayer::extras`] or [`SourceLayer::xattr_sets`] may take while its table grows.
+/// Bytes of one entry of [`SourceLayer::extras`] or [`SourceLayer::xattr_sets`] while the table grows.
 const TABLE_ENTRY_BYTES: usize = 64;
 
 impl<'a> Merger<'a, '_> {
-    /// Counts the memory that the arrays have now.
+    /// Counts the current memory of the arrays.
     fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.arrays.memory_bytes() + self.other_bytes;
         self.charge.set(bytes)
@@ -358,7 +361,7 @@ impl<'a> Merger<'a, '_> {
         Ok(record)
     }
 
-    /// The row of an owner's name; 0, the empty name, when there are too many.
+    /// Row of an owner's name; 0, the empty name, when there are too many.
     fn copy_owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
         let name = arrays.owners.get(usize::from(row));
         let name = name.and_then(|&name| arrays.arena.name(name));
@@ -400,7 +403,7 @@ impl<'a> Merger<'a, '_> {
                 arena::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
                 self.check_memory()?;
             }
-            // What lay outside is left out.
+            // Rows that were out of range are left out.
             extra.piece_count = row_count(map)?.into();
         } else if count == 0 {
             layer.extras.insert(row, 0);
@@ -412,7 +415,7 @@ impl<'a> Merger<'a, '_> {
         Ok(number)
     }
 
-    /// The place of the attributes of row `extra`, and their number.
+    /// First row and number of the attributes of row `extra`.
     fn copy_xattr_set(
         &mut self,
         layer: &mut SourceLayer<'a>,
@@ -442,7 +445,7 @@ impl<'a> Merger<'a, '_> {
         Ok(set)
     }
 
-    /// Adds the names, and counts them.
+    /// Adds the names, and counts the links.
     fn add_dirents(
         &mut self,
         plan: &MergePlan<'_>,
@@ -472,7 +475,7 @@ impl<'a> Merger<'a, '_> {
         Ok(())
     }
 
-    /// Where the spans of `layer` lie; decoding them is for the layer.
+    /// Copies the span boundaries of `layer`. Only the layer itself can decode spans.
     fn add_spans(&mut self, layer: &SourceLayer<'_>) {
         let rows = layer.arrays.spans.iter().map(|row| SpanRow {
             plain: row.plain.get().saturating_add(layer.start).into(),
@@ -488,7 +491,7 @@ impl<'a> Merger<'a, '_> {
     }
 }
 
-/// How many `rows` there are.
+/// Number of `rows`, as the format stores it.
 fn row_count<T>(rows: &[T]) -> Result<u32, MergeError> {
     u32::try_from(rows.len()).map_err(|_| MergeError::TooLarge)
 }

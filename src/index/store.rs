@@ -1,10 +1,9 @@
-//! Index files: found by locator, published by rename. The only file here that does more than
-//! compute.
+//! Index files: found by locator, published by rename. Only this file of the index does I/O.
 //!
-//! Processes agree by flock(2). Who uses a file, or writes one that has no name yet, holds it shared;
-//! who removes it holds it alone meanwhile. A name may lead to another file by the time that a lock is
-//! there, so who has locked one looks whether it still has its name; and nobody renames while somebody
-//! who has looked is about to remove, for which both hold the directory.
+//! Processes synchronize by flock(2). A user of a file holds a shared lock, as does the writer of a file that
+//! has no name yet. A process that removes a file holds the exclusive lock meanwhile. The name may refer to
+//! another file by the time the lock is granted, so a process checks the name after locking. Renaming and
+//! removing exclude each other by a lock on the directory.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -24,37 +23,39 @@ use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
 use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 
-/// How old a temporary file must be to be someone's who died.
+/// Minimum age at which the writer of a temporary file counts as dead.
 const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
 
-/// How long to wait for who looks whether a file is in use, or removes one, and how often to try;
-/// neither takes long, unless it was stopped in the midst of it.
+/// Timeout for locks that another process holds briefly.
+///
+/// That process checks whether a file is in use, or removes one. Neither takes long, unless the process is
+/// stopped meanwhile.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// See [`LOCK_TIMEOUT`].
+/// Interval between attempts within [`LOCK_TIMEOUT`].
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The lock of who uses a file.
+/// The lock of a process that uses a file.
 const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 
-/// How often a file may be replaced between its opening and its lock.
+/// Maximum number of replacements of a file between its opening and its lock.
 const MAX_REOPENS: usize = 8;
 
-/// How temporary files begin.
+/// Prefix of the names of temporary files.
 const TEMPORARY_PREFIX: &str = ".tmp-";
 
-/// What the directory is called in that of the cache.
+/// Name of this directory inside the cache directory.
 const DIRECTORY_NAME: &str = "index";
 
-/// Bytes that are read or written at once where sections are small.
+/// Buffer size for reading and writing small sections, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// What failed with which file.
+/// A failed operation on an index file.
 #[derive(Debug, thiserror::Error)]
 #[error("index file {}", path.display())]
 pub struct Error {
     /// The file, or the directory for it.
     pub path: PathBuf,
-    /// Why.
+    /// The reason.
     #[source]
     pub cause: Cause,
 }
@@ -65,36 +66,37 @@ pub struct Store {
     cache_dir: PathBuf,
 }
 
-/// What is kept of indexes when another one is saved: what nobody has used in a quarter of a year
-/// goes, and of more than 2 GiB what was used longest ago.
+/// Retention of indexes, applied when another one is saved.
+///
+/// It evicts indexes unused for a quarter of a year, and the least recently used ones beyond 2 GiB.
 pub const RETENTION_POLICY: RetentionPolicy = RetentionPolicy {
     max_bytes: 2 << 30,
     max_age: Duration::from_hours(90 * 24),
 };
 
-/// Says to other processes that an index is in use, until dropped.
+/// Marks an index as in use for other processes, until dropped.
 #[derive(Debug)]
 pub struct IndexLock {
     locked: File,
 }
 
 impl IndexLock {
-    /// Notes that it is used now.
+    /// Sets the time of last use to now.
     pub fn touch(&self) {
-        // It goes somewhat too early at the worst.
+        // On failure, at worst the index is evicted somewhat too early.
         self.locked.set_modified(SystemTime::now()).ok();
     }
 }
 
 impl Store {
-    /// The store below `cache_dir`. Nothing is touched until it is used.
+    /// The store below `cache_dir`. Does not touch the directory yet.
     pub fn new(cache_dir: &Path) -> Self {
         Self {
             cache_dir: cache_dir.to_owned(),
         }
     }
 
-    /// Where the index for `locator` is or would be.
+    /// Path of the index file for `locator`, whether it exists or not.
     pub fn path(&self, locator: &Locator) -> PathBuf {
         self.directory().join(locator.file_name())
     }
@@ -103,19 +105,20 @@ impl Store {
         self.cache_dir.join(DIRECTORY_NAME)
     }
 
-    /// The index that was published for `locator`; `None` when none was.
+    /// The published index for `locator`; `None` when there is none.
     ///
     /// # Errors
-    /// When there is a file that cannot be used: unreadable, damaged, of another version, another
-    /// user or another source. Publishing replaces it. Or when the directory is not this user's
-    /// alone.
+    /// When the file is unreadable, damaged, or of another version, user or source. Publishing replaces such
+    /// a file. Also when other users have access to the directory.
     pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
         let found = self.find_locked(locator, &MemoryLimit::default())?;
         Ok(found.map(|(index, _)| index))
     }
 
-    /// As [`find`](Self::find) with another limit on memory, and its file stays as long as what comes with it lives. Without that
-    /// it is good all the same: somebody who was stopped has it.
+    /// As [`find`](Self::find), with a memory limit and a lock on the file.
+    ///
+    /// The file exists as long as the lock. Without a lock the index is usable as well, because then a
+    /// stopped process holds the file.
     ///
     /// # Errors
     /// As `find`.
@@ -144,16 +147,18 @@ impl Store {
         Ok(Some((index, in_use)))
     }
 
-    /// Makes `index` the one that is found by `locator`, at once and whole. Directories that are
-    /// missing are made for this user only. What others no one has used for long, or is too much,
-    /// goes. The file stays as long as what is returned lives, unless somebody replaces it; without
-    /// that, until somebody removes it.
+    /// Publishes `index` for `locator`, atomically.
     ///
-    /// Nothing is forced to disk: what a power failure leaves is noticed and made again.
+    /// Creates missing directories for this user only. Evicts other indexes by [`RETENTION_POLICY`]. The file
+    /// exists as long as the returned lock, unless another process replaces it. Without a lock, another
+    /// process may remove it.
+    ///
+    /// Does not force anything to disk. After a power failure, reading detects a damaged file, and the index
+    /// is made again.
     ///
     /// # Errors
-    /// When the file cannot be written, or the directory is not this user's alone; whatever was
-    /// found before is still found then.
+    /// When the file cannot be written, or other users have access to the directory. The previous index is
+    /// still found then.
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         let published = self.try_publish(locator, index);
         published.map_err(|error| store_error(&self.path(locator), error))
@@ -163,9 +168,9 @@ impl Store {
         let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY_NAME)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
-        // Not only for writing: NFS gives a shared lock only to a descriptor that can read.
+        // Not only for writing, because NFS gives a shared lock only to a descriptor that can read.
         let file = directory.file(&temporary, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
-        // Until then, and if it cannot be said, its age speaks for it.
+        // Before the lock, or without one, the age of the file protects it.
         let locked = file.try_clone().ok();
         let locked = locked.filter(|file| lock_with_timeout(file, SHARED_LOCK).is_ok());
         let written = format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
@@ -177,7 +182,7 @@ impl Store {
             directory.remove(&temporary).ok();
         }
         let name = locator.file_name();
-        // A failure is not worth a word: the next one tries again.
+        // Ignores failures, because the next publication tries again.
         for surplus in expired(&files(&directory).unwrap_or_default()) {
             if surplus.name != name {
                 surplus.remove().ok();
@@ -186,10 +191,10 @@ impl Store {
         written.map(|()| locked.map(|locked| IndexLock { locked }))
     }
 
-    /// All index files, also of other versions of the program and such that are not finished.
+    /// All index files, including unfinished ones and those of other versions.
     ///
     /// # Errors
-    /// When the directory is there but not this user's alone, or cannot be read.
+    /// When the directory exists and other users have access to it, or it cannot be read.
     pub fn files(&self) -> io::Result<Vec<IndexFile>> {
         match self.open_directory() {
             Ok(directory) => files(&Arc::new(directory)),
@@ -198,7 +203,7 @@ impl Store {
         }
     }
 
-    /// Its directory as it is found now.
+    /// Opens the index directory at its present path.
     fn open_directory(&self) -> io::Result<TrustedDir> {
         TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY_NAME)
     }
@@ -208,32 +213,33 @@ impl Store {
 #[derive(Clone, Debug)]
 pub struct IndexFile {
     directory: Arc<TrustedDir>,
-    /// What it is called.
+    /// Its name in the directory.
     pub name: String,
-    /// Bytes of disk that it takes.
+    /// Bytes that it occupies on disk.
     pub held_bytes: u64,
-    /// When it was used last.
+    /// Time of last use.
     pub used: SystemTime,
-    /// Whether it was finished; it may still be.
+    /// Whether it is complete. An incomplete file may still be in the making.
     pub is_finished: bool,
     identity: (u64, u64),
 }
 
 impl IndexFile {
-    /// What it was made from, as far as it says; for showing it.
+    /// The source it claims to be made from. Only for display.
     pub fn origin(&self) -> Option<Origin> {
         let file = self.directory.file(&self.name, OFlags::RDONLY).ok()?;
         let len = file.metadata().ok()?.len();
         format::read_origin(BufReader::new(file), len).ok()
     }
 
-    /// Whether some process uses it, or may still be writing it.
+    /// Whether a process uses it, or may still be writing it.
     pub fn is_in_use(&self) -> bool {
         self.is_recent_temporary() || self.lock_exclusive().is_err()
     }
 
-    /// Whether somebody may have begun to write it, and not said so yet; others than this version do
-    /// not say so at all.
+    /// Whether its writer may still be alive without holding a lock.
+    ///
+    /// A writer takes the lock only after creating the file. Other versions of the program take no lock.
     fn is_recent_temporary(&self) -> bool {
         !self.is_finished
             && self
@@ -242,11 +248,12 @@ impl IndexFile {
                 .is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
-    /// The lock that nobody else has, or nothing of a file that nobody uses because it is not fit to
-    /// be.
+    /// Takes the exclusive lock, or returns `None` if the file cannot be opened.
+    ///
+    /// Such a file is unusable, so no process uses it.
     ///
     /// # Errors
-    /// [`Errno::WOULDBLOCK`] while somebody uses it.
+    /// [`Errno::WOULDBLOCK`] while another process uses it.
     fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
@@ -258,16 +265,16 @@ impl IndexFile {
         }
     }
 
-    /// Removes it, unless it is in use or another one by now; whether it did.
+    /// Removes it, unless it is in use or was replaced. Returns whether it did.
     ///
     /// # Errors
     /// When it cannot be removed.
     pub fn remove(&self) -> io::Result<bool> {
-        // First, or it might get another name while it is looked at.
+        // The directory's lock first, because another process might rename the file meanwhile.
         let Some(_lock) = lock_directory(&self.directory) else {
             return Ok(false);
         };
-        // Until it is gone: who opens it meanwhile waits, and finds it without a name.
+        // Held until the removal. A process that opens the file meanwhile waits, and then finds no name.
         let Ok(_alone) = self.lock_exclusive() else {
             return Ok(false);
         };
@@ -281,7 +288,7 @@ impl IndexFile {
     }
 }
 
-/// Opens the file `name`, and says that it is in use; if that cannot be said, it is not.
+/// Opens the file `name` and takes the shared lock, if possible.
 ///
 /// # Errors
 /// As [`Directory::file`].
@@ -302,18 +309,19 @@ fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<I
         .map(|file| (file, None))
 }
 
-/// Keeps others that ask for the same from giving a file of `directory` its name or removing one, as
-/// long as it lives; `None` when they take too long. Where there are no locks for directories, as on
-/// some network file systems, nobody is kept from anything.
+/// Excludes other processes that rename or remove files of `directory`.
+///
+/// The lock lasts until the descriptor is dropped. `None` when another process holds it too long. Some
+/// network file systems have no locks for directories, and there it excludes no process.
 fn lock_directory(directory: &TrustedDir) -> Option<OwnedFd> {
-    // A descriptor of its own, or the lock would be that of everyone with the same.
+    // An own descriptor, because all users of a shared one would share its lock.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = openat(directory, ".", flags, Mode::empty()).ok()?;
     let locked = lock_with_timeout(&own, FlockOperation::NonBlockingLockExclusive);
     (locked != Err(Errno::WOULDBLOCK)).then_some(own)
 }
 
-/// Takes a lock, perhaps after a moment. `operation` must not wait by itself.
+/// Takes a lock within [`LOCK_TIMEOUT`]. `operation` must not block.
 fn lock_with_timeout(file: impl AsFd, operation: FlockOperation) -> rustix::io::Result<()> {
     let deadline = Instant::now() + LOCK_TIMEOUT;
     loop {
@@ -345,7 +353,7 @@ fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
     Ok(files.collect())
 }
 
-/// Whether a locator may have given this name.
+/// Whether `name` has the form of [`Locator::file_name`].
 fn is_index(name: &str) -> bool {
     let digits = name.strip_suffix(".idx");
     digits.is_some_and(|digits| {
@@ -353,7 +361,7 @@ fn is_index(name: &str) -> bool {
     })
 }
 
-/// What of `files` is beyond the bounds, or was left by writers that died.
+/// The `files` beyond the retention policy, and those of dead writers.
 fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
     let kept: Vec<_> = files
         .iter()
@@ -370,11 +378,10 @@ fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
     surplus.chain(abandoned.map(|(file, _)| file)).collect()
 }
 
-/// Reads the index file at `path`, wherever it came from. The caller decides whether its origin
-/// is the right one.
+/// Reads the index file at `path`, of any origin. The caller checks the origin.
 ///
 /// # Errors
-/// When it cannot be read, or is not an index of this version, whole and undamaged.
+/// When it cannot be read, or is not a complete and undamaged index of this version.
 pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     let loaded = open(path).and_then(|file| load(file, limit));
     loaded.map_err(|cause| Error {
@@ -383,11 +390,12 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     })
 }
 
-/// Writes an index file at `path`, at once and whole, in place of what is there; the directory
-/// must exist. It is readable to this user only, as the archive may not be meant for others.
+/// Writes an index file at `path` atomically, and replaces an existing one.
+///
+/// The directory must exist. Only this user can read the file, because the archive may be confidential.
 ///
 /// # Errors
-/// When it cannot be written; what was there is still there then.
+/// When it cannot be written. An existing file is unchanged then.
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
     write_atomically(path, &index.origin.locator, index).map_err(|error| store_error(path, error))
 }
@@ -399,7 +407,7 @@ fn store_error(path: &Path, error: io::Error) -> Error {
     }
 }
 
-/// Opens a regular file, and waits for nothing: a FIFO would let nobody through.
+/// Opens a regular file without blocking, because opening a FIFO would block.
 fn open(path: &Path) -> Result<File, Cause> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new()
@@ -412,7 +420,7 @@ fn open(path: &Path) -> Result<File, Cause> {
     Ok(file)
 }
 
-/// What an error of a private directory means.
+/// Maps an error of a private directory to its cause.
 fn classify_error(error: io::Error) -> Cause {
     match PermissionProblem::from_error(&error) {
         Some(untrusted) => Cause::Untrusted(untrusted.clone()),
@@ -431,7 +439,7 @@ fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
     Ok(index)
 }
 
-/// Writes beside `path`, then renames.
+/// Writes a temporary file beside `path`, then renames it.
 fn write_atomically(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
     let temporary = path.with_file_name(temporary_name());
     let written = write_new(&temporary, locator, index).and_then(|()| fs::rename(&temporary, path));
@@ -450,12 +458,13 @@ fn write_new(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
     format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
 }
 
-/// A name that no other writer uses, nor one that was killed has used: in containers that share a cache
-/// the numbers of processes come again.
+/// A name that no other writer uses or has used.
+///
+/// It contains a random part, because containers that share a cache reuse process numbers.
 fn temporary_name() -> String {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    // The standard library's own chance.
+    // The random keys of the standard library.
     let random = RandomState::new().hash_one(number);
     format!("{TEMPORARY_PREFIX}{}-{random:016x}", std::process::id())
 }
@@ -486,7 +495,7 @@ mod tests {
         })
     }
 
-    /// Publishes an index, and uses it no longer.
+    /// Publishes an index and drops the lock.
     fn publish(store: &Store, options: &str) -> PathBuf {
         let locator = locator(options);
         drop(store.publish(&locator, &index(locator.clone())).unwrap());
@@ -612,7 +621,7 @@ mod tests {
         assert!(temporary("new").exists());
     }
 
-    /// In a container the next process has the number of the one before.
+    /// In a container the next process may have the same number as the one before.
     #[test]
     fn temporary_file_of_dead_writer_with_same_pid_is_no_obstacle() {
         let names: Vec<_> = (0..100).map(|_| temporary_name()).collect();
@@ -638,7 +647,7 @@ mod tests {
             publish(&store, name);
         }
         let _mark = held(&store, "marked");
-        // Only now, or each would go when the next one is saved.
+        // Only now, because otherwise saving the next one would remove each.
         for name in names {
             let file = File::open(store.path(&locator(name))).unwrap();
             file.set_modified(long_ago).unwrap();
@@ -670,7 +679,7 @@ mod tests {
         assert!(!file.remove().unwrap());
         drop(mark);
         assert!(!file.is_in_use());
-        // Another one under its name is not what was meant.
+        // Replaces the file under the same name, which must then not be removed.
         publish(&store, "a");
         assert!(!file.remove().unwrap());
         assert!(store.files().unwrap()[0].remove().unwrap());
@@ -748,7 +757,7 @@ mod tests {
         let store = Store::new(cache.path());
         for is_replaced in [false, true] {
             let path = publish(&store, "");
-            // As one that is about to remove it.
+            // Acts like a process that is about to remove the file.
             let removing = File::open(&path).unwrap();
             flock(&removing, FlockOperation::NonBlockingLockExclusive).unwrap();
             let found = std::thread::scope(|scope| {
@@ -816,7 +825,7 @@ mod tests {
         for end in 0..300 {
             assert!(read(&bytes[..end]).is_err(), "{end}");
         }
-        // The length of the texts, and everything behind them moved by as much.
+        // Changes the length of the texts, and moves all later sections accordingly.
         let texts = 56 + 16 + 8;
         bytes[texts + 5] = 1;
         assert!(read(&bytes).is_err());
