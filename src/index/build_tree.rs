@@ -1,4 +1,4 @@
-//! The tree under construction: arrays that grow, and a table from names to dirents.
+//! The tree under construction: growing arrays, and a table from names to dirents.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,20 +23,20 @@ pub(super) const ROOT: u32 = 1;
 pub(super) struct BuildTree {
     /// The index so far.
     pub(super) index: Index,
-    /// How many records there may be.
+    /// Maximum number of records.
     max_records: u32,
-    /// Whether it is a layer's: there anything replaces a directory, full or not.
+    /// Whether it is a layer, where anything replaces a directory, even a full one.
     is_layer: bool,
-    /// What is not as it was.
+    /// Entries whose attributes changed.
     pub(super) dirty: DirtyInodes,
 }
 
-/// Dirents by parent and name, while more of them come.
+/// Hash table of dirents by parent and name, while building.
 #[derive(Debug)]
 pub(super) struct NameTable {
-    /// Numbers only: 4 bytes and a control byte each.
+    /// Dirent numbers only, of 4 bytes and a control byte each.
     dirents: HashTable<u32>,
-    /// Differs from run to run, so that no archive can be made whose names collide.
+    /// Random per process, so that no archive can contain names that collide.
     seed: u64,
 }
 
@@ -63,7 +63,7 @@ impl NameTable {
             .copied()
     }
 
-    /// Adds dirent `number`, which is in `arrays` already.
+    /// Adds dirent `number`, which `arrays` already contain.
     fn add(&mut self, arrays: &Arrays, number: u32) {
         let seed = self.seed;
         let hash_of = |&number: &u32| {
@@ -83,7 +83,7 @@ impl NameTable {
 }
 
 impl BuildTree {
-    /// A tree of a root and nothing else.
+    /// A tree with only a root.
     pub(super) fn new(options: Options) -> Self {
         let arrays = Arrays {
             records: vec![InodeRow::default(), implied_directory()],
@@ -161,7 +161,7 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Puts `record` under a new number where dirent `number` leads.
+    /// Adds `record` under a new number, and points dirent `number` to it.
     pub(super) fn replace(&mut self, number: u32, record: InodeRow) -> Result<u32, MemberError> {
         self.check_replaceable(number)?;
         let ino = self.allocate_ino(record)?;
@@ -174,7 +174,7 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Tells a new entry its only name.
+    /// Sets the first name of a new entry.
     fn set_first_name(&mut self, ino: u32, dirent: u32) {
         let record = self.record_mut(ino);
         record.dirent = dirent.into();
@@ -193,7 +193,7 @@ impl BuildTree {
     pub(super) fn relink(&mut self, number: u32, ino: u32) -> Result<(), MemberError> {
         self.check_replaceable(number)?;
         self.release_target(number);
-        // The dirents of one entry tell their age by their offset in the arena.
+        // Dirents of one entry have the order of their offsets in the arena.
         let name = self
             .index
             .arrays
@@ -209,8 +209,9 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Takes away dirent `number`, which is not a directory's. It stays in the arrays until they
-    /// are sorted.
+    /// Removes dirent `number`, which must not name a directory.
+    ///
+    /// It stays in the arrays until they are sorted.
     pub(super) fn unlink(&mut self, number: u32) {
         self.release_target(number);
         let parent = self.dirent(number).parent.get();
@@ -227,7 +228,9 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Forgets what dirent `number` names. [`Self::prune_replaced_directories`] forgets what is in it.
+    /// Removes the name `number` from its entry.
+    ///
+    /// If that was a directory, [`Self::prune_replaced_directories`] later removes its contents.
     fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         self.dirty.mark(ino.get());
@@ -244,7 +247,7 @@ impl BuildTree {
         }
     }
 
-    /// Takes away entry `ino`, which has no name left. Who may have it open already keeps it.
+    /// Removes entry `ino`, which has no name left. Readers that have it open keep it.
     fn remove_inode(&mut self, ino: u32) {
         let mut record = std::mem::take(self.record_mut(ino));
         self.index.totals.entries = self.index.totals.entries.saturating_sub(1);
@@ -274,10 +277,10 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Forgets what is in directories that were replaced.
+    /// Removes the contents of replaced directories.
     pub(super) fn prune_replaced_directories(&mut self) {
         let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
-        // A directory's number is higher than that of the directory it is in, and it never moves.
+        // A directory has a higher number than its parent, and never moves.
         for ino in ROOT + 1..count {
             let record = self.record(ino);
             if record.is_directory() {
@@ -293,7 +296,7 @@ impl BuildTree {
             if ino.get() == 0 || self.record(parent.get()).is_directory() {
                 continue;
             }
-            // A directory is gone by now.
+            // The loop above already removed directories.
             if self.record(ino.get()).mode.get() != 0 {
                 self.release_target(number);
             }
@@ -301,7 +304,7 @@ impl BuildTree {
         }
     }
 
-    /// Whether there can be another dirent with this name.
+    /// Checks that a dirent with this name can be added.
     fn check_name(&self, name: &[u8]) -> Result<(), MemberError> {
         if name.len() > MAX_NAME_BYTES {
             return Err(MemberError::NameTooLong);
@@ -312,7 +315,7 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Whether one more name can be remembered that is no dirent's.
+    /// Checks that one more name without a dirent can be added.
     pub(super) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
         self.check_name(name)?;
         let arrays = &self.index.arrays;
@@ -322,7 +325,7 @@ impl BuildTree {
         Ok(())
     }
 
-    /// A dirent for a name that is not there yet.
+    /// Adds a dirent for a new name.
     fn add_dirent(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
         let number = u32::try_from(self.index.arrays.dirents.len()).expect("checked by check_name");
         let dirent = Dirent {
@@ -346,8 +349,10 @@ impl BuildTree {
         number
     }
 
-    /// What `name` in directory `parent` of a layer is to whiteouts below it: a directory, made when nothing
-    /// is there. `None` when it is something else, which replaces what lower layers have.
+    /// The directory `name` in directory `parent` of a layer, for whiteouts below it.
+    ///
+    /// Creates it as `unseen` when it is missing. `None` when another type of entry replaces the directory of
+    /// lower layers.
     pub(super) fn whiteout_directory(
         &mut self,
         parent: u32,
@@ -361,12 +366,12 @@ impl BuildTree {
         Ok(self.record(ino).is_directory().then_some(ino))
     }
 
-    /// Whether `ino` is a hard link whose target has not come yet.
+    /// Whether `ino` is a hard link whose target is not known yet.
     pub(super) fn is_forward_link(&self, ino: u32) -> bool {
         self.record(ino).kind() == FORWARD_LINK
     }
 
-    /// What dirent `number` is to a path that leads through it.
+    /// The step that dirent `number` adds to path resolution.
     fn step_through(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
         match self.index.arrays.record(ino) {
@@ -387,8 +392,7 @@ impl BuildTree {
         self.index.memory_bytes()
     }
 
-    /// Drops the table, sorts the dirents in place and tells directories and entries where
-    /// theirs are now, and what the order of their names is.
+    /// Drops the table, sorts the dirents in place, and updates all references to them.
     pub(super) fn into_sorted(self) -> Index {
         let Self { mut index, .. } = self;
         index.names = None;
@@ -398,8 +402,7 @@ impl BuildTree {
     }
 }
 
-/// Sorts the dirents in place and tells directories and entries where theirs are now, and what the
-/// order of their names is.
+/// Sorts the dirents in place, and updates ranges, first dirents and name order.
 pub(super) fn sort_dirents(arrays: &mut Arrays) {
     arrays.dirents.sort_unstable_by(|left, right| {
         let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
@@ -411,7 +414,7 @@ pub(super) fn sort_dirents(arrays: &mut Arrays) {
     set_first_dirents(arrays);
 }
 
-/// Fills in the order of names in each directory.
+/// Computes the order of names in each directory.
 fn sort_names(arrays: &mut Arrays) {
     let count = u32::try_from(arrays.dirents.len()).expect("checked by check_name");
     let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
@@ -431,7 +434,7 @@ fn sort_names(arrays: &mut Arrays) {
     arrays.by_name = by_name;
 }
 
-/// Fills in where each directory's dirents are.
+/// Sets the range of dirents of each directory.
 fn set_child_ranges(arrays: &mut Arrays) {
     let mut number = 0_u64;
     for siblings in arrays
@@ -447,8 +450,9 @@ fn set_child_ranges(arrays: &mut Arrays) {
     }
 }
 
-/// Fills in under which dirent each entry first appeared: names are appended to the arena as they
-/// appear, so it is the one whose name lies first.
+/// Sets the first dirent of each entry.
+///
+/// The builder appends names to the arena as they appear, so the first one has the lowest offset.
 fn set_first_dirents(arrays: &mut Arrays) {
     for record in &mut arrays.records {
         record.dirent = NONE.into();
@@ -465,14 +469,15 @@ fn set_first_dirents(arrays: &mut Arrays) {
 }
 
 fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
-    // An odd factor keeps the seeds of different parents different.
+    // An odd factor gives different parents different seeds.
     let parent = u64::from(parent).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     xxh3_64_with_seed(name, seed.wrapping_add(parent))
 }
 
-/// A directory that only the paths below it imply. GNU tar gives it the time of extraction and the mode that
-/// the umask leaves of 0777. Here it does not depend on the run or on the order of the members: its time is
-/// 0, as in reproducible archives.
+/// The record of an implied directory, which no member describes.
+///
+/// GNU tar gives it the time of extraction, and mode 0777 without the umask. Here it depends neither on the
+/// run nor on the order of the members. Its time is 0, as in reproducible archives.
 pub(super) fn implied_directory() -> InodeRow {
     InodeRow {
         mode: (DIRECTORY | 0o755).into(),
@@ -483,7 +488,7 @@ pub(super) fn implied_directory() -> InodeRow {
     }
 }
 
-/// The tree as the way to a new member: makes the directories that are missing.
+/// Resolves the path of a new member, and creates missing directories.
 pub(super) struct CreatingResolver<'a>(pub(super) &'a mut BuildTree);
 
 impl resolve::Tree for CreatingResolver<'_> {
@@ -514,8 +519,9 @@ impl resolve::Tree for CreatingResolver<'_> {
     }
 }
 
-/// The tree of a layer as the way to a hard link's target: makes nothing. What is missing may be in a layer
-/// below, and is `None`.
+/// Resolves a hard link's target in a layer, and creates nothing.
+///
+/// Returns `None` for a missing directory, which may be in a layer below.
 pub(super) struct LayerResolver<'a>(pub(super) &'a BuildTree);
 
 impl resolve::Tree for LayerResolver<'_> {
@@ -549,15 +555,15 @@ impl resolve::Tree for LayerResolver<'_> {
     }
 }
 
-/// The tree as the way to a hard link's target: makes nothing.
+/// Resolves a hard link's target, and creates nothing.
 pub(super) struct ReadOnlyResolver<'a>(pub(super) &'a BuildTree);
 
-/// Why the way to a target ends before the target.
+/// Why resolution stops before the target.
 #[derive(Debug)]
 pub(super) enum NameError {
-    /// Nothing is there.
+    /// A name is missing.
     Missing,
-    /// A hard link whose own target has not come yet is on the way.
+    /// A component is a hard link whose own target is not known yet.
     Forward,
 }
 

@@ -1,13 +1,13 @@
-//! Members in archive order → the tree that GNU tar would leave on disk.
+//! Builds the tree that GNU tar would leave on disk from members in archive order.
 //!
-//! Later members replace earlier ones as `tar -x` replaces files: a new entry gets a new number,
-//! its hard-linked siblings keep the old one; a directory over a directory updates it; nothing
-//! replaces a directory that holds something. Unlike GNU tar, a hard link may come before its
-//! target, and a missing parent is made also where a symbolic link leads to it.
+//! Later members replace earlier ones as `tar -x` replaces files. A new entry gets a new number, and its
+//! hard-linked siblings keep the old one. A directory over a directory updates it. Nothing replaces a
+//! directory that is not empty. Unlike in GNU tar, a hard link may precede its target, and a missing parent
+//! is created even through a symbolic link.
 //!
-//! Of an archive that is a layer ([`Options::whiteouts`]) the tree is what `umoci unpack` and containerd
-//! make of its members alone: anything replaces a directory, and a hard link to what is not there yet is
-//! a link to what the layers below have, if they have it.
+//! For a layer ([`Options::whiteouts`]) the tree is what `umoci unpack` and containerd make of its members
+//! alone. Anything replaces a directory. A hard link to a missing target links to the entry of the lower
+//! layers, if they have it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
@@ -35,37 +35,41 @@ use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
 
-/// Bytes that a name may have: what Linux allows.
+/// Maximum bytes of a name: the limit of Linux.
 pub(super) const MAX_NAME_BYTES: usize = 255;
 
-/// Bytes that the path of an entry or of a hard link's target may have.
+/// Maximum bytes of the path of an entry or of a hard link's target.
 const MAX_PATH_BYTES: usize = 65_535;
 
-/// Bytes that a symbolic link's target may have: what Linux allows.
+/// Maximum bytes of a symbolic link's target: the limit of Linux.
 const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
-/// Bytes that the name of a user or group may have; longer ones count as none. Ours, and generous:
-/// `useradd` takes 32.
+/// Maximum bytes of the name of a user or group; longer names are dropped.
+///
+/// Our own generous limit, because `useradd` takes 32.
 const MAX_OWNER_NAME_BYTES: usize = 1024;
 
-/// Bytes that the name of an extended attribute may have: what Linux allows.
+/// Maximum bytes of the name of an extended attribute: the limit of Linux.
 const MAX_XATTR_NAME_BYTES: usize = 255;
 
-/// What an archive may cost, beyond what its members' limits already allow.
+/// Limits and options of a builder, beyond the parser's limits on members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// How many numbers may be given out; what comes later is refused. The default, 2²⁶, is about
-    /// 6 GiB of index. Needed because a member of two kilobytes may imply a thousand directories.
+    /// Maximum number of entries; later ones are rejected.
+    ///
+    /// The default, 2²⁶, is about 6 GiB of index. It is needed because a member of two kilobytes may imply a
+    /// thousand directories.
     pub max_entries: u32,
-    /// How many problems are kept; all are counted.
+    /// Maximum number of stored problems. All are counted.
     pub max_problems: usize,
-    /// How many problems [`take_problems`](Builder::take_problems) hands out.
+    /// Maximum number of problems that [`take_problems`](Builder::take_problems) returns.
     pub max_reported_problems: u64,
-    /// Whether someone looks at the tree while it grows. Then entries that a later member replaced
-    /// can still be looked at, by number and without a name, as they may be open; and
-    /// [changes](Builder::take_dirty_inodes) are noted.
+    /// Whether readers use the tree while it grows.
+    ///
+    /// Then the index keeps replaced entries by number and without a name, because they may be open. It also
+    /// records [changed entries](Builder::take_dirty_inodes).
     pub keeps_replaced: bool,
-    /// How the archive says what of the layers below it is gone, if it is a layer.
+    /// How the archive marks removed entries of lower layers, if it is a layer.
     pub whiteouts: Option<WhiteoutFormat>,
 }
 
@@ -81,36 +85,37 @@ impl Default for Options {
     }
 }
 
-/// Where a member went.
+/// The effect of a member on the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// It is this entry, new or (a directory) updated.
+    /// Created this entry, or updated it (a directory).
     Entry(Ino),
-    /// It is another name of this entry.
+    /// Added a name to this entry.
     Link(Ino),
-    /// It is another name of an entry that has not been seen; [`Builder::finish`] settles it. Of a layer
-    /// it may be one of a layer below.
+    /// Added a name whose target is not known yet; [`Builder::finish`] resolves it.
+    ///
+    /// In a layer, the target may be in a layer below.
     Forward,
-    /// It removes something of the layers below.
+    /// Removed an entry of lower layers.
     Whiteout,
 }
 
-/// Why a member has no place in the tree; the rest goes on without it.
+/// Why the tree does not contain a member. The other members are not affected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MemberError {
-    /// Its path leads nowhere inside the root.
+    /// Its path does not resolve inside the root.
     #[error(transparent)]
     Unreachable(#[from] PathError),
     /// Its name has a `..` component.
     #[error("the name contains '..'")]
     ParentComponent,
-    /// It would replace a directory that holds something.
+    /// It would replace a directory that is not empty.
     #[error("a directory that is not empty is in its place")]
     NotEmpty,
-    /// The root is a directory and stays one.
+    /// It would replace the root, which must be a directory.
     #[error("only a directory can take the root's place")]
     RootNotDirectory,
-    /// A hard link's target is not in the archive, or is itself such a link.
+    /// The archive does not contain a hard link's target, or the target is such a link itself.
     #[error("the target of the hard link is missing")]
     MissingTarget,
     /// A hard link's target is a directory.
@@ -122,7 +127,7 @@ pub enum MemberError {
     /// A symbolic link's target is empty or longer than 4,095 bytes.
     #[error("the target of the symbolic link is empty or too long")]
     BadTarget,
-    /// [`Options::max_entries`] or a field's width is used up.
+    /// [`Options::max_entries`] or the width of a field is exceeded.
     #[error("the archive has more entries than are allowed")]
     TooManyEntries,
 }
@@ -136,36 +141,36 @@ impl From<ResolveError<Self>> for MemberError {
     }
 }
 
-/// What lies at a hard link's target.
+/// The result of looking up a hard link's target.
 enum LinkTarget {
     /// An entry.
     Entry(u32),
-    /// Nothing so far, or a link whose own target has not come yet.
+    /// No entry yet, or a link whose own target is missing.
     Missing,
-    /// Nobody knows yet: such a link is on the way.
+    /// Not known yet, because the path leads through a link without a target.
     ThroughForwardLink,
 }
 
-/// Makes an index in one pass. It needs at most 160 bytes an entry besides the names.
+/// Builds an index in one pass, with at most 160 bytes per entry besides the names.
 #[derive(Debug)]
 pub struct Builder {
     tree: BuildTree,
     options: Options,
     /// Rows of owner names, by name.
     owners: HashTable<u16>,
-    /// Rows of extras that say nothing but a set of attributes, by that set.
+    /// Rows of extras without a sparse map, by their set of attributes.
     attribute_sets: HashTable<u32>,
     hasher: RandomState,
-    /// Hard links whose targets have not been seen.
+    /// Hard links whose targets are not known yet.
     forward: Vec<u32>,
     /// The memory of the builder, counted against a limit.
     charge: Charge,
-    /// Problems that [`take_problems`](Self::take_problems) has not handed out.
+    /// Problems that [`take_problems`](Self::take_problems) has not returned yet.
     unreported: Vec<Problem>,
 }
 
 impl Builder {
-    /// A builder of an empty tree: a root, mode 0755, owned by 0:0.
+    /// An empty tree: a root, mode 0755, owned by 0:0.
     pub fn new(options: Options) -> Self {
         Self {
             tree: BuildTree::new(options),
@@ -186,37 +191,39 @@ impl Builder {
         self
     }
 
-    /// Counts the memory that the builder has now.
+    /// Counts the current memory of the builder.
     ///
     /// # Errors
-    /// When it is more than the limit allows.
+    /// When it exceeds the limit.
     pub fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.memory_bytes();
         self.charge.set(bytes)
     }
 
-    /// The index as far as it has come: a tree that has no listings yet, and the spans so far. It
-    /// answers for what was replaced, too, when [`Options::keeps_replaced`] says so.
+    /// The index so far, with the spans known and without listings.
+    ///
+    /// It also contains replaced entries if [`Options::keeps_replaced`] is set.
     pub fn index(&self) -> &Index {
         &self.tree.index
     }
 
-    /// Says how the source is packed, and how long it is as far as one knows, so that spans can be
-    /// read before all of them are known.
+    /// Sets how the source is packed, and its length if known.
+    ///
+    /// Readers need this to read spans before all spans are known.
     pub fn set_compression(&mut self, compression: Compression, packed_bytes: Option<u64>) {
         let origin = &mut self.tree.index.origin;
         origin.compression = compression;
         origin.packed_bytes = packed_bytes.unwrap_or(u64::MAX);
     }
 
-    /// Puts the next member in its place.
+    /// Adds the next member.
     ///
     /// # Errors
-    /// When it has none. That is noted as a problem, concerns this member only, and leaves what
-    /// was in its place.
+    /// When the tree cannot contain it. The builder records a problem and keeps the previous entry. Only this
+    /// member is affected.
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
         let name = ArchivePath::sanitize(&member.name);
-        // An old way to say "directory", which GNU tar honours.
+        // An old form of a directory, which GNU tar honours.
         let says_directory = name.has_trailing_slash && member.kind == Kind::File;
         let kind = if says_directory {
             &Kind::Directory
@@ -242,13 +249,15 @@ impl Builder {
         placed
     }
 
-    /// Entries whose attributes members have changed since the last time. What is new is not among
-    /// them, nor directories that have one more directory in them; of very many the last are missing.
+    /// Entries whose attributes changed since the last call.
+    ///
+    /// New entries are not among them, nor directories with one more subdirectory. Beyond a limit the last
+    /// ones are missing.
     pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
         self.tree.dirty.take()
     }
 
-    /// Notes that a member is damaged or not in the tree.
+    /// Records a member that is damaged or not in the tree.
     pub fn add_problem(&mut self, problem: Problem) {
         let index = &mut self.tree.index;
         index.totals.problems += 1;
@@ -260,13 +269,14 @@ impl Builder {
         }
     }
 
-    /// Problems since the last call, of the first [`Options::max_reported_problems`].
+    /// New problems since the last call, of the first [`Options::max_reported_problems`].
     pub fn take_problems(&mut self) -> Vec<Problem> {
         mem::take(&mut self.unreported)
     }
 
-    /// Appends a span, whose blocks have these checksums, if the scan has seen its bytes. Spans come in
-    /// order and adjoin; what lies between two belongs to the first.
+    /// Appends a span, with the checksums of its blocks if the scan read its bytes.
+    ///
+    /// The caller adds spans in order and without gaps, so bytes between two belong to the first.
     pub fn add_span(
         &mut self,
         plain: Extent<Plain>,
@@ -299,13 +309,13 @@ impl Builder {
         arena::push(&mut arrays.spans, row);
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
-        // Only bytes that are not packed are skipped.
+        // The scan skips bytes only in uncompressed archives.
         if checksums.is_none() {
             index.skip_blocks(Packed(plain.end().0));
         }
     }
 
-    /// Notes digests of blocks of the packed stream. What lies between these and those before has none.
+    /// Adds digests of blocks of the packed stream. Blocks in a gap before them get none.
     pub fn add_digests(&mut self, new: &NewDigests) {
         let index = &mut self.tree.index;
         index.block_len = new.block_len;
@@ -319,7 +329,7 @@ impl Builder {
         index.digested = new.end;
     }
 
-    /// What the builder holds on to, in bytes: capacities, not lengths.
+    /// Memory of the builder in bytes: capacities, not lengths.
     pub fn memory_bytes(&self) -> usize {
         self.tree.memory_bytes()
             + self.owners.allocation_size()
@@ -327,14 +337,14 @@ impl Builder {
             + arena::capacity_bytes(&self.forward)
     }
 
-    /// The index, settled.
+    /// Resolves forward links and returns the index.
     pub fn finish(mut self, origin: Origin) -> Index {
         self.resolve_forward_links();
         let mut index = self.tree.into_sorted();
         index.origin = origin;
         index.arrays.shrink();
         index.totals = Totals::of(&index.arrays, index.totals.problems);
-        // It is smaller than what was allowed.
+        // The index is smaller than the builder, so the limit holds.
         let _is_less = self.charge.set(index.memory_bytes()).is_ok();
         index.charge = self.charge;
         index
@@ -378,14 +388,13 @@ impl Builder {
         };
         let ino = self.tree.replace(number, record)?;
         if is_layer && *kind == Kind::Directory {
-            // What was here has removed what lower layers have, a directory too.
+            // The replaced entry had removed that of lower layers, even a directory.
             self.add_whiteout(ino, b"")?;
         }
         Ok(Placement::Entry(Ino(ino)))
     }
 
-    /// The directory of which `path`, as a whiteout, says something, and what it says; `None` when it is
-    /// none.
+    /// Parses `path` as a whiteout: the directory and the meaning; `None` for an entry.
     fn whiteout<'p>(&self, path: &'p ArchivePath) -> Option<(ArchivePath, NameKind<'p>)> {
         let (directory, name) = path.split_last()?;
         match self.options.whiteouts?.classify_name(name) {
@@ -394,7 +403,7 @@ impl Builder {
         }
     }
 
-    /// Whether the layer shows nothing at `path`.
+    /// Whether a component of `path` is reserved for whiteouts, so that the layer does not show it.
     fn is_hidden(&self, path: &ArchivePath) -> bool {
         let whiteouts = self.options.whiteouts;
         let is_reserved =
@@ -402,9 +411,10 @@ impl Builder {
         path.components().any(is_reserved)
     }
 
-    /// Notes a whiteout in `directory`. It names what the layers below have there by its path alone, so no
-    /// link is followed; where the layer itself has something else than a directory, nothing is left of
-    /// theirs.
+    /// Adds a whiteout in `directory`, without following links.
+    ///
+    /// A whiteout names entries of the lower layers by literal path. If the layer itself has something other
+    /// than a directory there, that hides all entries of lower layers already.
     fn insert_whiteout(
         &mut self,
         directory: &ArchivePath,
@@ -416,7 +426,7 @@ impl Builder {
             NameKind::Opaque => Some(&b""[..]),
         };
         let is_hidden = self.is_hidden(directory);
-        // Nothing has a name that long.
+        // No entry can have such a long name.
         let longest = directory.components().chain(name).map(<[u8]>::len).max();
         let Some(name) = name.filter(|_| !is_hidden && longest <= Some(MAX_NAME_BYTES)) else {
             return Ok(Placement::Whiteout);
@@ -437,8 +447,9 @@ impl Builder {
         Ok(Placement::Whiteout)
     }
 
-    /// Remembers that nothing called `name` is left of the layers below in directory `ino`; nothing at all
-    /// when it is empty.
+    /// Records that directory `ino` hides the entry `name` of lower layers.
+    ///
+    /// An empty `name` hides all of them.
     fn add_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), MemberError> {
         self.tree.check_capacity(name)?;
         let row = UnresolvedRow {
@@ -459,8 +470,10 @@ impl Builder {
         Ok(Placement::Entry(Ino::ROOT))
     }
 
-    /// A name for what lies at `target`. As in GNU tar an existing name is only given up for a
-    /// link that can be made, and a link to what already has this name changes nothing.
+    /// Adds a name for the entry at `target`.
+    ///
+    /// As in GNU tar, a link replaces an existing name only if its target exists. A link to the entry that
+    /// already has this name changes nothing.
     fn insert_link(
         &mut self,
         parent: u32,
@@ -479,7 +492,7 @@ impl Builder {
         Ok(Placement::Link(Ino(ino)))
     }
 
-    /// Gives entry `ino` the name `name` in `parent`, which is `existing` now.
+    /// Gives entry `ino` the name `name` in `parent`. `existing` is the present dirent of that name.
     fn link_name(
         &mut self,
         parent: u32,
@@ -488,7 +501,7 @@ impl Builder {
         ino: u32,
     ) -> Result<(), MemberError> {
         match existing {
-            // A directory's own name, too.
+            // Also for a directory's own name.
             Some(number) if self.tree.dirent(number).ino.get() == ino => Ok(()),
             _ if self.tree.record(ino).is_directory() => Err(MemberError::LinkToDirectory),
             Some(number) => self.tree.relink(number, ino),
@@ -496,8 +509,9 @@ impl Builder {
         }
     }
 
-    /// A name for what lies at `target` in the layer so far. If nothing does it is a name for what the layers
-    /// below have there; their links are theirs to follow.
+    /// Adds a name for the entry at `target` in the layer so far.
+    ///
+    /// If there is none, the link refers to the lower layers. Links in their paths are resolved there.
     fn insert_layer_link(
         &mut self,
         parent: u32,
@@ -535,7 +549,7 @@ impl Builder {
         Ok(Placement::Link(Ino(ino)))
     }
 
-    /// Keeps the place of a link whose target may still come.
+    /// Reserves the name of a link whose target may still appear.
     fn insert_forward_link(
         &mut self,
         parent: u32,
@@ -548,7 +562,7 @@ impl Builder {
         Ok(Placement::Forward)
     }
 
-    /// The record of a hard link to `target`, which has not been seen.
+    /// The record of a hard link to `target`, which is not known yet.
     fn forward_record(&mut self, target: &ArchivePath) -> InodeRow {
         let offset = self.tree.arrays_mut().arena.push(target.as_bytes());
         InodeRow {
@@ -559,7 +573,7 @@ impl Builder {
         }
     }
 
-    /// What lies at a hard link's target.
+    /// Looks up a hard link's target.
     fn find_link_target(&self, path: &ArchivePath) -> Result<LinkTarget, MemberError> {
         let Some((directory, name)) = path.split_last() else {
             return Ok(LinkTarget::Entry(ROOT));
@@ -583,8 +597,10 @@ impl Builder {
         Ok(LinkTarget::Entry(ino))
     }
 
-    /// After the last member: gives every hard link that still waits its target; without one they
-    /// become problems. As on disk the last comes first, and who waits for another link is asked again.
+    /// Resolves all forward links after the last member.
+    ///
+    /// Links without a target become problems. As on disk, the last link is first. The builder retries links
+    /// that wait for other links.
     pub fn resolve_forward_links(&mut self) {
         if self.options.whiteouts.is_some() {
             self.finish_layer();
@@ -613,7 +629,7 @@ impl Builder {
     /// Whether the link no longer waits for its target.
     fn resolve_forward_link(&mut self, forward: u32) -> bool {
         if !self.tree.is_forward_link(forward) {
-            // A later member has its name.
+            // A later member replaced it.
             return true;
         }
         let number = self.tree.record(forward).dirent.get();
@@ -631,7 +647,7 @@ impl Builder {
         true
     }
 
-    /// Where the link `forward` is to lead.
+    /// Path of the target of link `forward`.
     fn target_path(&self, forward: u32) -> ArchivePath {
         let record = self.tree.record(forward);
         let arena = &self.tree.arrays().arena;
@@ -639,7 +655,7 @@ impl Builder {
         ArchivePath::sanitize(target.unwrap_or_default()).path
     }
 
-    /// Takes the link out of the tree.
+    /// Removes the link from the tree and records a problem.
     fn drop_link(&mut self, forward: u32, error: MemberError) {
         let number = self.tree.record(forward).dirent.get();
         let path = self.forward_path(number);
@@ -651,8 +667,10 @@ impl Builder {
         self.tree.unlink(number);
     }
 
-    /// After the last member of a layer: what is in replaced directories goes, and links to what was not
-    /// there when they came are left to the layers below.
+    /// Finishes a layer after its last member.
+    ///
+    /// Removes the contents of replaced directories. Forward links become unresolved links to the layers
+    /// below.
     fn finish_layer(&mut self) {
         self.tree.prune_replaced_directories();
         if mem::take(&mut self.forward).is_empty() {
@@ -701,7 +719,7 @@ impl Builder {
         self.tree.dirty.mark(ino);
     }
 
-    /// Everything of a new entry but its name and number.
+    /// The record of a new entry, without name and number.
     fn new_record(&mut self, kind: &Kind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut record = self.attributes(type_bits(kind), member);
         match kind {
@@ -710,7 +728,7 @@ impl Builder {
                 if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES {
                     return Err(MemberError::BadTarget);
                 }
-                // Whatever the archive says: Linux knows no other for a link.
+                // In any archive, because Linux has no other mode for a symbolic link.
                 record.mode = (SYMLINK | 0o777).into();
                 record.data = (self.tree.arrays_mut().arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
@@ -1001,7 +1019,7 @@ mod tests {
         assert_eq!(changes(directory("d", 0o700)), [d]);
         assert_eq!(changes(file("d/f", 5..7)), [f]);
         assert_eq!(changes(hard_link("d/g", "d/f")), [f, Ino(4)]);
-        // Its target comes later, and is told when all have come.
+        // Its target comes later. The builder reports it when it resolves the link.
         assert_eq!(changes(hard_link("d/h", "d/i")), []);
         assert_eq!(changes(file("d/i", 7..8)), []);
         builder.resolve_forward_links();
@@ -1106,7 +1124,7 @@ mod tests {
             hard_link("f", "./f"),
             hard_link("g", "/f"),
             hard_link("g", "f"),
-            // Which can have no other name, but has this one.
+            // A directory can have no other name, but it already has this one.
             directory("d", 0o755),
             hard_link("d", "d"),
         ]);
@@ -1148,7 +1166,7 @@ mod tests {
         assert_eq!(index.problem_count(), 2);
     }
 
-    /// What a layer removes: directories and names.
+    /// The whiteouts of a layer: directories and names.
     fn whiteouts(index: &Index) -> Vec<String> {
         let text = |whiteout: crate::index::Whiteout<'_>| {
             let parent = index.path(whiteout.parent).unwrap_or_default();
@@ -1523,7 +1541,7 @@ mod tests {
         assert_eq!(index.span(2), None);
     }
 
-    /// Extraction into maps: the same rules, written for clarity.
+    /// A model of extraction with maps: the same rules, written for clarity.
     #[derive(Default)]
     struct Model {
         /// Path → number of an inode.
@@ -1590,7 +1608,7 @@ mod tests {
                     let Some(&inode) = self.names.get(target) else {
                         return false;
                     };
-                    // A link to itself is there already, whatever it is.
+                    // A link to itself exists already, of any type.
                     if path == target {
                         return true;
                     }
@@ -1665,7 +1683,7 @@ mod tests {
             let mut model = Model::default();
             let mut builder = Builder::new(Options::default());
             for step in &steps {
-                // Links to what is not there yet are more than the model knows.
+                // The model does not support links to missing targets.
                 if matches!(step, Step::Link(_, target) if !model.names.contains_key(target)) {
                     continue;
                 }
@@ -1700,7 +1718,7 @@ mod tests {
                 .map(|child| format!("{}{}", child.number, child.name.escape_ascii()))
                 .collect()
         };
-        // The first z lives on as b and a; the other one is last.
+        // The first z still exists as b and a. The second one is last.
         assert_eq!(names("", 0), ["0d", "1b", "2a", "3c", "4z"]);
         assert_eq!(names("", 3), ["3c", "4z"]);
         assert_eq!(names("d", 0), ["0m", "1a"]);

@@ -1,7 +1,7 @@
 //! Several archives as one tree: the layers of an image, or of an overlay.
 //!
-//! Each layer keeps its own index and its own bytes; what they make together is worked out when they
-//! are opened, from their indexes alone. Everything above sees one index like any other.
+//! Each layer keeps its own index and bytes. Opening merges their indexes into one. All modules above see one
+//! index like any other.
 
 mod merge;
 mod open;
@@ -19,7 +19,7 @@ pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
 pub use open::{Layer, LayeredArchiveError};
 
-/// Archives that are one tree together. All of each is known.
+/// Archives merged into one tree, all completely indexed.
 #[derive(Debug)]
 pub struct LayeredArchive {
     /// From the bottom.
@@ -38,17 +38,17 @@ impl LayeredArchive {
         self.layers.iter().for_each(|layer| layer.close());
     }
 
-    /// What they make together.
+    /// The merged index.
     pub fn index(&self) -> &Arc<Index> {
         &self.merged.index
     }
 
-    /// What the merged tree takes besides those of the layers, in bytes.
+    /// Memory of the merged tree in bytes, without that of the layers.
     pub fn memory_bytes(&self) -> u64 {
         (self.merged.memory_bytes() + self.merged.index.memory_bytes()) as u64
     }
 
-    /// Whose entry `ino` is, and by which number.
+    /// The layer that contains entry `ino`, and the entry's number there.
     fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
         let layer_ino = self.merged.layer_ino(ino)?;
         Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
@@ -80,7 +80,7 @@ impl LayeredArchive {
     /// As [`Archive::read_here`].
     ///
     /// # Errors
-    /// When the bytes cannot be had, or are not those that were indexed.
+    /// When the bytes cannot be read, or differ from the indexed ones.
     pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         let (layer, ino) = self.locate(ino).ok_or(ReadError::NotAFile)?;
         layer.read_blocking(ino, offset, len)

@@ -1,4 +1,4 @@
-//! From sources to a stack: every layer opened, as many at once as there is memory for.
+//! Opens all layers, as many at once as memory allows, and merges them.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,33 +14,33 @@ use crate::codec;
 use crate::index::{Index, MemoryLimit, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
-/// A layer that is to be opened.
+/// A layer to open.
 #[derive(Clone, Debug)]
 pub struct Layer {
     /// Where its bytes come from.
     pub source: Arc<dyn Source>,
-    /// What is done about their SHA-256.
+    /// How to treat the SHA-256 of its bytes.
     pub digest: Digest,
 }
 
-/// Why layers cannot be one tree.
+/// Why layers cannot be merged into one tree.
 #[derive(Debug, thiserror::Error)]
 pub enum LayeredArchiveError {
     /// One of them cannot be opened.
     #[error(transparent)]
     Layer(#[from] OpenError),
-    /// They have too many entries to be one tree, or need more memory for it than is allowed.
+    /// They have too many entries for one tree, or exceed the memory limit.
     #[error(transparent)]
     Merge(#[from] MergeError),
-    /// They have more entries than are allowed.
+    /// They exceed the limit on entries.
     #[error("the layers together have {entries} entries, and {limit} are allowed")]
     TooManyEntries {
-        /// How many there are.
+        /// Number of their entries.
         entries: u64,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
     },
-    /// There are more layers than can be told apart.
+    /// The layers are more than layer numbers.
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
     /// No thread could be started.
@@ -49,12 +49,13 @@ pub enum LayeredArchiveError {
 }
 
 impl LayeredArchive {
-    /// Opens `layers`, from the bottom, and lays them over each other as `whiteouts` says. They have
-    /// the memory of `options` together; what it allows of entries holds for each of them, and for
-    /// all together.
+    /// Opens `layers`, from the bottom, and merges them as `whiteouts` says.
+    ///
+    /// They share the memory of `options`. The limit on entries holds for each layer, and for all together.
     ///
     /// # Errors
-    /// When one of them cannot be opened, the lowest of those that were tried, or they make no tree.
+    /// When a layer cannot be opened, or the merge fails. Reports the lowest failed layer of those that were
+    /// tried.
     pub fn open(
         layers: &[Layer],
         options: &OpenOptions,
@@ -83,7 +84,7 @@ impl LayeredArchive {
         Self::from_layers(layers, whiteouts, &options.index_memory)
     }
 
-    /// The tree that `layers` make, from the bottom; all of each is known.
+    /// Merges `layers`, from the bottom. All of them must be completely indexed.
     fn from_layers(
         layers: Vec<Arc<Archive>>,
         whiteouts: WhiteoutFormat,
@@ -128,10 +129,10 @@ struct Opener {
 
 #[derive(Debug)]
 struct Queue {
-    /// The layer that comes next.
+    /// The next layer to open.
     next: usize,
     results: Vec<Option<Result<Archive, OpenError>>>,
-    /// Whether one could not be opened, so that no more need be.
+    /// Whether a layer failed, so that no more need to be opened.
     has_failed: bool,
 }
 
@@ -140,7 +141,7 @@ impl Opener {
         self: &Arc<Self>,
         options: &OpenOptions,
     ) -> Result<Vec<Arc<Archive>>, LayeredArchiveError> {
-        // Each scan has at least so much for its buffers, and nobody reads while they go on.
+        // Minimum memory of a scan. Readers need none, because there are none during the scans.
         let max_scans = options.scan.memory / 2 / scan::MIN_MEMORY;
         let concurrency = usize::try_from(max_scans)
             .unwrap_or(usize::MAX)
@@ -155,7 +156,7 @@ impl Opener {
                 Err(error) if threads.is_empty() => {
                     return Err(LayeredArchiveError::Threads(error));
                 }
-                // Those that there are open all of them.
+                // The threads started so far open all layers.
                 Err(_) => break,
             }
         }
@@ -166,7 +167,7 @@ impl Opener {
         let mut layers = Vec::new();
         for (layer, result) in self.layers.iter().zip(result) {
             let archive = match result {
-                // With a decoder that needs more than its part: alone it has all of it.
+                // Retry with all memory, because the layer's decoder needs more than its share.
                 Some(Err(error)) if concurrency > 1 && is_out_of_memory(&error) => {
                     self.open(layer, options)?
                 }
@@ -178,7 +179,7 @@ impl Opener {
         Ok(layers)
     }
 
-    /// Opens one layer after the other, until there is none that nobody has taken.
+    /// Opens the next layer of the queue, until the queue is empty.
     fn open_from_queue(&self, options: &OpenOptions) {
         loop {
             let layer = {
@@ -220,7 +221,7 @@ impl Opener {
     }
 }
 
-/// Whether a decoder's state did not fit.
+/// Whether a decoder's state exceeded the memory.
 fn is_out_of_memory(error: &OpenError) -> bool {
     matches!(error, OpenError::Archive { error, .. }
         if matches!(&**error, Error::Codec(error)

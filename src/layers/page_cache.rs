@@ -1,4 +1,4 @@
-//! The page cache as one layer sees it: by its own numbers.
+//! The page cache from the view of one layer, with its own inode numbers.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::archive::PageCache;
 use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
-/// Pages of the files that are seen of a layer.
+/// Page cache of the visible files of a layer.
 #[derive(Debug)]
 pub(super) struct LayerPageCache {
     pub(super) layer: u32,
@@ -15,7 +15,7 @@ pub(super) struct LayerPageCache {
 }
 
 impl LayerPageCache {
-    /// The number by which the kernel knows entry `ino` of the layer; `None` when that is not seen.
+    /// The inode number that the kernel uses for entry `ino`; `None` when it is not visible.
     fn merged_ino(&self, ino: Ino) -> Option<Ino> {
         self.merged.merged_ino(LayerIno {
             layer: self.layer,

@@ -1,9 +1,11 @@
-//! Names that a terminal can bear.
+//! Escapes names for terminals.
 
 use std::fmt::Write;
 
-/// `name` as `ls --escape` writes it: backslash, space, what controls a terminal and what is not
-/// UTF-8 become C escapes or `\ooo`. The result is one line, and tells all names apart.
+/// Escapes `name` as `ls --escape` does.
+///
+/// Backslash, space, terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`. The result is
+/// one line, and different names stay different.
 pub fn escape(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {

@@ -88,7 +88,7 @@ impl Object {
         self.0.push_str(&number.to_string());
     }
 
-    /// Bytes as text; and as an array of numbers when text cannot say them.
+    /// Adds bytes as text, and also as an array of numbers if they are not UTF-8.
     fn bytes(&mut self, name: &str, bytes: &[u8]) {
         self.text(name, &String::from_utf8_lossy(bytes));
         if str::from_utf8(bytes).is_err() {
@@ -106,7 +106,7 @@ impl Object {
     }
 }
 
-/// A string literal. DEL and C1 are escaped too: valid either way, and harmless to a terminal.
+/// Appends a string literal. Escapes DEL and C1 too, which is valid and safe for a terminal.
 fn quote(out: &mut String, text: &str) {
     out.push('"');
     for character in text.chars() {

@@ -4,7 +4,7 @@ use super::escape::escape;
 use crate::base::civil::Civil;
 use crate::index::{Entry, Kind};
 
-/// How wide the columns are. Measure every entry first, then write the lines:
+/// Widths of the columns. Measure every entry first, then format the lines.
 ///
 /// `-rwsr-xr-x 1 root root 68208 2026-05-20 16:27:29 passwd`
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,9 +18,10 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Columns of no width. `numeric` shows owners by number even where the archive names them;
-    /// `escaped` writes names for a terminal (see [`escape`]), otherwise they are written as they
-    /// are, as `ls` does into a pipe.
+    /// Columns of width zero.
+    ///
+    /// `numeric` shows owners by number even if the archive names them. `escaped` escapes names for a
+    /// terminal (see [`escape`]). Otherwise names are unchanged, as `ls` writes them into a pipe.
     pub fn new(numeric: bool, escaped: bool) -> Self {
         Self {
             numeric,
@@ -32,7 +33,7 @@ impl Columns {
         }
     }
 
-    /// Makes room for `entry`.
+    /// Widens the columns for `entry`.
     pub fn measure(&mut self, entry: &Entry<'_>) {
         let width = |text: String| text.chars().count();
         self.links = self.links.max(width(entry.link_count().to_string()));
@@ -84,7 +85,7 @@ impl Columns {
     }
 }
 
-/// Of a device its number, as `ls` shows it; of all else the size.
+/// Device number of a device, as `ls` shows it; else the size.
 fn size(entry: &Entry<'_>) -> String {
     match entry.kind() {
         Kind::CharDevice(device) | Kind::BlockDevice(device) => {

@@ -1,7 +1,7 @@
 //! `ls` as iterators over an index; pure.
 //!
-//! [`walk`] descends in byte order with a stack of its own, [`Columns`] makes `ls -l` lines,
-//! [`json::object`] makes one JSON object an entry. Who calls decides where the bytes go.
+//! [`walk`] descends in byte order with a stack of its own. [`Columns`] formats `ls -l` lines, and
+//! [`json::object`] one JSON object per entry. The caller decides where to write them.
 
 mod escape;
 pub mod json;

@@ -1,10 +1,12 @@
-//! Ordered descent.
+//! Iterates over a tree in byte order.
 
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Child, Entry, Index, Ino, Kind};
 
-/// The names in directory `from`, in byte order, and when `recursive` what each directory holds
-/// right after it. Of anything but a directory: itself. Of a number without an entry: nothing.
+/// Iterates over the names in directory `from`, in byte order.
+///
+/// If `recursive`, the contents of each directory follow it immediately. For an entry other than a directory,
+/// it yields the entry itself. For a number without an entry, it yields nothing.
 pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     let mut walk = Walk {
         index,
@@ -20,23 +22,24 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     walk
 }
 
-/// Iterates over paths and entries; made by [`walk()`]. It needs memory for one path and a few
-/// bytes a level, however many entries there are.
+/// Iterator over paths and entries, made by [`walk()`].
+///
+/// It needs memory for one path and a few bytes per level, for any number of entries.
 #[derive(Debug)]
 pub struct Walk<'a> {
     index: &'a Index,
     recursive: bool,
-    /// The path of the last of the levels.
+    /// The path of the last level.
     directory: ArchivePath,
     levels: Vec<Level>,
     single: Option<Entry<'a>>,
 }
 
-/// A directory that is being listed.
+/// A directory on the stack.
 #[derive(Debug)]
 struct Level {
     ino: Ino,
-    /// The number of the next child, by name.
+    /// Number of the next child, by name.
     next: u32,
 }
 

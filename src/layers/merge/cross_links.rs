@@ -1,9 +1,9 @@
-//! The targets of hard links that a layer does not hold when the links come; pure.
+//! Finds targets of hard links that a layer does not contain yet; pure.
 //!
-//! The layers below are walked name by name, because a tree of them for each layer with such links would
-//! take long to make. Directories and names that were found are kept. The work of a merge is bounded,
-//! because layers may have thousands of directories on each path, and symbolic links may pass them again
-//! and again.
+//! The search walks the layers below name by name, because a merged tree for each layer with such links would
+//! take long to build. It caches the directories and names it finds. The work of a merge is bounded.
+//! Otherwise layers with thousands of directories on each path, crossed again and again by symbolic links,
+//! could make it very long.
 
 use std::collections::HashMap;
 
@@ -12,35 +12,38 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
 use crate::index::{Charge, Kind, LayerIno, MemoryLimit, TooMuchMemory, UnresolvedLink};
 
-/// Work that the targets of all hard links of a merge may share. A step to a name is 1, and as much again
-/// for each layer in which the name is looked up. All of it takes a few seconds. An image of 100 layers
-/// that has such links in 50 directories of each layer needs about a tenth of it.
+/// Maximum work that the targets of all hard links of a merge share.
+///
+/// A step to a name costs 1, and 1 more for each layer that is searched for the name. All of it takes a few
+/// seconds. An image of 100 layers with such links in 50 directories of each layer needs about a tenth.
 pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
 
-/// Work that each hard link may take besides. It is enough for a target in a directory that is known, so
-/// that links with simple targets are found although others have used up the rest.
+/// Additional work for each hard link.
+///
+/// It is enough for a target in a cached directory. So simple targets are found even if other links have used
+/// up the shared work.
 const WORK_PER_LINK: u64 = 64;
 
-/// Bytes that an entry of a table of names or paths may take besides its text.
+/// Bytes of an entry in a table of names or paths, besides its text.
 const TABLE_ENTRY_BYTES: usize = 192;
 
 /// The target of a hard link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
     Entry(LayerIno),
-    /// Another hard link of the same layer, by its number in the order of directories and names.
+    /// Another hard link of the same layer, by its number in order of directories and names.
     Link(u32),
-    /// Nothing is there, or a directory.
+    /// There is no entry, or it is a directory.
     Missing,
-    /// The search needs more work than is left.
+    /// The search exceeds the remaining work.
     TooMuchWork,
 }
 
-/// Work that is left.
+/// The remaining work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkBudget {
     shared: u64,
-    /// Work that is left for the current link alone.
+    /// Remaining work of the current link alone.
     link: u64,
 }
 
@@ -49,7 +52,7 @@ impl WorkBudget {
         Self { shared, link: 0 }
     }
 
-    /// Work that is left for all links together.
+    /// Remaining work that all links share.
     #[cfg(test)]
     pub(super) fn shared(&self) -> u64 {
         self.shared
@@ -64,7 +67,7 @@ impl WorkBudget {
     }
 }
 
-/// Why a walk ends early.
+/// Why a walk stops before its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WalkError {
     #[error("the path ends early")]
@@ -75,8 +78,9 @@ pub(super) enum WalkError {
     TooMuchMemory(#[from] TooMuchMemory),
 }
 
-/// Finds the targets of `links` of layer `number`, which are sorted by directory and name: in the layers
-/// below it, and then in what the layer holds in the end.
+/// Finds the targets of `links` of layer `number`, sorted by directory and name.
+///
+/// Searches the layers below first, and then the final tree of the layer itself.
 pub(super) fn find_targets(
     layers: &Layers<'_>,
     number: u32,
@@ -100,7 +104,7 @@ pub(super) fn find_targets(
     Ok(targets)
 }
 
-/// Gives links to links the target at the end of their chain. A chain that never ends has none.
+/// Replaces links to links by the end of their chain. A cyclic chain has no target.
 fn resolve_chains(targets: &mut [Target]) {
     let mut passed = Vec::new();
     for start in 0..targets.len() {
@@ -111,7 +115,7 @@ fn resolve_chains(targets: &mut [Target]) {
             let Target::Link(next) = end else {
                 break;
             };
-            // A chain that comes back here ends.
+            // A cycle through this link ends here.
             *target = Target::Missing;
             passed.push(at);
             at = next as usize;
@@ -124,26 +128,26 @@ fn resolve_chains(targets: &mut [Target]) {
     }
 }
 
-/// Finds paths in the layers below one, or in one layer alone.
+/// Resolves paths in the layers below one, or in one layer alone.
 pub(super) struct Resolver<'r, 'a> {
     layers: &'r Layers<'a>,
-    /// Of one layer alone, the links that it does not hold as entries.
+    /// For one layer alone, its links that are not entries.
     own_links: Option<&'r [UnresolvedLink<'a>]>,
-    /// The directories that were found, the root first.
+    /// The cached directories, the root first.
     directories: Vec<Directory>,
-    /// The numbers of directories that paths lead to.
+    /// Cached results of paths: numbers of directories.
     paths: HashMap<ArchivePath, Option<u32>>,
     work: &'r mut WorkBudget,
     charge: Charge,
 }
 
-/// A directory that was found.
+/// A cached directory.
 struct Directory {
     parts: Parts,
     names: HashMap<Box<[u8]>, LookupResult>,
 }
 
-/// What has a name.
+/// The result of looking up a name.
 #[derive(Clone, Copy, Debug)]
 enum LookupResult {
     /// A directory, by its number.
@@ -154,7 +158,7 @@ enum LookupResult {
 }
 
 impl<'r, 'a> Resolver<'r, 'a> {
-    /// One for the layers below `number`.
+    /// A resolver for the layers below `number`.
     pub(super) fn below(
         layers: &'r Layers<'a>,
         number: u32,
@@ -164,7 +168,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         Self::new(layers, None, roots(0..number), work, charge)
     }
 
-    /// One for layer `number` alone, and its `links`.
+    /// A resolver for layer `number` alone, with its `links`.
     pub(super) fn own(
         layers: &'r Layers<'a>,
         number: u32,
@@ -197,7 +201,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
     }
 
-    /// What a hard link to the path `target` would be another name of.
+    /// The target of a hard link to the path `target`.
     pub(super) fn find_target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
         self.work.link = WORK_PER_LINK;
         match self.find(target) {
@@ -219,7 +223,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
     }
 
-    /// The link called `name` of the one layer.
+    /// The link called `name`, when the resolver is for one layer alone.
     fn own_link(&self, directory: u32, name: &[u8]) -> Option<Target> {
         let part = self.directories.get(directory as usize)?.parts.first()?;
         let links = self.own_links?;
@@ -227,7 +231,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         Some(Target::Link(u32::try_from(found.ok()?).ok()?))
     }
 
-    /// The number of the directory that `path` leads to.
+    /// The number of the directory at `path`.
     fn find_directory(&mut self, path: ArchivePath) -> Result<u32, WalkError> {
         if let Some(&known) = self.paths.get(&path) {
             return known.ok_or(WalkError::Missing);
@@ -242,7 +246,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         found.ok_or(WalkError::Missing)
     }
 
-    /// What `name` stands for in a directory.
+    /// The parts of `name` in a directory.
     fn look_up(&mut self, directory: u32, name: &[u8]) -> Result<Parts, WalkError> {
         let directory = self.directories.get(directory as usize);
         let parts = &directory.ok_or(WalkError::Missing)?.parts;
@@ -258,7 +262,7 @@ impl<'r, 'a> Resolver<'r, 'a> {
         Ok(parts.iter().filter_map(own).collect())
     }
 
-    /// Looks `name` up in directory `parent`, and keeps what it finds.
+    /// Looks `name` up in directory `parent`, and caches the result.
     fn look_up_and_remember(
         &mut self,
         parent: u32,
@@ -319,7 +323,7 @@ impl resolve::Tree for Resolver<'_, '_> {
         let Some(Kind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
             return Ok(Step::Other);
         };
-        // Also components that are no steps, as `.` and `..`.
+        // Counts components that are no steps too, such as `.` and `..`.
         let components = target.split(|&byte| byte == b'/').count();
         self.work.spend(components as u64)?;
         Ok(Step::Link(target.to_vec()))

@@ -1,10 +1,10 @@
-//! The trees of layers, from the bottom, as the one tree that they make together; pure.
+//! Merges the trees of layers, from the bottom, into one; pure.
 //!
-//! A directory over a directory: the names of both, and the attributes of the upper one, unless only
-//! paths speak of it. Anything else replaces what lies below it. What a layer says to be gone is gone
-//! from the layers below it, and never from itself.
+//! A directory over a directory has the names of both. It has the attributes of the upper one, unless that is
+//! only implied. Anything else replaces the entry below it. A whiteout hides entries of the layers below, and
+//! never of its own layer.
 //!
-//! A mount, a listing and `materialize` take the tree from here.
+//! A mount, a listing and `materialize` use this tree.
 
 mod cross_links;
 
@@ -21,14 +21,15 @@ use crate::index::{
 };
 use cross_links::{MAX_SHARED_WORK, Target, WorkBudget, find_targets};
 
-/// The name that stands for all names when a layer removes them.
+/// Stands for all names in a removal: an opaque directory.
 const ALL_NAMES: &[u8] = b"";
 
-/// The tree that `layers` make, from the bottom; without layers it is empty. The memory that this takes
-/// counts against `limit`, and that of the tree while it lives.
+/// Merges `layers`, from the bottom; without layers the tree is empty.
+///
+/// The memory of the merge counts against `limit`, and that of the tree does while it lives.
 ///
 /// # Errors
-/// When it has more entries than a tree can have, or needs more memory than is allowed.
+/// When there are too many entries for one tree, or the merge exceeds the limit.
 pub fn merge(
     layers: &[&Index],
     whiteouts: WhiteoutFormat,
@@ -42,13 +43,13 @@ pub fn merge(
     Layers::new(layers, whiteouts, limit, work)?.merge(limit)
 }
 
-/// A name that a layer removes from one of its own directories, as far as lower layers have it there.
+/// Directory of a layer, and a name that it hides in lower layers.
 type Removal<'a> = (Ino, &'a [u8]);
 
 /// A hard link to a lower layer: the directory and the name in the layer, and the entry.
 type Link<'a> = (Ino, &'a [u8], LayerIno);
 
-/// What a layer removes of those below it, in the order of directories and names.
+/// The whiteouts of a layer, sorted by directory and name.
 fn removals<'a>(
     index: &'a Index,
     whiteouts: WhiteoutFormat,
@@ -92,36 +93,36 @@ fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) ->
     rows.get(..end).unwrap_or_default()
 }
 
-/// What the root of `layers` consists of.
+/// The parts of the root of `layers`.
 fn roots(layers: Range<u32>) -> Parts {
     let ino = Ino::ROOT;
     layers.map(|layer| LayerIno { layer, ino }).collect()
 }
 
-/// Layers, what they remove, and what their hard links to lower ones have turned out to name.
+/// Layers, their removals, and the resolved targets of their hard links to lower layers.
 struct Layers<'a> {
     indexes: &'a [&'a Index],
     whiteouts: WhiteoutFormat,
     removals: Vec<Vec<Removal<'a>>>,
     links: Vec<Vec<Link<'a>>>,
-    /// The first links whose targets are nowhere.
+    /// The first links without a target.
     missing: Vec<(usize, Problem)>,
     missing_count: u64,
     /// The memory of the removals and links.
     charge: Charge,
 }
 
-/// What a name stands for: one entry, or directories from the bottom; nothing if it is not seen.
+/// The entries behind a name: one entry, or directories from the bottom. Empty if hidden.
 type Parts = Vec<LayerIno>;
 
-/// What a directory of a layer does to one of its names, in the order in which this applies.
+/// The effect of a layer's directory on one of its names, in order of application.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum LayerAction {
-    /// It removes what the layers below have.
+    /// Hides the entry of the layers below.
     Remove,
-    /// It has this entry.
+    /// Contains this entry.
     Entry(Ino),
-    /// It has a hard link to this entry of a lower layer.
+    /// Contains a hard link to this entry of a lower layer.
     Link(LayerIno),
 }
 
@@ -135,7 +136,7 @@ impl<'a> Layers<'a> {
         let mut layers = Self {
             indexes,
             whiteouts,
-            // There is nothing below the lowest layer.
+            // The lowest layer has nothing to remove.
             removals: vec![Vec::new()],
             links: Vec::new(),
             missing: Vec::new(),
@@ -152,7 +153,7 @@ impl<'a> Layers<'a> {
         Ok(layers)
     }
 
-    /// The tree that they make.
+    /// Merges the layers.
     fn merge(self, limit: &MemoryLimit) -> Result<MergedIndex, MergeError> {
         let mut planner = Planner {
             layers: &self,
@@ -165,7 +166,7 @@ impl<'a> Layers<'a> {
             charge: limit.charge(),
         };
         planner.plan_all()?;
-        // The plan is counted while it is there.
+        // Counts the memory of the plan until it is dropped.
         let Planner {
             plan,
             charge: _charge,
@@ -191,8 +192,9 @@ impl<'a> Layers<'a> {
         kind == Some(Kind::Directory)
     }
 
-    /// Applies `action` of layer `layer` to `parts`, what `name` stands for so far; `false` when nothing
-    /// can be made of it, because it leads elsewhere.
+    /// Applies `action` of layer `layer` to `parts`, the entries of `name` so far.
+    ///
+    /// Returns `false` for a redirected entry, which is not supported.
     fn apply(&self, parts: &mut Parts, layer: u32, name: &[u8], action: LayerAction) -> bool {
         let layer_ino = match action {
             LayerAction::Remove => {
@@ -216,7 +218,7 @@ impl<'a> Layers<'a> {
         let below = parts.last();
         let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
         if entry.is_whiteout_only() && !is_over_directory {
-            // It says what is gone from a directory that is not there.
+            // It only hides names of a directory that does not exist below.
             return true;
         }
         if !is_over_directory || entry.kind() != Kind::Directory {
@@ -226,14 +228,14 @@ impl<'a> Layers<'a> {
         true
     }
 
-    /// Those of `parts` of a directory whose names an opaque one above them does not hide.
+    /// The `parts` of a directory from the highest opaque one up.
     fn visible<'p>(&self, parts: &'p [LayerIno]) -> &'p [LayerIno] {
         let opaque = |&part: &LayerIno| self.removes(part, ALL_NAMES);
         let lowest = parts.iter().rposition(opaque).unwrap_or(0);
         parts.get(lowest..).unwrap_or_default()
     }
 
-    /// What `name` stands for in the directory that consists of `parts`.
+    /// The parts of `name` in the directory with `parts`.
     fn look_up(&self, parts: &[LayerIno], name: &[u8]) -> Parts {
         let mut named = Parts::new();
         for &part in self.visible(parts) {
@@ -251,7 +253,7 @@ impl<'a> Layers<'a> {
         named
     }
 
-    /// What the directories `parts` do to all their names, in the order of the names.
+    /// The actions of directories `parts` on all their names, sorted by name.
     fn actions_by_name(&self, parts: &[LayerIno]) -> ActionsByName<'a, '_> {
         let mut actions = ActionsByName {
             streams: Vec::new(),
@@ -275,7 +277,7 @@ impl<'a> Layers<'a> {
         actions
     }
 
-    /// What directory `part` removes from what lies below it.
+    /// The removals of directory `part`.
     fn removals_in(&self, part: LayerIno) -> &[Removal<'a>] {
         let removals = self.removals.get(part.layer as usize);
         rows_of(removals, part.ino, |&(directory, _)| directory)
@@ -286,7 +288,7 @@ impl<'a> Layers<'a> {
         removals.is_some_and(|removals| removals.binary_search(&(part.ino, name)).is_ok())
     }
 
-    /// The hard links to lower layers that directory `part` holds.
+    /// The hard links to lower layers in directory `part`.
     fn links_in(&self, part: LayerIno) -> &[Link<'a>] {
         let links = self.links.get(part.layer as usize);
         rows_of(links, part.ino, |&(directory, ..)| directory)
@@ -299,8 +301,9 @@ impl<'a> Layers<'a> {
         links.get(number.ok()?).map(|&(.., layer_ino)| layer_ino)
     }
 
-    /// Finds the targets of those links of layer `number` that the layer did not hold when they came.
-    /// The layers below it are done.
+    /// Resolves the links of layer `number` whose targets it did not contain yet.
+    ///
+    /// The layers below it must be resolved already.
     fn find_links(
         &mut self,
         number: u32,
@@ -314,12 +317,12 @@ impl<'a> Layers<'a> {
         links.extend(index.unresolved_links());
         links.sort_unstable_by_key(|link| (link.parent, link.name));
         links.dedup_by_key(|link| (link.parent, link.name));
-        // With the numbers of the longest chain.
+        // Includes the numbers of the longest chain.
         charge.add(links.len() * (size_of::<Target>() + size_of::<usize>()))?;
         let targets = find_targets(self, number, &links, work, limit)?;
         let mut found = Vec::new();
         self.charge.reserve(&mut found, links.len())?;
-        // Links of a directory come one after the other.
+        // Links of a directory are adjacent.
         let mut directory = (Ino(0), ArchivePath::root());
         for (link, target) in links.iter().zip(targets) {
             if let Target::Entry(layer_ino) = target {
@@ -335,7 +338,7 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Notes that no target was found of the link `name` in `directory` of layer `number`.
+    /// Records that link `name` in `directory` of layer `number` has no target.
     fn note_missing_target(
         &mut self,
         number: u32,
@@ -365,27 +368,28 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// The problem of a link whose target is nowhere. The link has replaced what its layer had at its path.
+/// Problem text for a link without a target. The link has replaced the entry at its path.
 const MISSING_TARGET: &str = "the target of the hard link is missing, and all else that the layer has at \
                               its path or below it is left out";
 
-/// The problem of a link whose target is not found with the work that is allowed.
+/// Problem text for a link whose search exceeds the allowed work.
 const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
                              through too many directories";
 
 /// Actions on names of one directory of a layer.
 type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
 
-/// What directories of layers do to their names, in the order of the names; for one name in the order in
-/// which it applies.
+/// Merges the actions of several directories, sorted by name.
+///
+/// For one name, they are in the order of application.
 struct ActionsByName<'a, 's> {
     streams: Vec<(LayerIno, Actions<'a, 's>)>,
-    /// The next one of each stream: the name, the number of the stream, the action.
+    /// The next action of each stream: the name, the number of the stream, the action.
     next: BinaryHeap<Reverse<(&'a [u8], usize, LayerAction)>>,
 }
 
 impl<'a, 's> ActionsByName<'a, 's> {
-    /// Adds `actions` of directory `part` in the order of their names, above those added before.
+    /// Adds the sorted `actions` of directory `part`, above those added before.
     fn add(&mut self, part: LayerIno, actions: impl Iterator<Item = (&'a [u8], LayerAction)> + 's) {
         let mut actions = Box::new(actions);
         if let Some((name, action)) = actions.next() {
@@ -401,7 +405,7 @@ impl<'a> Iterator for ActionsByName<'a, '_> {
     fn next(&mut self) -> Option<Self::Item> {
         let Reverse((name, number, action)) = self.next.pop()?;
         let (part, actions) = self.streams.get_mut(number)?;
-        // In a damaged index a name may come again.
+        // Skips names that a damaged index repeats.
         if let Some((name, action)) = actions.find(|&(next, _)| next > name) {
             self.next.push(Reverse((name, number, action)));
         }
@@ -409,7 +413,7 @@ impl<'a> Iterator for ActionsByName<'a, '_> {
     }
 }
 
-/// What the whole is known by: it is the same as long as the layers are, and in the same order.
+/// The identity of the merged tree. It depends only on the layers and their order.
 fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
     let mut hasher = blake3::Hasher::new();
     hasher.update(format!("{whiteouts:?}").as_bytes());
@@ -433,8 +437,9 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
 struct Planner<'a, 'l> {
     layers: &'l Layers<'a>,
     plan: MergePlan<'a>,
-    /// The parts of directories whose names are still to come, each with the directory's number in the
-    /// plan; from the bottom.
+    /// Parts of directories whose names are not planned yet.
+    ///
+    /// Each has the directory's number in the plan. Parts of a directory are in order from the bottom.
     pending: Vec<(u32, LayerIno)>,
     /// The memory of the plan and the pending directories.
     charge: Charge,
@@ -458,7 +463,7 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// Plans a directory that consists of `parts`, one at least; its place.
+    /// Plans a directory with at least one part, and returns its attributes' entry.
     fn plan_directory(&mut self, parts: &[LayerIno]) -> Result<Option<LayerIno>, MergeError> {
         let Some(&layer_ino) = parts.first() else {
             return Ok(None);
@@ -502,7 +507,7 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// Plans the names of a directory that consists of `parts`.
+    /// Plans the names of a directory with `parts`.
     fn plan_names(&mut self, directory: u32, parts: &[LayerIno]) -> Result<(), MergeError> {
         let layers = self.layers;
         let mut named = Parts::new();
@@ -529,7 +534,7 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// As [`Layers::apply`], and notes if nothing is made of `name` in directory `part`.
+    /// As [`Layers::apply`], and records a problem if `name` in directory `part` is unsupported.
     fn apply(&mut self, parts: &mut Parts, part: LayerIno, name: &[u8], action: LayerAction) {
         const REDIRECTED: &str = "what it is lies elsewhere in the layers below: redirects and \
                                  metacopies are not followed";
@@ -561,7 +566,7 @@ mod tests {
     use crate::tar::{self, Device, Member};
     use cross_links::Resolver;
 
-    /// Few, so that they meet.
+    /// Few names, so that layers collide.
     const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
 
     fn a_member() -> impl Strategy<Value = Member> {
@@ -596,7 +601,7 @@ mod tests {
             .collect()
     }
 
-    /// The tree of `layers`, for which links may share `shared` of work, and how much of it they needed.
+    /// Merges `layers` with `shared` work for links. Returns the tree and the work used.
     fn merged(layers: &[Index], shared: u64) -> (MergedIndex, u64) {
         let (limit, mut work) = (MemoryLimit::none(), WorkBudget::new(shared));
         let indexes: Vec<_> = layers.iter().collect();
@@ -648,7 +653,7 @@ mod tests {
         let layers = layers(&[&[file("b2", 0..1)], &members]);
         let (merged, _) = merged(&layers, MAX_SHARED_WORK);
         let target = inode(&merged, "b1").expect("found");
-        // The link replaces the file that it has the name of.
+        // The link replaces the file of its name.
         for name in ["b0", "b1", "b2", "b3"] {
             assert_eq!(inode(&merged, name), Some(target), "{name}");
         }
@@ -683,7 +688,7 @@ mod tests {
             let target = inode(&merged, &format!("{path}/{number}"));
             assert_eq!(inode(&merged, &format!("l{number}")), target);
         }
-        // Once through all directories and layers.
+        // One pass through all directories and layers.
         let walk = (DEPTH * LAYERS + DEPTH) as u64;
         assert!(work <= walk, "{work}");
     }
@@ -761,7 +766,7 @@ mod tests {
         let merge = |limit: &MemoryLimit| merge(&indexes, WhiteoutFormat::Oci, limit);
         let whole = merge(&MemoryLimit::none()).expect("no limit");
         let bytes = whole.index.memory_bytes() + whole.memory_bytes();
-        // Each limit lets another part of the merge fail.
+        // Each limit makes another part of the merge fail.
         for limit in (0..bytes).step_by(20_000) {
             let memory_limit = MemoryLimit::new(limit as u64);
             let refused = merge(&memory_limit).err();
@@ -769,7 +774,7 @@ mod tests {
                 limit: limit as u64,
             };
             assert_eq!(refused, Some(MergeError::TooMuchMemory(expected)));
-            // Nothing is left counted.
+            // The merge has released all its memory.
             assert_eq!(memory_limit.charge().add(limit), Ok(()));
         }
         let limit = MemoryLimit::new(LIMIT as u64);
@@ -782,7 +787,7 @@ mod tests {
 
     #[test]
     fn names_of_a_damaged_index_come_once() {
-        // By name `b` comes twice, and `a` behind it.
+        // By name, `b` is repeated, with `a` after it.
         let names: [&[u8]; 4] = [b"b", b"a", b"b", b"c"];
         let actions = names.map(|name| (name, LayerAction::Remove));
         let mut by_name = ActionsByName {
@@ -799,7 +804,7 @@ mod tests {
     }
 
     proptest! {
-        /// A link finds by itself what the whole tree has where it leads.
+        /// Resolving one link gives the entry that the merged tree has there.
         #[test]
         fn single_lookup_equals_merged_tree(
             layers in prop::collection::vec(prop::collection::vec(a_member(), 0..8), 1..5),
