@@ -1,14 +1,14 @@
-//! A header and what amends it become a member.
+//! Builds a member from a header and its extensions.
 
 use super::error::{Note, printable};
 use super::header::{Header, NumberError};
 use super::{Device, Kind, Member, RECORD, Timestamp, pax};
 use crate::base::extent::{Extent, Plain};
 
-/// What came before a header to amend it.
+/// Extensions before a header that amend it.
 #[derive(Debug, Default)]
 pub(super) struct Extensions {
-    /// The first of them; `None` when there are none.
+    /// Offset of the first extension; `None` without extensions.
     pub(super) start: Option<Plain>,
     /// GNU's long name (`L`).
     pub(super) long_name: Option<Vec<u8>>,
@@ -18,13 +18,14 @@ pub(super) struct Extensions {
     pub(super) keywords: Option<Box<pax::Keywords>>,
     /// Its body.
     pub(super) body: Vec<u8>,
-    /// Whether a global one came behind it, so that it has to be applied again.
+    /// Whether a later global header makes the keywords stale. They must be applied again then.
     pub(super) is_stale: bool,
 }
 
-/// The member that the header at `at` and its extensions describe, as if its payload were its
-/// content: `size` bytes right behind the header. Fields that make no sense are noted and get the
-/// values that GNU tar gives them.
+/// The member that the header at `at` and its extensions describe.
+///
+/// Its payload is taken as its content: `size` bytes right after the header. Invalid fields add a note and
+/// get the values that GNU tar gives them.
 pub(super) fn member(
     header: Header<'_>,
     at: Plain,
@@ -63,7 +64,7 @@ pub(super) fn member(
     }
 }
 
-/// What GNU tar's −1 means as a time.
+/// The time that GNU tar uses for an invalid field (−1).
 const BEFORE_EPOCH: Timestamp = Timestamp {
     seconds: -1,
     nanoseconds: 0,
@@ -124,7 +125,7 @@ fn device(
     }
 }
 
-/// The field's value, or else a note and what GNU tar takes its −1 for.
+/// The field's value. If it is invalid, adds a note and returns GNU tar's −1.
 fn field_or_default<T>(
     field: Result<T, NumberError>,
     default: T,

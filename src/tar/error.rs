@@ -1,44 +1,44 @@
-//! What can be wrong with an archive: enough to stop, or only to mention.
+//! Errors, warnings and damage of an archive.
 
 use std::fmt;
 
 use super::limits::{Exceeded, Limit};
 use crate::base::extent::Plain;
 
-/// Why an archive cannot be read on.
+/// Why the parser cannot continue.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("tar record at plain byte {offset}")]
 pub struct Error {
-    /// Where: the record at fault, or the end of the bytes when some are missing.
+    /// The record at fault, or the end of the bytes if some are missing.
     pub offset: Plain,
-    /// What.
+    /// The reason.
     #[source]
     pub cause: Cause,
 }
 
-/// What stops a parser.
+/// Reasons to stop parsing.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Cause {
-    /// The bytes do not begin with a tar header, or are fewer than one record.
+    /// The bytes do not begin with a tar header, or are shorter than one record.
     #[error("this does not look like a tar archive")]
     NotTar,
-    /// The bytes end early. What was complete has been reported.
+    /// The bytes end early. The parser has reported all complete members.
     #[error("the archive is truncated: it ends in the middle of {0}")]
     Truncated(TruncatedIn),
-    /// The archive is refused because it would cost too much.
+    /// The archive exceeds a limit.
     #[error("more {which} than the limit of {limit} allows")]
     LimitExceeded {
-        /// What there is too much of.
+        /// The exceeded limit.
         which: Limit,
-        /// How much is allowed.
+        /// Its value.
         limit: u64,
     },
     /// The archive has more members than [`entries`](super::Limits::entries) allows.
     #[error("member '{name}' makes more entries than the {limit} that are allowed")]
     TooManyEntries {
-        /// The first one that does not fit, as it may be shown.
+        /// The first member beyond the limit, printable.
         name: String,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
     },
     /// The files' sizes add up to more than [`size`](super::Limits::size) allows.
@@ -47,16 +47,16 @@ pub enum Cause {
          bytes are allowed"
     )]
     TooLarge {
-        /// The first one that does not fit, as it may be shown.
+        /// The first member beyond the limit, printable.
         name: String,
-        /// Bytes of it, with holes.
+        /// Its size in bytes, holes included.
         size: u64,
         /// Bytes of all files up to it.
         total: u64,
-        /// How many are allowed.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// The plain stream has more bytes than [`size`](super::Limits::size) allows, of whatever.
+    /// The plain stream, in total, is longer than [`size`](super::Limits::size) allows.
     #[error(
         "after {members} members the archive has unpacked to more than {limit} bytes, most of them \
          not in files"
@@ -64,7 +64,7 @@ pub enum Cause {
     TooLong {
         /// Members so far.
         members: u64,
-        /// How many bytes are allowed with so many members.
+        /// Allowed bytes for so many members.
         limit: u64,
     },
 }
@@ -83,7 +83,7 @@ impl From<Exceeded> for Cause {
     }
 }
 
-/// Where an archive was cut.
+/// The part of an archive that is cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TruncatedIn {
     /// Inside a record that should be a header.
@@ -92,7 +92,7 @@ pub enum TruncatedIn {
     Extension,
     /// Inside a payload.
     Payload,
-    /// Inside the zeros that fill a payload's last record.
+    /// Inside the zeros that pad a payload's last record.
     Padding,
 }
 
@@ -107,25 +107,25 @@ impl fmt::Display for TruncatedIn {
     }
 }
 
-/// Something odd.
+/// An oddity of an archive.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Warning {
     /// The record it concerns.
     pub offset: Plain,
-    /// What, and what was done about it.
+    /// The oddity, and how the parser treats it.
     pub text: String,
 }
 
-/// Something to mention about a member under construction; the parser adds the place.
+/// A note about a member under construction. The parser adds the offset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Note {
-    /// Odd, yet nothing is lost that GNU tar would keep.
+    /// Odd, but the result is as complete as GNU tar's.
     Warning(String),
-    /// Something is lost; GNU tar's exit status is 2.
+    /// Data is lost. GNU tar's exit status is 2.
     Damaged(String),
 }
 
-/// Bytes as a user may see them: lossy, on one line, and of bounded length.
+/// Bytes for display: lossy, on one line, and of bounded length.
 pub(super) fn printable(bytes: &[u8]) -> String {
     const MAX_BYTES: usize = 200;
     let head = bytes.get(..MAX_BYTES).unwrap_or(bytes);

@@ -10,25 +10,25 @@ pub(super) const RECORD_LEN: usize = RECORD as usize;
 /// A record's bytes.
 pub(super) type Record = [u8; RECORD_LEN];
 
-/// Which fields a header has beyond those of v7.
+/// Dialect of a header, which decides about fields beyond those of v7.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dialect {
     /// Neither magic: no prefix, owner names, or device numbers.
     V7,
     /// POSIX, with or without pax extensions.
     Ustar,
-    /// ustar with a shorter prefix, and times and a sparse map behind it.
+    /// ustar with a shorter prefix, followed by times and a sparse map.
     Star,
-    /// GNU, old and new: no prefix, a sparse map in its place.
+    /// GNU, old and new: a sparse map instead of the prefix.
     Gnu,
 }
 
-/// Why a numeric field says nothing.
+/// Why a numeric field is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NumberError {
     /// Neither octal nor base-256.
     NotANumber,
-    /// A number that its field cannot mean.
+    /// A number outside the range of its field.
     OutOfRange,
 }
 
@@ -53,7 +53,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// star's `atime` and `ctime` behind a prefix that ends before them.
+    /// Whether star's `atime` and `ctime` follow a shorter prefix.
     fn has_star_times(self) -> bool {
         let time = |field: &[u8]| {
             matches!(field.first(), Some(b'0'..=b'7')) && field.last() == Some(&b' ')
@@ -104,7 +104,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Bytes in the archive behind this record, padding aside; below 2⁶³.
+    /// Bytes of payload after this record, without padding; below 2⁶³.
     pub(super) fn size(self) -> Result<u64, NumberError> {
         size(self.field(124, 12))
     }
@@ -157,7 +157,7 @@ fn number_in_range<T: TryFrom<i128>>(field: &[u8]) -> Result<T, NumberError> {
     T::try_from(number(field)?).map_err(|_| NumberError::OutOfRange)
 }
 
-/// A number in octal or, when the first byte is 0x80 or 0xFF, in base 256.
+/// A number in octal, or in base 256 if the first byte is 0x80 or 0xFF.
 fn number(field: &[u8]) -> Result<i128, NumberError> {
     let field = strip_leading_nul(field);
     match field.first() {
@@ -169,8 +169,10 @@ fn number(field: &[u8]) -> Result<i128, NumberError> {
     }
 }
 
-/// Big-endian two's complement; `sign` stands for the first byte, which only marks the base.
-/// Fields have at most twelve bytes, so nothing overflows.
+/// Big-endian two's complement.
+///
+/// `sign` replaces the first byte, which only marks the base. Fields have at most twelve bytes, so nothing
+/// overflows.
 fn base256(sign: i128, field: &[u8]) -> i128 {
     let digits = field.iter().skip(1);
     digits.fold(sign, |value, &byte| value << 8 | i128::from(byte))

@@ -1,63 +1,82 @@
-//! What a hostile archive may cost us.
+//! Limits on the resources that a hostile archive can consume.
 
 use std::fmt;
 
 use super::error::{Cause, printable};
 use super::{Kind, Member, Segment};
 
-/// Bytes of headers that each member may have on top of [`Limits::size`], padding included.
+/// Bytes of headers for each member on top of [`Limits::size`], with padding.
 const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
 
-/// Bytes of the plain stream on top of [`Limits::size`], whatever they are: a single member with
-/// large attributes, or what fills the last block of a tape.
+/// Bytes of the plain stream, of any kind, on top of [`Limits::size`].
+///
+/// They allow a single member with large attributes, or the padding of a tape's last block.
 const EXTRA_STREAM_BYTES: u64 = 1 << 20;
 
-/// Bytes of each member that may be kept on top of [`Limits::metadata_bytes`].
+/// Bytes of metadata for each member on top of [`Limits::metadata_bytes`].
 const METADATA_BYTES_PER_MEMBER: u64 = 4 << 10;
 
-/// What may be kept in any case.
+/// Minimum of the limit on metadata.
 const MIN_METADATA_BYTES: u64 = 256 << 20;
 
-/// Explicit limits, each with the attack it stops. The defaults lie far above anything that an
-/// honest archive holds; `entries` and `size` have none, because honest archives are as large as
-/// they are, and whoever does not trust one says how much it may be.
+/// Explicit limits, each with the attack it stops.
 ///
-/// There is none for the names in one directory: an index finds them by a table that differs from run
-/// to run, lists them sorted, and keeps as much for each as for names in directories of their own.
+/// The defaults are far above any honest archive. `entries` and `size` have no default, because honest
+/// archives may have any size. A caller that does not trust an archive sets them.
+///
+/// There is no limit for the names in one directory. An index finds them by a hash table with a random seed,
+/// lists them sorted, and stores as much for each as for names in separate directories.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Members, but for those that are the root, which is there in any case. Stops millions of empty members, which pack to nothing, from filling memory with an
-    /// index, or a disk with inodes.
+    /// Maximum number of members, not counting the root, which always exists.
+    ///
+    /// Stops millions of empty members, which pack to nothing, from filling memory with an index, or a disk
+    /// with inodes.
     pub entries: u64,
-    /// Bytes of all files' sizes added up, holes included. Stops a decompression bomb, before the
-    /// first member that does not fit. The plain stream as a whole may have as many, 4 KiB more for
-    /// each member and 1 MiB: so headers, what is skipped and what follows the end are no way around
-    /// it, see [`stream_bytes`](Self::stream_bytes).
+    /// Maximum sum of all files' sizes, holes included.
+    ///
+    /// Stops a decompression bomb before the first member beyond the limit. The plain stream as a whole may
+    /// have as many bytes, plus 4 KiB for each member and 1 MiB. So headers, skipped bytes and bytes after
+    /// the end cannot bypass the limit, see [`stream_bytes`](Self::stream_bytes).
     pub size: u64,
-    /// Components of a name or of a hard link's target; the member is lost and the rest goes on.
-    /// Stops names that make a directory of every second byte, each to be opened again for the next
-    /// member. As many fit into the 4,096 bytes that one call of Linux takes.
+    /// Maximum number of components of a name or of a hard link's target.
+    ///
+    /// Beyond it the member is lost, and the rest continues. Stops names with a directory in every second
+    /// byte, each to be opened again for the next member. As many fit into the 4,096 bytes that one system
+    /// call of Linux accepts.
     pub path_depth: u64,
-    /// Bytes of names, link targets, extended attributes and sparse maps of all members together, 4 KiB
-    /// more for each member. Stops members that are allowed to be large from being so by
-    /// thousands: an index keeps these, and a writer those of directories.
+    /// Maximum bytes of metadata of all members, plus 4 KiB for each member.
+    ///
+    /// Metadata are names, link targets, extended attributes and sparse maps. Stops thousands of members that
+    /// are each as large as allowed. An index stores the metadata of all members, and a writer that of
+    /// directories.
     pub metadata_bytes: u64,
-    /// Bytes of one pax header's body. Stops an archive from making us gather gigabytes before
-    /// its first member. A sparse map of format 0.1 is the largest honest one.
+    /// Maximum bytes of one pax header's body.
+    ///
+    /// Stops an archive from making the parser collect gigabytes before its first member. A sparse map of
+    /// format 0.1 is the largest honest one.
     pub pax_bytes: u64,
-    /// Bytes of names and values that global pax headers leave in force. Stops an archive from
-    /// copying a large header into each of millions of members that cost it 512 bytes each.
+    /// Maximum bytes of names and values that global pax headers leave in force.
+    ///
+    /// Stops an archive from copying a large header into each of millions of members, at a cost of 512 bytes
+    /// each.
     pub global_bytes: u64,
-    /// Extended attributes of one member, ACLs included. Stops quadratic work on duplicates.
+    /// Maximum number of extended attributes of one member, including ACLs.
+    ///
+    /// Stops quadratic work on duplicates.
     pub xattrs: u64,
-    /// Bytes of the names and values of one member's extended attributes. Stops members that
-    /// need megabytes of index each.
+    /// Maximum bytes of the names and values of one member's extended attributes.
+    ///
+    /// Stops members that need megabytes of index each.
     pub xattr_bytes: u64,
-    /// Bytes of a name or a link target. Stops paths of megabytes, which every later layer would
-    /// have to walk; Linux refuses more than 4,096 in one call.
+    /// Maximum bytes of a name or a link target.
+    ///
+    /// Stops paths of megabytes, which every later stage would have to walk. Linux accepts at most 4,096 in
+    /// one call.
     pub name_bytes: u64,
-    /// Stored pieces of one sparse file. Stops maps of single bytes from filling the memory
-    /// (16 bytes each).
+    /// Maximum number of stored pieces of one sparse file.
+    ///
+    /// Stops maps of single bytes from filling the memory (16 bytes each).
     pub sparse_segments: u64,
 }
 
@@ -79,13 +98,14 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// What may be [kept](Self::metadata_bytes) of all members by who gives `memory` bytes to everything
-    /// else: twice as much, since what is kept comes on top, or 256 MiB.
+    /// Limit on [metadata](Self::metadata_bytes) if all else has `memory` bytes.
+    ///
+    /// It is twice as much, because metadata is additional, and at least 256 MiB.
     pub fn metadata_bytes_for(memory: u64) -> u64 {
         memory.saturating_mul(2).max(MIN_METADATA_BYTES)
     }
 
-    /// Bytes that the plain stream may have, up to any point before which there are `members`.
+    /// Maximum bytes of the plain stream up to any point after `members` members.
     pub fn stream_bytes(&self, members: u64) -> u64 {
         let headers = members.saturating_mul(HEADER_BYTES_PER_MEMBER);
         self.size
@@ -93,31 +113,31 @@ impl Limits {
             .saturating_add(headers)
     }
 
-    /// Bytes that may be kept of so many members.
+    /// Maximum bytes of metadata of so many members.
     fn max_metadata_bytes(&self, members: u64) -> u64 {
         self.metadata_bytes
             .saturating_add(members.saturating_mul(METADATA_BYTES_PER_MEMBER))
     }
 }
 
-/// What the members so far come to.
+/// Totals of the members so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemberTotals {
-    /// But for those that are the root.
+    /// Number of members, not counting the root.
     pub(super) members: u64,
-    /// Bytes of files, with holes.
+    /// Bytes of files, holes included.
     size: u64,
     /// See [`Limits::metadata_bytes`].
     metadata_bytes: u64,
 }
 
 impl MemberTotals {
-    /// As they are written down.
+    /// Converts to the stored form.
     pub fn to_array(self) -> [u64; 3] {
         [self.members, self.size, self.metadata_bytes]
     }
 
-    /// As they were written down.
+    /// Converts from the stored form.
     pub fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
         Self {
             members,
@@ -154,13 +174,13 @@ impl MemberTotals {
     }
 }
 
-/// Whether the name is that of the directory in which everything is, as `.` and `./` are.
+/// Whether the name is that of the root, such as `.` and `./`.
 fn is_root(name: &[u8]) -> bool {
     let mut components = name.split(|&byte| byte == b'/');
     components.all(|component| matches!(component, b"" | b"."))
 }
 
-/// What has to be kept of a member until all are known, besides what is the same for each.
+/// Bytes of metadata of a member, beyond the fixed part.
 fn metadata_bytes(member: &Member) -> u64 {
     let link = match &member.kind {
         Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
@@ -194,7 +214,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Whether `found` is within this limit; the error to raise when it is not.
+    /// Checks that `found` is within this limit.
     pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Exceeded> {
         let limit = match self {
             Self::PathDepth => limits.path_depth,

@@ -1,4 +1,4 @@
-//! Bytes in, events out; pure: this layer never reads, seeks or waits.
+//! A push parser for tar: bytes in, events out; pure, so it never reads, seeks or waits.
 //!
 //! A [`Parser`] is fed plain bytes and pulled for members and their payloads, in the dialects
 //! v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
@@ -15,8 +15,9 @@
 //! - A pax size replaces the header's, but only that of the member, never that of an extension
 //!   in between (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` where there is
 //!   no sparse map.
-//! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is told of, and what came before the
-//!   fault counts. A value that makes no sense leaves the header's field in force.
+//! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is
+//!   reported, and the keywords before the fault count. An invalid value leaves the header's field
+//!   in force.
 //! - A header's field that makes no sense counts as −1: time 23:59:59 on the eve of the epoch,
 //!   owner 4294967295 (which chown(2) takes for "no change"), all permissions.
 //! - A bad record, or a header with a bad size, is skipped together with all up to the next
@@ -60,17 +61,18 @@ pub use parser::{Event, Options, Parser};
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").
 pub const RECORD: u64 = 512;
 
-/// A member: its header with every extension applied, and where its payload lies.
+/// A member: its header with every extension applied, and the extent of its payload.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
-    /// Where its first header record lies, extensions included: the member's identity.
+    /// Offset of its first header record, extensions included: the member's identity.
     pub header: Plain,
-    /// Where its payload lies, without padding; of a sparse file the stored pieces only, without
-    /// the map that pax 1.0 puts in front of them.
+    /// Extent of the payload, without padding.
+    ///
+    /// For a sparse file, only the stored pieces, without the map that pax 1.0 puts before them.
     pub payload: Extent<Plain>,
-    /// The name as stored, extensions applied; not yet brought below the root.
+    /// The name as stored, extensions applied; not sanitized yet.
     pub name: Vec<u8>,
-    /// What it is.
+    /// The type of the member.
     pub kind: Kind,
     /// Permission bits, set-user-id, set-group-id and sticky: the low twelve bits.
     pub mode: u32,
@@ -84,20 +86,23 @@ pub struct Member {
     pub group: Vec<u8>,
     /// Time of last modification.
     pub mtime: Timestamp,
-    /// Bytes of the file as a reader sees it, holes included; 0 for everything but files.
+    /// Size of the file for a reader, holes included; 0 for all but files.
     pub size: u64,
-    /// Of a sparse file: what the payload's pieces are, in order, ascending and apart. `None`
-    /// when the payload is the content.
+    /// For a sparse file, the pieces of the payload, ascending and apart.
+    ///
+    /// `None` when the payload is the content.
     pub sparse: Option<Vec<Segment>>,
     /// Extended attributes by full name (`user.comment`, `security.capability`), values as bytes.
-    /// ACLs stand here as the text that tar carries, under their pax keywords
-    /// `SCHILY.acl.access` and `SCHILY.acl.default`.
+    ///
+    /// ACLs are the text that tar stores, under their pax keywords `SCHILY.acl.access` and
+    /// `SCHILY.acl.default`.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Member {
-    /// A member of which nothing is said but its name and what it is: mode 0644, root's, of 1970,
-    /// without payload and attributes, at the archive's very front.
+    /// A member with only a name and a type, at the front of the archive.
+    ///
+    /// Mode 0644, owned by root, time 1970, without payload and attributes.
     pub fn new(name: impl Into<Vec<u8>>, kind: Kind) -> Self {
         Self {
             header: Plain(0),
@@ -117,16 +122,16 @@ impl Member {
     }
 }
 
-/// What a member is.
+/// The type of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A regular file; contiguous files and unknown types count as such, as in GNU tar.
+    /// A regular file. As in GNU tar, contiguous files and unknown types count as such.
     File,
     /// A directory.
     Directory,
     /// A symbolic link to this target, as stored.
     Symlink(Vec<u8>),
-    /// Another name of the member called this, as stored; not yet brought below the root.
+    /// Another name of the member with this name, as stored; not sanitized yet.
     HardLink(Vec<u8>),
     /// A character device.
     CharDevice(Device),
@@ -139,27 +144,28 @@ pub enum Kind {
 /// A device number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Device {
-    /// Which driver.
+    /// The driver.
     pub major: u32,
-    /// Which of its devices.
+    /// The device of the driver.
     pub minor: u32,
 }
 
-/// A time since (or before) 1970-01-01 00:00:00 UTC; `nanoseconds` is below 10⁹ and counts
-/// forward also when `seconds` is negative.
+/// A time since (or before) 1970-01-01 00:00:00 UTC.
+///
+/// `nanoseconds` is below 10⁹ and counts forward even if `seconds` is negative.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Timestamp {
     /// Whole seconds, rounded down.
     pub seconds: i64,
-    /// The rest.
+    /// The fraction of the second.
     pub nanoseconds: u32,
 }
 
-/// A piece of a sparse file that is stored: everything between pieces is a hole.
+/// A stored piece of a sparse file. Everything between pieces is a hole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// Where it lies in the file.
+    /// Offset in the file.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
 }

@@ -1,4 +1,4 @@
-//! The sparse maps that GNU tar (before pax) and star keep in header records.
+//! Sparse maps in header records, of GNU tar (before pax) and star.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use super::{Limits, Segment};
 
 /// Bytes of one piece in a map: offset and length, twelve digits each.
 const PIECE_LEN: usize = 24;
-/// Pieces in a header; both dialects have room for as many.
+/// Number of pieces in a header, in both dialects.
 const PIECES_IN_HEADER: usize = 4;
-/// Pieces in a record that continues a map; both dialects share its layout.
+/// Number of pieces in a record that continues a map, in both dialects.
 const PIECES_IN_CONTINUATION: usize = 21;
-/// The byte of such a record that says whether another follows.
+/// Offset of the byte in such a record that says whether another follows.
 const CONTINUATION_FLAG_OFFSET: usize = PIECES_IN_CONTINUATION * PIECE_LEN;
 
-/// A map that is being collected from a header of type `S` and the records behind it.
+/// A map under construction, from a header of type `S` and the records after it.
 #[derive(Clone, Debug)]
 pub(super) struct HeaderMap {
     /// Bytes of the file, holes included.
@@ -26,7 +26,7 @@ pub(super) struct HeaderMap {
 }
 
 impl HeaderMap {
-    /// The part of the map that the header itself holds; `None` when its dialect has no maps.
+    /// Reads the pieces in the header; `None` when its dialect has no maps.
     pub(super) fn new(
         record: &Record,
         dialect: Dialect,
@@ -42,7 +42,7 @@ impl HeaderMap {
         }
     }
 
-    /// A header whose map, continuation flag and real size lie at these offsets.
+    /// Reads a header with map, continuation flag and real size at these offsets.
     fn read(
         record: &Record,
         [map, flag, size]: [usize; 3],
@@ -62,7 +62,7 @@ impl HeaderMap {
         Ok(header_map)
     }
 
-    /// star's later form: the whole map is behind the header.
+    /// star's later form, with the whole map after the header.
     fn star_external_map(record: &Record) -> Result<Self, MapFault> {
         Ok(Self {
             size: real_size(record, 452)?,
@@ -71,7 +71,7 @@ impl HeaderMap {
         })
     }
 
-    /// Adds the pieces of a record behind the header.
+    /// Adds the pieces of a record after the header.
     pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
         self.add_pieces(
             record,
@@ -81,7 +81,7 @@ impl HeaderMap {
         )
     }
 
-    /// Adds the pieces in a range of the record; the first without a length ends the map.
+    /// Adds the pieces in a range of the record. The first without a length ends the map.
     fn add_pieces(
         &mut self,
         record: &Record,
@@ -111,7 +111,7 @@ fn real_size(record: &Record, offset: usize) -> Result<u64, MapFault> {
     size(field).map_err(|_| MapError::Malformed.into())
 }
 
-/// Whether a star header holds pieces itself: no prefix, and an offset of eleven digits.
+/// Whether a star header contains pieces: no prefix, and an offset of eleven digits.
 fn has_inline_map(record: &Record) -> bool {
     record.get(345) == Some(&0) && record.get(356 + 10).is_some_and(|&digit| digit != 0)
 }

@@ -1,4 +1,4 @@
-//! Push bytes, pull: need more · member · payload · end.
+//! The push parser for tar: takes plain bytes, returns events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,34 +15,35 @@ use super::{Kind, Limits, Member, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
 
-/// How an archive is read.
+/// Options of the parser.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Zero records do not end the archive (`--ignore-zeros`).
     pub ignore_zeros: bool,
-    /// A stream of no bytes is an archive of no members, as a layer of an image may be one.
+    /// A stream without bytes is an archive without members, as for layers of images.
     pub accepts_empty: bool,
-    /// What a hostile archive may cost.
+    /// Limits against hostile archives.
     pub limits: Limits,
 }
 
-/// What the parser found.
+/// The result of a pull.
 #[derive(Debug)]
 pub enum Event {
-    /// Nothing without more bytes.
+    /// The parser needs more bytes.
     NeedInput,
-    /// The next member begins; its payload follows, if it has any.
+    /// The next member begins. Its payload follows, if any.
     Member(Box<Member>),
-    /// The next bytes of the payload; never empty; shares the pushed bytes.
+    /// The next bytes of the payload, never empty. They share the pushed buffer.
     Payload(Bytes),
-    /// The member is complete, its padding included.
+    /// The member and its padding are complete.
     MemberEnd,
-    /// Something is odd and nothing is lost that GNU tar would keep.
+    /// An oddity. The result is as complete as GNU tar's.
     Warning(Warning),
-    /// Something is lost, a member or a field of one, as it is for GNU tar, whose exit status is
-    /// then 2; what follows can be read.
+    /// A member or a field of one is lost, and parsing continues.
+    ///
+    /// GNU tar loses it too, and its exit status is then 2.
     Damaged(Warning),
-    /// The archive is complete. Bytes pushed from now on are ignored.
+    /// The archive is complete. The parser ignores further bytes.
     End,
 }
 
@@ -50,74 +51,75 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Parser {
     options: Options,
-    /// Pushed and not yet taken.
+    /// Pushed bytes that are not parsed yet.
     input: Bytes,
-    /// The part of a record that earlier pushes brought; less than a record.
+    /// The front of a record from earlier pushes, shorter than a record.
     partial: Vec<u8>,
-    /// Where `input` begins.
+    /// Offset of `input`.
     offset: u64,
     /// Whether no bytes follow `input`.
     is_finished: bool,
     state: State,
-    /// Found and not yet pulled.
+    /// Events that are not pulled yet.
     events: VecDeque<Event>,
     failure: Option<Error>,
-    /// What amends the next header.
+    /// Extensions for the next header.
     extensions: Extensions,
-    /// What global pax headers left in force.
+    /// Keywords in force from global pax headers.
     global: pax::Keywords,
-    /// The bodies of these headers; `None` when they are too many to be repeated elsewhere, or in part
-    /// malformed.
+    /// The bodies of these headers.
+    ///
+    /// `None` when they are too long to be stored elsewhere, or partly malformed.
     globals: Option<Arc<Vec<Vec<u8>>>>,
-    /// Whether a header was ever found.
+    /// Whether the parser found a header.
     is_tar: bool,
-    /// What the last record was that could have been a header.
+    /// The kind of the last record in a header's place.
     last: LastRecord,
-    /// What the members so far come to.
+    /// Totals of the members so far.
     sums: MemberTotals,
-    /// The same without the last one.
+    /// Totals without the last member.
     totals_before_last: MemberTotals,
 }
 
-/// Bytes of global pax headers that are kept for [`Parser::globals`].
+/// Maximum bytes of global pax headers stored for [`Parser::globals`].
 const MAX_SAVED_GLOBAL_BYTES: usize = 64 << 10;
 
-/// What a record was that could have been a header.
+/// The kind of a record in a header's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LastRecord {
-    /// A header; or none came yet.
+    /// A header, or no record yet.
     Header,
-    /// Zero, and zero records count.
+    /// A zero record, when zero records count.
     Zero,
-    /// Neither.
+    /// Anything else.
     Bad,
 }
 
 #[derive(Debug)]
 enum State {
-    /// A header is next.
+    /// A header.
     Header,
-    /// The body of an extension is next.
+    /// The body of an extension.
     Extension(Extension),
-    /// A record with more of a sparse map is next.
+    /// A record with more of a sparse map.
     HeaderMap(Box<PendingMember>, HeaderMap),
-    /// A record of the map before a payload is next.
+    /// A record of the map before a payload.
     PayloadMap(Box<PendingMember>, MapReader),
-    /// A payload is next, or what is skipped.
+    /// A payload, or skipped bytes.
     Content(Content),
-    /// Nothing is next.
+    /// The end.
     Ended,
 }
 
-/// An extension whose body is being gathered.
+/// An extension whose body is incomplete.
 #[derive(Debug)]
 struct Extension {
     flag: u8,
-    /// Its header.
+    /// Offset of its header.
     at: Plain,
-    /// Bytes of the body still to come.
+    /// Remaining bytes of the body.
     left: u64,
-    /// Bytes of padding behind it.
+    /// Bytes of padding after it.
     padding: u64,
     body: Vec<u8>,
 }
@@ -126,31 +128,31 @@ struct Extension {
 #[derive(Debug)]
 struct PendingMember {
     member: Member,
-    /// Its header.
+    /// Offset of its header.
     at: Plain,
-    /// Bytes of the file with its holes, as far as they are known.
+    /// Size of the file with holes, if known.
     size: Option<u64>,
-    /// Bytes in the archive, the map before the payload included, padding aside; below 2⁶³.
+    /// Stored bytes including a map before the payload, without padding; below 2⁶³.
     stored: u64,
-    /// How many of them the map has taken.
+    /// Bytes of the map so far.
     map_bytes: u64,
 }
 
-/// Bytes behind a header.
+/// Bytes after a header.
 #[derive(Debug)]
 struct Content {
-    /// Bytes of payload still to come.
+    /// Remaining bytes of payload.
     payload: u64,
-    /// Bytes to skip behind them.
+    /// Bytes to skip after them.
     rest: u64,
-    /// Whether they belong to a member that was announced.
+    /// Whether they belong to a reported member.
     is_announced: bool,
 }
 
-/// What a pax header says, if there is one.
+/// The keywords of a pax header, if there is one.
 type Keywords = Option<Box<pax::Keywords>>;
 
-/// What one step came to.
+/// The result of one step.
 enum Progress {
     Advanced,
     NeedInput,
@@ -178,8 +180,9 @@ impl Parser {
         }
     }
 
-    /// A parser in front of the header of a member at `at`, behind members that come to `sums` and
-    /// global pax headers with the bodies `globals`.
+    /// A parser that resumes at the header of a member at `at`.
+    ///
+    /// `sums` are the totals of the members before it, and `globals` the bodies of the global pax headers.
     ///
     /// # Errors
     /// When the bodies exceed a limit.
@@ -193,7 +196,7 @@ impl Parser {
         for body in globals {
             parser.apply_global_header(at, body)?;
         }
-        // Whoever came to these headers first has heard of what is odd about them.
+        // The first parser has already reported the oddities of these headers.
         parser.events.clear();
         parser.offset = at.0;
         parser.sums = sums;
@@ -202,38 +205,39 @@ impl Parser {
         Ok(parser)
     }
 
-    /// The bodies of the global pax headers so far, for [`Parser::resume`]; `None` when they are too
-    /// long for that, or malformed.
+    /// The bodies of the global pax headers so far, for [`Parser::resume`].
+    ///
+    /// `None` when they are too long for that, or malformed.
     pub fn globals(&self) -> Option<&Arc<Vec<Vec<u8>>>> {
         self.globals.as_ref()
     }
 
-    /// What the members before the last one come to, for [`Parser::resume`].
+    /// Totals of the members before the last one, for [`Parser::resume`].
     pub fn totals_before_last(&self) -> MemberTotals {
         self.totals_before_last
     }
 
-    /// Takes the next plain bytes; called only after [`Event::NeedInput`].
+    /// Adds the next plain bytes. Call it only after [`Event::NeedInput`].
     pub fn push(&mut self, plain: Bytes) {
         debug_assert!(self.input.is_empty(), "pushed before the input was used up");
         self.input = plain;
     }
 
-    /// Says that no bytes follow.
+    /// Marks the end of the plain bytes.
     pub fn finish(&mut self) {
         self.is_finished = true;
     }
 
-    /// The first byte that no event covers and that the parser has not looked at.
+    /// Offset of the first byte that no event covers and that is not parsed yet.
     pub fn offset(&self) -> Plain {
         Plain(self.offset)
     }
 
-    /// The next event.
+    /// The next event. An error is final.
     ///
     /// # Errors
-    /// When the bytes are not a tar archive, exceed a limit, or end in the middle; everything
-    /// before that was pulled by then. Fused.
+    /// When the bytes are no tar archive, exceed a limit, or end early. All earlier events are returned
+    /// first.
     pub fn pull(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -245,7 +249,7 @@ impl Parser {
             let step = match self.step() {
                 Ok(Progress::NeedInput) if self.is_finished => self.finish_input(),
                 Ok(Progress::NeedInput) => {
-                    // An empty slice, too, keeps its buffer from those who make the next bytes.
+                    // Releases the buffer, even of an empty slice, because decoders may wait for it.
                     self.input = Bytes::new();
                     return Ok(Event::NeedInput);
                 }
@@ -272,7 +276,7 @@ impl Parser {
             }
             State::Content(_) => Ok(self.read_content()),
             State::Ended => {
-                // Its buffer may be waited for by those who decode what follows.
+                // Releases the buffer, because decoders of the following bytes may wait for it.
                 self.input = Bytes::new();
                 self.events.push_back(Event::End);
                 Ok(Progress::Advanced)
@@ -280,8 +284,9 @@ impl Parser {
         }
     }
 
-    /// Bytes of the member's payload and padding that are still to be pushed; 0 between members, and
-    /// where what follows is needed.
+    /// Remaining bytes of the member's payload and padding.
+    ///
+    /// 0 between members, and where the parser needs the bytes.
     pub fn missing_payload(&self) -> u64 {
         match &self.state {
             State::Content(content) if self.input.is_empty() && self.events.is_empty() => {
@@ -291,13 +296,14 @@ impl Parser {
         }
     }
 
-    /// Members so far, but for those that are the root.
+    /// Number of members so far, not counting the root.
     pub fn members(&self) -> u64 {
         self.sums.members
     }
 
-    /// Goes on behind the first `len` bytes of those that are [`missing_payload`](Self::missing_payload), as if they had been
-    /// pushed, but without their payload events.
+    /// Skips the first `len` bytes of [`missing_payload`](Self::missing_payload).
+    ///
+    /// The parser continues as if they had been pushed, but without payload events.
     pub fn skip_payload(&mut self, len: u64) {
         let len = len.min(self.missing_payload());
         if let State::Content(content) = &mut self.state {
@@ -315,7 +321,7 @@ impl Parser {
         self.input.split_to(len)
     }
 
-    /// Hands the next record on, once it is complete.
+    /// Handles the next record, once it is complete.
     fn next_record(
         &mut self,
         then: fn(&mut Self, &Record) -> Result<(), Error>,
@@ -354,7 +360,7 @@ impl Parser {
             return self.reject_header(at, header, "this is not a header");
         }
         self.is_tar = true;
-        // A hard link's size says how long its target is.
+        // The size of a hard link is the length of its target.
         let size = match header.typeflag() {
             b'1' => Ok(0),
             _ => header.size(),
@@ -396,7 +402,7 @@ impl Parser {
         self.extensions = Extensions::default();
         if self.last != LastRecord::Bad {
             let name = match header.dialect() {
-                // The record can be part of a file.
+                // The record may be part of a file.
                 Dialect::V7 => String::new(),
                 _ => format!("{}: ", printable(&header.name())),
             };
@@ -409,7 +415,7 @@ impl Parser {
     fn extension_header(&mut self, flag: u8, at: Plain, size: u64) -> Result<(), Error> {
         let limits = &self.options.limits;
         let checked = match flag {
-            // A name is followed by a NUL.
+            // A NUL follows the name.
             b'L' | b'K' => Limit::NameBytes.check(limits, size.saturating_sub(1)),
             _ => Limit::PaxBytes.check(limits, size),
         };
@@ -424,7 +430,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Takes a piece of an extension's body and padding.
+    /// Adds bytes of an extension's body and padding.
     fn extension(&mut self, piece: &[u8]) -> Result<(), Error> {
         let State::Extension(extension) = &mut self.state else {
             return Ok(());
@@ -472,12 +478,12 @@ impl Parser {
             .check(&self.options.limits, keywords.bytes())
             .map_err(|exceeded| error(at, exceeded.into()))?;
         self.global = keywords;
-        // Not at once: it would be read as often as there are global ones.
+        // Not immediately, because each global header would apply it again.
         self.extensions.is_stale = true;
         Ok(())
     }
 
-    /// What the pax header before a member says on top of what is in force now.
+    /// Keywords of the pax header before a member, on top of the global ones.
     fn local_keywords(&self, at: Plain, extensions: &mut Extensions) -> Result<Keywords, Error> {
         let local = extensions.keywords.take();
         if local.is_none() || !extensions.is_stale {
@@ -502,7 +508,7 @@ impl Parser {
         }
     }
 
-    /// Applies the body of a pax header; whether all of it made sense.
+    /// Applies the body of a pax header. Returns whether all of it is valid.
     fn read_keywords(
         &mut self,
         keywords: &mut pax::Keywords,
@@ -553,7 +559,7 @@ impl Parser {
                     _ if flag == b'D' => {
                         self.begin_member(pending.member, at, 0, stored + padding(stored))?;
                     }
-                    // Whatever their headers say, the others have no payload.
+                    // Other types have no payload, even if their headers give a size.
                     _ => self.begin_member(pending.member, at, 0, 0)?,
                 }
             }
@@ -561,8 +567,9 @@ impl Parser {
         Ok(())
     }
 
-    /// A file of type `S`, whose map is in the header, behind it, or, in dialects without one,
-    /// nowhere.
+    /// Begins a file of type `S`.
+    ///
+    /// Its map is in the header, after it, or missing in dialects without maps.
     fn file_with_header_map(
         &mut self,
         mut pending: PendingMember,
@@ -636,7 +643,7 @@ impl Parser {
         }
     }
 
-    /// Announces a sparse file whose map is complete, if it is sound.
+    /// Reports a sparse file whose map is complete and valid.
     fn sparse_file(&mut self, mut pending: PendingMember, pieces: &[Segment]) -> Result<(), Error> {
         let end = pieces
             .last()
@@ -657,7 +664,7 @@ impl Parser {
         }
     }
 
-    /// The member whose header is at `at` begins, if the limits allow it.
+    /// Reports the member whose header is at `at`, if the limits allow it.
     fn begin_member(
         &mut self,
         member: Member,
@@ -665,8 +672,7 @@ impl Parser {
         payload: u64,
         rest: u64,
     ) -> Result<(), Error> {
-        // Here, where it is known what belongs to the member: a map behind its header is none of the
-        // bytes that it stores.
+        // Counts bytes only here, where the parser knows that a map after the header is not content.
         if let Err(exceeded) = self.check_depth(&member) {
             let (name, cause) = (printable(&member.name), Cause::from(exceeded));
             self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
@@ -699,7 +705,7 @@ impl Parser {
         Limit::PathDepth.check(&self.options.limits, depth)
     }
 
-    /// Skips a member, and says why it is lost.
+    /// Skips a member, and reports why it is lost.
     fn skip_damaged(&mut self, pending: &PendingMember, why: &str) {
         let name = printable(&pending.member.name);
         self.damaged(pending.at, format!("{name}: skipped, as {why}"));
@@ -742,7 +748,7 @@ impl Parser {
         Progress::Advanced
     }
 
-    /// What it means that no bytes follow.
+    /// Handles the end of the bytes.
     fn finish_input(&mut self) -> Result<(), Error> {
         let part = match &self.state {
             State::Header if self.last == LastRecord::Bad || !self.is_tar => {
@@ -812,13 +818,13 @@ fn error(offset: Plain, cause: Cause) -> Error {
     Error { offset, cause }
 }
 
-/// Components of a path.
+/// Number of components of a path.
 fn depth(path: &[u8]) -> u64 {
     let components = path.split(|&byte| byte == b'/');
     components.filter(|name| !name.is_empty()).count() as u64
 }
 
-/// Bytes that fill the last record of `len` bytes.
+/// Bytes of padding after `len` bytes.
 fn padding(len: u64) -> u64 {
     len.next_multiple_of(RECORD) - len
 }
@@ -834,7 +840,7 @@ mod tests {
     use super::*;
     use crate::tar::{Device, Timestamp};
 
-    /// A header under construction, ustar unless told otherwise.
+    /// A header under construction, by default ustar.
     #[derive(Clone)]
     struct Block(Record);
 
@@ -909,7 +915,7 @@ mod tests {
         vec![b'j'; RECORD_LEN]
     }
 
-    /// Members with their payloads, and everything else as words.
+    /// Members with their payloads, and all other events as text.
     #[derive(Clone, PartialEq, Eq, Debug, Default)]
     struct Found {
         members: Vec<(Member, Vec<u8>)>,
@@ -933,7 +939,7 @@ mod tests {
         }
     }
 
-    /// Everything in an archive that comes in pieces of these lengths, in turn.
+    /// Parses an archive that arrives in pieces of these lengths, in turn.
     fn read_in_pieces(archive: &[u8], lens: &[usize], options: Options) -> Found {
         let mut parser = Parser::new(options);
         let mut rest = Bytes::copy_from_slice(archive);
@@ -1549,7 +1555,7 @@ mod tests {
         assert_eq!(found.remarks.len(), 2);
     }
 
-    /// One of everything.
+    /// An archive that uses every feature.
     fn archive() -> Vec<u8> {
         [
             extension(b'g', &[("comment", "hello"), ("uname", "someone")]),
@@ -1595,7 +1601,7 @@ mod tests {
         }
     }
 
-    /// Makes the checksum of the record around `at` hold, so that what it says is looked at.
+    /// Corrects the checksum of the record around `at`, so that the parser reads it.
     fn heal(archive: &mut [u8], at: usize) {
         let start = at - at % RECORD_LEN;
         if let Some(record) = archive[start..].first_chunk_mut::<RECORD_LEN>() {

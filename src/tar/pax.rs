@@ -1,4 +1,4 @@
-//! pax headers: keywords and their values, and what they say about a member.
+//! pax headers: keywords, their values, and their meaning for a member.
 
 use super::error::{Note, printable};
 use super::header::text;
@@ -6,12 +6,12 @@ use super::limits::{Exceeded, Limit};
 use super::sparse::{self, decimal};
 use super::{Limits, Timestamp};
 
-/// What pax headers say about a member; `None` leaves the header's own field in force.
+/// Values from pax headers. `None` leaves the header's own field in force.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Keywords {
     pub(super) path: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
-    /// Bytes in the archive.
+    /// Bytes of payload.
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -25,8 +25,9 @@ pub(super) struct Keywords {
 }
 
 impl Keywords {
-    /// Applies a pax header's body. What is wrong goes to `notes`; malformed framing loses the
-    /// rest of the body.
+    /// Applies a pax header's body.
+    ///
+    /// Faults add to `notes`. Malformed framing loses the rest of the body.
     pub(super) fn read(
         &mut self,
         body: &[u8],
@@ -84,7 +85,7 @@ impl Keywords {
             b"SCHILY.realsize" => report(assign(&mut self.sparse.size, key, value, decimal)),
             b"SCHILY.acl.access" | b"SCHILY.acl.default" => self.acl(key, value, limits)?,
             b"RHT.security.selinux" => {
-                // The kernel keeps the context as a C string.
+                // The kernel stores the context as a C string.
                 let context = [text(value), b"\0"].concat();
                 self.xattr(b"security.selinux".to_vec(), context, limits)?;
             }
@@ -119,10 +120,10 @@ impl Keywords {
             }
             b"major" => return Ok(assign(&mut sparse.major, key, value, decimal)),
             b"name" => sparse.name = name(value, limits)?,
-            // `numblocks` tells no more than the pieces do.
+            // `numblocks` is redundant, because the pieces are known.
             b"offset" => sparse.offset = decimal(text(value)),
             b"numbytes" => sparse.add_len(decimal(text(value)), limits)?,
-            // As for GNU tar, which then takes the file for one without holes.
+            // GNU tar also treats this as a file without holes.
             b"map" if text(value).is_empty() => return Ok(Some(invalid(key, value))),
             b"map" => sparse.set_map(text(value), limits)?,
             _ => {}
@@ -138,8 +139,9 @@ impl Keywords {
         self.xattr(key.to_vec(), value.to_vec(), limits)
     }
 
-    /// Sets an extended attribute; a later value replaces an earlier one, and an empty value is a
-    /// value: attributes can be empty.
+    /// Sets an extended attribute; a later value replaces an earlier one.
+    ///
+    /// An empty value is valid, because attributes can be empty.
     fn xattr(&mut self, key: Vec<u8>, value: Vec<u8>, limits: &Limits) -> Result<(), Exceeded> {
         self.xattrs.retain(|(other, _)| *other != key);
         self.xattrs.push((key, value));
@@ -155,8 +157,9 @@ impl Keywords {
 /// A keyword, its value, and the rest of the body.
 type Keyword<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
-/// The first keyword of a body, its value, and what comes behind: `length key=value\n`, where the
-/// length counts itself. `None` at the end, which a NUL also marks.
+/// Splits a body into its first keyword, value, and the rest: `length key=value\n`.
+///
+/// The length includes itself. `None` at the end, which a NUL also marks.
 fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = body.iter().position(|byte| !blank(byte));
@@ -194,7 +197,9 @@ fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     Ok(Some((key, value, behind)))
 }
 
-/// Sets `field` from a value up to its first NUL, deletes what was set when the value is empty, or explains.
+/// Sets `field` from a value up to its first NUL.
+///
+/// An empty value clears the field. Returns the reason when the value is invalid.
 fn assign<T>(
     field: &mut Option<T>,
     key: &[u8],
@@ -219,7 +224,7 @@ fn invalid(key: &[u8], value: &[u8]) -> Note {
     ))
 }
 
-/// A text up to its first NUL; `None` when it is empty, which deletes what was set.
+/// A text up to its first NUL; `None`, which clears the field, when it is empty.
 fn name(value: &[u8], limits: &Limits) -> Result<Option<Vec<u8>>, Exceeded> {
     let name = text(value);
     Limit::NameBytes.check(limits, name.len() as u64)?;
@@ -230,8 +235,9 @@ fn decimal_u32(value: &[u8]) -> Option<u32> {
     decimal(value).and_then(|number| u32::try_from(number).ok())
 }
 
-/// Seconds with an optional sign and fraction, rounded down to a nanosecond; what follows the
-/// number is ignored, as GNU tar does.
+/// Seconds with an optional sign and fraction, rounded down to a nanosecond.
+///
+/// Ignores text after the number, as GNU tar does.
 fn time(value: &[u8]) -> Option<Timestamp> {
     let (negative, value) = match value.strip_prefix(b"-") {
         Some(value) => (true, value),
@@ -270,7 +276,7 @@ fn time(value: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// Replaces `%3D` by `=` and so on; a `%` without two hexadecimal digits stays.
+/// Decodes `%3D` and so on. A `%` without two hexadecimal digits stays.
 fn percent_decoded(text: &[u8]) -> Vec<u8> {
     let hex = |byte: Option<&u8>| byte.and_then(|&byte| char::from(byte).to_digit(16));
     let mut decoded = Vec::with_capacity(text.len());
@@ -287,7 +293,7 @@ fn percent_decoded(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Base64 with or without its padding; `None` when it is something else.
+/// Decodes base64 with or without padding; `None` when it is invalid.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
     let digits = text.get(..text.len() - padding)?;

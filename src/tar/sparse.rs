@@ -1,27 +1,29 @@
-//! Sparse files: the map of what is stored, in pax's three forms, and what makes a map sound.
+//! Sparse files: pax's three forms of maps, and the validation of maps.
 
 use super::header::Record;
 use super::limits::{Exceeded, Limit};
 use super::{Limits, Segment};
 
-/// What is wrong with a map.
+/// Why a map is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MapError {
     /// Pieces overlap or go backwards.
     #[error("its pieces are not in ascending order")]
     Order,
-    /// A piece lies outside the file.
+    /// A piece is outside the file.
     #[error("a piece lies beyond the end of the file")]
     Outside,
     /// The pieces are longer than the payload.
     #[error("its pieces are longer than what is stored")]
     Payload,
-    /// The map's numbers are none, or there are fewer than announced.
+    /// The map has no numbers, or fewer than announced.
     #[error("its map is malformed")]
     Malformed,
 }
 
-/// The pieces, checked: ascending, apart, all inside the file; touching ones become one. Also their lengths' sum, at most `payload`.
+/// Validates pieces: ascending, apart, inside the file. Joins adjacent ones.
+///
+/// Returns also the sum of their lengths, which is at most `payload`.
 pub(super) fn validate_map(
     pieces: &[Segment],
     size: u64,
@@ -52,29 +54,29 @@ pub(super) fn validate_map(
     Ok((map, stored))
 }
 
-/// What pax keywords say about a sparse file.
+/// pax keywords of a sparse file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Keywords {
-    /// `GNU.sparse.major`: from 1 on, the map lies before the payload.
+    /// `GNU.sparse.major`: from 1 on, the map precedes the payload.
     pub(super) major: Option<u64>,
     /// `GNU.sparse.size`, `GNU.sparse.realsize` or `SCHILY.realsize`: with holes.
     pub(super) size: Option<u64>,
     /// `GNU.sparse.size` or `GNU.sparse.realsize`.
     pub(super) gnu_size: Option<u64>,
-    /// `GNU.sparse.name`: the file's name; the header's is made up.
+    /// `GNU.sparse.name`: the file's name. The name in the header is artificial.
     pub(super) name: Option<Vec<u8>>,
     /// The map of 0.0 and 0.1, without empty pieces.
     pub(super) map: Vec<Segment>,
-    /// Whether there was one, be it of empty pieces.
+    /// Whether there was a map, even of empty pieces.
     pub(super) is_sparse: bool,
-    /// Whether it was unreadable.
+    /// Whether the map was malformed.
     pub(super) is_malformed: bool,
-    /// `GNU.sparse.offset` of 0.0 whose length has not come yet.
+    /// `GNU.sparse.offset` of 0.0 whose length is still missing.
     pub(super) offset: Option<u64>,
 }
 
 impl Keywords {
-    /// `GNU.sparse.numbytes` of 0.0.
+    /// Handles `GNU.sparse.numbytes` of 0.0.
     pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
             self.is_sparse = true;
@@ -84,19 +86,20 @@ impl Keywords {
         Ok(())
     }
 
-    /// Bytes of payload of a file of which a size is known and no map: GNU tar takes them from the
-    /// archive, and looks for the next header behind them.
+    /// Payload length of a file with a known size but no map.
+    ///
+    /// GNU tar takes that many bytes from the archive, and looks for the next header after them.
     pub(super) fn payload_len(&self) -> Option<u64> {
         let is_whole = !self.is_sparse && !self.is_malformed && !self.is_map_in_payload();
         self.gnu_size.filter(|_| is_whole)
     }
 
-    /// Whether the map lies before the payload.
+    /// Whether the map precedes the payload.
     pub(super) fn is_map_in_payload(&self) -> bool {
         self.major.is_some_and(|major| major > 0)
     }
 
-    /// `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
+    /// Handles `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
     pub(super) fn set_map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
@@ -112,8 +115,9 @@ impl Keywords {
     }
 }
 
-/// Adds a piece, unless it is empty: writers mark the end of a file with such a piece, and some
-/// write millions of them.
+/// Adds a piece, unless it is empty.
+///
+/// Writers mark the end of a file with an empty piece, and some write millions of them.
 pub(super) fn push(
     map: &mut Vec<Segment>,
     piece: Segment,
@@ -126,7 +130,7 @@ pub(super) fn push(
     Ok(())
 }
 
-/// Decimal digits and nothing else, from 0 up to 2⁶³ − 1.
+/// Parses decimal digits and nothing else, from 0 up to 2⁶³ − 1.
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -138,11 +142,12 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     i64::try_from(value).is_ok().then_some(value)
 }
 
-/// Reads the map that 1.0 puts before the payload, record by record: lines of one decimal number
-/// each, first how many pieces follow, then their offsets and lengths in turn.
+/// Reads the map that format 1.0 puts before the payload, record by record.
+///
+/// It has one decimal number per line: the number of pieces, then their offsets and lengths in turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapReader {
-    /// Pieces still to come; `None` before the first line.
+    /// Remaining pieces; `None` before the first line.
     left: Option<u64>,
     offset: Option<u64>,
     line: Option<u64>,
@@ -150,7 +155,7 @@ pub(super) struct MapReader {
 }
 
 impl MapReader {
-    /// The pieces once they are complete, which the rest of the last record is of no concern to.
+    /// Reads a record. Returns the pieces once they are complete; the rest of the record is padding.
     pub(super) fn read(
         &mut self,
         record: &Record,
@@ -195,9 +200,9 @@ impl MapReader {
 /// Why a map cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MapFault {
-    /// The member is lost.
+    /// The map is invalid, and the member is lost.
     Map(MapError),
-    /// The archive is refused.
+    /// The map exceeds a limit, and the archive is rejected.
     Exceeded(Exceeded),
 }
 

@@ -463,7 +463,7 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// Plans a directory with at least one part, and returns its attributes' entry.
+    /// Plans a directory with at least one part, and returns its lowest part.
     fn plan_directory(&mut self, parts: &[LayerIno]) -> Result<Option<LayerIno>, MergeError> {
         let Some(&layer_ino) = parts.first() else {
             return Ok(None);
