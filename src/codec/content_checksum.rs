@@ -34,7 +34,7 @@ impl ContentChecksum {
         }
     }
 
-    /// What should be stored.
+    /// The checksum of the bytes so far.
     pub fn digest(&self) -> u32 {
         match &self.0 {
             State::Lz4(hash) => hash.digest(),

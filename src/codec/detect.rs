@@ -57,7 +57,7 @@ impl FromStr for Compression {
 #[error("not one of plain, gzip, lz4, zstd, xz and bzip2")]
 pub struct UnknownCompression;
 
-/// What the first bytes of a source say.
+/// The format of a source, from its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Detected {
     /// A format that can be decoded.
@@ -68,7 +68,7 @@ pub enum Detected {
     Encrypted(Encryption),
     /// A web page.
     WebPage,
-    /// Nothing that is known: neither packed nor a tar archive.
+    /// Neither packed nor a tar archive, as far as known.
     Unknown,
 }
 
@@ -107,8 +107,9 @@ impl fmt::Display for Encryption {
     }
 }
 
-/// How many bytes [`detect`] wants to see: one tar record. A skippable frame longer than that
-/// hides what follows it.
+/// Bytes that [`detect`] needs: one tar record.
+///
+/// A longer skippable frame hides the frame after it.
 pub const DETECT_LEN: usize = 512;
 
 /// Formats whose magic is at the start, in no order: none is the beginning of another.
@@ -162,9 +163,10 @@ pub fn detect(first: &[u8]) -> Detected {
     }
 }
 
-/// What the frame behind a skippable one is, of which `rest` lacks the magic. lz4 and zstd share
-/// skippable frames; where the next frame is out of sight zstd is assumed, as pzstd begins its
-/// files with one and nothing that is known to write lz4 does.
+/// The format of the frame after a skippable one, whose magic `rest` lacks.
+///
+/// lz4 and zstd share skippable frames. If the next frame is not visible, this assumes zstd. pzstd begins its
+/// files with a skippable frame, and no known writer of lz4 does.
 fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
     loop {
         let next = rest.split_first_chunk().and_then(|(len, rest)| {

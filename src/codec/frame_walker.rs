@@ -1,4 +1,4 @@
-//! What the codecs that walk frames and blocks share: a queue of pulls, and fused errors.
+//! Shared by codecs that walk frames and blocks: a queue of pulls, and fused errors.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,12 +32,12 @@ pub(super) trait FrameWalker: Send + fmt::Debug {
 /// Pulls in the order in which they are to be answered.
 pub(super) type PullQueue = VecDeque<Pull>;
 
-/// How a step went.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// Something was taken or appended, or the state changed.
     Progressed,
-    /// Nothing can be done with what is at hand.
+    /// The walker needs more input.
     NeedInput,
     /// The stream is complete.
     End,
@@ -124,7 +124,7 @@ pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     }
 }
 
-/// What the tests of every codec do with a decoder.
+/// Test helpers for decoders of all codecs.
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::{Context, Decoder, Output, SeekPoint, resume, start};
@@ -133,7 +133,7 @@ pub(super) mod tests {
     use crate::base::extent::Plain;
     use crate::base::memory_reclaim::MemoryBroker;
 
-    /// What a whole stream came to.
+    /// The result of decoding a whole stream.
     #[derive(Debug)]
     pub(crate) struct Outcome {
         /// The plain bytes before the end or the error.

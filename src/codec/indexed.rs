@@ -1,6 +1,6 @@
-//! Decoding along seek points that are known already: whatever lies between two is a job.
+//! Decodes along known seek points, with a job for each range between two.
 //!
-//! Only streams that cannot be cut otherwise are worth it: those whose seek points carry windows.
+//! Only worthwhile for streams that cannot be cut otherwise: those whose seek points have windows.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::base::span_hash::SpanHasher;
 /// the buffer budget, so that several are alive at once.
 const JOB_POOL_DIVISOR: u64 = 4;
 
-/// What a decoder takes from its pool beyond the plain bytes: the rest of its last buffer.
+/// Bytes from the pool beyond the plain bytes: the rest of the decoder's last buffer.
 const BUFFER_ROUNDING_BYTES: u64 = 1 << 20;
 
 /// From one seek point to the next.
@@ -83,7 +83,7 @@ struct Serial {
     verifier: SpanVerifier,
     end: Packed,
     input_state: InputState,
-    /// What a job of the decoder makes.
+    /// Output of a job of the decoder.
     output: Option<Output>,
 }
 
@@ -334,7 +334,7 @@ struct SpanVerifier {
     compression: Compression,
     /// Where the range begins.
     packed: Packed,
-    /// The first is shortened as its bytes go by.
+    /// The decoder shortens the first one as its bytes pass.
     spans: VecDeque<ExpectedSpan>,
     hasher: SpanHasher,
 }
@@ -353,7 +353,7 @@ impl SpanVerifier {
         self.spans.is_empty()
     }
 
-    /// What of `bytes` belongs to the range; nothing when that is none.
+    /// The part of `bytes` inside the range; `None` when there is none.
     fn verify(&mut self, bytes: &Bytes) -> Result<Option<Bytes>, Error> {
         let mut passed = 0;
         while let Some(span) = self.spans.front_mut() {
@@ -429,7 +429,7 @@ mod tests {
 
     const BLOCK_LEN: u64 = 1000;
 
-    /// What an index of the stream says, with `spans` spans between each two seek points.
+    /// The ranges of an index of the stream, with `spans` spans between two seek points.
     fn ranges(compression: Compression, packed: &[u8], spans: usize) -> Vec<SeekRange> {
         let outcome = decode(compression, packed, 100_000);
         assert!(outcome.seek_points.len() > 3, "or nothing is tested");

@@ -1,8 +1,8 @@
-//! Packed bytes in, plain bytes out; pure: no files, no clocks, no runtime.
+//! Decoders: packed bytes in, plain bytes out; pure: no files, no clocks, no runtime.
 //!
-//! A [`Decoder`] is fed packed bytes in order and pulled for what they make: plain bytes, jobs
-//! that make plain bytes on any thread, and seek points where decoding can start again. Reading
-//! from the middle is the same trait: [`resume`] gives a decoder that stands at a seek point.
+//! The caller pushes packed bytes into a [`Decoder`] in order, and pulls plain bytes, jobs and seek points. A
+//! job makes plain bytes on any thread. Decoding can start again at a seek point. Reading from the middle
+//! uses the same trait: [`resume`] makes a decoder at a seek point.
 
 pub mod detect;
 
@@ -35,15 +35,17 @@ pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
 pub use indexed::{ExpectedSpan, SeekRange};
 pub use seek_point::SeekPoint;
 
-/// Packed bytes that a decoder may want to see past the next seek point: some recognise the end
-/// of a piece only by the beginning of the next (bzip2: 48 bits of magic).
+/// Packed bytes that a decoder may need after the next seek point.
+///
+/// Some formats mark the end of a piece only by the start of the next (bzip2: 48 bits of magic).
 pub const LOOKAHEAD_LEN: usize = 16;
 
-/// Blocks, frames or members that one job decodes, at the most: each takes memory of its own, however
-/// little it makes, and nothing keeps a stream from consisting of empty ones.
+/// Maximum number of blocks, frames or members in one job.
+///
+/// Each takes memory even if it makes few bytes, and a stream may consist of empty ones.
 const MAX_PARTS_PER_JOB: usize = 4096;
 
-/// What a decoder needs besides bytes.
+/// Resources of a decoder.
 #[derive(Clone, Debug)]
 pub struct Context {
     /// Where buffers for plain bytes come from. Taking one may wait; pieces already pulled must
@@ -75,66 +77,67 @@ impl Context {
 
 /// Turns a packed stream into plain bytes.
 ///
-/// The caller alternates: [`pull`](Self::pull) until it answers [`Pull::NeedInput`], then
-/// [`push`](Self::push) once, or [`finish`](Self::finish) when the packed stream has ended.
-/// Errors are fused: after one, every pull repeats it.
+/// The caller calls [`pull`](Self::pull) until it returns [`Pull::NeedInput`]. Then it calls
+/// [`push`](Self::push) once, or [`finish`](Self::finish) at the end of the packed stream. Errors are fused:
+/// after one, every pull repeats it.
 pub trait Decoder: Send + fmt::Debug {
-    /// Takes the next packed bytes, in order; called only after [`Pull::NeedInput`].
+    /// Adds the next packed bytes, in order. Call it only after [`Pull::NeedInput`].
     fn push(&mut self, packed: Bytes);
 
-    /// Says that no packed bytes follow. What is incomplete now is [`Cause::Truncated`], after
-    /// every byte that could be decoded has been pulled.
+    /// Marks the end of the packed bytes.
+    ///
+    /// If the stream is incomplete, the error is [`Cause::Truncated`], after all bytes that can be decoded.
     fn finish(&mut self);
 
-    /// The next thing the stream holds.
+    /// Returns the next item of the stream.
     ///
     /// # Errors
     /// When the stream is malformed, damaged, unsupported or cut short.
     fn pull(&mut self) -> Result<Pull, Error>;
 }
 
-/// What a pull brings.
+/// The result of [`Decoder::pull`].
 #[derive(Debug)]
 pub enum Pull {
-    /// Nothing without more packed bytes.
+    /// The decoder needs more packed bytes.
     NeedInput,
-    /// Decoding can start again here: before the plain bytes that are pulled next.
+    /// Decoding can start again here, before the plain bytes that are pulled next.
     ///
-    /// Where a job's output ends is known only when it has run. The driver, who counts plain
-    /// bytes in stream order, therefore replaces [`SeekPoint::plain`] where it is [`UNKNOWN_PLAIN`],
-    /// and drops a self-contained seek point that is closer than [`seek_point::MIN_SPAN_LEN`] to the
-    /// last one it kept.
+    /// The end of a job's output is known only after it ran. Therefore the driver, which counts plain bytes
+    /// in stream order, replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It also drops a
+    /// self-contained seek point closer than [`seek_point::MIN_SPAN_LEN`] to the last one it kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
     Plain(Bytes),
-    /// The next plain bytes, made by running the job, on any thread.
+    /// A job that makes the next plain bytes, on any thread.
     Job(Job),
-    /// As [`Pull::Job`], but to be run only when all jobs before it have been.
+    /// As [`Pull::Job`], but it must run after all jobs before it.
     OrderedJob(Job),
-    /// Work whose result the decoder may want later, to be run on another thread, or not at all.
+    /// Optional work for another thread, whose result the decoder may use later.
     Speculative(SpeculativeJob),
-    /// The decoder cannot go on while this runs; [`SpeculativeJob::wait`], then pull again.
+    /// The decoder is blocked on this work. Call [`SpeculativeJob::wait`], then pull again.
     WaitFor(SpeculativeJob),
-    /// The driver is to take this hash of the plain bytes from here to [`Pull::ChecksumEnd`]: jobs end
-    /// out of order, and a decoder that sees every byte has enough to do.
+    /// The driver must compute this checksum from here to [`Pull::ChecksumEnd`].
+    ///
+    /// Jobs end out of order, and a decoder that sees every byte has enough work.
     ChecksumStart(ContentChecksum),
-    /// See [`Pull::ChecksumStart`]; what was stored, and where.
+    /// End of the bytes of [`Pull::ChecksumStart`], with the stored checksum.
     ChecksumEnd {
         /// The stored hash.
         expected: u32,
         /// Where it is stored.
         packed: Packed,
     },
-    /// Something is odd but loses nothing, e.g. garbage after the last gzip member.
+    /// An oddity without loss of data, for example garbage after the last gzip member.
     Warning(String),
     /// The stream is complete; what follows, if anything, was reported as a warning.
     End,
 }
 
-/// The plain offset of a seek point that comes after jobs: only the driver can know it.
+/// Plain offset of a seek point after jobs, which only the driver can compute.
 pub const UNKNOWN_PLAIN: Plain = Plain(u64::MAX);
 
-/// Work that makes some plain bytes, possibly none, independent of any other.
+/// Independent work that makes plain bytes, possibly none.
 pub struct Job {
     work: Box<dyn FnOnce() -> Result<Output, Error> + Send>,
 }
@@ -293,7 +296,7 @@ impl<T: Send> SpeculativeWork for OnceJob<T> {
 }
 
 impl SpeculativeJob {
-    /// The work behind `job`, whatever it comes to.
+    /// Wraps `job`, with a result of any type.
     fn new<T: Send + 'static>(job: Arc<OnceJob<T>>) -> Self {
         Self { work: job }
     }
@@ -315,7 +318,7 @@ impl fmt::Debug for SpeculativeJob {
     }
 }
 
-/// What went wrong, and where in the packed stream.
+/// A decoding error, with its place in the packed stream.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{compression} stream at packed byte {packed}")]
 pub struct Error {
@@ -344,21 +347,21 @@ pub enum Cause {
         /// As computed.
         computed: u64,
     },
-    /// The format allows it, this program does not know it.
+    /// The format allows it, but this program does not support it.
     #[error("not supported: {0}")]
     Unsupported(String),
     /// Decoder state would exceed what [`Context::broker`] allow.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
     MemoryLimit {
-        /// What the stream asks for.
+        /// Memory that the stream needs.
         needed_bytes: u64,
-        /// What is allowed.
+        /// The limit.
         limit_bytes: u64,
     },
     /// The packed bytes end in the middle.
     #[error("truncated")]
     Truncated,
-    /// The pool or the loans were closed: no caller needs the bytes any more.
+    /// The pool or the broker was closed, because no caller needs the bytes any more.
     #[error("cancelled")]
     Cancelled,
 }
@@ -369,8 +372,9 @@ impl From<Closed> for Cause {
     }
 }
 
-/// What a decoder of `compression` takes from its pool at the most, when that has
-/// [`READ_POOL_BYTES`] bytes and each piece is dropped before the next is pulled.
+/// Maximum bytes that a decoder of `compression` takes from its pool.
+///
+/// It assumes a pool of [`READ_POOL_BYTES`] bytes, and that the caller drops each piece before the next pull.
 pub fn read_pool_bytes(compression: Compression) -> u64 {
     match compression {
         Compression::None => 0,
@@ -400,8 +404,10 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     }
 }
 
-/// As [`start`], for a stream whose seek points are known: `ranges` in stream order, which
-/// together are all of it. What they decode to is checked by their hashes, and by nothing else.
+/// As [`start`], for a stream with known seek points.
+///
+/// `ranges` are in stream order and cover the whole stream. Only the hashes of spans verify the decoded
+/// bytes.
 pub fn start_indexed(
     compression: Compression,
     context: Context,
@@ -414,13 +420,14 @@ pub fn start_indexed(
     ))
 }
 
-/// A decoder that stands at `seek_point`: the first packed byte to push is the one at
-/// [`SeekPoint::packed`], the first plain byte pulled is the one at [`SeekPoint::plain`].
-/// Checksums over bytes before the seek point are not checked.
+/// A decoder at `seek_point`.
+///
+/// The first packed byte to push is the one at [`SeekPoint::packed`], and the first plain byte is the one at
+/// [`SeekPoint::plain`]. It does not verify checksums over bytes before the seek point.
 ///
 /// # Errors
-/// [`Cause::Malformed`] when the seek point was not made by this codec; seek points come from
-/// files and are not trusted.
+/// [`Cause::Malformed`] when another codec made the seek point. Seek points come from files and are not
+/// trusted.
 pub fn resume(
     compression: Compression,
     context: Context,

@@ -38,24 +38,24 @@ pub struct SeekPoint {
     pub bit: u8,
     /// The plain byte that is decoded first.
     pub plain: Plain,
-    /// What else the codec must know, in a form of its own; documented in docs/index-format.md.
+    /// Additional state of the codec, in its own format; see docs/index-format.md.
     pub state: u32,
     /// The plain bytes before, as far back as the codec may refer, compressed by
     /// `pack_window`. Empty when decoding refers to nothing before.
     pub window: Bytes,
 }
 
-/// Decides how often a seek point is kept.
+/// Decides which seek points to keep.
 ///
-/// The first is at the start of the stream. One that needs no window is kept as soon as the span
-/// before it has [`MIN_SPAN_LEN`] plain bytes; a checkpoint, whose window costs room in the index, at
-/// [`CHECKPOINT_INTERVAL`], and later when all windows would else exceed 1 % of the packed bytes so far.
+/// The first is at the start of the stream. One without a window is kept as soon as the span before it has
+/// [`MIN_SPAN_LEN`] plain bytes. A checkpoint has a window, which takes space in the index. It is kept after
+/// [`CHECKPOINT_INTERVAL`], or later if all windows would otherwise exceed 1 % of the packed bytes so far.
 ///
-/// What that means in bytes: where the data packs to a third, 4 MiB plain are 1.4 MB packed and
-/// pay for 14 kB, about what a window of 32 KiB packs to, so gzip gets its checkpoint each 4 MiB.
-/// Incompressible data pays 42 kB each 4 MiB for windows of 32 kB. Only where windows pack worse
-/// than the data around them do spans grow: 32 kB a window at a packed half are 6.4 MB plain, and
-/// linked lz4's 64 KiB, packed to a half by zstd where lz4 reached two thirds, are 5 MB.
+/// In bytes: where data packs to a third, 4 MiB plain are 1.4 MB packed and allow 14 kB, about the packed
+/// size of a window of 32 KiB. So gzip gets a checkpoint every 4 MiB. Incompressible data allows 42 kB every
+/// 4 MiB for windows of 32 kB. Spans grow only where windows pack worse than the data around them. With 32 kB
+/// a window at a packed half they are 6.4 MB plain. Linked lz4's windows of 64 KiB, packed to a half by zstd
+/// where lz4 reached two thirds, give 5 MB.
 #[derive(Debug)]
 pub(super) struct Spacing {
     /// Whether seek points are wanted at all.
@@ -66,7 +66,7 @@ pub(super) struct Spacing {
     last: Option<Plain>,
     /// The compressed windows so far, in bytes.
     windows_bytes: u64,
-    /// What they would have been with the window that was last refused.
+    /// Bytes of all windows, including the one that was last rejected.
     rejected_bytes: u64,
 }
 
@@ -103,8 +103,9 @@ impl Spacing {
         due
     }
 
-    /// Whether [`Spacing::try_checkpoint`] is worth asking at `plain`, when decoding has come to
-    /// `packed`: the span is long enough and the window last refused would now be affordable.
+    /// Whether the caller should call [`Spacing::try_checkpoint`] at `plain`.
+    ///
+    /// True if the span is long enough and `packed` bytes now allow the window that was last rejected.
     pub(super) fn is_checkpoint_due(&self, plain: Plain, packed: Packed) -> bool {
         self.is_enabled
             && self

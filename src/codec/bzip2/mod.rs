@@ -53,7 +53,7 @@ const MAX_BUFFER_FACTOR: usize = 2;
 /// Plain bytes of a piece of those that a job's buffer has no room for.
 const PIECE_LEN: usize = 512 << 10;
 
-/// What a decoder takes from its pool at the most.
+/// Maximum bytes that a decoder takes from its pool.
 pub(super) const READ_POOL_BYTES: u64 = 12 << 20;
 
 /// Pieces that may be alive at once: the one being made, and those that the consumer still uses.
@@ -62,7 +62,7 @@ const MAX_LIVE_PIECES: usize = 4;
 /// The longest block, packed.
 const MAX_PACKED_LEN: usize = 9 * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
 
-// A job of any block finds room beside what is set aside, or it would be waited for in vain.
+// A job of any block must fit beside the reserved bytes, or it would wait forever.
 const _: () = {
     let job =
         9 * BLOCK_LEN_PER_LEVEL * (MAX_BUFFER_FACTOR + STATE_BYTES_PER_BYTE) + 2 * MAX_PACKED_LEN;
@@ -116,7 +116,7 @@ pub(super) struct Streams {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     level: u8,
-    /// Whether all blocks went by.
+    /// Whether all blocks so far are in the checksum.
     has_all_blocks: bool,
     /// Of the blocks so far.
     checksum: u32,
@@ -400,8 +400,7 @@ struct Block {
 }
 
 impl Block {
-    /// What decoding it takes besides its buffer: libbz2's state, and the block once more, as a
-    /// stream of its own.
+    /// Memory of decoding besides its buffer: libbz2's state, and a copy of the block as a stream.
     fn needed_bytes(&self) -> u64 {
         let state = usize::from(self.level) * BLOCK_LEN_PER_LEVEL * STATE_BYTES_PER_BYTE;
         (state + 2 * self.segments.len()) as u64
@@ -536,7 +535,7 @@ impl LazyOutput for LongBlockOutput {
     }
 }
 
-/// What libbz2 did.
+/// Result of a call of libbz2.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     consumed: usize,
@@ -604,8 +603,9 @@ mod tests {
         }
     }
 
-    /// Blocks with runs of 255 equal bytes, of values by chance: packed to more than an eighth of what
-    /// they work on, and 45.9 MB long.
+    /// Blocks with runs of 255 equal bytes of random values.
+    ///
+    /// They pack to more than an eighth of their block length, and are 45.9 MB long.
     fn runs(count: usize) -> Vec<u8> {
         let values = noise(count).into_iter();
         values.flat_map(|value| vec![value; 255]).collect()

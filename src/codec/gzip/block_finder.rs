@@ -1,9 +1,8 @@
-//! Finds where deflate blocks may begin in the middle of a stream (RFC 1951, section 3.2).
+//! Finds probable starts of deflate blocks in the middle of a stream (RFC 1951, section 3.2).
 //!
-//! What is found is only likely: a dynamic block by the first 74 bits of its header, whose code
-//! for code lengths must be complete, which one position in a thousand is by chance; a stored
-//! block by its length and the complement of it. Fixed blocks have nothing to be known by, and
-//! the last block of a stream is not worth finding.
+//! It finds a dynamic block by the first 74 bits of its header. Its code for code lengths must be complete,
+//! which is true for one random position in a thousand. It finds a stored block by its length and the
+//! complement of it. It cannot recognise fixed blocks. The last block of a stream is not worth finding.
 
 /// A place where a block may begin, in bits from the start of what is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,7 +124,7 @@ fn has_complete_precode(bytes: &[u8], bit: u64) -> bool {
     code_space == COMPLETE_CODE
 }
 
-/// What all codes of a complete code with lengths up to 7 bits share.
+/// The code space that all codes of a complete code with lengths up to 7 bits fill.
 const COMPLETE_CODE: u16 = 1 << 7;
 
 /// For four lengths of three bits: what part of [`COMPLETE_CODE`] their codes take.

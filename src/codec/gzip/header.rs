@@ -28,7 +28,7 @@ pub(super) struct Header {
     field: Vec<u8>,
     /// How many bytes the extra field has.
     extra_len: usize,
-    /// What the BGZF subfield says; see [`Header::member_len`].
+    /// Member length in the BGZF subfield; see [`Header::member_len`].
     member_len: Option<usize>,
     /// Over all bytes before [`HeaderPart::Crc`].
     crc: Crc,

@@ -65,14 +65,14 @@ pub(super) struct Decoder {
     limits: Option<SpeculationLimits>,
     /// Where decoding of the member began.
     member_start: (Packed, Plain),
-    /// What is decoded ahead in the member, when it is long.
+    /// Speculative decoding of the member, when it is long.
     speculation: Option<SpeculationQueue>,
     state: State,
     /// How it ended, once everything before has been pulled.
     outcome: Option<Result<(), Error>>,
 }
 
-/// What `input` holds next.
+/// The next part of `input`.
 #[derive(Debug)]
 enum State {
     /// A member's header, or what is left of it.
@@ -93,7 +93,7 @@ enum State {
     },
     /// A member's deflate stream.
     Deflate {
-        /// What the trailer must agree to; none when decoding began inside the member.
+        /// Checksum for the trailer; `None` when decoding began inside the member.
         check: Option<MemberChecksum>,
         /// Whether zlib may hold bytes for which there was no room.
         has_pending_output: bool,
@@ -426,7 +426,7 @@ impl Decoder {
         bits.saturating_sub(unused_bits.into())
     }
 
-    /// What is known ahead of the block that begins `unused_bits` before the next packed byte.
+    /// Looks up speculative output for the block that starts `unused_bits` before the next packed byte.
     fn find_match(&mut self, unused_bits: u8) -> Match {
         let bit = self.bit(unused_bits);
         self.speculation
@@ -747,7 +747,7 @@ mod tests {
         text
     }
 
-    /// What a decoder made of a stream.
+    /// The output of a decoder for a stream.
     #[derive(Default, Debug)]
     struct Run {
         plain: Vec<u8>,

@@ -1,10 +1,9 @@
-//! Decodes a long member in partitions, ahead of where its decoding stands.
+//! Decodes a long member in partitions, ahead of the serial decoder.
 //!
-//! The packed bytes ahead are cut into partitions of equal length, and each becomes a [`SpeculativeTask`] that
-//! any thread may run. The decoder goes on as ever; where a block ends that a finished speculative output
-//! begins with, it takes what the speculative output holds and stands at the speculative output's end. A guess that no one
-//! has begun when decoding comes to its partition is not waited for, and one that begins elsewhere is
-//! dropped.
+//! The queue cuts the packed bytes ahead into partitions of equal length. Each becomes a [`SpeculativeTask`]
+//! that any thread may run. The decoder itself continues serially. If a block ends where a finished
+//! speculative output begins, the decoder takes that output and continues at its end. The decoder does not
+//! wait for a task that no thread has begun. It drops an output that begins elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,11 +15,13 @@ use crate::base::once_job::{OnceJob, TakeOutcome};
 use crate::codec::input_queue::InputQueue;
 use crate::codec::{self, Context};
 
-/// With fewer threads than that, what is decoded twice costs more than it brings.
+/// Minimum number of threads. With fewer, decoding twice costs more than it gains.
 const MIN_WORKERS: usize = 4;
-/// How many partitions are under way at least, or it is not worth it.
+/// Minimum number of partitions in flight. With fewer, speculation does not pay.
 const MIN_PARTITIONS: usize = 3;
-/// The longest partition. What is searched before its first block, and decoded twice, is little of it.
+/// Maximum length of a partition.
+///
+/// The part before its first block and the part decoded twice are small in comparison.
 const MAX_PARTITION_LEN: usize = 1 << 20;
 /// The shortest partition: where plain bytes are a hundred times the packed ones.
 const MIN_PARTITION_LEN: usize = 64 << 10;
@@ -30,15 +31,15 @@ const OVERLAP: usize = 256 << 10;
 const BUFFER_LEN: usize = 1 << 20;
 /// The least and the most buffers that a partition is given.
 const BUFFERS_PER_PARTITION: std::ops::RangeInclusive<u64> = 4..=8;
-/// When so many speculative outputs in a row were of no use, the next partitions are let go by.
+/// After so many useless outputs in a row, the queue skips the next partitions.
 const MAX_CONSECUTIVE_MISSES: u32 = 4;
 
-/// How much is decoded ahead.
+/// Limits of speculative decoding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpeculationLimits {
-    /// Shares under way.
+    /// Maximum number of partitions in flight.
     pub(super) partitions: usize,
-    /// The most packed bytes of a partition, and of a member before anything is decoded ahead.
+    /// Maximum packed bytes of a partition, and of a member before speculation begins.
     pub(super) partition_len: usize,
     /// See [`OVERLAP`].
     pub(super) overlap: usize,
@@ -49,12 +50,12 @@ pub(super) struct SpeculationLimits {
 }
 
 impl SpeculationLimits {
-    /// What `context` allows; `None` when there are too few threads, or too little memory.
+    /// The limits that `context` allows; `None` with too few threads or too little memory.
     ///
-    /// Buffers of speculative outputs that wait for their turn are at most half of the pool: the other half
-    /// is for those before, who therefore never wait for them. Their packed bytes are a quarter
-    /// of the pool's budget at the most. Not counted is what a thread needs while it decodes one:
-    /// zlib's states, and a copy of a partition that lies in several slices, together below 1.5 MiB.
+    /// Buffers of waiting speculative outputs are at most half of the pool. The other half is for the bytes
+    /// before them, which therefore never wait for them. The packed bytes are at most a quarter of the pool's
+    /// budget. A thread's own memory while decoding is not counted: zlib's states, and a copy of a partition
+    /// in several slices, together below 1.5 MiB.
     pub(super) fn new(context: &Context) -> Option<Self> {
         let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
         let partitions = (buffers / BUFFERS_PER_PARTITION.start()).min(context.workers as u64 + 1);
@@ -83,7 +84,7 @@ impl SpeculationLimits {
     }
 }
 
-/// The partitions under way, in order.
+/// The partitions in flight, in order.
 #[derive(Debug)]
 pub(super) struct SpeculationQueue {
     limits: SpeculationLimits,
@@ -93,7 +94,7 @@ pub(super) struct SpeculationQueue {
     next_start: Packed,
     /// How long it is.
     partition_len: usize,
-    /// Guesses in a row that were of no use.
+    /// Number of useless outputs in a row.
     misses: u32,
 }
 
@@ -101,7 +102,7 @@ pub(super) struct SpeculationQueue {
 struct Partition {
     start: Packed,
     job: Arc<OnceJob<Option<SpeculativeOutput>>>,
-    /// What the ticket brought.
+    /// The finished output, moved out of the job.
     output: Option<SpeculativeOutput>,
 }
 
@@ -111,14 +112,14 @@ impl Drop for Partition {
     }
 }
 
-/// What there is where a block begins.
+/// The speculative output at the start of a block.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Match {
-    /// Nothing, or nothing yet.
+    /// None, or none yet.
     Miss,
-    /// A partition that someone is decoding.
+    /// A thread is still decoding the partition.
     Running,
-    /// A speculative output that begins here.
+    /// A speculative output begins here.
     Hit,
 }
 
@@ -142,7 +143,7 @@ impl SpeculationQueue {
         }
     }
 
-    /// Whether partitions are under way, for which block ends must be watched.
+    /// Whether partitions are in flight, so that the decoder must stop at block ends.
     pub(super) fn is_busy(&self) -> bool {
         !self.partitions.is_empty()
     }
@@ -204,7 +205,7 @@ impl SpeculationQueue {
         Some(work)
     }
 
-    /// What there is for the block that begins at `bit`. Drops what lies before.
+    /// Looks up the output for the block at `bit`. Drops partitions before it.
     pub(super) fn find_match(&mut self, bit: u64) -> Match {
         while let Some(partition) = self.partitions.front_mut() {
             if bit < partition.start.0 * 8 {

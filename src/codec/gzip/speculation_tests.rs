@@ -1,4 +1,4 @@
-//! Tests that what is decoded ahead comes out as if it had not been.
+//! Tests that speculative decoding gives the same result as serial decoding.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ use crate::base::thread::Thread;
 use crate::codec::frame_walker::tests::noise;
 use crate::codec::{Cause, Context, Decoder as _, Error, Job, Output, Pull, SeekPoint};
 
-/// Shares so short that there are many joins in little data.
+/// Partitions so short that little data has many joins.
 const SMALL: SpeculationLimits = SpeculationLimits {
     partitions: 3,
     partition_len: 20_000,
@@ -24,16 +24,16 @@ const SMALL: SpeculationLimits = SpeculationLimits {
     buffer_len: 64 << 10,
 };
 
-/// What becomes of work that is to be done ahead.
+/// How the test runs speculative work.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Workers {
-    /// It is done as soon as it is known.
+    /// Immediately.
     Immediate,
-    /// No one is ever free for it.
+    /// Never.
     None,
-    /// Two of three times someone is.
+    /// In two of three cases.
     Some,
-    /// Each has a thread.
+    /// Each on a thread of its own.
     Threads,
 }
 
@@ -43,9 +43,9 @@ struct Run {
     seek_points: Vec<SeekPoint>,
     warnings: Vec<String>,
     end: Option<Error>,
-    /// Shares begun.
+    /// Number of partitions begun.
     partitions: usize,
-    /// Shares begun one after the other, at the most.
+    /// Maximum number of partitions begun in a row.
     max_partitions_in_a_row: usize,
     /// Pieces of speculative outputs that were accepted.
     jobs: usize,
@@ -173,8 +173,9 @@ fn ahead(limits: SpeculationLimits, packed: &[u8], step: usize, workers: Workers
     ahead_in(&BufferPool::new(64 << 20), limits, packed, step, workers)
 }
 
-/// Expects both to have come to the same; but for where exactly damage is noticed, in which zlib
-/// depends on how its input is cut.
+/// Expects equal results.
+///
+/// The exact place where damage is noticed may differ, because zlib depends on how its input is cut.
 fn assert_same(ahead: &Run, serial: &Run) {
     assert!(ahead.plain == serial.plain);
     assert_eq!(ahead.warnings, serial.warnings);
@@ -190,7 +191,7 @@ fn assert_same(ahead: &Run, serial: &Run) {
     }
 }
 
-/// Expects decoding from every seek point to come to the same as from the start.
+/// Expects decoding from every seek point to equal decoding from the start.
 fn resumes_everywhere(packed: &[u8], first: &Run) {
     for seek_point in &first.seek_points {
         let context = context(&BufferPool::new(64 << 20));
@@ -258,7 +259,7 @@ fn mixture(len: usize) -> Vec<u8> {
     plain
 }
 
-/// What is said is said again, between what never was: a window never loses its meaning.
+/// Repeats old data between new data, so that windows always matter.
 fn echo(len: usize) -> Vec<u8> {
     let mut fresh = noise(2 * len);
     let said = fresh.split_off(fresh.len() - 16_000);

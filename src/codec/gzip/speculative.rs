@@ -119,7 +119,7 @@ impl BlockEnds {
 pub(super) struct UnresolvedPiece {
     first: Buffer,
     len: usize,
-    /// What the second decoding made of the beginning.
+    /// Output of the second decoding, for the start of the piece.
     second: Option<(Buffer, usize)>,
 }
 
@@ -139,7 +139,7 @@ impl SpeculativeTask {
             inflaters: MARKER_WINDOWS.each_ref().map(WindowedInflate::new),
         };
         let mut probe = Inflate::new();
-        // What all false starts together may cost.
+        // Maximum work of all false starts together.
         let mut wasted_limit: usize = decoding
             .free_buffers
             .iter()
@@ -173,7 +173,7 @@ fn is_valid_block_start(inflate: &mut Inflate, packed: &[u8], bit: u64) -> bool 
     !matches!(progress.reason, StopReason::Damaged(_))
 }
 
-/// What lies behind `bit`: whole bytes, and before them the byte that `bit` splits, and where.
+/// The bytes after `bit`: the partial byte and its bit position, then whole bytes.
 fn from_bit(packed: &[u8], bit: u64) -> (&[u8], Option<(u8, u8)>) {
     let at = usize::try_from(bit / 8).unwrap_or(usize::MAX);
     let rest = packed.get(at..).unwrap_or_default();
@@ -215,7 +215,7 @@ impl WindowedInflate {
     }
 }
 
-/// How a piece came to its end.
+/// Why filling a piece stopped.
 #[derive(PartialEq, Eq)]
 enum FillEnd {
     /// It is full, and there is more.
@@ -322,9 +322,9 @@ impl PartitionDecoder<'_> {
         }
     }
 
-    /// Fills the second side of `piece` as far as the first, unless both come to agree on a whole
-    /// window before; answers whether they do. Without a second side as long as that, nothing
-    /// tells which bytes are right.
+    /// Fills the second side of `piece` as far as the first. Returns whether both agree.
+    ///
+    /// It stops when both agree on a whole window. A shorter second side cannot prove which bytes are right.
     fn fill_second(&mut self, piece: &mut UnresolvedPiece) -> Result<bool, ()> {
         let [_, inflater] = &mut self.inflaters;
         let Some((second, len)) = &mut piece.second else {

@@ -45,7 +45,7 @@ pub(super) enum StopAt {
     BlockEnd,
 }
 
-/// What a call of [`Inflate::decode`] did.
+/// Result of a call of [`Inflate::decode`].
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     /// Input bytes used.
@@ -197,7 +197,7 @@ fn is_ok(code: c_int) -> bool {
     matches!(code, Z_OK | Z_BUF_ERROR)
 }
 
-/// What `inflate` means by `code` and the state it left in `stream`.
+/// Interprets `code` of `inflate`, and the state of `stream`.
 fn stop_reason(stream: &z_stream, code: c_int, stop: StopAt) -> StopReason {
     match code {
         Z_STREAM_END => StopReason::StreamEnd,

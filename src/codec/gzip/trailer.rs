@@ -70,7 +70,7 @@ struct CombinedChecksum {
     out_of_order: BTreeMap<u64, Crc>,
 }
 
-/// The checksum of one part of a member, to be told.
+/// Handle to set the checksum of one part of a member.
 #[derive(Debug)]
 pub(super) struct ChecksumPart {
     number: u64,
@@ -78,7 +78,7 @@ pub(super) struct ChecksumPart {
 }
 
 impl ChecksumPart {
-    /// Tells that the part has these bytes.
+    /// Sets the checksum of the part from its bytes.
     pub(super) fn set_bytes(self, plain: &[u8]) {
         let mut crc = Crc::new();
         crc.update(plain);
@@ -111,7 +111,7 @@ impl MemberChecksum {
         self.crc.update(plain);
     }
 
-    /// The next plain bytes are a part whose checksum someone else will tell.
+    /// Begins a part for the next plain bytes, whose checksum another thread sets.
     pub(super) fn part(&mut self) -> ChecksumPart {
         self.end_part();
         self.parts.get_or_insert_default().next()
@@ -128,7 +128,7 @@ impl MemberChecksum {
         self.parts.is_some()
     }
 
-    /// What is wrong with a member that has `trailer` and whose plain bytes end at `end`.
+    /// Compares a member, whose plain bytes end at `end`, with `trailer`. Returns the mismatch.
     pub(super) fn mismatch(mut self, trailer: &Trailer, end: Plain) -> Option<Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
         if self.has_parts() {

@@ -21,7 +21,7 @@ const MEASURE_RATIO: usize = 16;
 pub(super) struct Block {
     /// Where its header lies.
     pub(super) packed: Packed,
-    /// What is in it.
+    /// The block's packed or stored bytes.
     pub(super) segments: SegmentedBytes,
     /// Whether the segments are the plain bytes.
     pub(super) is_stored: bool,
@@ -30,7 +30,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// So much room decoding needs at the most, in bytes; `max_len` is the format's limit.
+    /// Maximum plain bytes; `max_len` is the format's limit.
     pub(super) fn max_plain_len(&self, max_len: usize) -> usize {
         let len = self.segments.len();
         if self.is_stored {
@@ -170,9 +170,9 @@ fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Holds a frame whose blocks are decoded by jobs to the content size its header promises.
+/// Checks the content size of a frame whose blocks are decoded by jobs.
 ///
-/// Whoever ends last, a job or the walk that comes to the frame's end, finds out.
+/// The last of the jobs and the walk to end makes the check.
 #[derive(Debug)]
 pub(super) struct ContentLenCheck {
     expected: u64,

@@ -59,7 +59,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// What holds in every legacy frame.
+    /// The header of every legacy frame.
     pub(super) const LEGACY: Self = Self {
         is_linked: false,
         has_block_checksums: false,

@@ -67,7 +67,7 @@ impl Decoder {
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
-    /// Plain bytes so far at the most; jobs may make fewer.
+    /// Upper bound of the plain bytes so far; jobs may make fewer.
     plain_upper_bound: u64,
     /// No frame has begun yet.
     is_first: bool,
@@ -110,7 +110,7 @@ struct Frame {
     pending: Option<Block>,
 }
 
-/// What there is to keep of the blocks before.
+/// State from the previous blocks.
 #[derive(Debug)]
 enum Body {
     Independent {
@@ -489,7 +489,7 @@ impl Group {
 }
 
 impl LinkedDecoder {
-    /// What was decoded, if there are no `room` bytes behind it.
+    /// The decoded bytes, if fewer than `room` bytes are free after them.
     fn flush_unless_fits(&mut self, room: usize) -> Option<Pull> {
         let is_full = self
             .piece
@@ -516,7 +516,7 @@ impl LinkedDecoder {
         Ok(len)
     }
 
-    /// What was decoded and not given out; from then on it is history.
+    /// The decoded bytes that are not pulled yet. Afterwards they are history.
     fn flush(&mut self) -> Option<Pull> {
         let piece = self.piece.take()?;
         let seen = piece.buffer.get(..piece.filled).unwrap_or_default();

@@ -34,9 +34,9 @@ pub(super) fn decode(packed: &[u8], buffer: &mut [u8], start: usize) -> Option<u
     let history_at = start.saturating_sub(HISTORY_LEN);
     let history_len = c_int::try_from(start - history_at).ok()?;
     let front = buffer.as_mut_ptr();
-    // SAFETY: `history_at <= start <= buffer.len()`, so both pointers are into `buffer` or to its
-    // end. Whatever the packed bytes say, liblz4 reads `packed_len` bytes of `packed` and
-    // `history_len` bytes before `target`, and writes and reads `room` bytes from `target` on.
+    // SAFETY: `history_at <= start <= buffer.len()`, so both pointers are into `buffer` or to its end. For
+    // any packed bytes, liblz4 reads `packed_len` bytes of `packed` and `history_len` bytes before `target`,
+    // and writes and reads `room` bytes from `target` on.
     let made = unsafe {
         LZ4_decompress_safe_usingDict(
             packed.as_ptr().cast(),

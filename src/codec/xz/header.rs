@@ -91,7 +91,7 @@ pub(super) fn check_crc(what: &'static str, bytes: &[u8], expected: u32) -> Resu
     })
 }
 
-/// What a block says of itself.
+/// A block header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
     /// Bytes of its header.
@@ -100,7 +100,7 @@ pub(super) struct Block {
     pub(super) packed_len: Option<u64>,
     /// Plain bytes, if it says so.
     pub(super) plain_len: Option<u64>,
-    /// What its dictionary takes while it is decoded.
+    /// Memory of its dictionary while decoding.
     pub(super) needed_bytes: u64,
 }
 
@@ -203,10 +203,10 @@ pub(super) fn put_integer(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value.to_le_bytes()[0]);
 }
 
-/// What follows in LZMA2 data.
+/// The next part of LZMA2 data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Chunk {
-    /// Nothing; this was one byte.
+    /// The end, a single byte.
     End,
     /// A chunk.
     Data {

@@ -91,10 +91,10 @@ enum State {
     Footer(Check, u64),
 }
 
-/// What the index must say of the blocks that went by, boiled down.
+/// Summary of the blocks so far, to compare with the index.
 struct BlockRecords {
     check: Check,
-    /// Whether all blocks of the stream went by.
+    /// Whether it covers all blocks of the stream.
     has_all_blocks: bool,
     count: u64,
     hash: Xxh3Default,
@@ -301,7 +301,7 @@ fn job_len(block: &Block, check: Check, budget: u64) -> Option<usize> {
     (all <= budget / JOB_POOL_DIVISOR).then(|| usize::try_from(len).ok())?
 }
 
-/// What the index says of the length of `block`, which says it itself.
+/// The index's length of `block`, from the block's own header.
 fn unpadded_len(block: &Block, check: Check) -> u64 {
     let packed_len = block.packed_len.unwrap_or_default();
     packed_len.saturating_add((block.header_len + check.len()) as u64)
@@ -375,7 +375,7 @@ fn cause(error: LzmaError) -> Cause {
     }
 }
 
-/// What liblzma did.
+/// Result of a call of liblzma.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     consumed: usize,
@@ -518,7 +518,7 @@ impl fmt::Debug for Serial {
     }
 }
 
-/// Reads an index record by record and compares it with the blocks that went by.
+/// Reads an index record by record and compares it with the stream's blocks.
 struct Index {
     expected: BlockRecords,
     /// How many records are left; unknown before the first integer.

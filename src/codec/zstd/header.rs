@@ -28,7 +28,7 @@ pub(super) fn is_legacy(magic: u32) -> bool {
     magic == 0xfd2f_b51e || (0xfd2f_b522..MAGIC).contains(&magic)
 }
 
-/// What a frame says of itself.
+/// A frame header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// Bytes behind the magic.
@@ -120,14 +120,14 @@ fn little_endian(bytes: &[u8]) -> u64 {
         .fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// What a block says of itself.
+/// A block header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
     /// Whether it ends the frame.
     pub(super) is_last: bool,
     /// Bytes behind the header.
     pub(super) packed_len: usize,
-    /// Plain bytes, at the most.
+    /// Upper bound of the plain bytes.
     pub(super) plain_upper_bound: u64,
 }
 

@@ -73,7 +73,7 @@ impl Decoder {
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
-    /// Plain bytes so far at the most; jobs may make fewer.
+    /// Upper bound of the plain bytes so far; jobs may make fewer.
     plain_upper_bound: u64,
     /// No frame has begun yet.
     is_first: bool,
@@ -172,7 +172,7 @@ impl Frames {
         self.state = State::FindingEnd(finder);
         match end {
             FrameEnd::Unknown if !input.is_finished() => Ok(Step::NeedInput),
-            // What can be decoded of a cut frame is.
+            // Decodes as much as possible of a cut frame.
             FrameEnd::Unknown | FrameEnd::TooFar => self.start_serial(finder.header, packed, pulls),
             FrameEnd::At(len) => {
                 let Some(segments) = input.take(len) else {
@@ -226,7 +226,7 @@ impl Frames {
         if ended {
             pulls.extend(serial.flush());
             self.state = State::BetweenFrames;
-            // What it borrowed is wanted back.
+            // Returns the memory that it borrowed.
             self.serial = self.serial.take().filter(|serial| !serial.is_stream());
         }
         Ok(step)
@@ -317,7 +317,7 @@ impl FrameEndFinder {
         }
     }
 
-    /// Plain bytes of the frame at the most, when its end was found.
+    /// Upper bound of the frame's plain bytes, once its end is known.
     fn buffer_len(&self) -> usize {
         let len = self.header.content_len.unwrap_or(self.plain_upper_bound);
         usize::try_from(len.min(MAX_JOB_LEN)).unwrap_or_default()
@@ -444,7 +444,7 @@ impl Serial {
                     return Ok((Step::NeedInput, 0, false));
                 };
                 if blocks.is_full() {
-                    // What is out of reach must not be held while more is waited for.
+                    // Releases a region out of reach before waiting for another.
                     blocks.retire_region();
                     blocks.add_region(pool.acquire(*region_len)?);
                 }

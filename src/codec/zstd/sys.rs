@@ -168,10 +168,10 @@ impl BlockDecoder {
             return Err("no room to decode to".to_owned());
         };
         let room = region.len - self.filled;
-        // SAFETY: the target is the part of the region that nobody reads, and `packed` a slice.
-        // What libzstd refers to besides is what it wrote to this region and to the one before,
-        // both of which are kept; it forgot all others when the output moved to this one, since
-        // that did not look like a continuation (see `REGION_GAP`).
+        // SAFETY: the target is the part of the region without readers, and `packed` a slice. libzstd also
+        // refers to bytes that it wrote to this region and to the one before, and both are kept. It forgot
+        // all others when the output moved to this one, because that did not look like a continuation (see
+        // `REGION_GAP`).
         let code = unsafe {
             ZSTD_decompressContinue(
                 self.context.as_ptr(),
@@ -191,7 +191,7 @@ impl BlockDecoder {
         Ok(code)
     }
 
-    /// What was decoded since the last time; empty when nothing was.
+    /// Takes the bytes decoded since the last call; empty when there are none.
     pub(super) fn take(&mut self) -> Bytes {
         let (from, len) = (self.taken, self.filled - self.taken);
         self.taken = self.filled;
