@@ -1,6 +1,6 @@
-//! Lists and objects of documents, of which no more is kept than an image may have; pure.
+//! Lists and objects of documents with a maximum length; pure.
 //!
-//! What a document of a few MiB says in two bytes takes some dozens in memory.
+//! A document of a few MiB may need dozens of bytes in memory for every two of its bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,11 +9,11 @@ use std::marker::PhantomData;
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The first of a list: `MAX`, and one more when there are more.
+/// The first `MAX` elements of a list, and one more if there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
 
-/// The first of an object's names and values: `MAX`, and one more when there are more.
+/// The first `MAX` names and values of an object, and one more if there are more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundedMap<T, const MAX: usize>(BTreeMap<String, T>);
 
@@ -29,7 +29,7 @@ impl<T, const MAX: usize> Default for BoundedMap<T, MAX> {
     }
 }
 
-/// A [`List`], which is empty where there is `null`.
+/// Reads a [`List`]; `null` is an empty one.
 pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -39,7 +39,7 @@ where
     Ok(list.unwrap_or_default().0)
 }
 
-/// The first names and values of an object, as of a [`list`].
+/// Reads the first names and values of an object, as [`list`] does.
 pub(super) fn bounded_map<'de, D, T, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error>
@@ -51,7 +51,7 @@ where
     Ok(names.unwrap_or_default().0)
 }
 
-/// As [`names`], of an object whose values say nothing.
+/// As [`names`], and ignores the values.
 pub(super) fn bounded_keys<'de, D, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeSet<String>, D::Error>
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(lens("{}"), (0, 0));
         assert_eq!(lens(r#"{"list":null,"names":null}"#), (0, 0));
         assert_eq!(lens(r#"{"list":[1,2],"names":{"a":1,"b":2}}"#), (2, 2));
-        // What is past them is looked at by nobody.
+        // Ignores all elements past the maximum.
         let text = r#"{"list":[1,2,3,"x",[4]],"names":{"a":1,"b":2,"c":3,"d":"x","e":[]}}"#;
         assert_eq!(lens(text), (3, 3));
         assert!(serde_json::from_str::<Both>(r#"{"list":[1,2,3,4}"#).is_err());

@@ -1,4 +1,4 @@
-//! An image's configuration: what it runs, as whom, and what its layers unpack to; pure.
+//! An image's configuration: command, user, and digests of its layers; pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,31 +11,32 @@ use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
-/// Words of a command line, variables, labels and so on, of each kind. Linux starts nothing with many more
-/// words, as all of them together have to fit into 2 MiB.
+/// Maximum number of command words, variables, labels and so on, of each kind.
+///
+/// Linux starts no program with many more words, because all of them must fit into 2 MiB.
 const MAX_WORDS: usize = 65_536;
 
-/// Directories that are mounts of their own. Each takes much more in a runtime's configuration.
+/// Maximum number of volumes. Each takes much more in a runtime's configuration.
 const MAX_VOLUMES: usize = 1000;
 
-/// What an image says of itself.
+/// An image's configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What it was made for.
+    /// The platform of its programs.
     pub platform: Platform,
-    /// What it runs, and how.
+    /// The command, its user and its environment.
     pub execution: Execution,
-    /// What its layers unpack to, the lowest first.
+    /// Digests of the unpacked layers, the lowest first.
     pub diff_ids: Vec<Sha256>,
-    /// When it was made, RFC 3339.
+    /// Time of creation, RFC 3339.
     pub created: Option<String>,
-    /// Who made it.
+    /// The author.
     pub author: Option<String>,
-    /// All of it, as it is written.
+    /// The whole document, unchanged.
     pub document: Box<RawValue>,
 }
 
-/// What an image runs, and how.
+/// How to run an image.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct Execution {
@@ -45,36 +46,36 @@ pub struct Execution {
     /// `NAME=value`.
     #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub env: Vec<String>,
-    /// What comes before the arguments.
+    /// The first words of the command.
     #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub entrypoint: Vec<String>,
-    /// The arguments, unless somebody gives others.
+    /// Default arguments.
     #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_WORDS>")]
     pub cmd: Vec<String>,
-    /// Where it is started; empty for the root.
+    /// Initial working directory; empty for the root.
     #[serde(default, deserialize_with = "null_as_default")]
     pub working_dir: String,
-    /// What else is said of it.
+    /// Labels by name.
     #[serde(default, deserialize_with = "bounded_map::<_, _, MAX_WORDS>")]
     pub labels: BTreeMap<String, String>,
-    /// What asks it to end, as `SIGTERM`.
+    /// Signal that stops the program, for example `SIGTERM`.
     #[serde(default, deserialize_with = "null_as_default")]
     pub stop_signal: String,
-    /// What the machine is called.
+    /// Host name.
     #[serde(default, deserialize_with = "null_as_default")]
     pub hostname: String,
-    /// Ports that it listens on, as `80/tcp`.
+    /// Ports on which it listens, for example `80/tcp`.
     #[serde(default, deserialize_with = "bounded_keys::<_, MAX_WORDS>")]
     pub exposed_ports: BTreeSet<String>,
-    /// Directories for what is not to be kept in the tree.
+    /// Directories for data outside of the tree.
     #[serde(default, deserialize_with = "bounded_keys::<_, MAX_VOLUMES>")]
     pub volumes: BTreeSet<String>,
 }
 
-/// As it is written.
+/// The document as stored.
 #[derive(Deserialize)]
 struct Raw {
-    // Not flattened: whatever else there is would be kept until the end.
+    // Not flattened, because serde would buffer all unknown fields.
     #[serde(default)]
     os: String,
     #[serde(default)]
@@ -95,10 +96,10 @@ struct RawRootfs {
 }
 
 impl Config {
-    /// What `bytes` say.
+    /// Parses the document `bytes`.
     ///
     /// # Errors
-    /// When they say nothing of the kind.
+    /// When they are no configuration.
     pub fn parse(bytes: &[u8]) -> Result<Self, Cause> {
         let raw: Raw = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;
         let document = serde_json::from_slice(bytes).map_err(|error| json_error(&error))?;

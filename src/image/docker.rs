@@ -1,9 +1,8 @@
-//! An image in what `docker save` writes: from `manifest.json` to its config and its layers.
+//! Reads images from archives of `docker save`: `manifest.json`, config and layers.
 //!
-//! Nothing vouches for `manifest.json`. The configuration is vouched for by its own name, which is its
-//! digest. The configuration's `rootfs.diff_ids` are the digests of the layers' plain bytes. A packed
-//! layer is compared with them after decompression, whatever its file is called, because `manifest.json`
-//! chooses that name.
+//! No digest verifies `manifest.json`. The configuration's own name is its digest. The configuration's
+//! `rootfs.diff_ids` are the digests of the layers' plain bytes. A packed layer is compared with them after
+//! decompression, whatever its file name is, because `manifest.json` chooses that name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,15 +22,15 @@ use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::source::Source;
 
-/// The file with which everything begins.
+/// The document that lists the images.
 const MANIFEST: &str = "manifest.json";
 
-/// What a name has that does not say where it comes from.
+/// Default registry and namespace, which short names omit.
 const DEFAULT_REGISTRY: &str = "docker.io/library/";
 const DEFAULT_HOST: &str = "docker.io/";
 const DEFAULT_TAG: &str = ":latest";
 
-/// The image in `layout` that `wish` wants.
+/// Opens the image in `layout` that `wish` selects.
 pub(super) fn open(
     layout: &Layout,
     selector: &ImageSelector,
@@ -98,15 +97,16 @@ pub(super) fn open(
     })
 }
 
-/// The digest that a file's name is, with or without suffixes: `HEX.json` as docker writes it, `HEX.tar.gz`
-/// and `sha256:HEX` as programs do that build images without docker.
+/// The digest in a file name, with or without suffixes.
+///
+/// Docker writes `HEX.json`. Programs that build images without docker write `HEX.tar.gz` and `sha256:HEX`.
 fn digest_from_path(path: &str) -> Option<Sha256> {
     let name = Path::new(path).file_name()?.to_str()?;
     let name = name.strip_prefix("sha256:").unwrap_or(name);
     manifest::parse_sha256_hex(name.split('.').next()?)
 }
 
-/// Whether a layer's bytes are those of its tar archive.
+/// Whether a layer's bytes are an uncompressed tar archive.
 fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     let len = file.fingerprint().len.unwrap_or_default();
     let extent = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
@@ -115,8 +115,9 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     Ok(!packed(codec::detect(&bytes)))
 }
 
-/// The one of `images` that is called `wanted`, by name or by its configuration's digest; the only one,
-/// if none is wanted.
+/// The one of `images` with the name or configuration digest `wanted`.
+///
+/// Without `wanted`, the only image.
 fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
     let display_names = |images: &[DockerImage]| {
         let display_names = |image: &DockerImage| {
@@ -146,7 +147,7 @@ fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<Do
     }
 }
 
-/// The name without what goes without saying, and with the tag that does.
+/// The name without the default registry, and with the default tag.
 fn normalize_name(name: &str) -> String {
     let short = name
         .strip_prefix(DEFAULT_REGISTRY)

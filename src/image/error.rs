@@ -1,19 +1,19 @@
-//! Why an image cannot be had.
+//! Why an image cannot be opened.
 
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 use crate::source;
 use std::borrow::Cow;
 
-/// What is wrong with an image, and where.
+/// An error about an image, and its location.
 #[derive(Debug, thiserror::Error)]
 #[error("{location}{}", document_suffix(.document.as_deref()))]
 pub struct Error {
-    /// Where the image is, without secrets.
+    /// Location of the image, without secrets.
     pub location: String,
-    /// The file in it that is at fault, if one is.
+    /// The file of the image at fault, if any.
     pub document: Option<String>,
-    /// What is wrong.
+    /// The reason.
     #[source]
     pub cause: Box<Cause>,
 }
@@ -24,94 +24,94 @@ fn document_suffix(document: Option<&str>) -> String {
     })
 }
 
-/// What is wrong with an image.
+/// Reasons why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
     /// It cannot be read.
     #[error(transparent)]
     Source(#[from] source::Error),
-    /// What makes it an image of this kind is not there.
+    /// The image lacks the document that marks its kind.
     #[error("there is no {missing}, so this is no image of the kind '{kind}'")]
     NotAnImage {
-        /// What is missing.
+        /// The missing document.
         missing: &'static str,
-        /// As which it was named.
+        /// The kind of image that the user named.
         kind: &'static str,
     },
-    /// Something that it speaks of is not there.
+    /// The image refers to a missing file.
     #[error("it is not there")]
     Missing,
-    /// It is not what the specification wants.
+    /// A document violates the specification.
     #[error("{0}")]
     Malformed(String),
-    /// It is, and is not supported.
+    /// A feature of the image is not supported.
     #[error("{0} is not supported")]
     Unsupported(String),
-    /// A document that nobody needs to be so long.
+    /// A document exceeds the maximum length.
     #[error("it has {len} bytes, and {limit} are allowed")]
     TooLong {
-        /// Its bytes.
+        /// Its length in bytes.
         len: u64,
-        /// As many are read.
+        /// The maximum.
         limit: u64,
     },
-    /// It has another length than what speaks of it says.
+    /// The length differs from that in the descriptor.
     #[error("it has {found} bytes, not {expected}")]
     SizeMismatch {
-        /// What was said.
+        /// Length in the descriptor.
         expected: u64,
-        /// What is there.
+        /// Actual length.
         found: u64,
     },
-    /// It is another one than what speaks of it says.
+    /// The digest differs from that in the descriptor.
     #[error("its SHA-256 is {found}, not {expected}")]
     DigestMismatch {
-        /// What was said.
+        /// Digest in the descriptor.
         expected: Sha256,
-        /// What is there.
+        /// Actual digest.
         found: Sha256,
     },
-    /// No image here has the name.
+    /// There is no image with this name.
     #[error("no image there is called '{}'; there {}", .wanted.escape_debug(), name_list(.known))]
     NoSuchName {
         /// The name.
         wanted: String,
-        /// What they are called.
+        /// The names of the images.
         known: Vec<String>,
     },
-    /// There are several, and no name was given.
+    /// There are several images, and the user gave no name.
     #[error("several images are there; there {}", name_list(.0))]
     AmbiguousImage(Vec<String>),
-    /// None is for the platform.
+    /// There is no image for the platform.
     #[error("no image there is for {wanted}; there {}", name_list(.known))]
     NoSuchPlatform {
         /// The platform.
         wanted: Platform,
-        /// Those that there are.
+        /// The available platforms.
         known: Vec<String>,
     },
-    /// The image's configuration names a user whom its files do not know.
+    /// The image's files do not define the user of its configuration.
     #[error("it runs as '{}', who is not in the image's /etc/{file}", .name.escape_debug())]
     UnknownUser {
         /// The user or group.
         name: String,
-        /// Where it was looked for.
+        /// The file without the name.
         file: &'static str,
     },
-    /// It names a user or group, or its files do, by a number that runtimes do not agree about.
+    /// The configuration or the files use an id that runtimes interpret differently.
     #[error("the user or group {number} that it runs as is larger than {max}")]
     IdTooLarge {
         /// The number.
         number: u32,
-        /// The largest that there may be.
+        /// The largest valid id.
         max: u32,
     },
-    /// There is nothing to run.
+    /// The configuration has no command.
     #[error("it names no command")]
     NoCommand,
 }
 
-/// So many names are told.
+/// Maximum number of names in a message.
 const MAX_LISTED_NAMES: usize = 10;
 
 fn name_list(known: &[String]) -> String {
@@ -128,7 +128,7 @@ fn name_list(known: &[String]) -> String {
 }
 
 impl Cause {
-    /// What the user can do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         Some(Cow::from(match self {
             Self::Source(error) => return error.cause.hint(),

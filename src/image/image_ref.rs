@@ -1,22 +1,22 @@
-//! How an image in an archive or a directory is named on the command line; pure.
+//! References to images on the command line; pure.
 
 use std::fmt;
 
-/// How an image is laid out.
+/// How an image is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// An OCI image layout in a directory.
     Oci,
     /// An OCI image layout in a tar archive.
     OciArchive,
-    /// What `docker save` writes.
+    /// An archive of `docker save`.
     DockerArchive,
 }
 
 impl Transport {
     const ALL: [Self; 3] = [Self::Oci, Self::OciArchive, Self::DockerArchive];
 
-    /// What stands before the first colon.
+    /// The prefix before the first colon.
     pub fn name(self) -> &'static str {
         match self {
             Self::Oci => "oci",
@@ -26,24 +26,27 @@ impl Transport {
     }
 }
 
-/// `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` or `docker-archive:FILE[:NAME]`, where FILE may be a URL, or
-/// a part of something else: `tar:FILE!/PATH`, `slice:START+LEN:FILE`.
+/// A reference to an image, with transport, location and name.
 ///
-/// The first colon behind DIR or FILE ends it; in a URL, the first one behind its host and port. A
-/// URL with a colon of its own has it written as `%3A`.
+/// The forms are `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` and `docker-archive:FILE[:NAME]`. FILE may be a
+/// URL, or a part of another file: `tar:FILE!/PATH`, `slice:START+LEN:FILE`.
+///
+/// The first colon after DIR or FILE ends it. In a URL, this is the first one after host and port. A colon
+/// inside a URL must be written as `%3A`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ImageRef {
-    /// How the image is laid out.
+    /// How the image is stored.
     pub transport: Transport,
     /// The directory, file or URL.
     pub location: String,
-    /// Which image there, if that was said.
+    /// Name of the image there, if given.
     pub name: Option<String>,
 }
 
 impl ImageRef {
-    /// The image that `spec` names; `None` when it begins with no transport, and so is a path or a
-    /// URL. A file of such a name is given as `./oci:name`.
+    /// Parses `spec`; `None` without a transport, for a path or a URL.
+    ///
+    /// A file with such a name can be written as `./oci:name`.
     pub fn parse(spec: &str) -> Option<Self> {
         let (transport, rest) = spec.split_once(':')?;
         let mut transports = Transport::ALL.into_iter();
@@ -67,13 +70,13 @@ impl ImageRef {
     }
 }
 
-/// Whether `rest` stands behind the scheme of a URL, as in `oci://HOST/NAME`.
+/// Whether `rest` follows the scheme of a URL, as in `oci://HOST/NAME`.
 fn has_url_host(rest: &str) -> bool {
     let host = rest.strip_prefix("//");
     host.is_some_and(|host| !host.starts_with('/'))
 }
 
-/// How many bytes of `rest` are of the place, whatever colons they have.
+/// Number of bytes of `rest` that belong to the location, including their colons.
 fn name_search_start(rest: &str) -> usize {
     if rest.starts_with("tar:")
         && let Some(bang) = rest.rfind("!/")
@@ -95,7 +98,7 @@ fn name_search_start(rest: &str) -> usize {
 }
 
 impl fmt::Display for ImageRef {
-    /// As it is parsed.
+    /// Writes the form that [`parse`](Self::parse) reads.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.transport.name(), self.location)?;
         self.name.iter().try_for_each(|name| write!(f, ":{name}"))

@@ -1,4 +1,4 @@
-//! Where the files of an image are: in a directory, or in a tar archive around them.
+//! Files of an image, in a directory or in a tar archive.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::base::sha256::Sha256;
 use crate::fetch;
 use crate::source::{self, Slice, Source, SourceDirectory};
 
-/// Bytes of one document. The specification suggests that registries take 4 MiB.
+/// Maximum bytes of one document. The specification suggests 4 MiB for registries.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
 
-/// Digests that a layer must have, as far as a trusted document names them.
+/// Expected digests of a layer, as far as a trusted document has them.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Digests {
     /// Of the bytes as they are stored.
@@ -26,17 +26,17 @@ pub(super) struct Digests {
     pub(super) plain: Option<Sha256>,
 }
 
-/// Where the files of an image are.
+/// Container of an image's files.
 #[derive(Debug)]
 pub enum Layout {
     /// A directory.
     Directory(SourceDirectory),
-    /// An archive, which is not unpacked.
+    /// An archive, read without unpacking.
     Archive(Arc<Archive>),
 }
 
 impl Layout {
-    /// What the user calls it, without secrets.
+    /// Location as the user gave it, without secrets.
     pub fn location(&self) -> &str {
         match self {
             Self::Directory(folder) => folder.name(),
@@ -44,7 +44,7 @@ impl Layout {
         }
     }
 
-    /// The error that `cause` is, of the file at `path`.
+    /// An error with `cause` for the file at `path`.
     pub(super) fn error(&self, path: &str, cause: impl Into<Cause>) -> Error {
         Error {
             location: self.location().to_owned(),
@@ -53,10 +53,10 @@ impl Layout {
         }
     }
 
-    /// The file at `path`.
+    /// Opens the file at `path`.
     ///
     /// # Errors
-    /// When there is none, or it is none.
+    /// When there is none, or it is no regular file.
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
             Self::Directory(folder) => folder.open_file(path),
@@ -68,7 +68,7 @@ impl Layout {
         })
     }
 
-    /// Whether there is something at `path`.
+    /// Whether `path` exists.
     pub(super) fn has_file(&self, path: &str) -> Result<bool, Error> {
         match self.file(path) {
             Ok(_) => Ok(true),
@@ -77,10 +77,10 @@ impl Layout {
         }
     }
 
-    /// All bytes of the document at `path`, which are not many.
+    /// Reads the whole document at `path`.
     ///
     /// # Errors
-    /// When there is none, it cannot be read, or has too many.
+    /// When it is missing, unreadable or too long.
     pub(super) fn read_document(&self, path: &str, network: &Handle) -> Result<Bytes, Error> {
         let file = self.file(path)?;
         let len = file.fingerprint().len.unwrap_or(u64::MAX);
@@ -93,10 +93,10 @@ impl Layout {
         read.map_err(|error| self.error(path, error))
     }
 
-    /// The document that `descriptor` speaks of, which is the one.
+    /// Reads the document of `descriptor` and verifies it.
     ///
     /// # Errors
-    /// As [`document`](Self::document), and when it is another one.
+    /// As [`document`](Self::document), and when length or digest differ.
     pub(super) fn read_verified(
         &self,
         descriptor: &Descriptor,
@@ -118,10 +118,10 @@ impl Layout {
         Err(self.error(&path, cause))
     }
 
-    /// The file at `path` as a layer called `name`, whose bytes have the digests that are known.
+    /// The file at `path` as a layer called `name`, with the known digests of its bytes.
     ///
     /// # Errors
-    /// When there is none, or it has not `size` bytes.
+    /// When it is missing, or does not have `size` bytes.
     pub(super) fn layer_source(
         &self,
         path: &str,

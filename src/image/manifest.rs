@@ -1,7 +1,7 @@
-//! The documents of images: OCI's and Docker's, as they are written; pure.
+//! The documents of OCI and Docker images; pure.
 //!
-//! What they say is checked here as far as one document can tell: digests are of a kind that can be
-//! verified, media types are known, lists are bounded.
+//! Parsing checks all that a single document allows: digests of a supported kind, known media types, bounded
+//! lists.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -11,13 +11,13 @@ use super::error::Cause;
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
-/// Layers of one image. Overlayfs takes a few hundred; nobody has so many.
+/// Maximum number of layers of one image. Overlayfs supports a few hundred.
 pub(super) const MAX_LAYERS: usize = 1000;
 
-/// The longest name of an image that is one, in bytes: each manifest below it bears it.
+/// Maximum bytes of an image's name, because each manifest below it repeats it.
 const MAX_NAME_LEN: usize = 1024;
 
-/// Entries of one index. An image for everything has some twenty.
+/// Maximum number of entries of one index. An image for all platforms has about twenty.
 const MAX_ENTRIES: usize = 10_000;
 
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
@@ -28,7 +28,7 @@ const CONFIG_MEDIA_TYPES: [&str; 2] = [
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 ];
-/// What a layer's media type begins with, and what may follow.
+/// Prefixes of a layer's media type. A suffix may follow.
 const LAYER_MEDIA_TYPES: [&str; 4] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.nondistributable.v1.tar",
@@ -37,36 +37,36 @@ const LAYER_MEDIA_TYPES: [&str; 4] = [
 ];
 const COMPRESSION_SUFFIXES: [&str; 5] = ["", "+gzip", "+zstd", ".gzip", ".zstd"];
 
-/// What a document says of another one.
+/// A descriptor: the reference of a document to another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Descriptor {
-    /// What it is.
+    /// Media type of the content.
     pub media_type: String,
-    /// What its bytes must have.
+    /// Digest of its bytes.
     pub digest: Sha256,
-    /// How many they are.
+    /// Its length in bytes.
     pub size: u64,
-    /// What it is for, if that is said.
+    /// The platform of the image, if given.
     pub platform: Option<Platform>,
-    /// What it is called: its name in this layout, and its full one.
+    /// Names of the image: in this layout, and in full.
     pub names: Vec<String>,
-    /// Whether it is only about an image.
+    /// Whether it is an attestation of an image instead of an image.
     is_attestation: bool,
 }
 
-/// What a descriptor leads to.
+/// The kind of document behind a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DescriptorKind {
     /// Another index.
     Index,
     /// An image's manifest.
     Manifest,
-    /// Nothing that can be mounted.
+    /// A document that cannot be mounted.
     Other,
 }
 
 impl Descriptor {
-    /// What it leads to.
+    /// Kind of the document, by media type.
     pub fn kind(&self) -> DescriptorKind {
         match self.media_type.as_str() {
             _ if self.is_attestation => DescriptorKind::Other,
@@ -76,7 +76,7 @@ impl Descriptor {
         }
     }
 
-    /// Where its bytes are in a layout.
+    /// Path of its blob in a layout.
     pub fn blob_path(&self) -> String {
         format!("blobs/sha256/{}", self.digest)
     }
@@ -95,17 +95,17 @@ pub struct Manifest {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct DockerImage {
-    /// Where its configuration is.
+    /// Path of its configuration.
     pub config: String,
-    /// What it is called.
+    /// Its names.
     #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_ENTRIES>")]
     pub repo_tags: Vec<String>,
-    /// Where its layers are, the lowest first.
+    /// Paths of its layers, the lowest first.
     #[serde(default, deserialize_with = "bounded_vec::<_, _, MAX_LAYERS>")]
     pub layers: Vec<String>,
 }
 
-/// A descriptor as it is written.
+/// A descriptor as stored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawDescriptor {
@@ -117,22 +117,23 @@ struct RawDescriptor {
     annotations: RawAnnotations,
 }
 
-/// What is looked at of a descriptor's annotations.
+/// The annotations of a descriptor that are used.
 #[derive(Default, Deserialize)]
 struct RawAnnotations {
     /// An image's name in a layout.
     #[serde(rename = "org.opencontainers.image.ref.name")]
     ref_name: Option<String>,
-    /// Its whole name, as containerd writes it.
+    /// Its full name, as containerd writes it.
     #[serde(rename = "io.containerd.image.name")]
     full_name: Option<String>,
-    /// Of what is said about an image, and is none.
+    /// Present on attestations, which are no images.
     #[serde(rename = "vnd.docker.reference.type")]
     attestation: Option<IgnoredAny>,
 }
 
-/// An index or a manifest as it is written. No document is both: who shows one thing to one program
-/// and another to the next is up to no good.
+/// An index or a manifest as stored.
+///
+/// A document that is both is rejected, because different programs would see different images.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawDocument {
@@ -143,7 +144,7 @@ struct RawDocument {
     layers: Option<BoundedVec<RawDescriptor, MAX_LAYERS>>,
 }
 
-/// What Go writes as `null` when there is nothing.
+/// Reads `null`, which Go writes for empty values, as the default.
 pub(super) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -152,7 +153,7 @@ where
     Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// What cannot be understood, in words without the document's own: it may be of any length.
+/// A parse error without the document's own text, which may be of any length.
 pub(super) fn json_error(error: &serde_json::Error) -> Cause {
     let (line, column) = (error.line(), error.column());
     let what = match error.classify() {
@@ -163,7 +164,7 @@ pub(super) fn json_error(error: &serde_json::Error) -> Cause {
     Cause::Malformed(format!("{what} (line {line}, column {column})"))
 }
 
-/// The digest that `text` stands for: `sha256:` and 64 digits.
+/// Parses a digest: `sha256:` and 64 digits.
 pub(super) fn parse_digest(text: &str) -> Result<Sha256, Cause> {
     let wrong = || Cause::Malformed("a digest in it is none".to_owned());
     let (algorithm, digits) = text.split_once(':').ok_or_else(wrong)?;
@@ -176,7 +177,7 @@ pub(super) fn parse_digest(text: &str) -> Result<Sha256, Cause> {
     }
 }
 
-/// The digest that 64 digits in lower case stand for.
+/// Parses the 64 lower case digits of a digest.
 pub(super) fn parse_sha256_hex(digits: &str) -> Option<Sha256> {
     let is_hex = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
     let is_digest = digits.len() == 64 && digits.bytes().all(is_hex);

@@ -1,10 +1,8 @@
-//! Container images as they lie in archives and directories: which layers they have, and what they
-//! run.
+//! Container images in archives and directories: their layers and their configuration.
 //!
-//! An image in an archive is not unpacked: each of its files is a stretch of the archive, or is read
-//! through it ([`Archive::file_as_source`](crate::archive::Archive::file_as_source)), and a layer is an
-//! archive in its turn. Documents are verified before they are looked into, layers when all of their
-//! bytes go by.
+//! An image in an archive is not unpacked. Each of its files is a range of the archive, or is read through it
+//! ([`Archive::file_as_source`](crate::archive::Archive::file_as_source)). A layer is itself an archive.
+//! Documents are verified before parsing, and layers once all their bytes are read.
 
 mod bounded_serde;
 mod config;
@@ -42,47 +40,48 @@ pub use runtime_spec::{
 pub use seccomp::SeccompProfile;
 pub use user_lookup::User;
 
-/// An image, found and verified but for the bytes of its layers.
+/// An image whose documents are verified. The bytes of its layers are not yet.
 #[derive(Debug)]
 pub struct Image {
-    /// Where it is, without secrets.
+    /// Its location, without secrets.
     pub location: String,
-    /// What it is called there.
+    /// Its names there.
     pub names: Vec<String>,
-    /// Of its manifest; of its configuration, where there is none.
+    /// Digest of its manifest, or of its configuration if there is no manifest.
     pub digest: Sha256,
-    /// Of its configuration.
+    /// Digest of its configuration.
     pub config_digest: Sha256,
-    /// What it says of itself.
+    /// Its configuration.
     pub config: Config,
-    /// The lowest first.
+    /// Its layers, the lowest first.
     pub layers: Vec<Layer>,
 }
 
-/// A layer: an archive of what it adds to those below it.
+/// A layer: an archive of changes to the layers below it.
 #[derive(Debug)]
 pub struct Layer {
-    /// Its bytes. Where its digest is known, it is known by that.
+    /// The packed bytes. If the digest is known, it identifies the source.
     pub source: Arc<dyn Source>,
-    /// Of its packed bytes, if it is known.
+    /// Digest of the packed bytes, if known.
     pub digest: Option<Sha256>,
-    /// Its packed bytes.
+    /// Length of the packed bytes.
     pub size: u64,
-    /// What kind of an archive it is, if that is said.
+    /// Its media type, if given.
     pub media_type: Option<String>,
 }
 
-/// Which image is wanted.
+/// Selects an image.
 struct ImageSelector {
-    /// As what it was named.
+    /// The kind that the user named.
     kind: &'static str,
     name: Option<String>,
     platform: Option<Platform>,
 }
 
 impl ImageSelector {
-    /// Whether an image whose configuration says it is for `platform` will do. Many say no variant, also
-    /// where the index does that led to them: then any is right.
+    /// Checks that a configuration for `platform` fits the wanted one.
+    ///
+    /// Many configurations omit the variant, even if the index has one. Then any variant fits.
     fn check_platform(&self, platform: &Platform) -> Result<(), Cause> {
         let Some(wanted) = &self.platform else {
             return Ok(());
@@ -101,13 +100,12 @@ impl ImageSelector {
     }
 }
 
-/// The image that `reference` names in `layout`: the one for `platform`, or for this machine when none
-/// is given.
+/// Opens the image `reference` in `layout`, for `platform` or else for this machine.
 ///
 /// Only for threads outside the runtime.
 ///
 /// # Errors
-/// When it is not there, is none, or is not what its digests say.
+/// When it is missing, invalid, or does not match its digests.
 pub fn open(
     reference: &ImageRef,
     layout: &Layout,
@@ -125,7 +123,7 @@ pub fn open(
     }
 }
 
-/// What an image with these `names` can be asked for by: its digest, if it has none.
+/// The `names` of an image; its digest if it has none.
 fn display_names(names: &[String], digest: Option<Sha256>) -> Vec<String> {
     match digest {
         Some(digest) if names.is_empty() => vec![format!("sha256:{digest}")],
@@ -133,7 +131,7 @@ fn display_names(names: &[String], digest: Option<Sha256>) -> Vec<String> {
     }
 }
 
-/// What layer `number` of `count` is called.
+/// Display name of layer `number` of `count`.
 fn layer_name(layout: &Layout, number: usize, count: usize, digest: Option<Sha256>) -> String {
     let location = layout.location();
     let digits = digest.map(|digest| digest.to_string());

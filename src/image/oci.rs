@@ -1,4 +1,4 @@
-//! An image in an OCI layout: from `index.json` to a manifest, its config and its layers.
+//! Reads images from OCI layouts: `index.json`, manifest, config and layers.
 
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ use super::platform::Platform;
 use super::{Image, ImageSelector, Layer};
 use crate::base::sha256::Sha256;
 
-/// Indexes in indexes, at the most.
+/// Maximum depth of nested indexes.
 const MAX_DEPTH: usize = 3;
 
-/// Indexes that are looked into, at the most.
+/// Maximum number of indexes to read.
 const MAX_INDEXES: usize = 32;
 
-/// Manifests that are looked at, of all indexes together.
+/// Maximum number of manifests in all indexes together.
 const MAX_MANIFESTS: usize = 10_000;
 
-/// The file with which everything begins.
+/// The top-level index of a layout.
 const INDEX: &str = "index.json";
 
-/// A manifest, and what is said of it on the way to it.
+/// A manifest, with the platform and names from the indexes.
 #[derive(Clone, Debug)]
 struct Candidate {
     manifest: Descriptor,
@@ -32,22 +32,22 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// What it can be asked for by.
+    /// Names by which the user can select it.
     fn display_names(&self) -> Vec<String> {
         super::display_names(&self.names, Some(self.manifest.digest))
     }
 }
 
-/// Finds manifests.
+/// A search for manifests.
 struct Search<'a> {
     layout: &'a Layout,
     network: &'a Handle,
-    /// Indexes that may still be looked into.
+    /// Number of indexes that may still be read.
     remaining_indexes: usize,
     found: Vec<Candidate>,
 }
 
-/// The image in `layout` that `wish` wants.
+/// Opens the image in `layout` that `wish` selects.
 pub(super) fn open(
     layout: &Layout,
     selector: &ImageSelector,
@@ -88,7 +88,7 @@ pub(super) fn open(
         Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.blob_path(), cause))?;
     selector.check_platform(&config.platform).map_err(error)?;
     let count = manifest.layers.len();
-    // What is no image of a container may have a configuration that knows nothing of layers.
+    // An artifact other than a container image may have a configuration without layers.
     let diff_id_count = config.diff_ids.len();
     if diff_id_count != 0 && diff_id_count != count {
         let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
@@ -98,7 +98,7 @@ pub(super) fn open(
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
         let name = super::layer_name(layout, number, count, Some(layer.digest));
         let (path, digest) = (layer.blob_path(), Some(layer.digest));
-        // Of a layer that is not packed both are one.
+        // A layer that is not packed has one digest for both.
         let plain = diff_ids.get(number).copied();
         let digests = Digests {
             packed: digest,
@@ -121,17 +121,18 @@ pub(super) fn open(
     })
 }
 
-/// What is asked for.
+/// The result of matching a name.
 #[derive(Debug)]
 struct NameMatch {
-    /// These are gone through,
+    /// Descriptors to follow.
     listed: Vec<Descriptor>,
-    /// and of what they lead to only this is meant, if it is said.
+    /// The only manifest to take from them, if the name is its digest.
     manifest: Option<Sha256>,
 }
 
-/// Those of `listed` that are called `wanted`, by name or by digest; all, if none is wanted, or something
-/// that they may lead to.
+/// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`.
+///
+/// If none matches a digest, all are followed to find its manifest.
 fn match_name(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<NameMatch, Cause> {
     let all = |listed, manifest| Ok(NameMatch { listed, manifest });
     let Some(wanted) = wanted else {
@@ -158,7 +159,7 @@ fn match_name(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<NameMatch
 }
 
 impl Search<'_> {
-    /// Keeps of what was found the manifest `wanted` alone.
+    /// Keeps only the manifest `wanted` of the results.
     fn retain_digest(&mut self, wanted: Sha256) -> Result<(), Cause> {
         let found = std::mem::take(&mut self.found).into_iter();
         let (kept, others): (Vec<_>, Vec<_>) =
@@ -172,7 +173,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Goes on with what `descriptor`, which has `names`, leads to.
+    /// Follows `descriptor`, which has `names`.
     fn descend(
         &mut self,
         descriptor: Descriptor,
@@ -213,8 +214,9 @@ impl Search<'_> {
     }
 }
 
-/// The one of `found` for the platform that is wanted, or for this machine; if there is only one, and
-/// nobody says what it is for, that one.
+/// The one of `found` for the wanted platform, or for this machine.
+///
+/// Without `wanted`, a single manifest without a platform is taken.
 fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
     let host = Platform::host();
     let platform = wanted.unwrap_or(&host);
@@ -227,14 +229,14 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
             .filter(|one| distance(one) == nearest)
             .cloned()
             .collect(),
-        // Their manifests name no platform; their configurations, which are read later, may.
+        // Their manifests name no platform. Their configurations, read later, may do so.
         None => found
             .iter()
             .filter(|one| has_no_platform(one))
             .cloned()
             .collect(),
     };
-    // An image with two names is one image.
+    // Two entries with the same manifest are one image with two names.
     best.dedup_by(|next, before| {
         let is_same = next.manifest.digest == before.manifest.digest;
         if is_same {
@@ -243,7 +245,7 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
         is_same
     });
     if best.is_empty() && found.len() == 1 && wanted.is_none() {
-        // Nobody insists, and there is nothing to choose.
+        // The user wants no platform, and there is only one image.
         best = found.to_vec();
     }
     match best.len() {
@@ -266,7 +268,7 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
     }
 }
 
-/// Leaves each of `found` the names that no other one has.
+/// Removes names that several of `found` share.
 fn remove_shared_names(found: &mut [Candidate]) {
     let mut owners: HashMap<String, Option<usize>> = HashMap::new();
     for (number, one) in found.iter().enumerate() {
@@ -287,7 +289,7 @@ mod tests {
 
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-    /// Entry `number`, called so and for this platform, if any.
+    /// Entry `number`, with this name and platform, if any.
     fn candidate(number: u8, name: &str, platform: Option<&str>) -> Candidate {
         let text = format!(
             r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST}","size":1,
@@ -354,7 +356,7 @@ mod tests {
         let digest = |byte: u8| format!("sha256:{}", format!("{byte:02x}").repeat(32));
         assert_eq!(named("b").expect("one"), (1, None));
         assert_eq!(named(&digest(1)).expect("one"), (1, None));
-        // It may be in an index.
+        // The digest may be in a nested index.
         let deep = (2, Some(Sha256([3; 32])));
         assert_eq!(named(&digest(3)).expect("all"), deep);
         assert!(matches!(named("c"), Err(Cause::NoSuchName { .. })));

@@ -1,11 +1,11 @@
-//! What an image was made for: operating system, architecture and variant; pure.
+//! Platforms of images: operating system, architecture and variant; pure.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// What an image was made for, in Go's words, as the specification wants it.
+/// Platform of an image, in Go's words, as the specification requires.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 pub struct Platform {
     /// `linux`, for instance.
@@ -19,13 +19,13 @@ pub struct Platform {
     pub variant: Option<String>,
 }
 
-/// A text that names no platform.
+/// Error: the text is no platform.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a platform is OS/ARCH or OS/ARCH/VARIANT, as linux/amd64 or linux/arm/v7")]
 pub struct ParsePlatformError;
 
 impl Platform {
-    /// This machine's.
+    /// The platform of this machine.
     pub fn host() -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -43,8 +43,9 @@ impl Platform {
         }
     }
 
-    /// How well `self` serves who wants `wanted`: the less the better, `None` for not at all. Who names
-    /// a variant gets no other; who names none gets the usual one first.
+    /// How well `self` serves `wanted`: lower is better, `None` for not at all.
+    ///
+    /// A wanted variant must match exactly. Without one, the usual variant is best.
     pub fn distance(&self, wanted: &Self) -> Option<u8> {
         if self.os != wanted.os || self.architecture != wanted.architecture {
             return None;

@@ -16,14 +16,16 @@ use super::platform::Platform;
 use super::seccomp::SeccompProfile;
 use super::user_lookup::User;
 
-/// Where programs are looked for, unless the image says so.
+/// Default `PATH` for images without one.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The terminal that Docker says there is, and `runc spec`.
+/// The `TERM` of Docker and `runc spec`.
 const DEFAULT_TERM: &str = "TERM=xterm";
 
-/// What root in a container may do: the default of Docker, Podman and containerd without `CAP_MKNOD` and
-/// `CAP_NET_RAW`, which few images need.
+/// Default capabilities of root in a container.
+///
+/// They are those of Docker, Podman and containerd without `CAP_MKNOD` and `CAP_NET_RAW`, which few images
+/// need.
 pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -63,35 +65,36 @@ const READONLY_PATHS: [&str; 5] = [
 /// The directory of a bundle that holds the contents of volumes.
 pub const VOLUMES_DIR: &str = "volumes";
 
-/// The longest name of a machine.
+/// Maximum length of a host name.
 const MAX_HOSTNAME_LEN: usize = 63;
 
-/// What of a bundle the image does not say.
+/// Options of a bundle that the image does not define.
 #[derive(Clone, Debug)]
 pub struct BundleOptions {
-    /// As whom it runs.
+    /// The user of the process.
     pub user: User,
     /// Arguments instead of the image's.
     pub args: Vec<String>,
-    /// What it is called.
+    /// Name of the bundle.
     pub name: String,
     /// Whether it has a terminal.
     pub terminal: bool,
-    /// What root in it may do, and programs that bring capabilities.
+    /// Capabilities of root and of programs with file capabilities.
     pub capabilities: Vec<String>,
-    /// Which system calls it may make; any, if that is not said.
+    /// The filter of system calls; `None` allows all.
     pub seccomp: Option<SeccompProfile>,
     /// The image's volumes, as paths without links, each after those that contain it.
     pub volumes: Vec<String>,
-    /// Who starts it, if that is not root: the user and the group whom root in it is then.
+    /// User and group of the caller, if it is not root. They become root in the container.
     pub rootless: Option<(u32, u32)>,
 }
 
-/// The text of `config.json` for a bundle of the image with this configuration, whose tree is writable
-/// at `rootfs` beside it.
+/// The text of `config.json` for a bundle of an image with this configuration.
+///
+/// The writable tree is at `rootfs` beside it.
 ///
 /// # Errors
-/// When there is nothing to run.
+/// When the configuration has no command.
 pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, Cause> {
     let execution = &config.execution;
     let args = args(execution, &bundle.args)?;
@@ -100,7 +103,7 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
     if !user.groups.is_empty() && bundle.rootless.is_none() {
         insert_field(&mut user_object, "additionalGids", json!(user.groups));
     }
-    // Who is not root has none to begin with, and may get those that a program brings.
+    // Other users start without capabilities, and may get those of a program file.
     let own: &[String] = if user.uid == 0 {
         &bundle.capabilities
     } else {
@@ -181,16 +184,18 @@ fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
     env
 }
 
-/// The runtime wants an absolute one.
+/// Working directory, absolute because the runtime requires it.
 fn cwd(execution: &Execution) -> String {
     format!("/{}", execution.working_dir.trim_start_matches('/'))
 }
 
-/// What the runtime mounts there itself, and no volume may hide.
+/// Directories where the runtime mounts file systems, which no volume may hide.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Whether a volume at `path`, which is absolute and leads through no link, would hide what the runtime mounts
-/// at or below `/proc`, `/sys` and `/dev`. A bundle does not have such volumes.
+/// Whether a volume at `path` would hide a mount of the runtime.
+///
+/// These mounts are at or below `/proc`, `/sys` and `/dev`, and a bundle does not get such volumes. `path`
+/// must be absolute and without links.
 pub fn hides_system_directory(path: &str) -> bool {
     let is_at_or_below = |directory: &&str| {
         let rest = path.strip_prefix(directory);
@@ -216,14 +221,16 @@ fn hostname(execution: &Execution, name: &str) -> String {
     }
 }
 
-/// What the names of labels begin with that become annotations. The specification of images wants all of
-/// them; but runtimes take annotations for orders (crun `run.oci.*`, of which one names libraries to load
-/// outside of the container; runc and crun `org.criu.*` and `org.systemd.property.*`), and labels are
-/// whatever the image's author wrote.
+/// Prefix of labels that become annotations.
+///
+/// The image specification wants all labels. But runtimes treat some annotations as commands, and the image's
+/// author writes the labels. Examples are crun's `run.oci.*`, one of which names libraries to load outside of
+/// the container, and `org.criu.*` and `org.systemd.property.*` of runc and crun.
 const ALLOWED_LABEL_PREFIX: &str = "org.opencontainers.image.";
 
-/// As the specification of images wants them, as far as that can do no harm: labels, and what else has no
-/// place of its own.
+/// Annotations by the image specification, as far as they are harmless.
+///
+/// They are labels, and fields without a place of their own.
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let execution = &config.execution;
     let ports: Vec<_> = execution.exposed_ports.iter().cloned().collect();
@@ -241,22 +248,24 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .into_iter()
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
-    // What someone says expressly counts.
+    // Explicit labels override derived annotations.
     let labels = execution.labels.clone().into_iter();
     metadata
         .chain(labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX)))
         .collect()
 }
 
-/// The directory of the volume `number` of [`Bundle::volumes`], relative to the bundle. It is outside of the
-/// tree: a container could replace a directory in it by a link, and the runtime of the next one would follow.
+/// Directory of volume `number` of [`Bundle::volumes`], relative to the bundle.
+///
+/// It is outside of the tree, because a container could replace a directory in the tree by a link, and the
+/// runtime of the next container would follow it.
 pub fn volume_directory(number: usize) -> String {
     format!("{VOLUMES_DIR}/{number}")
 }
 
 fn mounts(volumes: &[String], is_rootless: bool) -> Value {
     let sys = if is_rootless {
-        // Of another network it cannot be mounted anew.
+        // A new `/sys` cannot be mounted for another network namespace.
         json!({ "destination": "/sys", "type": "none", "source": "/sys",
                 "options": ["rbind", "nosuid", "noexec", "nodev", "ro"] })
     } else {

@@ -1,14 +1,14 @@
-//! Seccomp profiles in the format of Docker and Podman, and the filters that runtimes make of them; pure.
+//! Seccomp profiles of Docker and Podman, and the filters for runtimes; pure.
 //!
-//! Such a profile is what the runtime specification has, but rules may depend on capabilities, architecture
-//! and kernel, and architectures may be given as a map.
+//! The format is that of the runtime specification, with two differences. Rules may depend on capabilities,
+//! architecture and kernel. Architectures may be a map.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::error::Cause;
 
-/// The profile of a bundle unless another one is named.
+/// The default profile of a bundle.
 const DEFAULT_PROFILE: &str = include_str!("seccomp.json");
 
 /// Keys that runtimes do not know.
@@ -25,7 +25,7 @@ pub struct SeccompProfile {
     rest: Map<String, Value>,
 }
 
-/// An architecture, and those whose programs its kernels run besides.
+/// An architecture, and others whose programs its kernels can run.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Architecture {
@@ -33,7 +33,7 @@ struct Architecture {
     sub_architectures: Option<Vec<String>>,
 }
 
-/// What happens with some system calls.
+/// A rule for some system calls.
 #[derive(Clone, Debug, Deserialize)]
 struct Rule {
     name: Option<String>,
@@ -45,7 +45,7 @@ struct Rule {
     rest: Map<String, Value>,
 }
 
-/// When a rule counts.
+/// Condition for a rule to apply.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Condition {
@@ -55,18 +55,18 @@ struct Condition {
 }
 
 impl SeccompProfile {
-    /// The profile that has the effect of Docker's.
+    /// The built-in profile, with the effect of Docker's.
     ///
     /// # Errors
-    /// None; the profile is part of this program.
+    /// None, because the profile is part of this program.
     pub fn built_in() -> Result<Self, Cause> {
         Self::parse(DEFAULT_PROFILE.as_bytes(), (0, 0))
     }
 
-    /// The profile in `text`, of which only those rules count that are for Linux `kernel`.
+    /// Parses the profile `text`, with only the rules for Linux `kernel`.
     ///
     /// # Errors
-    /// When it is none.
+    /// When it is no profile.
     pub fn parse(text: &[u8], kernel: (u32, u32)) -> Result<Self, Cause> {
         let malformed = |error: serde_json::Error| Cause::Malformed(error.to_string());
         let mut profile: Self = serde_json::from_slice(text).map_err(malformed)?;
@@ -90,8 +90,9 @@ impl SeccompProfile {
         Ok(profile)
     }
 
-    /// The filter for a container with these `capabilities` and programs for `architecture`, in Go's words,
-    /// as the runtime specification has it.
+    /// The filter for a container, in the format of the runtime specification.
+    ///
+    /// It depends on the container's `capabilities` and `architecture`, in Go's words.
     pub(super) fn filter(&self, architecture: &str, capabilities: &[String]) -> Value {
         let rules = self.syscalls.iter().flatten();
         let rules = rules.filter(|rule| rule.applies(architecture, capabilities));
@@ -108,8 +109,9 @@ impl SeccompProfile {
         Value::Object(filter)
     }
 
-    /// The architectures of system calls in a container with programs for `architecture`. Without any the
-    /// filter is for the machine's own alone.
+    /// Architectures of system calls for programs of `architecture`.
+    ///
+    /// Without any, the filter is only for the machine's own.
     fn architectures(&self, architecture: &str) -> Option<Vec<String>> {
         let name = libseccomp_name(architecture)?;
         self.arch_map.iter().flatten().find_map(|entry| {
@@ -140,7 +142,7 @@ impl Rule {
             && !no_caps.iter().any(is_granted)
     }
 
-    /// As the runtime specification has it.
+    /// Converts to the format of the runtime specification.
     fn to_json(&self) -> Value {
         let mut rule = without_foreign_keys(&self.rest);
         if let Some(name) = &self.name {
@@ -150,14 +152,14 @@ impl Rule {
     }
 }
 
-/// What a runtime is to read of an object.
+/// Removes keys that runtimes do not know.
 fn without_foreign_keys(object: &Map<String, Value>) -> Map<String, Value> {
     let mut object = object.clone();
     object.retain(|key, value| !value.is_null() && !FOREIGN_KEYS.contains(&key.as_str()));
     object
 }
 
-/// The two numbers of a kernel's version, `4.8` for instance.
+/// Parses the two numbers of a kernel version such as `4.8`.
 fn parse_kernel_version(text: &str) -> Result<(u32, u32), Cause> {
     let numbers = text.split_once('.');
     let numbers =
@@ -165,7 +167,7 @@ fn parse_kernel_version(text: &str) -> Result<(u32, u32), Cause> {
     numbers.ok_or_else(|| Cause::Malformed(format!("'{}' is no minKernel", text.escape_debug())))
 }
 
-/// What libseccomp calls an architecture with this name in Go.
+/// libseccomp's name of an architecture in Go's words.
 fn libseccomp_name(architecture: &str) -> Option<&'static str> {
     Some(match architecture {
         "386" => "SCMP_ARCH_X86",

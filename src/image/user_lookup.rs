@@ -1,33 +1,35 @@
-//! As whom an image runs: its words, looked up in its own passwd(5) and group(5); pure.
+//! Looks up an image's user in its own passwd(5) and group(5); pure.
 
 use super::error::Cause;
 
-/// Groups that are looked at; a hostile file has as many as it has lines.
+/// Maximum number of groups, because a hostile file may have any number of lines.
 const MAX_GROUPS: usize = 1000;
 
-/// The largest number of a user or a group: as with Docker and runc, as there are runtimes that take larger
-/// ones for others.
+/// Maximum id of a user or a group, as in Docker and runc.
+///
+/// Some runtimes interpret larger numbers differently.
 const MAX_ID: u32 = i32::MAX.unsigned_abs();
 
-/// As whom a process runs.
+/// User, groups and home of a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct User {
     /// The user.
     pub uid: u32,
     /// The group.
     pub gid: u32,
-    /// Further groups.
+    /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Where the user is at home, if that is known.
+    /// Home directory, if known.
     pub home: Option<String>,
 }
 
 impl User {
-    /// Whom `spec` means: `user`, `uid`, `user:group`, `uid:gid` or a mixture; nobody named is root.
-    /// Who names no group gets those of the user in `passwd` and `group`.
+    /// Resolves `spec`: `user`, `uid`, `user:group`, `uid:gid` or a mixture; empty is root.
+    ///
+    /// Without a group, the user's groups are those in `passwd` and `group`.
     ///
     /// # Errors
-    /// When it is a name that they do not know, or a number is too large.
+    /// When a name is unknown, or a number is too large.
     pub fn find(spec: &str, passwd: &[u8], group: &[u8]) -> Result<Self, Cause> {
         let (name, group_name) = match spec.split_once(':') {
             Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
@@ -99,7 +101,7 @@ fn parse_id(field: Option<&&str>) -> Option<u32> {
     field?.parse().ok()
 }
 
-/// Lines of fields; what is not UTF-8 names nobody.
+/// Splits lines into fields. Skips lines that are not UTF-8.
 fn split_records(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
     let lines = text.split(|&byte| byte == b'\n');
     lines
