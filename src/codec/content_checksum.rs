@@ -1,4 +1,4 @@
-//! The hash that a format stores of plain bytes, for drivers to take.
+//! Checksums of plain bytes that formats store, computed by drivers.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use xxhash_rust::xxh64::Xxh64;
 
 use super::Compression;
 
-/// A hash being taken.
+/// A checksum under construction.
 pub struct ContentChecksum(State);
 
 enum State {
@@ -16,17 +16,17 @@ enum State {
 }
 
 impl ContentChecksum {
-    /// As an lz4 frame stores it: xxh32 with seed 0.
+    /// The checksum of an lz4 frame: xxh32 with seed 0.
     pub(crate) fn lz4() -> Self {
         Self(State::Lz4(Xxh32::new(0)))
     }
 
-    /// As a zstd frame stores it: the low half of xxh64 with seed 0.
+    /// The checksum of a zstd frame: the low half of xxh64 with seed 0.
     pub(super) fn zstd() -> Self {
         Self(State::Zstd(Xxh64::new(0)))
     }
 
-    /// Goes on with the next plain bytes.
+    /// Adds the next plain bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.0 {
             State::Lz4(hash) => hash.update(bytes),
@@ -45,7 +45,7 @@ impl ContentChecksum {
         }
     }
 
-    /// The format that stores it.
+    /// The format that stores the checksum.
     pub fn compression(&self) -> Compression {
         match self.0 {
             State::Lz4(_) => Compression::Lz4,

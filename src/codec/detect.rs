@@ -1,11 +1,11 @@
-//! Magic bytes → codec.
+//! Detects formats by magic bytes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::base::tar_checksum;
 
-/// A packed format.
+/// A compression format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Compression {
     /// None: packed bytes are plain bytes.
@@ -38,7 +38,7 @@ impl fmt::Display for Compression {
 impl FromStr for Compression {
     type Err = UnknownCompression;
 
-    /// Reads what [`Display`](fmt::Display) writes, and the usual file name extensions.
+    /// Parses the output of [`Display`](fmt::Display) and the usual file name extensions.
     fn from_str(name: &str) -> Result<Self, UnknownCompression> {
         match name {
             "plain" | "none" => Ok(Self::None),
@@ -112,7 +112,7 @@ impl fmt::Display for Encryption {
 /// A longer skippable frame hides the frame after it.
 pub const DETECT_LEN: usize = 512;
 
-/// Formats whose magic is at the start, in no order: none is the beginning of another.
+/// Magics at the start of a file, in any order, because none is a prefix of another.
 const MAGICS: [(&[u8], Detected); 17] = [
     (b"\x1f\x8b", Detected::Supported(Compression::Gzip)),
     (b"\x04\x22\x4d\x18", Detected::Supported(Compression::Lz4)),
@@ -142,10 +142,10 @@ const MAGICS: [(&[u8], Detected); 17] = [
     ),
 ];
 
-/// Recognises a format by the first bytes, [`DETECT_LEN`] of them or all there are.
+/// Detects a format by the first bytes, [`DETECT_LEN`] of them or all there are.
 ///
-/// A tar header is believed before any magic, as a member's name may begin with one. All zeros
-/// are an empty archive; no bytes at all are [`Detected::Unknown`].
+/// A tar header has priority over any magic, because a member's name may begin with one. All zeros are an
+/// empty archive. Without any bytes it is [`Detected::Unknown`].
 pub fn detect(first: &[u8]) -> Detected {
     if is_tar(first) {
         return Detected::Supported(Compression::None);
@@ -197,8 +197,9 @@ fn is_lzma(first: &[u8]) -> bool {
         && (len == u64::MAX || len < 1 << 38)
 }
 
-/// Whether an encrypted `OpenPGP` message begins so: with a session key that is encrypted to a public
-/// key (tag 1) or with a password (tag 3).
+/// Whether `first` is the start of an encrypted `OpenPGP` message.
+///
+/// Its session key is encrypted to a public key (tag 1) or with a password (tag 3).
 fn is_openpgp(first: &[u8]) -> bool {
     let Some((&header, rest)) = first.split_first() else {
         return false;
@@ -231,7 +232,7 @@ fn is_openpgp(first: &[u8]) -> bool {
     }
 }
 
-/// Whether an HTML document begins so.
+/// Whether `first` is the start of an HTML document.
 fn is_web_page(first: &[u8]) -> bool {
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
     let first = first.trim_ascii_start();
@@ -241,8 +242,10 @@ fn is_web_page(first: &[u8]) -> bool {
     })
 }
 
-/// Whether a tar archive begins so: by its checksum, which every format since v7 has, by its
-/// magic where the checksum is wrong, which is then the parser's to report, or by being empty.
+/// Whether `first` is the start of a tar archive, or an empty one.
+///
+/// Every format since v7 has a checksum. If that is wrong, the magic decides, and the parser reports the
+/// wrong checksum.
 fn is_tar(first: &[u8]) -> bool {
     let magic = first
         .get(257..)

@@ -14,28 +14,29 @@ pub(super) trait FrameWalker: Send + fmt::Debug {
     /// The format, for errors.
     const COMPRESSION: Compression;
 
-    /// Moves on, taking from `input` and appending to `pulls`.
+    /// Advances by one step: takes from `input` and appends to `pulls`.
     ///
     /// # Errors
-    /// As [`super::Decoder::pull`]; but never that the input is truncated: a step that cannot
-    /// move is [`Step::NeedInput`], and nothing else.
+    /// As [`super::Decoder::pull`], but never [`Cause::Truncated`]. A step without enough input is
+    /// [`Step::NeedInput`], and nothing else.
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
-    /// Appends what was held back in order to join it with more. Called when the walk pauses for
-    /// input, and when it stops for good.
+    /// Appends output that was held back in order to join it with more.
+    ///
+    /// The decoder calls it when the walk pauses for input, and when it stops for good.
     ///
     /// # Errors
     /// [`Cause::Cancelled`].
     fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error>;
 }
 
-/// Pulls in the order in which they are to be answered.
+/// Pulls in the order in which the decoder returns them.
 pub(super) type PullQueue = VecDeque<Pull>;
 
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Something was taken or appended, or the state changed.
+    /// The step took input, appended output, or changed the state.
     Progressed,
     /// The walker needs more input.
     NeedInput,
@@ -43,7 +44,7 @@ pub(super) enum Step {
     End,
 }
 
-/// A [`FrameWalker`] made into a decoder.
+/// A decoder that drives a [`FrameWalker`].
 #[derive(Debug)]
 pub(super) struct FrameDecoder<W> {
     walker: W,
@@ -66,7 +67,7 @@ impl<W: FrameWalker> FrameDecoder<W> {
         }
     }
 
-    /// Appends what the walk held back before it stopped.
+    /// Appends output that the walk held back before it stopped.
     fn flush_once(&mut self, stop: Result<(), Error>) {
         self.is_flushed = true;
         let flushed = self.walker.flush(&mut self.pulls);
@@ -138,7 +139,7 @@ pub(super) mod tests {
     pub(crate) struct Outcome {
         /// The plain bytes before the end or the error.
         pub(crate) plain: Vec<u8>,
-        /// With their plain offsets counted, as drivers do.
+        /// Seek points with plain offsets, counted as drivers do.
         pub(crate) seek_points: Vec<SeekPoint>,
         pub(crate) warnings: Vec<String>,
         pub(crate) jobs: usize,
@@ -171,7 +172,7 @@ pub(super) mod tests {
         drive(decoder, rest, push_len, seek_point.plain.0)
     }
 
-    /// As the driver of a decoder does it, but on one thread.
+    /// Drives a decoder like its driver, but on one thread.
     pub(crate) fn drive(
         mut decoder: Box<dyn Decoder>,
         packed: &[u8],
@@ -262,8 +263,9 @@ pub(super) mod tests {
         }
     }
 
-    /// Decodes the whole of `packed` in several push sizes and from every seek point, and
-    /// expects `plain`; answers the seek points.
+    /// Decodes `packed` in several push sizes and from every seek point.
+    ///
+    /// Expects `plain`, and returns the seek points.
     pub(crate) fn assert_decodes(
         compression: Compression,
         packed: &[u8],
@@ -285,8 +287,9 @@ pub(super) mod tests {
         seek_points
     }
 
-    /// Cuts the small stream `packed` at every byte: what is decoded is a beginning of `plain`,
-    /// and unless the cut lies at one of `ends`, the end of input is the error.
+    /// Cuts the small stream `packed` at every byte.
+    ///
+    /// Expects a prefix of `plain`, and an error for the end of input unless the cut is at one of `ends`.
     pub(crate) fn assert_truncation_is_detected(
         compression: Compression,
         packed: &[u8],
@@ -306,8 +309,9 @@ pub(super) mod tests {
         }
     }
 
-    /// Flips bits of every byte of `packed`, which checksums protect: the outcome is an error, or
-    /// `plain` after all.
+    /// Flips bits of every byte of `packed`, which checksums protect.
+    ///
+    /// Expects an error, or `plain` in spite of the flip.
     pub(crate) fn assert_bit_flips_are_detected(
         compression: Compression,
         packed: &[u8],

@@ -15,8 +15,9 @@ use super::{
 use crate::base::extent::Packed;
 use crate::base::span_hash::SpanHasher;
 
-/// A range is a job when its packed and its plain bytes are each at most one part in so many of
-/// the buffer budget, so that several are alive at once.
+/// Minimum ratio of the buffer budget to the packed or plain bytes of a job.
+///
+/// A larger range is no job, so that several jobs can be in flight.
 const JOB_POOL_DIVISOR: u64 = 4;
 
 /// Bytes from the pool beyond the plain bytes: the rest of the decoder's last buffer.
@@ -25,17 +26,17 @@ const BUFFER_ROUNDING_BYTES: u64 = 1 << 20;
 /// From one seek point to the next.
 #[derive(Clone, Debug)]
 pub struct SeekRange {
-    /// Where it begins.
+    /// Its first seek point.
     pub seek_point: SeekPoint,
-    /// Where the next one begins, or the packed stream ends.
+    /// Packed offset of the next seek point, or of the end of the stream.
     pub end: Packed,
     /// The spans that it decodes to, never none.
     pub spans: VecDeque<ExpectedSpan>,
-    /// The length of the blocks that the hashes of spans consist of.
+    /// Length of the blocks for the hashes of spans.
     pub block_len: u64,
 }
 
-/// How long a span is and what it must hash to.
+/// Expected length and hash of a span.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExpectedSpan {
     /// Plain bytes.
@@ -55,7 +56,7 @@ impl SeekRange {
     }
 }
 
-/// Ranges in stream order, which together are the whole stream.
+/// Ranges in stream order that cover the whole stream.
 pub(super) type SeekRanges = Box<dyn Iterator<Item = SeekRange> + Send>;
 
 /// Decodes range by range.
@@ -70,7 +71,7 @@ pub(super) struct IndexedDecoder {
 enum State {
     /// Before the next range.
     BetweenRanges,
-    /// Before the packed bytes of a range are at hand.
+    /// Waiting for the packed bytes of a range.
     Buffering(SeekRange),
     /// In a range that is decoded in order.
     Serial(Box<Serial>),
@@ -87,13 +88,13 @@ struct Serial {
     output: Option<Output>,
 }
 
-/// How much of a range its decoder has.
+/// How much input the decoder of a range has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InputState {
     Partial,
-    /// All, and what it may want to see behind.
+    /// All of it, with the lookahead.
     Complete,
-    /// And it knows that there is no more.
+    /// All of it, and it knows that there is no more.
     Finished,
 }
 
@@ -108,7 +109,7 @@ impl IndexedDecoder {
         }
     }
 
-    /// Moves on; `None` when there is nothing to answer yet.
+    /// Advances by one step; `None` when there is nothing to return yet.
     fn step(&mut self) -> Result<Option<Pull>, Error> {
         match &mut self.state {
             State::BetweenRanges => {
@@ -167,7 +168,7 @@ impl IndexedDecoder {
             return Ok(None);
         };
         let (compression, mut context) = (self.compression, self.context.clone());
-        // In stream order, and all at once: a job never waits.
+        // In stream order and all at once, so that a job never waits.
         let ration = context
             .pool
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
@@ -226,7 +227,7 @@ impl fmt::Debug for IndexedDecoder {
 }
 
 impl Serial {
-    /// The next plain bytes of the range, or [`Pull::NeedInput`]; `None` when it only moved on.
+    /// The next plain bytes of the range, or [`Pull::NeedInput`]; `None` when it only advanced.
     fn pull(&mut self, input: &mut InputQueue) -> Result<Option<Pull>, Error> {
         if let Some(output) = &mut self.output {
             if let Some(bytes) = output.next_piece()? {
@@ -249,7 +250,7 @@ impl Serial {
                 self.output = Some(job.run()?);
                 Ok(None)
             }
-            // From a seek point, nothing is decoded ahead.
+            // From a seek point, decoders do not speculate.
             Pull::SeekPoint(_)
             | Pull::Speculative(_)
             | Pull::WaitFor(_)
@@ -284,7 +285,7 @@ impl Serial {
     }
 }
 
-/// The bytes behind a range that its decoder may want to see.
+/// The bytes after a range that its decoder may need.
 fn peek_lookahead(input: &InputQueue) -> Bytes {
     let mut lookahead = vec![0; input.len().min(LOOKAHEAD_LEN)];
     input.peek_into(0, &mut lookahead);
@@ -316,7 +317,7 @@ fn decode(
                     plain.extend(verifier.verify(&bytes)?);
                 }
             }
-            // From a seek point, nothing is decoded ahead.
+            // From a seek point, decoders do not speculate.
             Pull::SeekPoint(_)
             | Pull::Speculative(_)
             | Pull::WaitFor(_)
@@ -329,10 +330,10 @@ fn decode(
     Ok(plain)
 }
 
-/// Compares what is decoded with what was indexed.
+/// Verifies decoded bytes against the spans of the index.
 struct SpanVerifier {
     compression: Compression,
-    /// Where the range begins.
+    /// Start of the range.
     packed: Packed,
     /// The decoder shortens the first one as its bytes pass.
     spans: VecDeque<ExpectedSpan>,

@@ -1,4 +1,4 @@
-//! Packed bytes that were pushed and not yet decoded.
+//! Queue of packed bytes that were pushed and are not decoded yet.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -8,10 +8,10 @@ use bytes::{Buf, Bytes};
 
 use crate::base::extent::Packed;
 
-/// A queue of packed slices that knows where in the stream it stands.
+/// A queue of packed slices with the stream offset of its front.
 #[derive(Debug, Default)]
 pub(super) struct InputQueue {
-    /// None is empty.
+    /// Slices that are not empty.
     slices: VecDeque<Bytes>,
     len: usize,
     offset: Packed,
@@ -19,7 +19,7 @@ pub(super) struct InputQueue {
 }
 
 impl InputQueue {
-    /// Nothing yet; the first byte pushed is the one at `offset`.
+    /// An empty queue. The first byte pushed has offset `offset`.
     pub(super) fn new(offset: Packed) -> Self {
         Self {
             offset,
@@ -35,42 +35,42 @@ impl InputQueue {
         }
     }
 
-    /// Says that nothing follows.
+    /// Marks the end of the stream.
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
     }
 
-    /// Where the next byte lies.
+    /// Offset of the next byte.
     pub(super) fn offset(&self) -> Packed {
         self.offset
     }
 
-    /// Where the bytes at hand end.
+    /// End of the queued bytes.
     pub(super) fn end(&self) -> Packed {
         Packed(self.offset.0.saturating_add(self.len as u64))
     }
 
-    /// Bytes at hand.
+    /// Number of queued bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the stream is over: no bytes at hand, and none to come.
+    /// Whether the stream is over: no queued bytes, and none to follow.
     pub(super) fn is_exhausted(&self) -> bool {
         self.is_finished && self.len == 0
     }
 
-    /// Whether no more bytes will come than are at hand.
+    /// Whether no more bytes follow the queued ones.
     pub(super) fn is_finished(&self) -> bool {
         self.is_finished
     }
 
-    /// The first bytes at hand as one slice; empty only when there are none.
+    /// The first queued bytes as one slice; empty only when there are none.
     pub(super) fn front(&self) -> &[u8] {
         self.slices.front().map_or(&[], |slice| slice)
     }
 
-    /// The bytes at hand from `distance` ahead on, slice by slice.
+    /// The queued bytes from `distance` on, slice by slice.
     pub(super) fn slices_from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
         self.slices.iter().map(move |slice| {
             let rest = slice.get(distance..).unwrap_or_default();
@@ -79,7 +79,7 @@ impl InputQueue {
         })
     }
 
-    /// Fills `target` from `distance` bytes ahead; false when not so many bytes are at hand.
+    /// Copies bytes from `distance` on into `target`; `false` when there are not enough.
     pub(super) fn peek_into(&self, mut distance: usize, mut target: &mut [u8]) -> bool {
         for slice in &self.slices {
             let Some(rest) = slice.get(distance..) else {
@@ -95,18 +95,18 @@ impl InputQueue {
         target.is_empty()
     }
 
-    /// The `N` bytes that lie `distance` bytes ahead.
+    /// Copies the `N` bytes at `distance`.
     pub(super) fn peek_at<const N: usize>(&self, distance: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.peek_into(distance, &mut bytes).then_some(bytes)
     }
 
-    /// The next `N` bytes, left where they are.
+    /// Copies the next `N` bytes without taking them.
     pub(super) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         self.peek_at(0)
     }
 
-    /// Drops the next `len` bytes or, when fewer are at hand, these; says how many.
+    /// Drops up to `len` of the next bytes, and returns how many.
     pub(super) fn skip(&mut self, len: u64) -> u64 {
         let wanted = usize::try_from(len).unwrap_or(usize::MAX).min(self.len);
         let mut left = wanted;
@@ -123,8 +123,7 @@ impl InputQueue {
         wanted as u64
     }
 
-    /// Takes the next `len` bytes without copying; `None`, and nothing taken, when not so many
-    /// are at hand.
+    /// Takes the next `len` bytes without copying; `None`, and takes nothing, if there are fewer.
     pub(super) fn take(&mut self, len: usize) -> Option<SegmentedBytes> {
         if len > self.len {
             return None;
@@ -146,8 +145,9 @@ impl InputQueue {
         Some(SegmentedBytes { slices, len })
     }
 
-    /// The bytes at hand in `range`, which counts from the next one, left where they are and not
-    /// copied; fewer when not so many are at hand.
+    /// The queued bytes in `range`, counted from the next one, without copying or taking them.
+    ///
+    /// Fewer if there are not enough.
     pub(super) fn slice(&self, range: Range<usize>) -> SegmentedBytes {
         let mut segments = SegmentedBytes::default();
         let mut start = 0;
@@ -164,15 +164,16 @@ impl InputQueue {
     }
 }
 
-/// The most memory that a thread keeps for [`SegmentedBytes::with_contiguous`], in bytes; no budget counts it,
-/// nor a longer copy.
+/// Maximum memory that a thread keeps for [`SegmentedBytes::with_contiguous`], in bytes.
+///
+/// No budget counts it, nor a longer copy.
 const MAX_SCRATCH_BYTES: usize = 4 << 20;
 
 thread_local! {
     static CONTIGUOUS_SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// Packed bytes that follow each other, in as many slices as they were pushed in.
+/// Adjacent packed bytes, in as many slices as were pushed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentedBytes {
     slices: Vec<Bytes>,
@@ -190,15 +191,16 @@ impl SegmentedBytes {
         &self.slices
     }
 
-    /// Gives `f` all bytes as one slice, copied only when there are several: into memory that the
-    /// thread keeps for the next time, as that of a fresh copy would have to be cleared first.
+    /// Calls `f` with all bytes as one slice, copied only if there are several.
+    ///
+    /// The copy uses memory that the thread keeps, because fresh memory must be cleared first.
     pub(super) fn with_contiguous<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
         match self.slices.as_slice() {
             [] => f(&[]),
             [one] => f(one),
             several if self.len > MAX_SCRATCH_BYTES => f(&several.concat()),
             several => {
-                // Taken out, so that nothing is amiss when `f` comes here, too.
+                // Taken out, so that `f` may call this function too.
                 let mut scratch = CONTIGUOUS_SCRATCH.take();
                 scratch.clear();
                 scratch.reserve_exact(self.len);

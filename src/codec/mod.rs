@@ -48,15 +48,18 @@ const MAX_PARTS_PER_JOB: usize = 4096;
 /// Resources of a decoder.
 #[derive(Clone, Debug)]
 pub struct Context {
-    /// Where buffers for plain bytes come from. Taking one may wait; pieces already pulled must
-    /// therefore be on their way to someone who will drop them.
+    /// Pool for buffers of plain bytes.
+    ///
+    /// Taking a buffer may wait. So the caller must already pass pulled pieces on to a consumer that drops
+    /// them.
     pub pool: BufferPool,
-    /// Whether seek points are wanted; without them checkpoints cost nothing.
+    /// Whether the driver wants seek points. Without them checkpoints cost nothing.
     pub wants_seek_points: bool,
-    /// Memory for what is not made of buffers: an xz dictionary, a zstd window.
+    /// Memory that is not made of buffers: an xz dictionary, a zstd window.
     pub broker: MemoryBroker,
-    /// Threads that run jobs and [`Pull::Speculative`]; with fewer than four, or 0 when no others than
-    /// the driver's do, nothing is decoded ahead on suspicion.
+    /// Number of threads that run jobs and [`Pull::Speculative`]; 0 if only the driver's does.
+    ///
+    /// With fewer than four, decoders do not speculate.
     pub workers: usize,
 }
 
@@ -143,24 +146,24 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job that does `work`, which makes one piece.
+    /// A job whose `work` makes one piece.
     pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
         Self::with_pieces(move || Ok(vec![work()?]))
     }
 
-    /// A job that does `work`, which makes any number of pieces.
+    /// A job whose `work` makes any number of pieces.
     pub fn with_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
         Self::with_output(move || Ok(Output::from(work()?)))
     }
 
-    /// A job that does `work`, which may leave some of its output to be made piece by piece.
+    /// A job whose `work` may leave some of its output to be made piece by piece.
     fn with_output(work: impl FnOnce() -> Result<Output, Error> + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
         }
     }
 
-    /// Does the work, here and now.
+    /// Runs the work on this thread.
     ///
     /// # Errors
     /// As [`Decoder::pull`].
@@ -176,8 +179,8 @@ trait LazyOutput: Send {
 
 /// The plain bytes of a job, in order.
 ///
-/// A job has room for as many bytes as a frame or block of its format usually makes. If there are more,
-/// the output keeps the decoder, and makes the rest of the bytes when its consumer asks for them.
+/// A job has a buffer for the usual size of a frame or block of its format. If there are more bytes, the
+/// output keeps the decoder, and decodes the rest when the consumer pulls it.
 pub struct Output {
     /// The first piece, if it has a buffer of its own.
     buffer: Option<Buffer>,
@@ -186,7 +189,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Output that begins with `first` and goes on with what `rest` makes.
+    /// Output that begins with `first` and continues with the bytes of `rest`.
     fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
         Self {
             buffer: None,
@@ -225,7 +228,7 @@ impl Output {
         self.buffer.take()
     }
 
-    /// All pieces as one, for who has memory for them.
+    /// Concatenates all pieces, for callers with enough memory.
     ///
     /// # Errors
     /// As [`Output::next_piece`].
@@ -274,7 +277,7 @@ impl fmt::Debug for Job {
     }
 }
 
-/// Work that a decoder itself may use the result of.
+/// Work whose result the decoder itself may use.
 #[derive(Clone)]
 pub struct SpeculativeJob {
     work: Arc<dyn SpeculativeWork>,
@@ -301,7 +304,7 @@ impl SpeculativeJob {
         Self { work: job }
     }
 
-    /// Does the work, here and now, unless it has begun or is not wanted any more.
+    /// Runs the work on this thread, unless it has begun or is cancelled.
     pub fn run(&self) {
         self.work.run();
     }
@@ -324,9 +327,9 @@ impl fmt::Debug for SpeculativeJob {
 pub struct Error {
     /// The format that was being decoded.
     pub compression: Compression,
-    /// Where: the frame, block or field at fault, or the end of input.
+    /// Offset of the frame, block or field at fault, or of the end of input.
     pub packed: Packed,
-    /// Why.
+    /// The reason.
     #[source]
     pub cause: Cause,
 }

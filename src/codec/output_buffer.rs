@@ -1,12 +1,12 @@
-//! Plain bytes on their way to becoming a pull, for decoders that make them in order.
+//! Buffers for plain bytes, for decoders that decode in order.
 
 use super::Pull;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 
-/// Pieces have so many bytes, but for those given out early.
+/// Length of a piece in bytes, unless it is flushed early.
 const BUFFER_LEN: usize = 1 << 20;
 
-/// A buffer that fills up; taken from the pool when the first byte is about to come.
+/// A buffer that fills up. It is taken from the pool for its first byte.
 #[derive(Debug, Default)]
 pub(super) struct OutputBuffer {
     buffer: Option<Buffer>,
@@ -14,7 +14,7 @@ pub(super) struct OutputBuffer {
 }
 
 impl OutputBuffer {
-    /// Where the next plain bytes go; never empty.
+    /// Space for the next plain bytes; never empty.
     ///
     /// # Errors
     /// As [`BufferPool::take`].
@@ -27,15 +27,14 @@ impl OutputBuffer {
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
     }
 
-    /// Counts `len` bytes that were written to the room; answers them as a pull when that was
-    /// all the room there was.
+    /// Counts `len` bytes written to the space. Returns a full buffer as a pull.
     pub(super) fn advance(&mut self, len: usize) -> Option<Pull> {
         self.filled += len;
         let full = self.buffer.as_ref().map_or(0, |buffer| buffer.len()) == self.filled;
         full.then(|| self.flush()).flatten()
     }
 
-    /// The bytes so far; the next go to another buffer.
+    /// The bytes so far. The next ones use another buffer.
     pub(super) fn flush(&mut self) -> Option<Pull> {
         let filled = std::mem::take(&mut self.filled);
         let buffer = self.buffer.take()?;

@@ -111,7 +111,7 @@ mod tests {
         }
     }
 
-    /// The lengths of the pieces and the offsets of the seek points among them.
+    /// Lengths of the pieces, and offsets of the seek points between them.
     fn run(mut decoder: Decoder, pushes: &[usize]) -> (Vec<usize>, Vec<u64>) {
         let mut pushes = pushes.iter();
         let (mut pieces, mut seek_points) = (Vec::new(), Vec::new());

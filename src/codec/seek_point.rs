@@ -1,23 +1,25 @@
-//! Seek points: where decoding can start again, and how often to keep one.
+//! Seek points, where decoding can start again, and their spacing.
 
 use bytes::Bytes;
 
 use super::{Cause, Context};
 use crate::base::extent::{Packed, Plain};
 
-/// Two seek points are at least this many plain bytes apart: frames, members and blocks smaller
-/// than that are merged.
+/// Minimum plain bytes between two seek points.
+///
+/// Smaller frames, members and blocks are merged.
 pub const MIN_SPAN_LEN: u64 = 1 << 20;
 
-/// Inside long frames a seek point is made about every so many plain bytes.
+/// Plain bytes between seek points inside long frames.
 pub const CHECKPOINT_INTERVAL: u64 = 4 << 20;
 
-/// A span without a seek point at its end is cut here, so that none grows without bound: twice
-/// [`CHECKPOINT_INTERVAL`], because a checkpoint that is due at `CHECKPOINT_INTERVAL` may have to wait for the end of a
-/// compressed block.
+/// Maximum plain bytes of a span, which is cut here if there is no seek point.
+///
+/// It is twice [`CHECKPOINT_INTERVAL`], because a checkpoint that is due at `CHECKPOINT_INTERVAL` may have to
+/// wait for the end of a compressed block.
 pub const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
 
-/// All windows together are at most one part in so many of the packed bytes.
+/// Minimum ratio of the packed bytes to all windows together.
 const WINDOWS_DIVISOR: u64 = 100;
 
 /// The zstd level of windows. Over 188 windows of 32 KiB, one each 4 MiB of a tar of /usr/share
@@ -28,20 +30,22 @@ const WINDOW_ZSTD_LEVEL: i32 = 3;
 
 /// An offset in both coordinate systems where decoding can start.
 ///
-/// With an empty `window` the stream is self-contained from here on; with one it is a checkpoint.
+/// With an empty `window` the stream is self-contained from here on. With a window it is a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeekPoint {
     /// The packed byte that holds the first bit to decode.
     pub packed: Packed,
-    /// How many bits of that byte come before, 0 to 7 (deflate: from the least significant;
-    /// bzip2: from the most significant).
+    /// Bits of that byte before the seek point, 0 to 7.
+    ///
+    /// Deflate counts from the least significant, bzip2 from the most significant bit.
     pub bit: u8,
     /// The plain byte that is decoded first.
     pub plain: Plain,
     /// Additional state of the codec, in its own format; see docs/index-format.md.
     pub state: u32,
-    /// The plain bytes before, as far back as the codec may refer, compressed by
-    /// `pack_window`. Empty when decoding refers to nothing before.
+    /// The plain bytes before, as far back as the codec may refer, packed by `pack_window`.
+    ///
+    /// Empty when decoding refers to nothing before.
     pub window: Bytes,
 }
 
@@ -58,7 +62,7 @@ pub struct SeekPoint {
 /// where lz4 reached two thirds, give 5 MB.
 #[derive(Debug)]
 pub(super) struct Spacing {
-    /// Whether seek points are wanted at all.
+    /// Whether the driver wants seek points.
     is_enabled: bool,
     /// The packed offset since which windows are counted.
     origin: Packed,
@@ -71,7 +75,7 @@ pub(super) struct Spacing {
 }
 
 impl Spacing {
-    /// For a stream from its start. Nothing is ever due when the context wants no seek points.
+    /// For a stream from its start. Without seek points in the context, none is ever due.
     pub(super) fn start(context: &Context) -> Self {
         Self {
             is_enabled: context.wants_seek_points,
@@ -82,7 +86,7 @@ impl Spacing {
         }
     }
 
-    /// For a stream from `seek_point`, which is not repeated. Windows count from here.
+    /// For a stream from `seek_point`, which is not repeated. Counts windows from here on.
     pub(super) fn resume(context: &Context, seek_point: &SeekPoint) -> Self {
         Self {
             origin: seek_point.packed,
@@ -91,7 +95,7 @@ impl Spacing {
         }
     }
 
-    /// Whether a seek point that needs no window is due at `plain`; if so it counts as made.
+    /// Whether a seek point without a window is due at `plain`. If so, records it.
     pub(super) fn try_mark_frame(&mut self, plain: Plain) -> bool {
         let due = self.is_enabled
             && self
@@ -114,9 +118,10 @@ impl Spacing {
             && self.rejected_bytes <= self.affordable_bytes(packed)
     }
 
-    /// The compressed form of `window` when a checkpoint that needs it is due at `plain` and all
-    /// windows together stay within their share of the packed bytes up to `packed`; it then
-    /// counts as made.
+    /// Packs `window` if a checkpoint is due at `plain` and affordable.
+    ///
+    /// All windows together must stay within their share of the packed bytes up to `packed`. If so, records
+    /// the checkpoint.
     pub(super) fn try_checkpoint(
         &mut self,
         plain: Plain,
@@ -147,7 +152,7 @@ impl Spacing {
     }
 }
 
-/// A window as a seek point carries it: one zstd frame; empty when `window` is.
+/// Packs a window for a seek point: one zstd frame, or empty if `window` is.
 pub(super) fn pack_window(window: &[u8]) -> Bytes {
     if window.is_empty() {
         return Bytes::new();

@@ -214,7 +214,7 @@ impl RawDocument {
     }
 }
 
-/// What the index `bytes` lists.
+/// The descriptors in the index `bytes`.
 ///
 /// # Errors
 /// When it is no index, or one that cannot be trusted to be one.
@@ -232,7 +232,7 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     if entries.len() > MAX_ENTRIES {
         return wrong("it lists too many manifests");
     }
-    // What cannot be verified is nobody's business as long as nobody wants it.
+    // An entry with an unsupported digest is an error only if there are no others.
     let mut unsupported = None;
     let mut checked = Vec::new();
     for entry in entries {

@@ -1,4 +1,4 @@
-//! Where blocks begin: the 48 bits that say so, at any bit, and what must follow them.
+//! Finds blocks by their 48 bits of magic, at any bit, and checks the header after it.
 
 use super::bit_io::BitReader;
 
@@ -99,8 +99,9 @@ pub(super) enum Plausibility {
     NeedInput,
 }
 
-/// Whether the bits at `reader`, behind a block's magic, can be the rest of a block header: of
-/// random bits, which a magic in the middle of a block is followed by, practically none can.
+/// Whether the bits at `reader`, after a block's magic, can be a block header.
+///
+/// A magic in the middle of a block is followed by random bits, and practically no random bits can.
 pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Plausibility {
     match block_header(&mut reader, level) {
         None => Plausibility::NeedInput,

@@ -1,8 +1,8 @@
 //! bzip2.
 //!
-//! Streams are cut into blocks, which begin at any bit, by looking for the 48 bits that start
-//! one. Each block is then decoded as if it were the only one of its stream, by a job. The cut is
-//! right when the block decodes: it must end exactly where it was cut.
+//! This module cuts streams into blocks, which begin at any bit, by searching for the 48 bits of magic. A job
+//! then decodes each block as if it were the only one of its stream. The cut is right if the block decodes
+//! and ends exactly at the cut.
 
 mod bit_io;
 mod block_finder;
@@ -43,8 +43,9 @@ const MAX_CODE_BITS: usize = 20;
 /// Bytes of libbz2's state for each byte that a block works on.
 const STATE_BYTES_PER_BYTE: usize = 4;
 
-/// A block that is packed to less than this part of what it works on may have runs and be very
-/// long, up to 51 times what it works on.
+/// Minimum ratio of the block length to the packed length of a block with long runs.
+///
+/// Such a block may be up to 51 times as long as its block length.
 const RUNS_RATIO: usize = 8;
 
 /// The longest buffer of a job, as a multiple of what a block works on.
@@ -106,7 +107,7 @@ pub(super) struct Streams {
     plain_estimate: u64,
     /// No stream has begun yet.
     is_first: bool,
-    /// The length of the buffer that the longest block needed.
+    /// Length of the buffer for the longest block so far.
     max_block_len: Arc<AtomicUsize>,
     overflow: Option<Arc<OverflowPool>>,
     stream: Stream,
@@ -341,7 +342,7 @@ impl Streams {
         Ok(())
     }
 
-    /// Memory for blocks that are longer than their buffers, taken before the first buffer.
+    /// Memory for blocks longer than their buffers, taken before the first buffer.
     fn overflow(&mut self) -> Result<&Arc<OverflowPool>, Cause> {
         let overflow = match self.overflow.take() {
             Some(overflow) => overflow,
@@ -432,10 +433,10 @@ impl Block {
     }
 }
 
-/// Memory for what does not fit into the buffers of jobs.
+/// Memory for output that does not fit into the buffers of jobs.
 ///
-/// Only the consumer takes it, piece by piece and in stream order, so it must not be had by those who
-/// decode later blocks: it is a pool of its own, set aside from the decoder's.
+/// Only the consumer takes it, piece by piece and in stream order. Decoders of later blocks must not use it,
+/// so it is a separate pool, reserved from the decoder's.
 #[derive(Debug)]
 struct OverflowPool {
     pieces: BufferPool,
@@ -484,7 +485,7 @@ impl BlockDecoding {
         }
     }
 
-    /// Decodes as much as `buffer` has room for, and leaves the rest for the consumer to ask for.
+    /// Decodes into `buffer` until it is full, and leaves the rest to the consumer.
     fn run(mut self, mut buffer: Buffer, overflow: Arc<OverflowPool>) -> Result<Output, Error> {
         let filled = self.fill(&mut buffer)?;
         let first = buffer.freeze().slice(..filled);
@@ -517,7 +518,7 @@ impl BlockDecoding {
     }
 }
 
-/// The rest of a block that is longer than its buffer: long runs, which cost nothing to pack.
+/// The rest of a block that is longer than its buffer, because of long runs.
 struct LongBlockOutput {
     decoding: BlockDecoding,
     overflow: Arc<OverflowPool>,

@@ -1,5 +1,6 @@
-//! BGZF: gzip members of at most 64 KiB that say how long they are (SAM format specification,
-//! section 4.1), so that they can be decoded apart from each other.
+//! BGZF: gzip members of at most 64 KiB that store their own length.
+//!
+//! So they can be decoded independently (SAM format specification, section 4.1).
 
 use bytes::Bytes;
 
@@ -10,7 +11,7 @@ use crate::base::extent::{Packed, Plain};
 use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
 use crate::codec::{Cause, Compression, Error, MAX_PARTS_PER_JOB};
 
-/// The most plain bytes that a BGZF member holds.
+/// Maximum plain bytes of a BGZF member.
 const MAX_PLAIN_LEN: usize = 64 << 10;
 
 /// Whole members, one after the other.
@@ -23,17 +24,16 @@ pub(super) struct Group {
 
 #[derive(Debug)]
 struct Member {
-    /// Where the deflate stream lies in the input the group was cut from.
+    /// Range of the deflate stream in the input of the group.
     deflate: std::ops::Range<usize>,
     trailer: Trailer,
 }
 
 impl Group {
-    /// The BGZF members that lie whole at the start of `input`, up to the one that makes their
-    /// plain bytes `wanted_len` or more. `None` when there are none, or the first is empty, so
-    /// that a long row of empty members is looked at only once.
+    /// Cuts whole BGZF members off `input`, until their plain bytes reach `wanted_len`.
     ///
-    /// Their lengths are what they say, which only [`Group::decode`] can find wrong.
+    /// `None` when there are none, or the first is empty, so that a long row of empty members is scanned only
+    /// once. It trusts the stored lengths. Only [`Group::decode`] can find them wrong.
     pub(super) fn parse(input: &[u8], wanted_len: usize) -> Option<Self> {
         let mut group = Self {
             members: Vec::new(),
@@ -64,11 +64,12 @@ impl Group {
         self.plain_len
     }
 
-    /// Decodes into `buffer`, which has [`Group::plain_len`] bytes; `input` is what the group
-    /// was cut from, and begins at `packed`.
+    /// Decodes into `buffer`, which has [`Group::plain_len`] bytes.
+    ///
+    /// `input` is the input of [`Group::parse`], and begins at `packed`.
     ///
     /// # Errors
-    /// When a member is malformed, its checksum is wrong, or it is not as long as it says.
+    /// When a member is malformed, or its checksum or length is wrong.
     pub(super) fn decode(
         self,
         input: &[u8],
@@ -105,7 +106,7 @@ impl Member {
             deflate: start + header_len..start + header_len + deflate.len(),
             trailer,
         };
-        // Where something else follows, the length is not what BGZF means by it.
+        // Without a member after it, the length is not that of BGZF.
         let plausible = rest
             .get(len..len + 2)
             .is_none_or(|next| next == b"\x1f\x8b");

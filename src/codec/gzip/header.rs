@@ -1,4 +1,4 @@
-//! The header of a gzip member (RFC 1952, section 2.3), as its bytes come.
+//! Incremental reader of gzip member headers (RFC 1952, section 2.3).
 
 use flate2::Crc;
 
@@ -18,8 +18,9 @@ const FCOMMENT: u8 = 1 << 4;
 /// Bits without a meaning; bit 5 once said "encrypted".
 const RESERVED: u8 = 0b1110_0000;
 
-/// A header in the course of being read. Names and comments are skipped however long they are;
-/// at most the 64 KiB of an extra field are kept.
+/// A header under construction.
+///
+/// It skips names and comments of any length, and keeps at most the 64 KiB of an extra field.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     part: HeaderPart,
@@ -52,17 +53,18 @@ enum HeaderPart {
 pub(super) enum HeaderError {
     /// No member begins here.
     NoMagic,
-    /// One does, but it cannot be decoded.
+    /// A member begins, but it cannot be decoded.
     Invalid(Cause),
 }
 
 impl Header {
-    /// Reads on; answers how many bytes of `input` belong to the header, all of them unless it
-    /// [is done](Self::is_done).
+    /// Reads on, and returns how many bytes of `input` belong to the header.
+    ///
+    /// These are all, unless it [is done](Self::is_done).
     ///
     /// # Errors
-    /// When no member begins here, or not one that can be decoded. The bytes up to the flaw are
-    /// not counted in [`Header::len`].
+    /// When no member begins here, or one that cannot be decoded. [`Header::len`] does not count the bytes up
+    /// to the fault.
     pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, HeaderError> {
         let mut rest = input;
         while !self.is_done() && (!rest.is_empty() || self.missing_len() == Some(0)) {
@@ -93,8 +95,9 @@ impl Header {
         self.len
     }
 
-    /// How long the whole member is, header and trailer included, in bytes, when it is one of
-    /// BGZF's, which say so (SAM format specification, section 4.1); at most 64 KiB.
+    /// Length of a BGZF member with header and trailer, in bytes; at most 64 KiB.
+    ///
+    /// Only BGZF stores it (SAM format specification, section 4.1).
     pub(super) fn member_len(&self) -> Option<usize> {
         self.member_len
     }

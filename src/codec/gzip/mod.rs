@@ -37,15 +37,18 @@ const STATE_MEMBER: u32 = 0;
 /// [`SeekPoint::state`]: a deflate block begins here, after the plain bytes in the window.
 const STATE_BLOCK: u32 = 1;
 
-/// The most plain bytes given out in one piece.
+/// Maximum plain bytes of a piece.
 const MAX_BUFFER_LEN: usize = 1 << 20;
-/// The least: what a piece costs besides its bytes is then still nothing.
+/// Minimum plain bytes of a buffer. The fixed cost of a piece is then still negligible.
 const MIN_BUFFER_LEN: usize = 64 << 10;
-/// A buffer has room for this times the packed bytes at hand, so that a stream that comes in
-/// small pushes does not leave most of each buffer empty.
+/// Ratio of a buffer's length to the packed bytes in the queue.
+///
+/// So a stream that arrives in small pushes does not leave most of each buffer empty.
 const BUFFER_EXPANSION_FACTOR: usize = 4;
-/// How many plain bytes zlib makes at a stretch, and so how far past its due a checkpoint may
-/// slip before blocks are watched. Speed does not tell 64 KiB from 1 MiB.
+/// Maximum plain bytes of one call of zlib.
+///
+/// A checkpoint may be late by as much before the decoder stops at block ends. 64 KiB and 1 MiB are equally
+/// fast.
 const INFLATE_STEP_LEN: usize = 256 << 10;
 
 /// Decodes gzip.
@@ -61,14 +64,14 @@ pub(super) struct Decoder {
     plain: Plain,
     output: OutputQueue,
     pool: BufferPool,
-    /// How much may be decoded ahead.
+    /// Limits of speculation; `None` without it.
     limits: Option<SpeculationLimits>,
     /// Where decoding of the member began.
     member_start: (Packed, Plain),
     /// Speculative decoding of the member, when it is long.
     speculation: Option<SpeculationQueue>,
     state: State,
-    /// How it ended, once everything before has been pulled.
+    /// The result, returned after all earlier pulls.
     outcome: Option<Result<(), Error>>,
 }
 
@@ -81,7 +84,7 @@ enum State {
         /// Whether a member came before, so that the stream may end instead.
         is_after_member: bool,
     },
-    /// A deflate block, which zlib does not stand at.
+    /// A deflate block, before zlib is positioned at it.
     Block {
         /// How many bits of the byte it begins in come before.
         bit: u8,
@@ -95,7 +98,7 @@ enum State {
     Deflate {
         /// Checksum for the trailer; `None` when decoding began inside the member.
         check: Option<MemberChecksum>,
-        /// Whether zlib may hold bytes for which there was no room.
+        /// Whether zlib may hold output that did not fit into the buffer.
         has_pending_output: bool,
     },
     /// A member's trailer, or what is left of it.
@@ -225,7 +228,7 @@ impl Decoder {
         }
     }
 
-    /// Looks, where a member may begin, for what is not read member by member.
+    /// Checks for zeros or BGZF where a member may begin.
     fn begin_zeros_or_bgzf(&mut self, is_after_member: bool) -> Result<bool, Error> {
         if is_after_member && self.input.front().first() == Some(&0) {
             self.state = State::Zeros;
@@ -254,7 +257,7 @@ impl Decoder {
     /// Makes a job of the members that come next.
     fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len());
-        // Taken here and not in the job: later jobs must not keep an earlier one waiting.
+        // Taken here and not in the job, because later jobs must not keep an earlier one waiting.
         let taken = self.output.take_buffer(plain_len);
         let buffer = taken.map_err(|closed| error(packed, closed.into()))?;
         self.mark_member(packed);
@@ -305,7 +308,7 @@ impl Decoder {
         }
         let found = match window_len {
             WINDOW_LEN => self.find_match((8 - bit) % 8),
-            // References to before the member's beginning are errors, which no speculative output can see.
+            // References to before the member's start are errors, which speculation cannot detect.
             _ => Match::Miss,
         };
         if found == Match::Hit {
@@ -434,7 +437,7 @@ impl Decoder {
             .map_or(Match::Miss, |speculation| speculation.find_match(bit))
     }
 
-    /// Begins to decode ahead what is at hand; whether there was something to begin.
+    /// Starts speculation on the queued input. Returns whether it started any.
     fn begin_speculation(&mut self) -> bool {
         let Some(limits) = self.limits else {
             return false;
@@ -457,13 +460,13 @@ impl Decoder {
         begun
     }
 
-    /// Whether more input is wanted to decode ahead.
+    /// Whether speculation needs more input.
     fn wants_input(&self) -> bool {
         let speculation = self.speculation.as_ref();
         speculation.is_some_and(|speculation| speculation.wants_input(&self.input))
     }
 
-    /// Takes what was decoded ahead from the block on that comes next.
+    /// Takes the speculative output from the next block on.
     fn accept_speculative_output(&mut self) {
         let Some(decoded) = self
             .speculation
@@ -530,7 +533,7 @@ impl Decoder {
         }
     }
 
-    /// The checkpoints that are due in `decoded`, each before the byte at its place.
+    /// The checkpoints that are due in `decoded`, with the positions of their bytes.
     fn checkpoints(
         &mut self,
         decoded: &SpeculativeOutput,
@@ -579,7 +582,7 @@ impl Decoder {
         Ok(Step::Progressed)
     }
 
-    /// Holds the member that ends here against its trailer; later, when it was decoded by jobs.
+    /// Compares the finished member with its trailer, or later if jobs decoded it.
     fn check(&mut self, check: MemberChecksum, trailer: Trailer) -> Result<(), Error> {
         let (has_parts, packed, plain) = (check.has_parts(), self.input.offset(), self.plain);
         let check = move || match check.mismatch(&trailer, plain) {
@@ -643,7 +646,7 @@ fn error(packed: Packed, cause: Cause) -> Error {
     }
 }
 
-/// The checkpoint at the block that begins at `bit`, when it is due and its window not too dear.
+/// A checkpoint at the block that begins at `bit`, if it is due and affordable.
 fn checkpoint(spacing: &mut Spacing, bit: u64, plain: Plain, window: &[u8]) -> Option<SeekPoint> {
     let window = spacing.try_checkpoint(plain, Packed(bit.div_ceil(8)), window)?;
     Some(SeekPoint {

@@ -1,4 +1,4 @@
-//! Plain bytes on their way out, many small pieces to a buffer.
+//! Queue of plain bytes that collects many small pieces in one buffer.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use bytes::Bytes;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::codec::{Pull, SeekPoint};
 
-/// Collects plain bytes in pooled buffers, and seek points between them, as pulls.
+/// Collects plain bytes in pooled buffers, with seek points between them, as pulls.
 ///
-/// A buffer is given out when it is full or when someone waits, never for the sake of a seek
-/// point: the pieces on both sides of it share the buffer.
+/// It returns a buffer when it is full or when the caller waits, never because of a seek point. The pieces on
+/// both sides of a seek point share the buffer.
 #[derive(Debug)]
 pub(super) struct OutputQueue {
     pool: BufferPool,

@@ -23,13 +23,13 @@ const MIN_PARTITIONS: usize = 3;
 ///
 /// The part before its first block and the part decoded twice are small in comparison.
 const MAX_PARTITION_LEN: usize = 1 << 20;
-/// The shortest partition: where plain bytes are a hundred times the packed ones.
+/// Minimum length of a partition, for plain bytes a hundred times the packed ones.
 const MIN_PARTITION_LEN: usize = 64 << 10;
 /// Packed bytes behind a partition that its last block may reach into; most have 10 to 40 KiB.
 const OVERLAP: usize = 256 << 10;
 /// Plain bytes of a buffer: those of the serial way, so that the pool can reuse them.
 const BUFFER_LEN: usize = 1 << 20;
-/// The least and the most buffers that a partition is given.
+/// Minimum and maximum number of buffers of a partition.
 const BUFFERS_PER_PARTITION: std::ops::RangeInclusive<u64> = 4..=8;
 /// After so many useless outputs in a row, the queue skips the next partitions.
 const MAX_CONSECUTIVE_MISSES: u32 = 4;
@@ -72,8 +72,9 @@ impl SpeculationLimits {
         (context.workers >= MIN_WORKERS && limits.partitions >= MIN_PARTITIONS).then_some(limits)
     }
 
-    /// The packed length of partitions whose plain bytes fit into half of their buffers, as each byte
-    /// may be there twice, when they pack as those `decoded_lens`.
+    /// Packed length of partitions whose plain bytes fit into half of their buffers.
+    ///
+    /// Each byte may be stored twice. The estimate uses the ratio of `decoded_lens`.
     fn partition_len(&self, (packed_len, plain_len): (u64, u64)) -> usize {
         let room = (self.buffers * self.buffer_len / 2) as u64;
         let len = room.saturating_mul(packed_len) / plain_len.max(1);
@@ -90,7 +91,7 @@ pub(super) struct SpeculationQueue {
     limits: SpeculationLimits,
     pool: BufferPool,
     partitions: VecDeque<Partition>,
-    /// Where the next partition begins.
+    /// Start of the next partition.
     next_start: Packed,
     /// How long it is.
     partition_len: usize,
@@ -124,8 +125,9 @@ pub(super) enum Match {
 }
 
 impl SpeculationQueue {
-    /// For a member that is decoded up to `packed`; `decoded_lens` it has had so many packed and so
-    /// many plain bytes.
+    /// A queue for a member that is decoded up to `packed`.
+    ///
+    /// `decoded_lens` are its packed and plain bytes so far.
     pub(super) fn new(
         limits: SpeculationLimits,
         pool: BufferPool,
@@ -148,8 +150,9 @@ impl SpeculationQueue {
         !self.partitions.is_empty()
     }
 
-    /// How far ahead of `input` the next partition ends, with the overlap; `None` when it is not its
-    /// turn yet.
+    /// Input needed from `input` to the end of the next partition and its overlap.
+    ///
+    /// `None` when it is not its turn yet.
     fn needed_input_len(&self, input: &InputQueue) -> Option<usize> {
         let distance = usize::try_from(self.next_start.0.checked_sub(input.offset().0)?).ok()?;
         let near = self.partitions.len() < self.limits.partitions
@@ -165,14 +168,14 @@ impl SpeculationQueue {
                 .is_some_and(|needed_len| needed_len > input.len())
     }
 
-    /// The next partition, when it is at hand and there is memory for it without waiting.
+    /// Starts the next partition, if its input and memory are available without waiting.
     pub(super) fn start_next(
         &mut self,
         input: &InputQueue,
         decoded_lens: (u64, u64),
     ) -> Option<codec::SpeculativeJob> {
         if self.next_start.0 < input.offset().0 {
-            // Decoding went past: there was no memory, or no one to begin.
+            // Decoding overtook it, because there was no memory, or no thread to begin it.
             self.next_start = Packed(input.offset().0 + self.partition_len as u64);
         }
         let needed_len = self.needed_input_len(input)?;
@@ -181,7 +184,7 @@ impl SpeculationQueue {
         }
         let distance = usize::try_from(self.next_start.0 - input.offset().0).ok()?;
         let packed = input.slice(distance..needed_len);
-        // The last may be shorter; what is very short is soon decoded anyway.
+        // The last one may be shorter. A very short one is decoded soon anyway.
         if packed.len() < self.partition_len / 2 {
             return None;
         }
@@ -235,7 +238,7 @@ impl SpeculationQueue {
         Match::Miss
     }
 
-    /// The speculative output that was met.
+    /// Takes the matched output.
     pub(super) fn take_match(&mut self) -> Option<SpeculativeOutput> {
         let output = self.partitions.front_mut()?.output.take()?;
         self.partitions.pop_front();
@@ -243,7 +246,7 @@ impl SpeculationQueue {
         Some(output)
     }
 
-    /// The work that was met while it ran.
+    /// The matched job that is still running.
     pub(super) fn running_job(&self) -> Option<codec::SpeculativeJob> {
         let partition = self.partitions.front()?;
         Some(codec::SpeculativeJob::new(Arc::clone(&partition.job)))

@@ -1,12 +1,12 @@
-//! Decodes the middle of a deflate stream without knowing what came before.
+//! Decodes the middle of a deflate stream without the bytes before it.
 //!
-//! A *partition* of a packed stream is searched for where a block begins, and decoded from there on
-//! twice, as if after two different windows. The two windows differ in every byte, and no two
-//! places in them hold the same pair of bytes; so where the results differ, the pair says which
-//! byte of the true window belongs there, and where they agree, they are right whatever it is.
-//! Once they agree for as long as deflate can refer back to, one decoding is enough.
+//! The decoder searches a *partition* of a packed stream for the start of a block. From there it decodes
+//! twice, with two different windows. The two windows differ in every byte, and no two positions have the
+//! same pair of bytes. So where the results differ, the pair gives the position in the true window. Where
+//! they agree, they are right for any window. Once they agree for as long as deflate can refer back, one
+//! decoding is enough.
 //!
-//! Nothing here is trusted: a [`SpeculativeOutput`] counts only when the decoding of what is before it ends
+//! Nothing here is trusted. A [`SpeculativeOutput`] counts only if decoding of the bytes before it ends
 //! exactly where it begins.
 
 use bytes::Bytes;
@@ -19,9 +19,9 @@ use crate::codec::input_queue::SegmentedBytes;
 /// The window that the first decoding is given, and the second.
 static MARKER_WINDOWS: [[u8; WINDOW_LEN]; 2] = marker_windows();
 
-/// Block ends inside a speculative output are remembered when they are so many plain bytes apart.
+/// Minimum plain bytes between recorded block ends of an output.
 const MIN_BLOCK_END_SPACING: usize = 256 << 10;
-/// How many plain bytes the second decoding makes before it is asked whether it is needed.
+/// Plain bytes of the second decoding between checks whether it is still needed.
 const CONVERGENCE_CHECK_INTERVAL: usize = 128 << 10;
 
 #[expect(clippy::large_stack_arrays, reason = "when compiled")]
@@ -40,7 +40,7 @@ const fn marker_windows() -> [[u8; WINDOW_LEN]; 2] {
     windows
 }
 
-/// Puts the bytes of `window` where `first` and `second` differ, as far as both go.
+/// Replaces bytes by those of `window` where `first` and `second` differ.
 fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
     for (first, second) in first.chunks_mut(64).zip(second.chunks(64)) {
         if first == second {
@@ -69,7 +69,7 @@ pub(super) struct SpeculativeTask {
     pub(super) buffers: Vec<Buffer>,
 }
 
-/// Plain bytes from a block's beginning on, but for what the window before holds.
+/// Plain bytes from a block's start on, except those from the unknown window.
 #[derive(Debug)]
 pub(super) struct SpeculativeOutput {
     /// Where the first block begins, in bits of the stream.
@@ -124,8 +124,9 @@ pub(super) struct UnresolvedPiece {
 }
 
 impl SpeculativeTask {
-    /// Searches and decodes up to the first block end behind the partition, or as far as there are
-    /// buffers. `None` when nothing in the partition holds good.
+    /// Searches and decodes up to the first block end after the partition.
+    ///
+    /// It may stop earlier when the buffers are full. `None` when no block is found.
     pub(super) fn run(self) -> Option<SpeculativeOutput> {
         let packed = self.packed.clone();
         packed.with_contiguous(|packed| self.run_in(packed))
@@ -273,7 +274,7 @@ impl PartitionDecoder<'_> {
                 self.free_buffers
                     .extend(piece.second.map(|(buffer, _)| buffer));
             }
-            // Each false start costs something, be it as short as it may.
+            // Each false start has a minimum cost, even a very short one.
             return Err(start + WINDOW_LEN);
         };
         truncate_pieces(&mut pieces, end.plain);
@@ -334,7 +335,7 @@ impl PartitionDecoder<'_> {
             let check_end = piece.len.min(*len + CONVERGENCE_CHECK_INTERVAL);
             let room = second.get_mut(*len..check_end).unwrap_or_default();
             let (produced, _) = inflater.decode(self.packed, room, StopAt::StreamEnd);
-            // Both decodings take the same way: what stands in the window decides nothing.
+            // Both decodings take the same path, because the window has no influence on it.
             debug_assert!(produced > 0, "the second decoding stops before the first");
             if produced == 0 {
                 return Err(());

@@ -22,11 +22,12 @@ use block::{Block, ContentLenCheck, check_content_len, decode_group};
 use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, STATE_BETWEEN_FRAMES, is_skippable};
 use sys::HISTORY_LEN;
 
-/// Small blocks are joined to pieces of about so many plain bytes.
+/// Plain bytes of a piece into which small blocks are joined.
 const PIECE_LEN: usize = 1 << 20;
 
-/// Stored blocks of so many bytes are given out as they are; copying shorter ones into a piece
-/// costs less than a piece of their own.
+/// Minimum bytes of a stored block that is passed on without copying.
+///
+/// Copying a shorter one costs less than a piece of its own.
 const MIN_ZERO_COPY_LEN: usize = 32 << 10;
 
 /// In a block's header, says that the block is stored.
@@ -106,7 +107,7 @@ struct Frame {
     /// Whether its first block was seen, without which nothing about the whole can be checked.
     has_first_block: bool,
     body: Body,
-    /// A block that waits until what was made before it is pulled.
+    /// A block that waits until the output before it is pulled.
     pending: Option<Block>,
 }
 
@@ -175,7 +176,7 @@ impl Frame {
         }
     }
 
-    /// Whether the driver is to hash what the frame's blocks make.
+    /// Whether the driver computes the checksum of the frame.
     fn is_hashed_by_driver(&self) -> bool {
         self.has_first_block && self.header.has_content_checksum
     }
@@ -338,8 +339,9 @@ impl Frames {
         Ok(())
     }
 
-    /// Decodes `block` or makes it part of a job; later, when something else is to be pulled before, as
-    /// the buffers of that must not be held while more are waited for.
+    /// Decodes `block` or adds it to a job, possibly later.
+    ///
+    /// Earlier output must be pulled first, because its buffers must not be held while waiting for more.
     fn emit_block(&mut self, block: Block, pulls: &mut PullQueue) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
@@ -459,8 +461,10 @@ fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) 
 }
 
 impl Group {
-    /// A job for the blocks so far. Its buffer is taken now, so that buffers are taken in stream
-    /// order: a job that waited for one could wait for those who wait for its own bytes.
+    /// Makes a job of the blocks so far.
+    ///
+    /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
+    /// wait for consumers of its own bytes.
     fn flush(
         &mut self,
         context: &Context,

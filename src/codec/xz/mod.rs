@@ -1,9 +1,9 @@
 //! xz.
 //!
-//! Streams, block headers, the LZMA2 chunks inside blocks and the index are walked here. Each
-//! block is decoded as if it were the only one of its stream: liblzma gets a header made for it,
-//! the block, and an index and footer made for it, and so checks all there is to check. Blocks
-//! that say how long they are, and are not too long, are decoded by jobs.
+//! This module walks streams, block headers, the LZMA2 chunks inside blocks, and the index. It decodes each
+//! block as if it were the only one of its stream. liblzma gets an artificial header, the block, and an
+//! artificial index and footer, and so checks all there is to check. Jobs decode blocks that store their
+//! length and are not too long.
 
 mod header;
 
@@ -27,8 +27,10 @@ use header::{
     padding_len, put_integer, take_integer,
 };
 
-/// A block is a job when its packed and plain bytes and its dictionary are together at most one
-/// part in so many of the buffer budget, so that several are alive at once.
+/// Minimum ratio of the buffer budget to the memory of a job.
+///
+/// The memory is the sum of packed bytes, plain bytes and dictionary. A larger block is no job, so that
+/// several jobs can be in flight.
 const JOB_POOL_DIVISOR: u64 = 4;
 
 /// Decodes xz.
@@ -231,7 +233,7 @@ impl Streams {
         let block = Block::parse(&header)?;
         let packed = input.offset();
         let job = job_len(&block, check, self.context.pool.budget());
-        // A block of which not everything will come is decoded as far as it goes.
+        // A block that is cut is decoded as far as possible.
         let job = job.filter(|len| *len <= input.len() || !input.is_finished());
         let serial = if let Some(len) = job {
             let Some(segments) = input.take(len) else {
@@ -498,7 +500,7 @@ impl Serial {
         Ok(Step::Progressed)
     }
 
-    /// Has liblzma confirm that the block is complete.
+    /// Makes liblzma confirm that the block is complete.
     fn end(&mut self) -> Result<Step, Cause> {
         let rest = index_and_footer(self.check, self.unpadded_len(), self.plain_len);
         if run(&mut self.decoder, &rest, &mut [])?.is_ended {

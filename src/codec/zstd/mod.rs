@@ -25,20 +25,21 @@ use crate::base::memory_reclaim::MemoryGrant;
 use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_legacy, is_skippable};
 use sys::BlockDecoder;
 
-/// Short frames are joined to jobs of about so many plain bytes.
+/// Plain bytes of a job into which short frames are joined.
 const MIN_JOB_LEN: usize = 1 << 20;
 
-/// A frame of at most so many plain bytes is a job, and waits until all of it is at hand.
+/// Maximum plain bytes of a frame that is a job. The decoder waits until it has all of it.
 const MAX_JOB_LEN: u64 = 8 << 20;
 
 /// A frame that is a job has at most so many packed bytes; only empty blocks make more.
 const MAX_JOB_PACKED_LEN: usize = 9 << 20;
 
-/// Frames that are decoded in order are given out in pieces of about so many plain bytes.
+/// Plain bytes of a piece of a frame that is decoded in order.
 const PIECE_LEN: usize = 512 << 10;
 
-/// A region must fit into the pool so many times: the one at hand, the one before, and those that
-/// are still being read.
+/// Number of regions that must fit into the pool.
+///
+/// They are the current one, the one before, and those that the consumer still reads.
 const REGIONS_IN_POOL: u64 = 4;
 
 /// The largest window, as a power of two, that libzstd knows: the limit is ours to check.
@@ -344,8 +345,10 @@ impl Group {
         self.buffer_len += room;
     }
 
-    /// A job for the frames so far. Its buffer is taken now, so that buffers are taken in stream
-    /// order: a job that waited for one could wait for those who wait for its own bytes.
+    /// Makes a job of the frames so far.
+    ///
+    /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
+    /// wait for consumers of its own bytes.
     fn flush(&mut self, pool: &BufferPool) -> Result<Option<Pull>, Error> {
         let Self { frames, buffer_len } = std::mem::take(self);
         let Some(packed) = frames.first().map(|frame| frame.packed) else {

@@ -1,7 +1,7 @@
 //! libzstd block by block, straight into our buffers, behind a safe interface.
 //!
-//! libzstd's streaming interface decodes into a window of its own and copies everything out of it
-//! once more. Here the buffers are the window.
+//! libzstd's streaming interface decodes into a window of its own, and then copies all bytes once more. Here
+//! the buffers are the window.
 
 #![expect(
     unsafe_code,
@@ -23,9 +23,10 @@ use bytes::Bytes;
 use super::header::MAX_BLOCK_LEN;
 use crate::base::buffer_pool::Buffer;
 
-/// Unused bytes at the front of each region. Without them a region could lie right behind the one
-/// before in memory, and libzstd, which compares pointers, would take the two for one, and refer
-/// to the first when it is long gone.
+/// Unused bytes at the front of each region.
+///
+/// Without them a region could directly follow the one before in memory. libzstd compares pointers, would
+/// take the two for one, and would refer to the first after it is freed.
 const REGION_GAP: usize = 64;
 
 /// Decodes frames, block by block.
@@ -128,15 +129,17 @@ impl BlockDecoder {
         REGION_GAP + window_len.max(8 * MAX_BLOCK_LEN) + MAX_BLOCK_LEN
     }
 
-    /// Whether the next block may need more room than is left: then what is decoded is to be
-    /// [taken](Self::take) and a new region [added](Self::add_region).
+    /// Whether the next block may need more space than is left.
+    ///
+    /// Then the caller [takes](Self::take) the decoded bytes and [adds](Self::add_region) a new region.
     pub(super) fn is_full(&self) -> bool {
         let len = self.current.as_ref().map_or(0, |region| region.len);
         len - self.filled < MAX_BLOCK_LEN
     }
 
-    /// Leaves the current region, which stays within reach; the one before that is let go. Nothing can
-    /// be decoded until another region is [added](Self::add_region).
+    /// Retires the current region, which stays within reach, and releases the one before.
+    ///
+    /// Decoding needs another region, see [`Self::add_region`].
     pub(super) fn retire_region(&mut self) {
         self.previous = self.current.take();
         self.filled = 0;
@@ -158,11 +161,10 @@ impl BlockDecoder {
         self.current = Some(Arc::new(region));
     }
 
-    /// Takes the next step with `packed`, which has [`Self::next_input_len`] bytes; answers how many
-    /// plain bytes it made.
+    /// Decodes `packed`, which has [`Self::next_input_len`] bytes. Returns the number of plain bytes.
     ///
     /// # Errors
-    /// When the frame is malformed, in libzstd's words. Only [`Self::begin_frame`] leads on then.
+    /// When the frame is malformed, in libzstd's words. Only [`Self::begin_frame`] is valid then.
     pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
         let Some(region) = &self.current else {
             return Err("no room to decode to".to_owned());
