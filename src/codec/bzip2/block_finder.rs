@@ -13,12 +13,12 @@ const MAGIC_MASK: u64 = (1 << MAGIC_BITS) - 1;
 /// Bytes that hold any block header, whatever bit it begins at.
 pub(super) const BLOCK_HEADER_LEN: usize = 33 << 10;
 
-/// Finds the magics in bytes that come piece by piece.
+/// Finds magics in bytes that arrive in pieces.
 #[derive(Clone, Debug)]
 pub(super) struct MagicScanner {
     /// The last bytes.
     window: u64,
-    /// How many there were.
+    /// Number of scanned bytes.
     scanned: usize,
 }
 
@@ -49,7 +49,7 @@ impl MagicScanner {
         for byte in bytes {
             self.window = self.window << 8 | u64::from(*byte);
             self.scanned += 1;
-            // The fourth last byte lies within the magic, at whichever bit that ends.
+            // The fourth last byte is inside the magic, for any bit at which that ends.
             let [_, _, _, inner, ..] = self.window.to_le_bytes();
             if MAGIC_BYTES.get(usize::from(inner)).copied().unwrap_or(true) {
                 let found = self.check();
@@ -72,7 +72,7 @@ impl MagicScanner {
     }
 }
 
-/// The bytes that can be the fourth last of those a magic touches.
+/// All values of the fourth last byte that a magic touches.
 const MAGIC_BYTES: [bool; 256] = magic_bytes();
 
 #[expect(

@@ -51,7 +51,7 @@ const RUNS_RATIO: usize = 8;
 /// The longest buffer of a job, as a multiple of what a block works on.
 const MAX_BUFFER_FACTOR: usize = 2;
 
-/// Plain bytes of a piece of those that a job's buffer has no room for.
+/// Plain bytes of a piece of output beyond a job's buffer.
 const PIECE_LEN: usize = 512 << 10;
 
 /// Maximum bytes that a decoder takes from its pool.
@@ -390,7 +390,7 @@ fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>
 #[derive(Debug)]
 struct Block {
     level: u8,
-    /// Bits of the first byte that come before, 0 to 7.
+    /// Number of bits of the first byte before the block, 0 to 7.
     bit: u8,
     /// All bytes but the last, if that is not whole.
     segments: SegmentedBytes,
@@ -499,7 +499,7 @@ impl BlockDecoding {
         Ok(Output::with_rest(first, rest))
     }
 
-    /// Fills `target`, unless the block ends before; answers how far.
+    /// Fills `target`, or stops at the end of the block. Returns the number of bytes.
     fn fill(&mut self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
         while !self.is_ended
@@ -730,7 +730,7 @@ mod tests {
         let plain = text(1000);
         let one = stream(&plain, 9);
         let mut packed = [one.clone(), one.clone()].concat();
-        // The checksum lies within the last eleven bytes, at some bit.
+        // The checksum is within the last eleven bytes, at some bit.
         packed[one.len() - 3] ^= 0x10;
         let outcome = decode(Compression::Bzip2, &packed, 1000);
         assert!(outcome.plain == plain);
@@ -749,7 +749,7 @@ mod tests {
             input.push(Bytes::copy_from_slice(bytes));
             input
         };
-        // Behind a true magic comes a header, behind the same bits elsewhere does not.
+        // A header follows a true magic, but not the same bits elsewhere.
         let input = pieces(&packed[4..]);
         let found = FoundMagic {
             bit: 0,

@@ -54,12 +54,12 @@ impl Group {
         (group.plain_len > 0).then_some(group)
     }
 
-    /// How many bytes of the input belong to the group.
+    /// Number of input bytes of the group.
     pub(super) fn packed_len(&self) -> usize {
         self.packed_len
     }
 
-    /// How many bytes it decodes to.
+    /// Number of plain bytes of the group.
     pub(super) fn plain_len(&self) -> usize {
         self.plain_len
     }
@@ -93,7 +93,7 @@ impl Group {
 }
 
 impl Member {
-    /// The member at `start` and where it ends; `None` when it is not BGZF or not whole.
+    /// The member at `start`, and its end; `None` when it is not BGZF or incomplete.
     fn parse_at(input: &[u8], start: usize) -> Option<(Self, usize)> {
         let rest = input.get(start..)?;
         let mut header = Header::default();
@@ -117,7 +117,7 @@ impl Member {
         self.trailer.plain_len() as usize
     }
 
-    /// Decodes to the start of `output`; answers how many bytes.
+    /// Decodes to the start of `output`, and returns the number of bytes.
     fn decode(
         &self,
         inflate: &mut Inflate,

@@ -7,7 +7,7 @@
 /// A place where a block may begin, in bits from the start of what is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Candidate {
-    /// Where it begins.
+    /// Its start.
     pub(super) bit: u64,
     /// So many bits before, it could begin as well, and would be the same block: the zeros
     /// before a stored block's length may be header or padding.
@@ -20,7 +20,7 @@ pub(super) struct Candidates<'a> {
     bytes: &'a [u8],
     /// Blocks that begin at or after this byte are not searched.
     end: usize,
-    /// The byte that comes next.
+    /// The next byte.
     next: usize,
     /// The bits of the byte before `next` at which a dynamic block may begin.
     offsets: u8,
@@ -186,7 +186,7 @@ pub(super) mod tests {
         writer.finish().expect("a vector takes all")
     }
 
-    /// Where the blocks after the first begin, in bits and in plain bytes, as zlib says.
+    /// Starts of the blocks after the first, in bits and in plain bytes, found by zlib.
     pub(in super::super) fn blocks(packed: &[u8]) -> Vec<(u64, usize)> {
         let mut inflate = Inflate::new();
         let mut output = vec![0; 4 << 20];

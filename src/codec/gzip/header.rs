@@ -27,7 +27,7 @@ pub(super) struct Header {
     flags: u8,
     /// The part so far, where its bytes matter.
     field: Vec<u8>,
-    /// How many bytes the extra field has.
+    /// Length of the extra field.
     extra_len: usize,
     /// Member length in the BGZF subfield; see [`Header::member_len`].
     member_len: Option<usize>,
@@ -85,7 +85,7 @@ impl Header {
         Ok(input.len() - rest.len())
     }
 
-    /// Whether the member's deflate stream comes next.
+    /// Whether the header is complete, so that the deflate stream follows.
     pub(super) fn is_done(&self) -> bool {
         self.part == HeaderPart::Done
     }
@@ -102,7 +102,7 @@ impl Header {
         self.member_len
     }
 
-    /// How many bytes the current part still needs; `None` when it ends with a zero byte.
+    /// Number of missing bytes of the current part; `None` when it ends with a zero byte.
     fn missing_len(&self) -> Option<usize> {
         let len = match self.part {
             HeaderPart::Fixed => FIXED_LEN,
@@ -129,7 +129,7 @@ impl Header {
         Ok(())
     }
 
-    /// Goes on to the next part that this header has.
+    /// Advances to the next part that this header has.
     fn end_part(&mut self) -> Result<(), HeaderError> {
         let field = std::mem::take(&mut self.field);
         match (self.part, field.as_slice()) {

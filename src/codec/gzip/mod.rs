@@ -66,7 +66,7 @@ pub(super) struct Decoder {
     pool: BufferPool,
     /// Limits of speculation; `None` without it.
     limits: Option<SpeculationLimits>,
-    /// Where decoding of the member began.
+    /// Start of decoding in the member.
     member_start: (Packed, Plain),
     /// Speculative decoding of the member, when it is long.
     speculation: Option<SpeculationQueue>,
@@ -81,14 +81,14 @@ enum State {
     /// A member's header, or what is left of it.
     Header {
         header: Header,
-        /// Whether a member came before, so that the stream may end instead.
+        /// Whether another member precedes, so that the stream may end instead.
         is_after_member: bool,
     },
     /// A deflate block, before zlib is positioned at it.
     Block {
-        /// How many bits of the byte it begins in come before.
+        /// Number of bits of its first byte before the block.
         bit: u8,
-        /// Whether that byte is still to come; else it is the last that was used.
+        /// Whether that byte is still in the input. Otherwise it is the last used byte.
         is_byte_pending: bool,
         window: Bytes,
         /// As in [`State::Deflate`].
@@ -111,7 +111,7 @@ enum State {
     Zeros,
 }
 
-/// How a step ended.
+/// The result of a step.
 enum Step {
     Progressed,
     NeedInput,
@@ -215,7 +215,7 @@ impl Decoder {
                 self.begin_member(Packed(self.input.offset().0.saturating_sub(header_len)));
                 Ok(Step::Progressed)
             }
-            // The header goes on, or the stream ends, with a lone first byte of a magic at most.
+            // The header continues, or the stream ends with at most the first byte of a magic.
             Ok(0) if is_after_member && self.input.is_finished() && seen == 0 => Ok(Step::End),
             Ok(0) if is_after_member && self.input.is_finished() && seen == 1 => {
                 Ok(self.end_at_garbage(seen))
@@ -254,7 +254,7 @@ impl Decoder {
         self.state = State::deflate(Some(MemberChecksum::new(self.plain)));
     }
 
-    /// Makes a job of the members that come next.
+    /// Makes a job of the next members.
     fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len());
         // Taken here and not in the job, because later jobs must not keep an earlier one waiting.
@@ -399,7 +399,7 @@ impl Decoder {
         }
     }
 
-    /// Where a block ended, `unused_bits` before the next packed byte.
+    /// Handles a block end, `unused_bits` before the next packed byte.
     fn end_block(&mut self, unused_bits: u8) {
         if self
             .spacing

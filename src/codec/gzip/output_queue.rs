@@ -32,9 +32,9 @@ impl OutputQueue {
         }
     }
 
-    /// Where the next plain bytes go, never empty; a new buffer has `len` bytes, at least one.
+    /// Space for the next plain bytes, never empty. A new buffer has `len` bytes, at least one.
     ///
-    /// May wait for buffers to come back; all that is ready must have been pulled.
+    /// May wait for buffers to be returned, so the caller must have pulled all ready output.
     ///
     /// # Errors
     /// As [`BufferPool::take`].
@@ -60,7 +60,7 @@ impl OutputQueue {
         self.buffer.is_none() && self.ready.is_empty()
     }
 
-    /// Says that the first `len` bytes of the last [`OutputQueue::spare_capacity`] are filled.
+    /// Counts the first `len` bytes of the last [`OutputQueue::spare_capacity`] as filled.
     pub(super) fn advance(&mut self, len: usize) {
         self.filled = self.filled.saturating_add(len);
         if self
@@ -103,8 +103,9 @@ impl OutputQueue {
         self.push_with_seek_points(buffer.freeze(), marks);
     }
 
-    /// Makes `rest` ready to be pulled, with `marks` before the bytes at their positions; all
-    /// before must be.
+    /// Appends `rest` to the ready output, with `marks` before the bytes at their positions.
+    ///
+    /// All earlier output must be ready.
     pub(super) fn push_with_seek_points(
         &mut self,
         mut rest: Bytes,

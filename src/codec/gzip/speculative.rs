@@ -61,20 +61,20 @@ fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
 pub(super) struct SpeculativeTask {
     /// The partition, and some bytes behind it for the block that crosses its end.
     pub(super) packed: SegmentedBytes,
-    /// Where it lies in the stream, in bits.
+    /// Start of the partition in the stream, in bits.
     pub(super) start: u64,
     /// The partition's length in bytes.
     pub(super) partition_len: usize,
-    /// Where plain bytes go; each at least as long as a window.
+    /// Buffers for plain bytes, each at least as long as a window.
     pub(super) buffers: Vec<Buffer>,
 }
 
 /// Plain bytes from a block's start on, except those from the unknown window.
 #[derive(Debug)]
 pub(super) struct SpeculativeOutput {
-    /// Where the first block begins, in bits of the stream.
+    /// Start of the first block, in bits of the stream.
     first: Candidate,
-    /// Where the last block ends.
+    /// End of the last block.
     pub(super) end: BlockEnd,
     /// The byte that holds the last bit before the end.
     pub(super) last_byte: u8,
@@ -85,7 +85,7 @@ pub(super) struct SpeculativeOutput {
     pub(super) pieces: Vec<UnresolvedPiece>,
 }
 
-/// Where a block ends and the next begins.
+/// The end of a block, which is the start of the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BlockEnd {
     /// In bits of the stream.
@@ -207,7 +207,7 @@ impl WindowedInflate {
         self.inflate.resume(self.window, split);
     }
 
-    /// Decodes on; answers how many bytes were made, and why no more.
+    /// Decodes on. Returns the number of bytes, and why it stopped.
     fn decode(&mut self, packed: &[u8], output: &mut [u8], stop: StopAt) -> (usize, StopReason) {
         let rest = packed.get(self.at..).unwrap_or_default();
         let progress = self.inflate.decode(rest, output, stop);
@@ -237,8 +237,9 @@ struct PartitionDecoder<'a> {
 }
 
 impl PartitionDecoder<'_> {
-    /// Decodes from `candidate`, where all bits count from the first of the packed bytes. When no
-    /// block begins there after all, answers how many bytes were decoded to see that.
+    /// Decodes from `candidate`, whose bits count from the first of the packed bytes.
+    ///
+    /// If no block begins there, returns how many bytes it decoded until it failed.
     fn decode(&mut self, candidate: Candidate) -> Result<SpeculativeOutput, usize> {
         for inflater in &mut self.inflaters {
             inflater.begin(self.packed, candidate.bit);
@@ -420,7 +421,7 @@ mod tests {
     use crate::codec::frame_walker::tests::noise;
     use crate::codec::input_queue::InputQueue;
 
-    /// The speculative output for the `partition_len` bytes at `start`, with so many buffers of 64 KiB.
+    /// Decodes the `partition_len` bytes at `start`, with this number of buffers of 64 KiB.
     fn decode_speculatively(
         packed: &[u8],
         start: usize,
@@ -428,7 +429,7 @@ mod tests {
         buffers: usize,
     ) -> Option<SpeculativeOutput> {
         let mut input = InputQueue::new(Packed(0));
-        // In several slices, as it comes.
+        // In several slices, like real input.
         for slice in packed.chunks(30_011) {
             input.push(Bytes::copy_from_slice(slice));
         }
@@ -444,8 +445,9 @@ mod tests {
         task.run()
     }
 
-    /// Expects `output` to hold `plain` from one of the blocks of `packed` to another; answers
-    /// the bit where it ends.
+    /// Expects `output` to contain `plain` between two block boundaries of `packed`.
+    ///
+    /// Returns the bit where it ends.
     fn assert_right(output: SpeculativeOutput, packed: &[u8], plain: &[u8]) -> u64 {
         let blocks = blocks(packed);
         let begins = |(bit, _): &&(u64, usize)| output.begins_at(*bit);

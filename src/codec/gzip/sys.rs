@@ -19,7 +19,7 @@ use libz_rs_sys::{
     z_stream, zlibVersion,
 };
 
-/// How far back deflate may refer, in bytes.
+/// Maximum distance of references in deflate, in bytes.
 pub(super) const WINDOW_LEN: usize = 32 << 10;
 
 /// zlib's number for "no header, no trailer, a window of [`WINDOW_LEN`]".
@@ -94,15 +94,16 @@ impl Inflate {
         Self { stream }
     }
 
-    /// Goes to the start of another stream, whatever came before.
+    /// Resets to the start of another stream, from any state.
     pub(super) fn reset(&mut self) {
         // SAFETY: the stream is initialised (see the field).
         let code = unsafe { inflateReset(&raw mut *self.stream) };
         debug_assert_eq!(code, Z_OK);
     }
 
-    /// Goes to where a block begins: after `window`, the plain bytes before, and `bit` bits into
-    /// `first`, whose other bits are the next to decode. `None` when the block begins on a byte.
+    /// Positions at the start of a block, after the plain bytes `window`.
+    ///
+    /// The first `bit` bits of `first` are already used. `None` when the block begins on a byte.
     pub(super) fn resume(&mut self, window: &[u8], first: Option<(u8, u8)>) {
         self.reset();
         let skipped = window.len().saturating_sub(WINDOW_LEN);

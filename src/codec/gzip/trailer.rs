@@ -1,4 +1,4 @@
-//! The trailer of a gzip member, as its bytes come, and what it must agree to.
+//! Incremental reader of gzip member trailers, and the checksum to compare with them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ pub(super) struct Trailer {
 }
 
 impl Trailer {
-    /// Reads on; answers how many bytes of `input` belong to the trailer.
+    /// Reads on, and returns how many bytes of `input` belong to the trailer.
     pub(super) fn push(&mut self, input: &[u8]) -> usize {
         let rest = self.bytes.get_mut(self.len..).unwrap_or_default();
         let len = rest
@@ -123,7 +123,7 @@ impl MemberChecksum {
         self.parts.get_or_insert_default().next().add(crc);
     }
 
-    /// Whether there are parts: what is wrong can only be known when all have been told.
+    /// Whether there are parts. Then a mismatch is known only after all parts are set.
     pub(super) fn has_parts(&self) -> bool {
         self.parts.is_some()
     }
@@ -168,7 +168,7 @@ impl ChecksumParts {
         }
     }
 
-    /// Of all parts, which have been told.
+    /// CRC of all parts, which must be set.
     fn sum(&self) -> u32 {
         let combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
         debug_assert_eq!(

@@ -12,14 +12,15 @@ use crate::base::extent::Packed;
 use crate::codec::input_queue::SegmentedBytes;
 use crate::codec::{Cause, Compression, Error};
 
-/// A block is measured before it is decoded when a full one would be so many times as long as
-/// its packed bytes: it may be a short one, and buffers should not be mostly empty.
+/// Minimum ratio of a full block to its packed bytes for measuring it first.
+///
+/// Such a block may be short, and buffers should not be mostly empty.
 const MEASURE_RATIO: usize = 16;
 
 /// A block cut out of the packed stream.
 #[derive(Debug)]
 pub(super) struct Block {
-    /// Where its header lies.
+    /// Offset of its header.
     pub(super) packed: Packed,
     /// The block's packed or stored bytes.
     pub(super) segments: SegmentedBytes,
@@ -63,8 +64,9 @@ impl Block {
         }))
     }
 
-    /// Decodes to `buffer` from `start` on, and answers how many bytes; the block may refer to
-    /// those before.
+    /// Decodes into `buffer` from `start` on, and returns the number of bytes.
+    ///
+    /// The block may refer to the bytes before `start`.
     pub(super) fn decode(&self, buffer: &mut [u8], start: usize) -> Result<usize, Error> {
         if self.is_stored {
             return self.copy(buffer.get_mut(start..).unwrap_or_default());
@@ -117,7 +119,7 @@ impl Block {
     }
 }
 
-/// Independent blocks, decoded one after the other into one buffer, which has room for all.
+/// Decodes independent blocks one after the other into one buffer, large enough for all.
 pub(super) fn decode_group(
     blocks: &[Block],
     max_len: usize,
@@ -134,8 +136,9 @@ pub(super) fn decode_group(
     Ok(buffer)
 }
 
-/// How many plain bytes the packed block `bytes` makes, found without making them; `None` when
-/// it is malformed.
+/// Number of plain bytes of the packed block `bytes`, without decoding them.
+///
+/// `None` when it is malformed.
 fn measure_plain_len(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let mut len = 0_usize;
@@ -196,7 +199,7 @@ impl ContentLenCheck {
         self.open_parts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adds `plain` bytes; when no one holds the tally open any more, they must be all.
+    /// Adds `plain` bytes. After the last part, compares the sum with the expected size.
     pub(super) fn end_part(&self, plain: u64) -> Result<(), Cause> {
         let sum = self.plain.fetch_add(plain, Ordering::AcqRel) + plain;
         let last = self.open_parts.fetch_sub(1, Ordering::AcqRel) == 1;

@@ -37,7 +37,7 @@ pub(super) fn is_skippable(magic: u32) -> bool {
     magic & 0xffff_fff0 == 0x184d_2a50
 }
 
-/// How the blocks of a frame are to be read.
+/// Frame options: the format of its blocks.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "they are the flags of the format"
@@ -50,9 +50,9 @@ pub(super) struct Header {
     pub(super) has_block_checksums: bool,
     /// The end mark is followed by the checksum of all plain bytes.
     pub(super) has_content_checksum: bool,
-    /// How many plain bytes the frame says it has.
+    /// Number of plain bytes, if the header has it.
     pub(super) content_len: Option<u64>,
-    /// A block has at most so many plain bytes.
+    /// Maximum plain bytes of a block.
     pub(super) max_block_len: usize,
     /// There are no end mark and no stored blocks.
     pub(super) is_legacy: bool,
@@ -69,8 +69,9 @@ impl Header {
         is_legacy: true,
     };
 
-    /// Reads the descriptor that `peek` fills from behind the magic; answers its length, too.
-    /// `None` when `peek` answers that there are not enough bytes.
+    /// Reads the descriptor with `peek`, which copies bytes after the magic. Returns also its length.
+    ///
+    /// `None` when `peek` returns that there are not enough bytes.
     pub(super) fn read(peek: impl Fn(&mut [u8]) -> bool) -> Option<Result<(Self, usize), Cause>> {
         let mut bytes = [0; MAX_DESCRIPTOR_LEN];
         let mut flags = [0];
@@ -125,7 +126,7 @@ impl Header {
         })
     }
 
-    /// A block has at most so many packed bytes.
+    /// Maximum packed bytes of a block.
     pub(super) fn max_packed_len(&self) -> usize {
         if self.is_legacy {
             LEGACY_PACKED_LEN
@@ -149,7 +150,7 @@ impl Header {
         u32::from(flags) | u32::from(code.unwrap_or_default()) << 16
     }
 
-    /// The frame a seek point's state tells of; `None` when it was not made by [`Self::state`].
+    /// The frame of a seek point's state; `None` when it was not made by [`Self::state`].
     pub(super) fn from_state(state: u32) -> Option<Self> {
         if state == STATE_LEGACY {
             return Some(Self::LEGACY);

@@ -142,7 +142,7 @@ struct LinkedDecoder {
 #[derive(Debug)]
 struct LinkedBuffer {
     buffer: Buffer,
-    /// Where new plain bytes begin.
+    /// Start of new plain bytes.
     start: usize,
     filled: usize,
 }
@@ -264,7 +264,7 @@ impl Frames {
         Ok(Step::Progressed)
     }
 
-    /// Walks one block, or what comes instead of one.
+    /// Walks one block, or the end mark or magic in its place.
     fn block(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(Step::Progressed);
@@ -437,7 +437,7 @@ fn seek_point(packed: Packed, state: u32) -> Pull {
     })
 }
 
-/// The block whose header is next, or `None` when it is not all at hand.
+/// Takes the next block; `None` when the input does not contain all of it.
 fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) -> Option<Block> {
     let packed = input.offset();
     let checksum = if checksum {
@@ -502,8 +502,9 @@ impl LinkedDecoder {
         is_full.then(|| self.flush()).flatten()
     }
 
-    /// Decodes `block`, which needs at most the `room` bytes that were [made](Self::flush_unless_fits); answers
-    /// how many it makes.
+    /// Decodes `block` into the `room` bytes that [`Self::flush_unless_fits`] freed.
+    ///
+    /// Returns the number of plain bytes.
     fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
         block.verify()?;
         let piece = if let Some(piece) = self.piece.take() {
@@ -555,7 +556,7 @@ impl LinkedBuffer {
         self.buffer.len() - self.filled
     }
 
-    /// Appends what `block` makes, at most `room` bytes, and answers how many.
+    /// Decodes `block`, at most `room` bytes, and returns the number of bytes.
     fn decode(&mut self, block: &Block, room: usize) -> Result<usize, Error> {
         let end = self.filled.saturating_add(room).min(self.buffer.len());
         let buffer = self.buffer.get_mut(..end).unwrap_or_default();

@@ -25,9 +25,10 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Decodes the block `packed` to the bytes of `buffer` from `start` on, and answers how many it
-/// makes; it may refer to those before. `None` when it is malformed or there is no room for what
-/// it makes; what `buffer` holds from `start` on is unspecified then.
+/// Decodes the block `packed` into `buffer` from `start` on; returns the number of bytes.
+///
+/// The block may refer to the bytes before `start`. `None` when it is malformed or `buffer` is too short. The
+/// content of `buffer` from `start` on is unspecified then.
 pub(super) fn decode(packed: &[u8], buffer: &mut [u8], start: usize) -> Option<usize> {
     let room = c_int::try_from(buffer.len().checked_sub(start)?).ok()?;
     let packed_len = c_int::try_from(packed.len()).ok()?;

@@ -89,7 +89,7 @@ enum State {
     Serial(BlockRecords, Box<Serial>),
     /// In the index.
     Index(Box<Index>),
-    /// Before the footer of a stream whose index has so many bytes.
+    /// Before the footer of a stream, with the length of its index.
     Footer(Check, u64),
 }
 
@@ -397,7 +397,7 @@ fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Progres
     })
 }
 
-/// Decodes one block as it comes.
+/// Decodes one block incrementally.
 struct Serial {
     decoder: Stream,
     /// For its dictionary.
@@ -443,7 +443,7 @@ impl Serial {
         self.packed_len + (self.header_len + self.check.len()) as u64
     }
 
-    /// Moves on by one part, or a piece of one; [`Step::End`] is the end of the block.
+    /// Decodes one part, or a piece of one. [`Step::End`] is the end of the block.
     fn step(
         &mut self,
         input: &mut InputQueue,
@@ -523,7 +523,7 @@ impl fmt::Debug for Serial {
 /// Reads an index record by record and compares it with the stream's blocks.
 struct Index {
     expected: BlockRecords,
-    /// How many records are left; unknown before the first integer.
+    /// Number of remaining records; `None` before the first integer.
     left: Option<u64>,
     found: BlockRecords,
     /// Bytes so far, and their CRC-32.
@@ -545,8 +545,9 @@ impl Index {
         }
     }
 
-    /// Reads an integer, a record, or what follows the last, and then answers the length of the
-    /// whole index. Too few bytes are not taken.
+    /// Reads an integer, a record, or the end. At the end returns the length of the whole index.
+    ///
+    /// Takes nothing if there are too few bytes.
     fn step(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         match self.left {
             None => {
@@ -571,7 +572,7 @@ impl Index {
         }
     }
 
-    /// The next `N` integers; `None`, and nothing taken, when they are not at hand.
+    /// The next `N` integers; `None`, and takes nothing, if they are incomplete.
     fn read_integers<const N: usize>(
         &mut self,
         input: &mut InputQueue,
@@ -671,7 +672,7 @@ mod tests {
         encode(Stream::new_easy_encoder(0, kind).unwrap(), plain)
     }
 
-    /// Where the index of a stream begins.
+    /// Offset of the index of a stream.
     fn index_at(packed: &[u8]) -> usize {
         let words = packed[packed.len() - 8..].first_chunk().copied();
         let words = u32::from_le_bytes(words.unwrap()) as usize;

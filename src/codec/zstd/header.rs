@@ -33,17 +33,18 @@ pub(super) fn is_legacy(magic: u32) -> bool {
 pub(super) struct Header {
     /// Bytes behind the magic.
     pub(super) len: usize,
-    /// How far back the frame may refer, in bytes.
+    /// Maximum distance of references in the frame, in bytes.
     pub(super) window_len: u64,
-    /// How many plain bytes the frame says it has.
+    /// Number of plain bytes, if the header has it.
     pub(super) content_len: Option<u64>,
     /// Four bytes of checksum follow the last block.
     pub(super) has_checksum: bool,
 }
 
 impl Header {
-    /// Reads the header that `peek` fills from behind the magic. `None` when `peek` answers that
-    /// there are not enough bytes.
+    /// Reads the header with `peek`, which copies bytes after the magic.
+    ///
+    /// `None` when `peek` returns that there are not enough bytes.
     pub(super) fn read(peek: impl Fn(&mut [u8]) -> bool) -> Option<Result<Self, Cause>> {
         let mut first = [0];
         if !peek(&mut first) {
@@ -132,7 +133,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The block with this header; `None` when there is no such kind.
+    /// Parses a block header; `None` for an unknown type.
     pub(super) fn parse(header: [u8; BLOCK_HEADER_LEN]) -> Option<Self> {
         let [low, middle, high] = header;
         let word = u32::from_le_bytes([low, middle, high, 0]);

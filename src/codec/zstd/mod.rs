@@ -1,7 +1,7 @@
 //! Zstandard.
 //!
-//! Frame and block headers are walked here, everything else is libzstd's. Frames that are short
-//! enough are decoded by jobs; the others, whose blocks refer to each other, in order.
+//! This module walks frame and block headers, and libzstd decodes all else. Jobs decode frames that are short
+//! enough. Long frames, whose blocks refer to each other, are decoded in order.
 
 mod header;
 mod sys;
@@ -31,7 +31,7 @@ const MIN_JOB_LEN: usize = 1 << 20;
 /// Maximum plain bytes of a frame that is a job. The decoder waits until it has all of it.
 const MAX_JOB_LEN: u64 = 8 << 20;
 
-/// A frame that is a job has at most so many packed bytes; only empty blocks make more.
+/// Maximum packed bytes of a frame that is a job. Only empty blocks make more.
 const MAX_JOB_PACKED_LEN: usize = 9 << 20;
 
 /// Plain bytes of a piece of a frame that is decoded in order.
@@ -272,12 +272,12 @@ struct FrameEndFinder {
     plain_upper_bound: u64,
 }
 
-/// Where a frame ends.
+/// The end of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FrameEnd {
-    /// Not among the bytes at hand.
+    /// Not in the input yet.
     Unknown,
-    /// Too far for a job; or nowhere, as a block is malformed.
+    /// Too far for a job, or unknown because a block is malformed.
     TooFar,
     /// So many bytes behind its start.
     At(usize),
@@ -361,7 +361,7 @@ impl Group {
     }
 }
 
-/// Decodes frames one after the other into one buffer, which has room for all.
+/// Decodes frames one after the other into one buffer, which is large enough for all.
 fn decode_group(frames: &[Frame], mut buffer: Buffer) -> Result<Bytes, Error> {
     let mut filled = 0;
     let mut decoder = decoder();
@@ -425,8 +425,9 @@ impl Serial {
         matches!(self, Self::Stream(_))
     }
 
-    /// Decodes some of what is at hand; answers also how many bytes that made, and whether the
-    /// frame ended.
+    /// Decodes some of the input.
+    ///
+    /// Returns also the number of plain bytes, and whether the frame ended.
     fn run(
         &mut self,
         input: &mut InputQueue,
@@ -436,7 +437,7 @@ impl Serial {
         match self {
             Self::Blocks { blocks, region_len } => {
                 if blocks.is_full() && blocks.len() > 0 {
-                    // Before more room is waited for, which these bytes may take up.
+                    // Before waiting for more space, because these bytes may occupy it.
                     pulls.extend(plain_pull(blocks.take()));
                     return Ok((Step::Progressed, 0, false));
                 }
@@ -501,8 +502,9 @@ impl Stream {
         })
     }
 
-    /// Decodes as much as the next slice and the piece allow; answers also how many bytes that
-    /// made, and whether the frame ended.
+    /// Decodes as much as the next slice and the piece allow.
+    ///
+    /// Returns also the number of plain bytes, and whether the frame ended.
     fn run(
         &mut self,
         input: &mut InputQueue,

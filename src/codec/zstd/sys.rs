@@ -32,11 +32,11 @@ const REGION_GAP: usize = 64;
 /// Decodes frames, block by block.
 pub(super) struct BlockDecoder {
     context: NonNull<ZSTD_DCtx>,
-    /// Where the next block goes.
+    /// Region for the next block.
     current: Option<Arc<Region>>,
-    /// Where the blocks before went: libzstd may still refer to it.
+    /// Region of the previous blocks, to which libzstd may still refer.
     previous: Option<Arc<Region>>,
-    /// How much of the current region is decoded, and how much of that was given out.
+    /// Decoded bytes of the current region, and how many of them were taken.
     filled: usize,
     taken: usize,
 }
@@ -75,7 +75,7 @@ impl AsRef<[u8]> for RegionSlice {
 }
 
 impl BlockDecoder {
-    /// At the start of a frame; `None` when there is no memory.
+    /// A decoder at the start of a frame; `None` when allocation fails.
     pub(super) fn new() -> Option<Self> {
         // SAFETY: no preconditions.
         let context = NonNull::new(unsafe { ZSTD_createDCtx() })?;
@@ -100,7 +100,7 @@ impl BlockDecoder {
         Some(blocks)
     }
 
-    /// Goes to the start of another frame, whatever came before.
+    /// Resets to the start of another frame, from any state.
     pub(super) fn begin_frame(&mut self) {
         // SAFETY: the context is valid. From here on it refers to no region.
         let code = unsafe { ZSTD_decompressBegin(self.context.as_ptr()) };
@@ -111,7 +111,7 @@ impl BlockDecoder {
         self.taken = 0;
     }
 
-    /// So many packed bytes the next step takes; 0 at the end of the frame.
+    /// Number of packed bytes of the next step; 0 at the end of the frame.
     pub(super) fn next_input_len(&self) -> usize {
         // SAFETY: the context is valid, and is not changed.
         unsafe { ZSTD_nextSrcSizeToDecompress(self.context.as_ptr()) }
@@ -146,7 +146,7 @@ impl BlockDecoder {
         self.taken = 0;
     }
 
-    /// Goes on in `buffer`; the region before stays within reach, those before that do not.
+    /// Continues in `buffer`. Only the region before it stays within reach.
     pub(super) fn add_region(&mut self, mut buffer: Buffer) {
         let region = Region {
             len: buffer.len(),
@@ -207,7 +207,7 @@ impl BlockDecoder {
         }
     }
 
-    /// How much was decoded since the last time.
+    /// Number of bytes decoded since the last call of [`Self::take`].
     pub(super) fn len(&self) -> usize {
         self.filled - self.taken
     }
