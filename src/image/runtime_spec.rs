@@ -1,10 +1,14 @@
-//! From an image's configuration to a runtime's: what `config.json` of a bundle says; pure.
+//! Converts an image's configuration to a bundle's `config.json`; pure.
 //!
-//! As far as an image says nothing, it is like what `runc spec` writes, but for these: capabilities and the
-//! filter of system calls are nearly the ones with which Docker and Podman start containers, and programs may
-//! gain what their files bring, as the entry points of many images change owners and users; the tree can be
-//! written to; there is a terminal, and TERM, only where one is wanted; HOME is set; the machine is called
-//! like the bundle; and nothing is said of limits (`rlimits`).
+//! Without a value in the image, the result is like that of `runc spec`, with these differences:
+//! - Capabilities and the filter of system calls are nearly those of containers of Docker and Podman.
+//!   Programs may gain the privileges of their files, because the entry points of many images change owners
+//!   and users.
+//! - The tree is writable.
+//! - There is a terminal, and TERM, only if the caller wants one.
+//! - HOME is set.
+//! - The host name is the bundle's name.
+//! - There are no limits (`rlimits`).
 
 use std::collections::BTreeMap;
 

@@ -1,46 +1,45 @@
 //! A push parser for tar: bytes in, events out; pure, so it never reads, seeks or waits.
 //!
-//! A [`Parser`] is fed plain bytes and pulled for members and their payloads, in the dialects
-//! v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
+//! The caller pushes plain bytes into a [`Parser`], and pulls members and their payloads. The dialects
+//! are v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
 //!
-//! As GNU tar does when it extracts:
-//! - Only files have payloads. A size in the header of a link, directory, device or FIFO counts
-//!   for nothing; dumpdirs (`D`) are directories, and their listings are skipped.
-//! - A file whose name ends in a slash is a directory, also without payload.
-//! - Unknown types are files; volume labels (`V`) are nothing; continuations of files from
-//!   another volume (`M`) are lost.
-//! - A pax name comes before a long name (`L`), and both before the header's; of several
-//!   extensions of one kind before a header, the last counts alone.
-//! - A pax header for one member counts on top of global ones, whichever came first.
-//! - A pax size replaces the header's, but only that of the member, never that of an extension
-//!   in between (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` where there is
-//!   no sparse map.
+//! The parser follows GNU tar's extraction in these points:
+//! - Only files have payloads. It ignores a size in the header of a link, directory, device or FIFO.
+//!   Dumpdirs (`D`) are directories, and it skips their listings.
+//! - A file is a directory without payload if its name ends in a slash.
+//! - Unknown types are files. It skips volume labels (`V`). Continuations of files from another
+//!   volume (`M`) are lost.
+//! - A pax name has priority over a long name (`L`), and both over the header's. Of several
+//!   extensions of one kind before a header, only the last counts.
+//! - A pax header for one member counts on top of global ones, in any order.
+//! - A pax size replaces the header's size of the member, never that of an extension in between
+//!   (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` without a sparse map.
 //! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is
 //!   reported, and the keywords before the fault count. An invalid value leaves the header's field
 //!   in force.
-//! - A header's field that makes no sense counts as −1: time 23:59:59 on the eve of the epoch,
-//!   owner 4294967295 (which chown(2) takes for "no change"), all permissions.
-//! - A bad record, or a header with a bad size, is skipped together with all up to the next
-//!   header, and so are the extensions before it.
-//! - The first of two zero records, a lone one, or just the last byte ends the archive.
+//! - An invalid field of a header counts as −1: time 23:59:59 on the eve of the epoch, owner
+//!   4294967295 (which chown(2) takes for "no change"), all permissions.
+//! - It skips a bad record, or a header with a bad size, up to the next header. It also drops the
+//!   extensions before it.
+//! - The first of two zero records, a single one, or just the last byte ends the archive.
 //!
-//! Unlike GNU tar:
-//! - An archive that does not begin with a header is refused instead of searched for one.
+//! It differs from GNU tar in these points:
+//! - It rejects an archive that does not begin with a header. GNU tar searches for one.
 //! - An archive that ends inside a header record, or between an extension and its header, is
-//!   truncated. GNU tar says nothing then.
-//! - Global pax headers add up, as POSIX has it; for GNU tar the last one counts alone. Extended
-//!   attributes in them are given to each member; GNU tar fails to.
-//! - An empty pax value deletes what was set before and leaves the header's field in force, as
-//!   POSIX has it for most. GNU tar takes an empty name and calls an empty number malformed. An
-//!   empty `uname` or `gname` is a name that is empty, and an empty `SCHILY.xattr` an attribute
-//!   that is empty, in both.
-//! - Unknown keywords are ignored in silence; GNU tar warns of each. `LIBARCHIVE.xattr`,
-//!   `SCHILY.devmajor`, `SCHILY.devminor` and `SCHILY.realsize` are known.
-//! - Sparse maps must be in order, apart, and inside the file, or the file is lost. Its size is
-//!   the one in its header even when no piece reaches it. A piece whose length is not a multiple
-//!   of 512 is followed by the next one at once, as libarchive and Go have it; GNU tar, which
-//!   never writes such pieces but last, expects padding.
-//! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, make no sense.
+//!   truncated. GNU tar does not report this.
+//! - Global pax headers add up, as in POSIX. In GNU tar only the last one counts. Each member gets
+//!   their extended attributes, which GNU tar fails to do.
+//! - An empty pax value clears the keyword and leaves the header's field in force, as POSIX
+//!   requires for most keywords. GNU tar uses an empty name, and calls an empty number malformed.
+//!   In both, an empty `uname` or `gname` is an empty name, and an empty `SCHILY.xattr` an empty
+//!   attribute.
+//! - It silently ignores unknown keywords, and GNU tar warns of each. It knows `LIBARCHIVE.xattr`,
+//!   `SCHILY.devmajor`, `SCHILY.devminor` and `SCHILY.realsize`.
+//! - Pieces of sparse maps must be in order, apart, and inside the file, or the file is lost. Its
+//!   size is the one in its header even if no piece reaches it. After a piece whose length is not a
+//!   multiple of 512, the next one follows without padding, as in libarchive and Go. GNU tar expects
+//!   padding, but writes such pieces only at the end.
+//! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, are invalid.
 //! - Names, extended headers and sparse maps have [`Limits`].
 
 mod assemble;

@@ -1,10 +1,10 @@
 //! gzip (RFC 1952): any number of members, with checkpoints inside long ones.
 //!
-//! Headers and trailers are read here, the deflate streams between them by zlib-rs. Where a
-//! checkpoint is due, inflating stops at the next block's end: deflate can be taken up there
-//! given the bit where the block begins and the 32 KiB before it. Small members, as pigz and
-//! eStargz make them, share buffers and seek points; BGZF's become jobs. Long members are decoded
-//! ahead by other threads when there are enough of them (`speculation_queue.rs`, `speculative.rs`).
+//! This module reads headers and trailers, and zlib-rs the deflate streams between them. If a checkpoint is
+//! due, inflating stops at the end of the next block. Deflate can resume there with the bit where the block
+//! begins and the 32 KiB before it. Small members, as of pigz and eStargz, share buffers and seek points, and
+//! those of BGZF become jobs. Other threads decode long members speculatively if there are enough threads
+//! (`speculation_queue.rs`, `speculative.rs`).
 //!
 //! [`SeekPoint::state`] is [`STATE_MEMBER`] or [`STATE_BLOCK`].
 

@@ -1,7 +1,7 @@
 //! lz4: the frame format and its legacy form.
 //!
-//! Frame and block headers are walked here, blocks are decoded by liblz4: independent ones by jobs,
-//! linked ones in order, each behind the 64 KiB of plain bytes it may refer to.
+//! This module walks frame and block headers, and liblz4 decodes blocks. Jobs decode independent blocks.
+//! Linked blocks are decoded in order, each after the 64 KiB of plain bytes to which it may refer.
 
 mod block;
 mod header;
