@@ -29,7 +29,7 @@ impl<T, const MAX: usize> Default for BoundedMap<T, MAX> {
     }
 }
 
-/// Reads a [`List`]; `null` is an empty one.
+/// Reads a [`BoundedVec`]; `null` is an empty one.
 pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -39,7 +39,7 @@ where
     Ok(list.unwrap_or_default().0)
 }
 
-/// Reads the first names and values of an object, as [`list`] does.
+/// Reads the first names and values of an object, as [`bounded_vec`] does.
 pub(super) fn bounded_map<'de, D, T, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error>
@@ -51,7 +51,7 @@ where
     Ok(names.unwrap_or_default().0)
 }
 
-/// As [`names`], and ignores the values.
+/// As [`bounded_map`], and ignores the values.
 pub(super) fn bounded_keys<'de, D, const MAX: usize>(
     deserializer: D,
 ) -> Result<BTreeSet<String>, D::Error>

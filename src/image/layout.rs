@@ -96,7 +96,7 @@ impl Layout {
     /// Reads the document of `descriptor` and verifies it.
     ///
     /// # Errors
-    /// As [`document`](Self::document), and when length or digest differ.
+    /// As [`read_document`](Self::read_document), and when length or digest differ.
     pub(super) fn read_verified(
         &self,
         descriptor: &Descriptor,

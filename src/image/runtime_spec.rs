@@ -259,7 +259,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Directory of volume `number` of [`Bundle::volumes`], relative to the bundle.
+/// Directory of volume `number` of [`BundleOptions::volumes`], relative to the bundle.
 ///
 /// It is outside of the tree, because a container could replace a directory in the tree by a link, and the
 /// runtime of the next container would follow it.

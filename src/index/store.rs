@@ -291,7 +291,7 @@ impl IndexFile {
 /// Opens the file `name` and takes the shared lock, if possible.
 ///
 /// # Errors
-/// As [`Directory::file`].
+/// As [`TrustedDir::file`].
 fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<IndexLock>)> {
     for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;

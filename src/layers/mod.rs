@@ -77,7 +77,7 @@ impl LayeredArchive {
         }
     }
 
-    /// As [`Archive::read_here`].
+    /// As [`Archive::read_blocking`].
     ///
     /// # Errors
     /// When the bytes cannot be read, or differ from the indexed ones.

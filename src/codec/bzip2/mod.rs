@@ -331,7 +331,7 @@ impl Streams {
         let max_block_len = Arc::clone(&self.max_block_len);
         let most = usual_len * MAX_BUFFER_FACTOR;
         let room = max_block_len.load(Ordering::Relaxed).clamp(usual_len, most);
-        // In stream order, as they return, and both at once: see `BufferPool::take`.
+        // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
         let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
         pulls.push_back(Pull::Job(Job::with_output(move || {
             let decoding = BlockDecoding::new(&block, packed, state, max_block_len);

@@ -37,7 +37,7 @@ impl OutputQueue {
     /// May wait for buffers to be returned, so the caller must have pulled all ready output.
     ///
     /// # Errors
-    /// As [`BufferPool::take`].
+    /// As [`BufferPool::acquire`].
     pub(super) fn spare_capacity(&mut self, len: usize) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
@@ -50,7 +50,7 @@ impl OutputQueue {
     /// A buffer of `len` bytes for a job. Waits as [`OutputQueue::spare_capacity`] does.
     ///
     /// # Errors
-    /// As [`BufferPool::take`].
+    /// As [`BufferPool::acquire`].
     pub(super) fn take_buffer(&self, len: usize) -> Result<Buffer, Closed> {
         self.pool.acquire(len)
     }

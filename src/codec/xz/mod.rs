@@ -263,7 +263,7 @@ impl Streams {
                 let unpadded_len = unpadded_len(&block, check);
                 records.add(unpadded_len, plain_len);
                 let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
-                // In stream order, as they return, and both at once: see `BufferPool::take`.
+                // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
                 let pool = &self.context.pool;
                 let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
                 self.plain.0 = self.plain.0.saturating_add(plain_len);
