@@ -1,6 +1,6 @@
-//! tarfs makes a remote tarball usable before it has been downloaded.
+//! tarfs mounts, lists and extracts remote tarballs without downloading them first.
 //!
-//! The data's way, from the network to the user:
+//! The data path, from the network to the user:
 //!
 //! ```text
 //! source ── fetch ── codec ── tar ── index ─┬─ archive ─┬─ fuse (mount)
@@ -10,9 +10,11 @@
 //!                                     points┘
 //! ```
 //!
-//! *Cold*, one [`archive::scan`] streams the source once and feeds one sink: the index's, or the
-//! writer's. *Warm*, [`archive::Archive::read`] starts at the seek point before the bytes it wants.
-//! Layers, from the lowest; each imports only from those above it in this list, and `tests/architecture.rs` says so.
+//! *Cold*: one [`archive::scan`] streams the source once and feeds one sink, the index or the writer.
+//! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
+//!
+//! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
+//! `tests/architecture.rs` checks that.
 
 pub mod base;
 

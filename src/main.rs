@@ -1,4 +1,4 @@
-//! The `tarfs` program: hands the command line to [`tarfs::cli`] and exits with its code.
+//! The `tarfs` program: runs [`tarfs::cli`] and exits with its code.
 
 use std::process::ExitCode;
 

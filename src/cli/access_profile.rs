@@ -1,8 +1,8 @@
-//! Profiles: what was read of an archive, in order. Pure.
+//! Access profiles: the ranges of an archive that were read, in order. Pure.
 //!
-//! Lines of text: a first that tells the format, then for each range its offset, its length and the
-//! file's path in the archive, with escapes as `tarfs ls` has them on a terminal. Lines that begin with
-//! `#` are remarks.
+//! A profile consists of lines of text. The first one identifies the format. Each other one holds a range's
+//! offset, its length, and the file's path in the archive, escaped like the output of `tarfs ls` on a
+//! terminal. Lines that begin with `#` are comments.
 
 use std::fmt::Write;
 
@@ -14,30 +14,30 @@ use crate::list::escape;
 /// The first line.
 const HEADER_LINE: &str = "# tarfs profile 1";
 
-/// Ranges that are taken from a profile.
+/// Maximum number of ranges that a profile provides.
 const MAX_RANGES: usize = 1 << 20;
 
-/// A profile that cannot be used.
+/// Reasons why a profile is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum ProfileError {
-    /// Something else.
+    /// The file is not a profile.
     #[error("not a profile: its first line is not `{HEADER_LINE}`")]
     NotAProfile,
-    /// A line that makes no sense.
+    /// A malformed line.
     #[error("line {0} of the profile is not an offset, a length and a path")]
     InvalidLine(usize),
 }
 
-/// A profile's ranges as an archive has them.
+/// A profile's ranges, resolved in an archive.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct ResolvedProfile {
-    /// In the profile's order.
+    /// Ranges in the profile's order.
     pub ranges: Vec<AccessedRange>,
-    /// How many name a file that the archive does not have.
+    /// Number of ranges in files that the archive does not have.
     pub missing_ranges: usize,
 }
 
-/// `ranges` as a profile.
+/// Formats `ranges` as a profile.
 pub(super) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
     let mut text = format!("{HEADER_LINE}\n");
     for range in ranges {
@@ -51,10 +51,10 @@ pub(super) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String 
     text
 }
 
-/// What `profile` says of the files of `index`.
+/// Resolves the files of `profile` in `index`.
 ///
 /// # Errors
-/// When it is none.
+/// The text is not a profile.
 pub(super) fn resolve_profile(
     profile: &str,
     index: &Index,
@@ -96,7 +96,7 @@ fn parse_range(line: &str) -> Option<(u64, u64, Vec<u8>)> {
     Some((offset, len, unescape(words.next()?)?))
 }
 
-/// What [`escape`] made `text` of; `None` when it did not.
+/// Reverses [`escape`]; `None` for text that is not escaped correctly.
 fn unescape(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -132,7 +132,7 @@ mod tests {
     use crate::tar::{Kind, Member};
     use proptest::prelude::*;
 
-    /// An index of files of 100 bytes.
+    /// Returns an index of files of 100 bytes.
     fn index(names: &[&[u8]]) -> Index {
         let mut builder = Builder::new(Options::default());
         for (number, name) in names.iter().enumerate() {

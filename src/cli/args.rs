@@ -1,4 +1,4 @@
-//! Flags that several verbs share, as given; nothing here has an effect.
+//! Flags shared by several verbs: parsed values without side effects.
 
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -14,12 +14,14 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::image::Platform;
 
-/// Where the archive is and how to read it.
+/// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SourceArgs {
-    /// The archive: a path, file://, http:// or https:// URL; a file of another archive, as
-    /// tar:SOURCE!/PATH, or bytes of something, as slice:START[+LEN]:SOURCE; or an image, as
-    /// oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL
+    /// The archive: a path, a file://, http:// or https:// URL, or an image
+    ///
+    /// Other forms: tar:SOURCE!/PATH is a file inside another archive. slice:START[+LEN]:SOURCE is a range
+    /// of bytes of SOURCE. An image is oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
+    /// where FILE may be a URL.
     #[arg(value_name = "SOURCE")]
     pub source: OsString,
 
@@ -33,21 +35,22 @@ pub(super) struct SourceArgs {
     )]
     pub headers: Vec<HeaderArg>,
 
-    /// Follow redirects from https:// to http:// URLs, which are refused otherwise
+    /// Follow redirects from https:// to http:// URLs [default: refuse them]
     #[arg(long, help_heading = "Network")]
     pub allow_insecure_redirects: bool,
 
-    /// Trust the certificates in this PEM file besides the system's, also one that a server made for
-    /// itself
+    /// Also trust the certificates in this PEM file, for example a self-signed one
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub cacert: Option<PathBuf>,
 
-    /// Requests in flight at once, at the most; as many are used as bring something
+    /// Maximum number of concurrent requests
+    ///
+    /// tarfs sends fewer if more do not increase the throughput.
     #[arg(long, value_name = "N", default_value_t = crate::fetch::DEFAULT_CONNECTIONS,
           value_parser = count_parser::<usize>(1..=256), help_heading = "Network")]
     pub connections: usize,
 
-    /// Bytes of one request, at the most
+    /// Maximum bytes of one request
     #[arg(
         long,
         value_name = "SIZE",
@@ -57,7 +60,7 @@ pub(super) struct SourceArgs {
     )]
     pub chunk_size: Size,
 
-    /// Send a request again for the rest when it is slower than SIZE a second; 0 for never
+    /// Retry the rest of a request that is slower than SIZE bytes per second; 0 disables this
     #[arg(
         long,
         value_name = "SIZE",
@@ -66,7 +69,7 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed: Size,
 
-    /// Seconds over which --min-speed is measured; 0 for never
+    /// Seconds over which --min-speed is measured; 0 disables it
     #[arg(
         long,
         value_name = "SECONDS",
@@ -76,8 +79,9 @@ pub(super) struct SourceArgs {
     )]
     pub min_speed_wait: u64,
 
-    /// Seconds without progress, which is 4 KiB a second, after which a read fails; repetitions and
-    /// pauses count
+    /// Fail a read after this many seconds without progress
+    ///
+    /// Progress is at least 4 KiB per second. Retries and the pauses between them count.
     #[arg(
         long,
         value_name = "SECONDS",
@@ -87,49 +91,51 @@ pub(super) struct SourceArgs {
     )]
     pub timeout: u64,
 
-    /// How often a request that failed is sent again [default: 4, and as long as --timeout allows
-    /// when the server of an archive that was opened cannot be reached or says it is busy]
+    /// Maximum retries of a failed request [default: 4]
+    ///
+    /// Without this flag, tarfs retries for as long as --timeout allows if the archive is open already and
+    /// its server is unreachable or busy.
     #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000),
           help_heading = "Network")]
     pub retries: Option<u32>,
 
-    /// Memory for buffers, decoders and cached data together; the index comes on top
+    /// Memory for buffers, decoders and cached data together, without the index
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_memory)]
     pub memory: Size,
 
-    /// Memory for the index of the archive, or of all layers together, on top of --memory
+    /// Memory for the index of the archive or of all layers, in addition to --memory
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub index_memory: Size,
 
-    /// The packed format, instead of recognising it: none, gzip, lz4, zstd, xz, bzip2
+    /// Compression format: none, gzip, lz4, zstd, xz or bzip2 [default: detected]
     #[arg(long, value_name = "FORMAT")]
     pub compression: Option<Compression>,
 
-    /// Of an image take what is for this platform, OS/ARCH or OS/ARCH/VARIANT [default: this
-    /// machine's]
+    /// Platform of an image, as OS/ARCH or OS/ARCH/VARIANT [default: this machine's]
     #[arg(long, value_name = "PLATFORM")]
     pub platform: Option<Platform>,
 
-    /// Fail unless all bytes of SOURCE have this SHA-256, as sha256sum prints it; or an image this
-    /// digest. `mount` shows nothing before the whole archive matched, unless a saved index was built
-    /// with the same digest
+    /// Fail unless SOURCE has this SHA-256, or an image this digest
+    ///
+    /// The digest is that of all bytes of SOURCE, as sha256sum prints it. `mount` shows nothing before the
+    /// whole archive matches, unless a saved index was built with the same digest.
     #[arg(long, value_name = "HEX")]
     pub expect_sha256: Option<Sha256>,
 
-    /// Read on after zero records, as for concatenated archives
+    /// Continue after zero records, as in concatenated archives
     #[arg(short = 'i', long)]
     pub ignore_zeros: bool,
 
-    /// Take the readable part of an archive that ends too early
+    /// Accept a truncated archive and use its readable part
     #[arg(long)]
     pub allow_truncated: bool,
 
-    /// Refuse an archive with more entries than this
+    /// Refuse an archive with more entries than this [default: no limit]
     #[arg(long, value_name = "N", value_parser = count_parser::<u64>(0..=u64::MAX))]
     pub max_entries: Option<u64>,
 }
 
-/// Where the cache is.
+/// Location of the cache.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheDirArgs {
     #[arg(
@@ -144,10 +150,10 @@ pub(super) struct CacheDirArgs {
 }
 
 impl CacheDirArgs {
-    /// The directory, whether it is there or not.
+    /// Returns the cache directory, which may not exist yet.
     ///
     /// # Errors
-    /// When neither a flag nor the environment names one.
+    /// Neither a flag nor the environment names a directory.
     pub(super) fn directory(&self) -> anyhow::Result<PathBuf> {
         match &self.cache_dir {
             Some(directory) => Ok(directory.clone()),
@@ -156,7 +162,7 @@ impl CacheDirArgs {
     }
 }
 
-/// Where saved indexes are found.
+/// Location of saved indexes.
 #[derive(Args, Clone, Debug)]
 pub(super) struct SavedIndexArgs {
     #[command(flatten)]
@@ -167,14 +173,15 @@ pub(super) struct SavedIndexArgs {
     pub index: Option<PathBuf>,
 }
 
-/// Where saved indexes and decoded data are kept.
+/// Location and size of the cache of indexes and decoded data.
 #[derive(Args, Clone, Debug)]
 pub(super) struct CacheArgs {
     #[command(flatten)]
     pub saved: SavedIndexArgs,
 
-    /// Disk that decoded data of all archives may take; what was used longest ago makes room
-    /// [default: all but a tenth of the disk]
+    /// Maximum disk space for decoded data of all archives [default: 90 % of the disk]
+    ///
+    /// The least recently used data is evicted first.
     #[arg(
         long,
         value_name = "SIZE",
@@ -183,19 +190,21 @@ pub(super) struct CacheArgs {
     )]
     pub cache_size: Option<Size>,
 
-    /// Keep no decoded data on disk: what is not in memory is fetched and decoded again
+    /// Keep no decoded data on disk
+    ///
+    /// Data that is not in memory is fetched and decoded again.
     #[arg(long, help_heading = "Cache")]
     pub no_disk_cache: bool,
 }
 
-/// A number of bytes as people write it: `4096`, `64K`, `8MiB`, `1.5GB`.
+/// A number of bytes as users write it: `4096`, `64K`, `8MiB`, `1.5GB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Size(pub u64);
 
 impl FromStr for Size {
     type Err = String;
 
-    /// `K`, `M`, `G`, `T`, alone or as `KiB`, are powers of 1024; `KB` and so on of 1000.
+    /// `K`, `M`, `G`, `T` and `KiB` and so on are powers of 1024; `KB` and so on are powers of 1000.
     fn from_str(text: &str) -> Result<Self, String> {
         let invalid = || format!("'{text}' is not a size like 4096, 64K, 8MiB or 1.5GB");
         let end = text
@@ -229,17 +238,17 @@ impl FromStr for Size {
     }
 }
 
-/// The memory for buffers, decoders and cached data.
+/// Parses --memory.
 fn parse_memory(text: &str) -> Result<Size, String> {
     parse_size_at_least(MIN_MEMORY, text)
 }
 
-/// The bytes of one request.
+/// Parses --chunk-size.
 fn parse_chunk_size(text: &str) -> Result<Size, String> {
     parse_size_at_least(MIN_CHUNK_LEN, text)
 }
 
-/// The shortest request that --chunk-size may ask for, in bytes.
+/// Minimum of --chunk-size, in bytes.
 const MIN_CHUNK_LEN: u64 = 4096;
 
 fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
@@ -254,14 +263,14 @@ fn parse_size_at_least(min: u64, text: &str) -> Result<Size, String> {
     Ok(size)
 }
 
-/// A parser of whole seconds.
+/// Returns a parser of whole seconds within `range`.
 pub(super) fn seconds_parser(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<u64, String> + Clone {
     move |text| parse_whole_number(text, &range, " of seconds")
 }
 
-/// A parser of counts.
+/// Returns a parser of whole numbers within `range`.
 pub(super) fn count_parser<T: TryFrom<u64>>(
     range: RangeInclusive<u64>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
@@ -295,7 +304,7 @@ pub(super) mod tests {
         source: SourceArgs,
     }
 
-    /// What a command line with these words behind the program's name says of its SOURCE.
+    /// Parses `words`, the arguments after the program's name.
     pub(in super::super) fn parse_source(words: &[&str]) -> SourceArgs {
         TestCommand::parse_from([&["tarfs"], words].concat()).source
     }

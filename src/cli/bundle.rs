@@ -1,4 +1,4 @@
-//! `tarfs bundle`: an image as a runtime wants it, a tree and what to run in it.
+//! `tarfs bundle`: writes an image's tree and configuration for a container runtime.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -29,14 +29,14 @@ use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
 use crate::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 
-/// What a bundle consists of.
+/// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";
 const ROOTFS: &str = "rootfs";
 
-/// The longest seccomp profile that is read, in bytes.
+/// Maximum length of a seccomp profile, in bytes.
 const MAX_PROFILE_LEN: u64 = 1 << 20;
 
-/// The longest passwd(5) or group(5) that is read, in bytes.
+/// Maximum length of passwd(5) or group(5), in bytes.
 const MAX_PASSWD_LEN: u64 = 4 << 20;
 
 /// Arguments of `tarfs bundle`.
@@ -48,23 +48,23 @@ pub(super) struct BundleArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// The bundle's directory, made if it is missing
+    /// The bundle's directory, created if it is missing
     #[arg(value_name = "DIR")]
     directory: PathBuf,
 
-    /// Arguments for what the image runs, instead of its own
+    /// Arguments for the image's entry point, instead of its own command
     #[arg(value_name = "ARG", last = true)]
     args: Vec<String>,
 
-    /// Replace the bundle that is there
+    /// Replace an existing bundle
     #[arg(long)]
     force: bool,
 
-    /// Give what it runs a terminal
+    /// Give the container a terminal
     #[arg(short, long)]
     terminal: bool,
 
-    /// Grant these capabilities, separated by commas, besides the default ones; or ALL
+    /// Grant these capabilities in addition to the default ones, separated by commas; or ALL
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = parse_capability)]
     cap_add: Vec<String>,
 
@@ -72,8 +72,9 @@ pub(super) struct BundleArgs {
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',', value_parser = parse_capability)]
     cap_drop: Vec<String>,
 
-    /// Filter system calls by a profile in Docker's format (seccomp=FILE), or not at all
-    /// (seccomp=unconfined)
+    /// Filter system calls by a profile of Docker's format: seccomp=FILE, or seccomp=unconfined for none
+    ///
+    /// The default is the built-in profile.
     #[arg(long, value_name = "OPTION", value_parser = parse_seccomp)]
     security_opt: Option<Seccomp>,
 
@@ -82,7 +83,7 @@ pub(super) struct BundleArgs {
     quiet: bool,
 }
 
-/// Which system calls are filtered.
+/// Filter of system calls.
 #[derive(Clone, Debug)]
 enum Seccomp {
     None,
@@ -97,10 +98,10 @@ fn parse_seccomp(option: &str) -> Result<Seccomp, String> {
     }
 }
 
-/// All capabilities together.
+/// Name for all capabilities together.
 const ALL_CAPABILITIES: &str = "ALL";
 
-/// The name that runtimes know of a capability, or [`ALL_CAPABILITIES`].
+/// Returns a capability's name for runtimes, or [`ALL_CAPABILITIES`].
 fn parse_capability(name: &str) -> Result<String, String> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
@@ -114,7 +115,7 @@ fn parse_capability(name: &str) -> Result<String, String> {
 }
 
 impl BundleArgs {
-    /// What the image does not say of the bundle, with root as its user and without volumes.
+    /// Options of the bundle that are not in the image, with root as user and no volumes.
     fn bundle_options(&self) -> anyhow::Result<image::BundleOptions> {
         let name = self.directory.file_name().unwrap_or_default();
         let (uid, gid) = (geteuid(), getegid());
@@ -158,9 +159,9 @@ impl BundleArgs {
     }
 }
 
-/// The capabilities that a container started by this user can have.
+/// Returns the capabilities that a container of this user can have.
 fn all_capabilities() -> BTreeSet<String> {
-    // In a new user namespace there are all that the kernel has.
+    // A new user namespace has all capabilities of the kernel.
     let is_available = |capability| match capability_is_in_bounding_set(capability) {
         Ok(is_bounded) => is_bounded || !geteuid().is_root(),
         Err(_) => false,
@@ -184,7 +185,7 @@ fn read_profile(file: &Path) -> anyhow::Result<SeccompProfile> {
     profile.context("it is no seccomp profile")
 }
 
-/// The first two numbers of the version of this kernel.
+/// Returns the first two numbers of this kernel's version.
 fn kernel_version() -> (u32, u32) {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -203,7 +204,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     );
     let directory = &args.directory;
     let options = args.bundle_options()?;
-    // Before anything is fetched for nothing.
+    // Checked before anything is fetched.
     if !args.force {
         ensure_no_bundle(directory)?;
     }
@@ -213,7 +214,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         let outer = resolve::OuterArchiveOptions::new(&args.cache_dir, args.quiet);
         resolve::open_image(&reference, &args.source, &outer, &network, &stats)?
     };
-    // Fails now if the configuration cannot be made, before anything is written.
+    // Reports an invalid configuration before anything is written.
     image::runtime_spec(&image.config, &options)?;
     let made = make_directory(directory);
     made.with_context(|| format!("cannot make {}", directory.display()))?;
@@ -221,7 +222,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
         expect_sha256: Some(image.digest),
         ..args.source.clone()
     };
-    // Beside what is there, which stays until all that can fail is done.
+    // Built beside the existing bundle, which stays until every step that can fail has succeeded.
     let new = Arc::new(BundleInProgress::in_directory(directory));
     let to_remove = Arc::clone(&new);
     let cleanup = CleanupOnSignal::install(move || to_remove.remove())?;
@@ -239,7 +240,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
-    // All of it or nothing.
+    // From here on, a signal waits, so that the bundle is complete or unchanged.
     let _blocked = cleanup.block();
     let user = resolve_user(&new.rootfs, &image.config)?;
     let volumes = usable_volumes(&new.rootfs, &image.config.execution.volumes);
@@ -258,7 +259,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Refuses a directory in which there is a bundle, or something in the way of one.
+/// Refuses a directory with a bundle, or with files in its way.
 fn ensure_no_bundle(directory: &Path) -> anyhow::Result<()> {
     let name = directory.display();
     if fs::symlink_metadata(directory.join(CONFIG)).is_ok() {
@@ -277,8 +278,9 @@ fn ensure_no_bundle(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the bundle's directory for this user alone: through any other, local users could run the
-/// image's set-user-ID programs on the host.
+/// Creates the bundle's directory for this user alone.
+///
+/// Otherwise local users could run the image's set-user-ID programs on the host.
 fn make_directory(directory: &Path) -> io::Result<()> {
     if let Some(parent) = directory.parent() {
         fs::create_dir_all(parent)?;
@@ -306,12 +308,14 @@ fn warn_if_accessible_to_others(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A bundle in the making, under names at random beside those that it is to have: also what a process
-/// leaves that is killed is in nobody's way. What has not got its name is removed with this.
+/// A bundle under construction, with random names beside the final ones.
+///
+/// A killed process leaves parts that do not disturb later runs. Parts without their final name are removed
+/// when this is dropped.
 struct BundleInProgress {
     directory: PathBuf,
     rootfs: PathBuf,
-    /// Not there for an image without volumes.
+    /// Missing for an image without volumes.
     volumes: PathBuf,
     config: PathBuf,
 }
@@ -328,21 +332,23 @@ impl BundleInProgress {
         }
     }
 
-    /// Makes the directory of the new tree, with the mode that the root of a container has unless the image
-    /// has another one.
+    /// Creates the directory of the new tree, with the default mode of a container's root.
+    ///
+    /// The image may change the mode.
     fn make_rootfs(&self) -> io::Result<()> {
         fs::create_dir(&self.rootfs)?;
         fs::set_permissions(&self.rootfs, Permissions::from_mode(0o755))
     }
 
-    /// Moves the directories of `volumes` out of the tree, each to [`image::volume_directory`]; makes those that
-    /// the tree does not have.
+    /// Moves the directories of `volumes` out of the tree, each to [`image::volume_directory`].
+    ///
+    /// Creates those that are missing from the tree.
     fn move_volumes(&self, volumes: &[String]) -> io::Result<()> {
         if volumes.is_empty() {
             return Ok(());
         }
         DirBuilder::new().mode(0o700).create(&self.volumes)?;
-        // The innermost first, out of those around them.
+        // Inner directories are moved before the outer ones that contain them.
         for (number, path) in volumes.iter().enumerate().rev() {
             let source = self.rootfs.join(path.trim_start_matches('/'));
             let volume = self.volumes.join(number.to_string());
@@ -365,8 +371,9 @@ impl BundleInProgress {
         file.write_all(text.as_bytes())
     }
 
-    /// Gives the parts their names, the tree first: what has a configuration is whole. With `force` they
-    /// take the place of what is there, which comes back if they cannot.
+    /// Gives the parts their final names, the configuration last, so that it marks a complete bundle.
+    ///
+    /// With `force`, they replace an existing bundle, which is restored on failure.
     fn commit(&self, force: bool) -> io::Result<()> {
         let config = self.directory.join(CONFIG);
         let old_config = self.config.with_added_extension("old");
@@ -380,8 +387,8 @@ impl BundleInProgress {
         if has_old {
             fs::remove_file(&old_config)?;
         }
-        // By now that of the old tree, if there is any. The bundle is there even if something is mounted
-        // in it, which is told in the end.
+        // After an exchange, these names hold the old trees. The bundle is complete even if they cannot be
+        // removed, for example because of a mount inside. `remove` reports that at the end.
         drop(self.remove_tree(&self.volumes));
         drop(self.remove_tree(&self.rootfs));
         Ok(())
@@ -412,7 +419,7 @@ impl BundleInProgress {
         })
     }
 
-    /// Removes the tree that has one of the first names, if there is one.
+    /// Removes a tree with a temporary name, if it exists.
     fn remove_tree(&self, tree: &Path) -> io::Result<()> {
         let Ok(status) = fs::symlink_metadata(tree) else {
             return Ok(());
@@ -425,7 +432,7 @@ impl BundleInProgress {
         crate::materialize::remove_tree(&directory, name)
     }
 
-    /// Removes what has not got its name.
+    /// Removes the parts that still have temporary names.
     fn remove(&self) {
         drop(fs::remove_file(&self.config));
         for tree in [&self.rootfs, &self.volumes] {
@@ -442,7 +449,7 @@ impl Drop for BundleInProgress {
     }
 }
 
-/// What is wrong with the place of a new tree, without what would help if the user had asked for one.
+/// Removes hints about flags of `materialize`, which the user did not call.
 fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     use crate::materialize::Error;
     match error.downcast_ref::<Error>() {
@@ -453,13 +460,14 @@ fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Renames `from` to `to`, if there is a `from`.
+/// Renames `from` to `to`, if `from` exists.
 fn rename_if_exists(from: &Path, to: &Path) -> io::Result<()> {
     exists(fs::rename(from, to)).map(drop)
 }
 
-/// Moves the directory `from` to `to` and leaves an empty one. An ordinary user needs permission to write to
-/// it and to its parent, which get their modes back.
+/// Moves the directory `from` to `to`, and leaves an empty one.
+///
+/// An ordinary user needs write permission for it and its parent, so both modes are changed and restored.
 fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     let parent = from.parent().unwrap_or(from);
     let parent_status = fs::symlink_metadata(parent)?;
@@ -479,7 +487,7 @@ fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     Ok(utimensat(CWD, parent, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Gives each the other's name, at once where the file system can. Either may be missing.
+/// Exchanges two names, atomically if the file system supports it. Either may be missing.
 fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     if !exists(fs::symlink_metadata(other))? {
         return rename_if_exists(one, other);
@@ -498,7 +506,7 @@ fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the file that `result` is about exists.
+/// Whether the file exists to which `result` belongs.
 fn exists<T>(result: io::Result<T>) -> io::Result<bool> {
     match result {
         Ok(_) => Ok(true),
@@ -516,8 +524,9 @@ fn root_user() -> User {
     }
 }
 
-/// The paths without links of those `volumes` that a bundle of the tree at `rootfs` can have; prints which
-/// others are left out. Each comes after those that contain it.
+/// Returns the usable `volumes`, with links resolved in the tree at `rootfs`.
+///
+/// Prints which others are left out. Outer directories are before inner ones.
 fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     let mut usable = BTreeSet::new();
     for volume in volumes {
@@ -539,11 +548,13 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     usable.into_iter().collect()
 }
 
-/// The path without links, from the root of the tree at `rootfs`, of the directory `volume` in it; `None` if
-/// there cannot be one. What is missing is taken for a directory, because runtimes make it.
+/// Resolves the directory `volume` within the tree at `rootfs`.
+///
+/// Returns its path without links, or `None` if it cannot be a directory. A missing one is accepted, because
+/// runtimes create it.
 fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
     let mut resolved = PathBuf::new();
-    // The next component is the last one.
+    // Reversed: the next component is the last element.
     let mut pending: Vec<OsString> = reversed_components(volume.as_bytes());
     let mut links = 0;
     while let Some(name) = pending.pop() {
@@ -583,7 +594,7 @@ fn reversed_components(path: &[u8]) -> Vec<OsString> {
         .collect()
 }
 
-/// As whom the image runs, by its own accounts.
+/// Finds the image's user in the tree's own accounts.
 fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
     let accounts = |name: &str| {
         let read = read_account_file(rootfs, name);
@@ -608,8 +619,7 @@ fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
     Ok(user)
 }
 
-/// What is in `etc/NAME` of the tree, links followed as they would be in it; nothing if that is not
-/// there.
+/// Reads `etc/NAME` of the tree and resolves links within the tree; empty if it is missing.
 fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::DIRECTORY;
     let directory = openat(CWD, rootfs, flags, Mode::empty())?;

@@ -1,4 +1,4 @@
-//! `tarfs cache`: what is kept on disk between mounts, and how to have less of it.
+//! `tarfs cache`: lists and removes data that is on disk between mounts.
 
 use std::io::{self, Write, stdout};
 use std::path::Path;
@@ -23,11 +23,11 @@ pub(super) struct CacheVerbArgs {
 
 #[derive(Debug, Subcommand)]
 enum CacheVerb {
-    /// Show what is kept, the one used last first
+    /// List all files, the most recently used first
     List(ListArgs),
-    /// Remove what was not used for long, or is too much; never what is in use
+    /// Remove files that are old or exceed a size, but none that are in use
     Prune(PruneArgs),
-    /// Remove everything that is not in use
+    /// Remove all files that are not in use
     Clear(ClearArgs),
 }
 
@@ -36,7 +36,7 @@ struct ListArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// One JSON object a line for each file
+    /// Print one JSON object per line for each file
     #[arg(long)]
     json: bool,
 }
@@ -46,15 +46,15 @@ struct PruneArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// Remove what was used longest ago until the rest takes no more than SIZE of disk
+    /// Remove the least recently used files until the rest takes at most SIZE
     #[arg(long, value_name = "SIZE")]
     max_size: Option<Size>,
 
-    /// Remove what was not used for so many days [default: 90, unless --max-size is given]
+    /// Remove files unused for this many days [default: 90, unless --max-size is given]
     #[arg(long, value_name = "DAYS", value_parser = args::count_parser::<u32>(0..=u32::MAX.into()))]
     older_than: Option<u32>,
 
-    /// Only show what would be removed
+    /// Only print what would be removed
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -64,15 +64,15 @@ struct ClearArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// Only show what would be removed
+    /// Only print what would be removed
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
 
-/// Does what `args` say.
+/// Runs the subcommand.
 ///
 /// # Errors
-/// When the directory is no cache, or what should go cannot be removed.
+/// The directory is not a cache, or a file cannot be removed.
 pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.verb {
         CacheVerb::List(args) => {
@@ -102,7 +102,7 @@ pub(super) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Removes `entries` of `all` and says what came of it.
+/// Removes `entries` of `all` and prints the result.
 fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
     if dry_run {
         let entries: Vec<_> = entries.iter().map(|&entry| entry.clone()).collect();
@@ -114,7 +114,7 @@ fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow:
     for entry in entries {
         match entry.remove() {
             Ok(true) => removed.add(entry),
-            // Somebody has begun to use it.
+            // A process has started to use it.
             Ok(false) => {}
             Err(error) => {
                 let error = anyhow::Error::new(error);
@@ -132,13 +132,13 @@ fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow:
 
 fn print(text: &str) -> anyhow::Result<()> {
     match stdout().write_all(text.as_bytes()) {
-        // Whoever read along has seen enough.
+        // The reader of the pipe has ended.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.context("cannot write the list"),
     }
 }
 
-/// Files and the disk they take.
+/// Number of files and their size on disk.
 #[derive(Clone, Copy, Default, Debug)]
 struct Totals {
     files: u64,
@@ -180,7 +180,7 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// A line for each file, its columns under each other; at the end the sum. Nothing for nothing.
+/// Formats a table with one row per file and a sum. Empty without files.
 fn table(all: &[CacheEntry], now: SystemTime) -> String {
     if all.is_empty() {
         return String::new();
@@ -224,7 +224,7 @@ fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
     ]
 }
 
-/// As [`CacheEntry`], for programs.
+/// JSON of a [`CacheEntry`].
 #[derive(Serialize)]
 struct JsonLine<'a> {
     kind: &'static str,

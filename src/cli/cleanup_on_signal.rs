@@ -1,4 +1,4 @@
-//! What is to be undone before a signal ends the process.
+//! Cleanup before a signal ends the process.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,9 @@ use signal_hook::low_level::emulate_default_handler;
 
 use crate::base::thread::Thread;
 
-/// While it lives, a signal that ends the process has something undone first. A second signal
-/// ends it at once.
+/// Runs a cleanup before a signal ends the process, until it is dropped.
+///
+/// A second signal ends the process at once.
 #[derive(Debug)]
 pub(super) struct CleanupOnSignal {
     handle: Handle,
@@ -22,7 +23,7 @@ pub(super) struct CleanupOnSignal {
     _thread: Thread<()>,
 }
 
-/// What is undone before anything else, if there is more.
+/// A cleanup that runs before all others, if there is one.
 #[derive(Default)]
 pub(super) struct PriorCleanup(Option<Box<dyn FnOnce() + Send>>);
 
@@ -35,20 +36,21 @@ impl fmt::Debug for PriorCleanup {
 }
 
 impl CleanupOnSignal {
-    /// Calls `cleanup` on another thread when SIGINT, SIGTERM or SIGHUP comes, and then lets the
-    /// signal do what it does without this.
+    /// Calls `cleanup` on another thread after SIGINT, SIGTERM or SIGHUP.
+    ///
+    /// Then the signal has its default effect.
     ///
     /// # Errors
-    /// When signals cannot be watched for.
+    /// Signal handlers cannot be installed.
     pub(super) fn install(cleanup: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
-        // What nohup(1) and a shell's background jobs are deaf to stays unheard.
+        // Signals that nohup(1) or a shell's background job ignores stay ignored.
         let handled = [SIGINT, SIGTERM, SIGHUP]
             .into_iter()
             .filter(|&signal| !is_ignored(signal));
         let ends_at_once = Arc::new(AtomicBool::new(false));
         for signal in handled.clone() {
-            // In this order: the first signal finds the flag not set yet.
+            // The order matters: the first signal must find the flag unset.
             flag::register_conditional_default(signal, Arc::clone(&ends_at_once))
                 .context(FAILED)?;
             flag::register(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
@@ -59,7 +61,7 @@ impl CleanupOnSignal {
         let held = Arc::clone(&first);
         let thread = Thread::spawn("signals", move || {
             if let Some(signal) = signals.forever().next() {
-                // Until the end: what is undone stays so.
+                // Locked until the process ends, so that no file is committed after the cleanup.
                 let mut first = lock(&held);
                 if let Some(first) = first.0.take() {
                     first();
@@ -79,12 +81,14 @@ impl CleanupOnSignal {
         })
     }
 
-    /// Has `cleanup` done before what is undone anyway.
+    /// Sets a `cleanup` that runs before the other one.
     pub(super) fn run_first(&self, cleanup: impl FnOnce() + Send + 'static) {
         lock(&self.first).0 = Some(Box::new(cleanup));
     }
 
-    /// Nothing is undone until what this returns is dropped: a signal waits, or has ended everything.
+    /// Blocks the cleanup until the returned guard is dropped.
+    ///
+    /// A signal waits meanwhile. If a signal arrived before, this call waits for the end of the process.
     pub(super) fn block(&self) -> MutexGuard<'_, PriorCleanup> {
         lock(&self.first)
     }
@@ -96,21 +100,23 @@ fn lock(first: &Mutex<PriorCleanup>) -> MutexGuard<'_, PriorCleanup> {
 
 impl Drop for CleanupOnSignal {
     fn drop(&mut self) {
-        // From now on a signal has its usual effect again.
+        // From now on, a signal has its default effect.
         self.ends_at_once.store(true, Ordering::SeqCst);
-        // If one came already the thread ends the process, for which our thread waits.
+        // If a signal has arrived, the thread ends the process, and dropping the thread waits for that.
         self.handle.close();
     }
 }
 
-/// The signals that end a mount. nohup(1) wants SIGHUP to be ignored; a shell has its background jobs
-/// ignore SIGINT, but who sends that to a mount means it.
+/// Returns the signals that end a mount.
+///
+/// nohup(1) sets SIGHUP to be ignored, which is respected. A shell's background job ignores SIGINT, but a
+/// SIGINT to a mount is intended.
 pub(super) fn termination_signals() -> impl Iterator<Item = i32> {
     let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
     [SIGINT, SIGTERM].into_iter().chain(hangup)
 }
 
-/// Whether the process was told to ignore `signal` by who started it.
+/// Whether the parent process set `signal` to be ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,9 +1,11 @@
-//! The socket by which other processes of the same user talk to a mount.
+//! The control socket: other processes of the same user send requests to a mount.
 //!
-//! One directory holds a socket for each mount, named after its process and the namespace that counts
-//! processes so (`4711-4026531836.sock`), as containers may share the directory. A connection carries
-//! one question and one answer, each a line of JSON: `{"verb":"status"}` is answered by a [`Status`],
-//! `{"verb":"umount","force":false}` by `{"unmounted":"/mnt"}` or by `{"error":…,"hint":…}`.
+//! One directory holds a socket for each mount. Its name consists of the process ID and the PID namespace
+//! (`4711-4026531836.sock`), because containers may share the directory.
+//!
+//! A connection carries one request and one response, each a line of JSON. The response to
+//! `{"verb":"status"}` is a [`Status`]. That to `{"verb":"umount","force":false}` is `{"unmounted":"/mnt"}`
+//! or `{"error":…,"hint":…}`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -24,278 +26,285 @@ use serde::{Deserialize, Serialize};
 use crate::base::thread::Thread;
 use crate::fuse::TopMount;
 
-/// Longest question: generous for the longest that exists.
+/// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;
-/// Longest answer: a status with all its errors takes a tenth of it.
+/// Maximum length of a response. A status with all its errors takes a tenth of it.
 const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 
-/// The longest text of a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
+/// Maximum length of a text in a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
 const MAX_TEXT_BYTES: usize = 2048;
-/// How long the other end may be silent.
+/// Timeout for reads and writes on a connection.
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
-/// After a connection that could not be taken.
+/// Pause after a failed accept(2).
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
-/// How long a process may take to end once it has unmounted.
+/// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a mount can be asked.
+/// A request to a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "lowercase")]
 pub(super) enum Request {
-    /// How it is.
+    /// Return the status.
     Status,
-    /// To unmount and end.
+    /// Unmount, and end the process.
     Umount {
-        /// Also when it is in use.
+        /// Even if the mount is in use.
         #[serde(default)]
         force: bool,
     },
 }
 
-/// What a mount answers.
+/// A response of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Response {
-    /// How it is.
+    /// The status.
     Status(Box<Status>),
-    /// It is no longer mounted, and its process ends.
+    /// The mount is gone, and its process ends.
     Unmounted {
-        /// Where it was.
+        /// The mountpoint.
         unmounted: String,
-        /// A bind mount, an overlay or another mount namespace has it still, and it is served on.
+        /// A bind mount, an overlay or another mount namespace still uses it, so its process continues.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         elsewhere: bool,
     },
-    /// It will not.
+    /// The request failed.
     Error {
-        /// Why.
+        /// The reason.
         error: String,
-        /// What to do about it.
+        /// Advice for the user.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hint: Option<String>,
     },
 }
 
-/// What became of a mount that was to go.
+/// Result of a request to unmount.
 #[derive(Debug)]
 pub(super) enum UmountOutcome {
-    /// It is gone, and so is its process.
+    /// The mount is gone and its process ended.
     ProcessEnded,
-    /// It is gone, but its process does not end.
+    /// The mount is gone, but its process has not ended.
     ProcessRemains {
-        /// The process, as it counts itself.
+        /// The process ID in its own PID namespace.
         pid: u32,
     },
-    /// It is gone, and in use elsewhere: by a bind mount, an overlay, or another mount namespace that was
-    /// made while it was there.
+    /// The mount is gone here, but still in use.
+    ///
+    /// A bind mount, an overlay, or a mount namespace that was created meanwhile uses it.
     InUseElsewhere {
-        /// The process, as it counts itself.
+        /// The process ID in its own PID namespace.
         pid: u32,
     },
-    /// Nothing was done, because another mount of what the process serves is there, such as a bind mount.
+    /// Nothing was unmounted, because another mount of the same tree is there, such as a bind mount.
     OtherMount {
-        /// The process, as it counts itself.
+        /// The process ID in its own PID namespace.
         pid: u32,
-        /// A handle by which to see it end, if it can be had.
+        /// A descriptor to wait for the end of the process, if available.
         process: Option<OwnedFd>,
     },
-    /// It is still there.
+    /// The mount is still there.
     Failed {
-        /// Why.
+        /// The reason.
         error: String,
-        /// What to do about it.
+        /// Advice for the user.
         hint: Option<String>,
     },
 }
 
-/// How a mount is.
+/// Status of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Status {
-    /// The archive, without secrets.
+    /// The archive's location, without secrets.
     pub source: String,
-    /// The layers, from the bottom, where there are several.
+    /// The layers, from the bottom, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
-    /// Where it is mounted.
+    /// The mountpoint.
     pub mountpoint: String,
-    /// Major and minor number of what is mounted there, as the kernel's table of mounts has them
-    /// (`0:45`): two mounts may be called alike, in two namespaces or after a rename.
+    /// Device number of the mount, as in `/proc/self/mountinfo` (`0:45`).
+    ///
+    /// Two mounts may have the same path, in two namespaces or after a rename.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// The mount that the process takes out when it is asked to unmount, as the kernel's table of mounts
-    /// has it: a bind mount of it has the same device and another id.
+    /// ID of the mount in `/proc/self/mountinfo` that a request to unmount removes.
+    ///
+    /// A bind mount of it has the same device and another ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_id: Option<u32>,
-    /// Nothing is mounted there any more, and it is in use.
+    /// Whether nothing is mounted there any more, although the mount is still in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
     /// The process that serves it.
     pub pid: u32,
-    /// When it was mounted, in seconds since 1970.
+    /// Time of the mount, in seconds since 1970.
     pub since_unix_seconds: u64,
-    /// Which version of the source is served.
+    /// Version of the source that is served.
     pub version: String,
-    /// Entries in the index.
+    /// Number of entries in the index.
     pub entries: u64,
-    /// How far the index has come.
+    /// Progress of the index.
     pub index: IndexState,
-    /// Memory of the process that is resident, in bytes.
+    /// Resident memory of the process, in bytes.
     pub resident_bytes: u64,
-    /// What of its memory is used for what.
+    /// Use of memory by purpose.
     pub memory: MemoryUse,
-    /// What of its disk decoded spans take; `None` when none are kept there.
+    /// Use of disk by decoded data; `None` without a disk cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_cache: Option<DiskCacheUsage>,
-    /// What is fetched before it is read.
+    /// Progress of the prefetch.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
-    /// How far the copy on disk is, if there is one.
+    /// Progress of the copy on disk, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
-    /// What is written to it, if it can be.
+    /// Location of written files, if the mount is writable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writable: Option<OverlayStatus>,
-    /// Where these figures can be fetched by HTTP, if anywhere.
+    /// URL of these figures for Prometheus, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<String>,
-    /// What it has done so far; each name carries its unit.
+    /// Counters of the work done so far. Each name contains its unit.
     pub counters: BTreeMap<String, u64>,
-    /// Members that are damaged or not in the tree.
+    /// Number of members that are damaged or missing from the tree.
     #[serde(default)]
     pub damaged_members: u64,
-    /// The first of them, a line each.
+    /// The first of these members, one per line.
     #[serde(default)]
     pub damaged: Vec<String>,
-    /// What is not as it could be, in words.
+    /// Notes about degraded operation, as text.
     pub notes: Vec<String>,
-    /// The last reads that failed, oldest first.
+    /// The last failed reads, oldest first.
     pub errors: Vec<FailedRead>,
 }
 
-/// How far an index has come.
+/// Progress of an index.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct IndexState {
-    /// Whether more of it will come.
+    /// State of the scan.
     pub phase: Phase,
-    /// Packed bytes that were read for it; 0 when an index was saved.
+    /// Compressed bytes that were scanned; 0 for a saved index.
     pub scanned_bytes: u64,
-    /// Packed bytes that there are, as far as the source says.
+    /// Compressed bytes of the archive, if the source knows its length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_bytes: Option<u64>,
-    /// Why it will never be complete.
+    /// Reason why the index stays incomplete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// Whether more of an index will come.
+/// State of an archive's scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Phase {
-    /// Yes: the archive is being scanned.
+    /// The archive is being scanned.
     Scanning,
-    /// No: all of it is here.
+    /// The index is complete.
     Complete,
-    /// No: the scan failed.
+    /// The scan failed.
     Failed,
 }
 
-/// What memory is used for at this moment.
+/// Current use of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::struct_field_names,
     reason = "names of figures carry their unit"
 )]
 pub(super) struct MemoryUse {
-    /// What all but the index may take together: `--memory`, or the least there must be.
+    /// Limit for all but the index: `--memory`, or the minimum that is needed.
     pub budget_bytes: u64,
-    /// Decoded spans that are kept.
+    /// Decoded spans in the cache.
     pub spans_bytes: u64,
-    /// What reads that decode at this moment have reserved.
+    /// Memory reserved by reads that are decoding.
     pub reads_bytes: u64,
-    /// State that their decoders have borrowed besides.
+    /// State of their decoders.
     pub decoders_bytes: u64,
-    /// The index, on top of the budget.
+    /// The index, which does not count towards the budget.
     pub index_bytes: u64,
 }
 
-/// How much disk is used at this moment.
+/// Current use of disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::struct_field_names,
     reason = "names of figures carry their unit"
 )]
 pub(super) struct DiskCacheUsage {
-    /// By decoded spans of this archive.
+    /// Decoded spans of this archive.
     pub held_bytes: u64,
-    /// By those of all archives.
+    /// Decoded spans of all archives.
     pub all_bytes: u64,
-    /// What all may take: `--cache-size`, or all of the disk but a tenth.
+    /// Limit for all archives: `--cache-size`, or 90 % of the disk.
     pub limit_bytes: u64,
 }
 
-/// What is fetched before it is read, and how far that is.
+/// Mode and progress of the prefetch.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct PrefetchStatus {
-    /// `none`, `ahead` or `all`, as `--prefetch` has it.
+    /// `none`, `ahead` or `all`, as in `--prefetch`.
     pub what: String,
-    /// How far `all` is: `off` when it is not wanted; `running`; `complete` when everything is kept
-    /// and nothing is fetched any more; `full` when there is no room for more; `incomplete` when
-    /// parts could not be made.
+    /// State of `all`.
+    ///
+    /// - `off`: not requested.
+    /// - `running`: in progress.
+    /// - `complete`: everything is cached, so nothing is fetched any more.
+    /// - `full`: there is no space for more.
+    /// - `incomplete`: some parts could not be decoded.
     pub state: String,
-    /// Spans that it has made or found.
+    /// Spans that `all` has decoded or found in the cache.
     pub done_spans: u64,
     /// Spans of the archive.
     pub total_spans: u64,
-    /// Spans of the profile that were made or found.
+    /// Spans of the profile that were decoded or found in the cache.
     pub replayed_spans: u64,
     /// Spans of the profile.
     pub replay_spans: u64,
 }
 
-/// How far a mount's copy on disk is.
+/// Progress of a mount's copy on disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct CopyProgress {
-    /// Where it is.
+    /// Its directory.
     pub directory: String,
     /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
     pub state: String,
-    /// Regular files that are whole.
+    /// Complete regular files.
     pub files: u64,
-    /// Regular files that there are to be.
+    /// Regular files in total.
     pub total_files: u64,
-    /// Stored bytes of whole files.
+    /// Stored bytes of complete files.
     pub bytes: u64,
-    /// Stored bytes that there are to be.
+    /// Stored bytes in total.
     pub total_bytes: u64,
-    /// Entries that could not be written, or were changed by somebody else.
+    /// Entries that could not be written, or that another process has changed.
     pub failures: u64,
 }
 
-/// Where what is written to a mount lies.
+/// Location of the files that are written to a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct OverlayStatus {
-    /// The directory that holds what is new or changed.
+    /// Directory with new and changed files.
     pub upper: String,
-    /// It is removed when the mount ends.
+    /// Whether it is removed with the mount.
     pub is_temporary: bool,
     /// `overlayfs` or `fuse-overlayfs`.
     pub by: String,
 }
 
-/// A read that failed.
+/// A failed read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct FailedRead {
-    /// When last, in seconds since 1970.
+    /// Time of the last failure, in seconds since 1970.
     pub last_unix_seconds: u64,
-    /// How many times in a row.
+    /// Number of failures in a row.
     pub count: u64,
-    /// The file, by its path in the archive.
+    /// Path of the file in the archive.
     pub path: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// The socket of this process' mount. Dropping it removes it.
+/// Control socket of this process's mount; removed when dropped.
 #[derive(Debug)]
 pub(super) struct ControlSocket {
     path: PathBuf,
@@ -305,21 +314,22 @@ pub(super) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in `directory`, which is made if need be, and answers with `handle_request`, one
-    /// connection at a time, on a thread of its own.
+    /// Listens in `directory` and answers with `handle_request` on a separate thread.
+    ///
+    /// Creates the directory if it is missing. Handles one connection at a time.
     ///
     /// # Errors
-    /// When the directory is not this user's alone, or the socket cannot be made.
+    /// Other users can access the directory, or the socket cannot be created.
     pub(super) fn serve(
         directory: &Path,
         handle_request: impl FnMut(Request) -> Response + Send + 'static,
     ) -> io::Result<Self> {
         create_private_dir(directory)?;
         let path = directory.join(socket_name());
-        // Who finds one that nobody listens at takes it for a dead one's: it has its name when somebody
-        // does.
+        // A client that finds a socket without a listener removes it as stale. So it gets its name only once
+        // it listens.
         let temporary = path.with_extension("new");
-        // A process of the same number has left it behind.
+        // Left behind by a process with the same ID.
         match fs::remove_file(&temporary) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -344,7 +354,7 @@ impl ControlSocket {
 impl Drop for ControlSocket {
     fn drop(&mut self) {
         self.is_stopping.store(true, Ordering::SeqCst);
-        // Wakes the thread, also where the socket's name is gone, as with a user's session.
+        // Wakes the thread even if the socket's file is gone, for example with the user's session.
         if let Err(error) = shutdown(&self.listener, Shutdown::Both) {
             tracing::warn!(%error, "the control socket stays open");
         }
@@ -367,7 +377,8 @@ fn accept_loop(
         let answered = match stream {
             Ok(stream) => handle_connection(&stream, &mut handle_request),
             Err(error) => {
-                // Who asks is still there where descriptors have run out, and would be next at once.
+                // When file descriptors have run out, the client remains first in the queue, so a retry at
+                // once would spin.
                 std::thread::sleep(ACCEPT_RETRY_DELAY);
                 Err(error)
             }
@@ -405,7 +416,7 @@ fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()
     stream.write_all(&line)
 }
 
-/// A directory that only this user can enter.
+/// Creates a directory that only this user can enter.
 pub(super) fn create_private_dir(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
@@ -413,7 +424,7 @@ pub(super) fn create_private_dir(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Someone else may have made it first, or put a link there.
+/// Checks that another user has not created the directory, or a link in its place.
 fn check_private_dir(directory: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(directory)?;
     let closed_to_others = found.mode().trailing_zeros() >= 6;
@@ -429,11 +440,12 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
     ))
 }
 
-/// The status of every mount that has a socket in `directory`, by mountpoint. Sockets whose
-/// process has died are removed.
+/// Returns the status of each mount with a socket in `directory`, by mountpoint.
+///
+/// Removes sockets of dead processes.
 ///
 /// # Errors
-/// When the directory is there but not this user's alone, or cannot be read.
+/// Other users can access the directory, or it cannot be read. A missing one is no error.
 pub(super) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
     let mut statuses: Vec<_> = list_sockets(directory)?
         .iter()
@@ -444,7 +456,7 @@ pub(super) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
 }
 
 impl Status {
-    /// Cuts texts that an archive or a server can make long.
+    /// Truncates texts that an archive or a server can make long.
     fn truncate_texts(&mut self) {
         truncate_text(&mut self.source);
         truncate_text(&mut self.version);
@@ -458,8 +470,9 @@ impl Status {
         }
     }
 
-    /// Whether it is of what is mounted on `mountpoint` as this process sees it; that it once was
-    /// mounted there is good enough where the kernel's table of mounts cannot be read.
+    /// Whether this is the status of the mount on `mountpoint`, as this process sees it.
+    ///
+    /// If the kernel's mount table cannot be read, compares the path at which it was mounted.
     pub(super) fn is_mounted_on(&self, mountpoint: &Path) -> bool {
         self.matches_top_mount(mountpoint, &crate::fuse::top_mount(mountpoint))
     }
@@ -473,7 +486,7 @@ impl Status {
         }
     }
 
-    /// Whether `top` is another mount of what it is of, such as a bind mount.
+    /// Whether `top` is another mount of the same tree, such as a bind mount.
     fn is_another_mount(&self, top: &io::Result<Option<TopMount>>) -> bool {
         match top {
             Ok(Some(top)) => self.device.is_some() && self.mount_id != Some(top.id),
@@ -489,17 +502,18 @@ fn truncate_text(text: &mut String) {
     }
 }
 
-/// Numbers of a device as the kernel's table of mounts has them.
+/// Formats a device number as the kernel's mount table does.
 pub(super) fn format_device((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
-/// Asks the process that serves `mountpoint` to unmount, and waits until it has ended. Where
-/// several are mounted on top of each other, the one on top goes. `None` when no socket in
-/// `directory` belongs to any.
+/// Asks the process that serves `mountpoint` to unmount, and waits for its end.
+///
+/// If several mounts are stacked, unmounts the one on top. Returns `None` if it has no socket in
+/// `directory`.
 ///
 /// # Errors
-/// When the directory cannot be read, or the process does not answer.
+/// The directory cannot be read, or the process does not respond.
 pub(super) fn request_umount(
     directory: &Path,
     mountpoint: &Path,
@@ -559,14 +573,14 @@ fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(sockets)
 }
 
-/// The status behind a socket; `None` when nobody is there, or somebody else.
+/// Requests a status; `None` if no process listens, or a different program does.
 fn request_status(socket: &Path) -> Option<Status> {
     match send_request(socket, Request::Status) {
         Ok(Response::Status(status)) => Some(*status),
         Ok(_) => None,
         Err(error) => {
             if error.kind() == ErrorKind::ConnectionRefused {
-                // Nobody listens any more: the process died without clearing up.
+                // The process died without removing its socket.
                 drop(fs::remove_file(socket));
             }
             tracing::debug!(%error, socket = %socket.display(), "no status");
@@ -584,14 +598,15 @@ fn send_request(socket: &Path, request: Request) -> io::Result<Response> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// What the socket of this process is called.
+/// Returns the file name of this process's socket.
 fn socket_name() -> String {
     let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
     format!("{}-{namespace}.sock", std::process::id())
 }
 
-/// A handle by which to see the process behind a socket end; `None` when there is none of that number, or
-/// in a container that counts its processes differently.
+/// Returns a descriptor to wait for the end of the process behind a socket.
+///
+/// `None` if there is no such process, or its PID namespace is another one.
 fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
     let namespace = |name: &str| Some(name.split_once('-')?.1.to_owned());
     let name = socket.file_name()?.to_str()?;
@@ -602,7 +617,7 @@ fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
     pidfd_open(pid, PidfdFlags::empty()).ok()
 }
 
-/// Waits until a process that has unmounted has ended; false when it takes longer than `time`.
+/// Waits until a process has ended; false after the timeout `time`.
 pub(super) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<bool> {
     let deadline = Timespec::try_from(time).map_err(io::Error::other)?;
     let mut ends = [PollFd::new(process, PollFlags::IN)];
@@ -611,7 +626,7 @@ pub(super) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<boo
 
 #[cfg(test)]
 impl Status {
-    /// An example, with errors and all.
+    /// Returns an example with errors.
     pub(super) fn example() -> Self {
         let stats = crate::base::stats::Stats::default();
         stats.scans.increment();
@@ -767,7 +782,7 @@ mod tests {
         assert!(open_pidfd(&other, std::process::id()).is_none());
     }
 
-    /// Between bind(2) and listen(2) it looks like one that nobody listens at.
+    /// Between bind(2) and listen(2), a socket looks stale.
     #[test]
     fn socket_being_created_is_not_removed_as_stale() {
         let directory = private_directory();
@@ -794,7 +809,7 @@ mod tests {
         assert!(remains, "removed by who looked at it");
     }
 
-    /// As when who mounted it logs out, and the directory goes with the session.
+    /// The directory disappears when the user who mounted it logs out.
     #[test]
     fn control_socket_stops_when_its_file_is_gone() {
         let directory = private_directory();
@@ -851,7 +866,7 @@ mod tests {
         assert_eq!(list_statuses(&missing).expect("nobody there"), []);
     }
 
-    /// Programs read these. One may be added; none may change or go.
+    /// Programs read these names. New ones may be added, but none may change or disappear.
     #[test]
     fn status_json_field_names_are_stable() {
         let status = Status {

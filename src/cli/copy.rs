@@ -1,4 +1,4 @@
-//! `tarfs mount --copy-to`: the copy on disk, as the mount and its status see it.
+//! `tarfs mount --copy-to`: the copy on disk, for the mount and its status.
 
 use std::fs::File;
 use std::io;
@@ -16,14 +16,14 @@ use crate::fuse::{self, BackingFiles, Mount};
 use crate::index::{Index, Ino};
 use crate::materialize::{BackgroundCopy, CopyState, ReadFn, RunningCopy};
 
-/// What a copy is made from.
+/// Tree and bytes from which a copy is made.
 pub(super) struct CopySource {
     index: Box<dyn Fn() -> Option<Arc<Index>>>,
     read: ReadFn,
 }
 
 impl CopySource {
-    /// The tree of `archive` once all of it is known, and its bytes.
+    /// Copies from `archive`, once its index is complete.
     pub(super) fn from_archive(archive: &Arc<Archive>) -> Self {
         let (read, index) = (Arc::clone(archive), Arc::clone(archive));
         Self::new(
@@ -32,7 +32,7 @@ impl CopySource {
         )
     }
 
-    /// What `index` gives once all of it is known, and the bytes that `read` gives.
+    /// Copies the tree of `index`, once it is complete, with the bytes from `read`.
     pub(super) fn new(
         index: impl Fn() -> Option<Arc<Index>> + 'static,
         read: impl Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync + 'static,
@@ -48,16 +48,17 @@ impl CopySource {
 #[derive(Debug)]
 pub(super) struct MountCopy {
     background: Arc<BackgroundCopy>,
-    /// Once the index is complete.
+    /// Set once the index is complete.
     running: OnceLock<RunningCopy>,
 }
 
 impl MountCopy {
-    /// Takes `directory` for the copy of what is to be mounted on `mountpoint`, with the attributes that
-    /// `xattrs` selects.
+    /// Opens `directory` for the copy of the mount on `mountpoint`.
+    ///
+    /// Copies the attributes that `xattrs` selects.
     ///
     /// # Errors
-    /// When it is not for that; then nothing in it was changed.
+    /// The directory is not usable for this copy. Then it is unchanged.
     pub(super) fn open(
         directory: &Path,
         mountpoint: &Path,
@@ -78,16 +79,17 @@ impl MountCopy {
         })
     }
 
-    /// The copies of files, for the mount.
+    /// Returns the copied files as backing files for the mount.
     pub(super) fn backing_files(&self) -> Arc<dyn BackingFiles> {
         Arc::new(CopyBackingFiles(Arc::clone(&self.background)))
     }
 
-    /// Begins to write what lies below `root`, once, if the index is complete; until this is
-    /// dropped.
+    /// Starts to write the tree below `root`, once, if the index is complete.
+    ///
+    /// The copy stops when `self` is dropped.
     ///
     /// # Errors
-    /// When something else is in the directory, or the system says no.
+    /// The directory has other contents, or a system call fails.
     pub(super) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
         let CopySource { index, read } = &opened.copy_source;
         let Some(index) = index() else {
@@ -98,17 +100,17 @@ impl MountCopy {
         }
         let read = Arc::clone(read);
         let running = self.background.start(&index, root, read, &opened.stats)?;
-        // Nobody else starts it.
+        // Cannot fail, because only this method sets it.
         drop(self.running.set(running));
         Ok(())
     }
 
-    /// Says that nothing more is to be written.
+    /// Cancels the copy.
     pub(super) fn stop(&self) {
         self.background.cancel();
     }
 
-    /// How far it is.
+    /// Returns the progress.
     pub(super) fn progress(&self) -> CopyProgress {
         let progress = self.background.progress();
         CopyProgress {
@@ -122,7 +124,7 @@ impl MountCopy {
         }
     }
 
-    /// What is not as it could be.
+    /// Returns notes about a degraded copy.
     pub(super) fn notes(&self, mount: &Mount) -> Vec<String> {
         let copy = self.background.progress().note;
         let copy = copy.map(|note| format!("copy: {note}"));
@@ -132,7 +134,7 @@ impl MountCopy {
     }
 }
 
-/// Where `directory` is or will be, without symbolic links.
+/// Resolves symbolic links in `directory`, which may not exist yet.
 fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     match std::fs::canonicalize(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -156,7 +158,7 @@ fn state_name(state: CopyState) -> &'static str {
     }
 }
 
-/// The copy as the mount sees it.
+/// The copy as the source of backing files for the mount.
 #[derive(Debug)]
 struct CopyBackingFiles(Arc<BackgroundCopy>);
 

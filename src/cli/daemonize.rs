@@ -1,9 +1,8 @@
-//! A process that stays in the background, and the one that waits until it is ready.
+//! The background process, and the foreground process that waits until it is ready.
 //!
-//! A multithreaded program cannot fork; it starts itself again. The second process inherits the
-//! terminal for its errors and a pipe as its stdout, says `ready` there once there is something
-//! to leave behind, and from then on belongs to nobody. Should it end before, its exit code is
-//! passed on.
+//! A multithreaded program cannot fork, so it starts itself again. The second process inherits the terminal
+//! for its errors and a pipe as its stdout. It writes `ready` to the pipe once the mount is ready, and then
+//! detaches. If it ends before, the first process exits with the same code.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -20,23 +19,24 @@ use super::inherited_fds::InheritedFds;
 use super::{headers, logging};
 use crate::base::trusted_dir;
 
-/// What the second process says when it is ready.
+/// Message of the background process when it is ready.
 const READY_MESSAGE: &str = "ready\n";
 
-/// Whose places a process in the background uses for its socket and its cache.
+/// Owner of the directories that a background process uses for its socket and its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum DirectoryScope {
-    /// Those of who starts it.
+    /// The user who starts it.
     User,
-    /// Those of the system, whoever happens to start it.
+    /// The system.
     System,
 }
 
-/// Starts this program again with the arguments `arguments` and returns when that one is ready to be
-/// left alone, or has failed and said why.
+/// Starts this program again with `arguments`. Returns when the new process is ready or has failed.
+///
+/// A process that fails has printed the error.
 ///
 /// # Errors
-/// When it cannot be started.
+/// The process cannot be started.
 pub(super) fn spawn_daemon(
     arguments: &[OsString],
     scope: DirectoryScope,
@@ -76,18 +76,19 @@ pub(super) fn spawn_daemon(
     }
 }
 
-/// Where a background process writes its log; opened while the terminal can still be told.
+/// Log of a background process, opened while errors still reach the terminal.
 #[derive(Debug)]
 pub(super) struct LogTarget {
     file: Option<File>,
 }
 
 impl LogTarget {
-    /// The file at `path`, appended to, and for this user only if it is new; the system's log
-    /// without one.
+    /// Opens the file at `path` for appending, or the system's log without a path.
+    ///
+    /// Only this user can read a new file.
     ///
     /// # Errors
-    /// When the file cannot be opened.
+    /// The file cannot be opened.
     pub(super) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
             trusted_dir::open_append(path)
@@ -98,7 +99,7 @@ impl LogTarget {
         })
     }
 
-    /// Sends events to it from now on as well as to the terminal.
+    /// Copies events to the log from now on, in addition to the terminal.
     pub(super) fn start_copying(&self) {
         match self.file.as_ref().map(File::try_clone).transpose() {
             Ok(file) => logging::start_copying_to(file),
@@ -114,10 +115,10 @@ impl LogTarget {
     }
 }
 
-/// As [`detach`], and tells the waiting process.
+/// Detaches like [`detach`], and reports readiness to the waiting process.
 ///
 /// # Errors
-/// When nobody waits any more, because the user has changed their mind; or a system call fails.
+/// The waiting process is gone because the user interrupted it, or a system call fails.
 pub(super) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     detach(log, inherited)?;
     std::env::set_current_dir("/")?;
@@ -130,11 +131,12 @@ pub(super) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -
     Ok(())
 }
 
-/// Leaves terminal, session and the files of who started this process, and sends events to `log`. Its
-/// directory is still good for relative paths.
+/// Leaves the terminal, the session and the inherited files, and sends events to `log`.
+///
+/// Relative paths stay valid.
 ///
 /// # Errors
-/// When a system call fails.
+/// A system call fails.
 pub(super) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "this session is its own already");
@@ -142,7 +144,7 @@ pub(super) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> 
     inherited.close();
     logging::never_block();
     let dev_null = open_dev_null()?;
-    // What ends a process may still be written to stderr by whoever it happens to.
+    // The runtime or libc may still write a fatal error to stderr.
     dup2_stderr(log.file.as_ref().unwrap_or(&dev_null))?;
     match log.file {
         Some(file) => logging::log_to_file(file),

@@ -1,4 +1,4 @@
-//! What the environment says; the only place that asks it, but for the defaults of two flags.
+//! Environment variables. Only this file reads them, except for the defaults of two flags.
 
 use std::env;
 use std::ffi::OsString;
@@ -10,19 +10,19 @@ use std::process::Command;
 use anyhow::Context;
 use tracing::Level;
 
-/// What a process of a mount is there for; set by the one of them that starts it.
+/// Variable with the role of a process, set by the process that starts it.
 pub(super) const ROLE: &str = "TARFS_ROLE";
 
-/// What a process of a mount is there for.
+/// Purpose of a process of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// To serve it, in the background of the one that the user started.
+    /// Serves the mount in the background of the process that the user started.
     Background,
-    /// To watch over who serves it.
+    /// Watches the process that serves the mount.
     Supervisor,
-    /// To serve it after the one before has died.
+    /// Serves the mount after the previous process died.
     Successor,
-    /// To serve it first, for the supervisor that the user started in the foreground.
+    /// Serves the mount first, for the supervisor that the user started in the foreground.
     SupervisedWorker,
 }
 
@@ -34,7 +34,7 @@ impl Role {
         Self::SupervisedWorker,
     ];
 
-    /// As it stands in the environment.
+    /// Value in the environment.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
@@ -45,25 +45,25 @@ impl Role {
     }
 }
 
-/// Where the sockets of a user's mounts are, if the session says so.
+/// Variable with the directory of the sockets of a user's mounts.
 pub(super) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
-/// Where the sockets of the system's mounts are.
+/// Directory of the sockets of the system's mounts.
 const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
 
-/// Where the cache is, if the user says so; the flag's default, too.
+/// Variable with the cache directory; also the default of a flag.
 pub(super) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
 
-/// How much the cache may take, if the user says so: the default of a flag, which is who asks for it.
+/// Variable with the maximum size of the cache. Only clap reads it, as the default of a flag.
 pub(super) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
-/// Where the cache of the system's mounts is.
+/// Cache directory of the system's mounts.
 const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
-/// Holds headers, as `--header` has them, one a line.
+/// Variable with headers in the form of `--header`, one per line.
 pub(super) const HEADERS: &str = "TARFS_HEADERS";
 
-/// The environment's word called `name`, unless it is missing or empty.
+/// Returns the variable `name`, unless it is unset or empty.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place that reads the environment"
@@ -74,11 +74,12 @@ fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Beginning of the names of variables that hold arguments which may be secrets. The number of the argument
-/// follows. Other users can read the arguments of a process, and not its environment.
+/// Prefix of variables that hold arguments which may be secret, followed by the argument's number.
+///
+/// Other users can read a process's arguments, but not its environment.
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
-/// The command line of this process, with the secrets that [`pass_arguments`] has hidden.
+/// Returns this process's arguments, with the secrets that [`pass_arguments`] hid.
 pub(super) fn arguments() -> Vec<OsString> {
     let shown = env::args_os();
     if role().is_none() {
@@ -91,7 +92,9 @@ pub(super) fn arguments() -> Vec<OsString> {
         .collect()
 }
 
-/// Gives `command`, this program once more, the arguments `words`, of which others see no more than `shown`.
+/// Adds `words` as arguments to `command`, which starts this program.
+///
+/// Other users see only `shown`.
 pub(super) fn pass_arguments<'a>(
     command: &'a mut Command,
     words: &[OsString],
@@ -109,7 +112,7 @@ pub(super) fn pass_arguments<'a>(
     command
 }
 
-/// What this process was started for by another of its mount; `None` when the user started it.
+/// Returns the role of this process, or `None` if the user started it.
 pub(super) fn role() -> Option<Role> {
     let word = variable(ROLE)?;
     Role::ALL
@@ -117,8 +120,9 @@ pub(super) fn role() -> Option<Role> {
         .find(|role| word == Path::new(role.name()))
 }
 
-/// Has `command`, this program once more, listed by the name that this process was called by: who ends a
-/// system spares those with an `@` in front.
+/// Gives `command`, which starts this program, the `argv[0]` of this process.
+///
+/// At shutdown, systemd does not kill processes whose `argv[0]` starts with `@`.
 pub(super) fn copy_argv0(command: &mut Command) -> &mut Command {
     match env::args_os().next() {
         Some(name) => command.arg0(name),
@@ -126,29 +130,29 @@ pub(super) fn copy_argv0(command: &mut Command) -> &mut Command {
     }
 }
 
-/// The text of [`HEADERS`], if there is one.
+/// Returns the value of [`HEADERS`].
 pub(super) fn headers() -> Option<OsString> {
     variable(HEADERS).map(PathBuf::into_os_string)
 }
 
-/// The socket of a service manager that wants to hear how this process is, as `sd_notify(3)` has it.
+/// Returns the service manager's socket; see `sd_notify(3)`.
 pub(super) fn notify_socket() -> Option<OsString> {
     variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)
 }
 
-/// Device and inode of the stream that leads to the journal, as systemd.exec(5) has it.
+/// Returns device and inode of the stream that leads to the journal; see systemd.exec(5).
 pub(super) fn journal_stream() -> Option<(u64, u64)> {
     let stream = variable("JOURNAL_STREAM")?;
     let (device, inode) = stream.to_str()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 
-/// What the log is to tell, if `TARFS_LOG` names a level: `error`, `warn`, `info`, `debug`, `trace`.
+/// Returns the log level in `TARFS_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
 pub(super) fn log_level() -> Option<Level> {
     variable("TARFS_LOG")?.to_str()?.parse().ok()
 }
 
-/// Where the sockets of this user's mounts are.
+/// Returns the directory of the sockets of this user's mounts.
 pub(super) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
         variable(RUNTIME_DIR)
@@ -158,8 +162,9 @@ pub(super) fn runtime_dir() -> PathBuf {
     )
 }
 
-/// Whether `path` belongs to this user, as the specification wants it of a runtime directory: after
-/// `su` or `sudo -E` it can be another user's. What is missing counts as own.
+/// Whether this user owns `path`, as the XDG specification requires of a runtime directory.
+///
+/// After `su` or `sudo -E`, it can belong to another user. A missing path counts as owned.
 fn is_owned_by_user(path: &Path) -> bool {
     let found = std::fs::metadata(path);
     found.map_or(true, |found| {
@@ -167,12 +172,13 @@ fn is_owned_by_user(path: &Path) -> bool {
     })
 }
 
-/// Where the sockets of the mounts are that this user may ask: their own, and for root those of the
-/// system, which mount(8) makes, too.
+/// Returns the socket directories of all mounts that this user may query.
+///
+/// These are the user's own mounts, and for root also the system's, which include those of mount(8).
 pub(super) fn runtime_dirs() -> Vec<PathBuf> {
     let own = runtime_dir();
     let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
-    // They may be one directory with two names, as /run and /var/run are.
+    // Both may be one directory with two names, such as /run and /var/run.
     let is_own = matches!((own.canonicalize(), system.canonicalize()), (Ok(own), Ok(system)) if own == system);
     let more = is_root() && own != system && !is_own;
     [Some(own), more.then_some(system)]
@@ -181,21 +187,21 @@ pub(super) fn runtime_dirs() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether this is root's process.
+/// Whether root runs this process.
 pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
     match xdg {
-        // The specification says that a relative path is to be ignored.
+        // The XDG specification says to ignore relative paths.
         Some(directory) if directory.is_absolute() => directory.join("tarfs"),
         _ if uid == 0 => PathBuf::from(SYSTEM_RUNTIME_DIR),
         _ => PathBuf::from(format!("/tmp/tarfs-{uid}")),
     }
 }
 
-/// Where what goes with a mount may lie, best first: on a disk rather than in memory.
+/// Returns candidates for temporary directories of a mount, best first: disks before memory.
 pub(super) fn scratch_dirs() -> Vec<PathBuf> {
     scratch_dirs_from(variable("TMPDIR"), runtime_dir().parent())
 }
@@ -211,27 +217,27 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
         .collect()
 }
 
-/// Where indexes and decoded data are kept, unless a flag says otherwise.
+/// Returns the default directory for indexes and decoded data.
 ///
 /// # Errors
-/// When the environment names no directory at all.
+/// The environment names no directory.
 pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
     cache_dir_from(
         variable(CACHE_DIR),
         variable("XDG_CACHE_HOME"),
         variable("HOME"),
     )
-    // As the system starts it.
+    // systemd starts services without HOME.
     .or_else(|| is_root().then(|| PathBuf::from(SYSTEM_CACHE_DIR)))
     .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
 }
 
-/// Where what the system mounts keeps its indexes and decoded data, unless a flag says otherwise.
+/// Returns the default directory for the cache of the system's mounts.
 pub(super) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }
 
-/// Processors that this process may use, at least one.
+/// Number of processors that this process may use, at least one.
 pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,12 +1,13 @@
-//! The end of a process whose threads may not end.
+//! Forced exit of a process whose threads may not end.
 
 use std::time::Duration;
 use std::{mem, process, thread};
 
 use crate::base::thread::Thread;
 
-/// Ends the process successfully when it has not ended after `timeout`, whatever its threads do. What
-/// they write can be cut off at any time, as when the process is killed.
+/// Ends the process successfully if it is still alive after `timeout`.
+///
+/// Output of running threads may be cut off, as when the process is killed.
 #[expect(
     clippy::exit,
     reason = "threads that do not end cannot be ended by returning"
@@ -21,7 +22,7 @@ pub(super) fn force_exit_after(timeout: Duration) {
         process::exit(0);
     });
     match thread {
-        // Dropping it would wait for it; it ends with the process.
+        // Dropping it would wait for it. It ends with the process.
         Ok(thread) => mem::forget(thread),
         Err(error) => tracing::warn!(%error, "cannot start a thread that ends the process in time"),
     }

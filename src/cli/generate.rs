@@ -1,4 +1,4 @@
-//! `tarfs generate`: man pages and completions, from the flags as they are. For who packages it.
+//! `tarfs generate`: man pages and shell completions for packages.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use clap_complete::Shell;
 
 use super::Cli;
 
-/// Shells that Debian has.
+/// Shells that Debian contains.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
-/// Writes what a package of this program holds beside it.
+/// Writes additional files for a package of this program.
 #[derive(Clone, Debug, Args)]
 pub(super) struct GenerateArgs {
-    /// What to write
+    /// Kind of files to write
     pub what: Artifact,
-    /// Where to; it is made if it is missing
+    /// Directory to write to, created if it is missing
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 }
 
-/// What can be written.
+/// Kinds of files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum Artifact {
     /// A man page for the program and each verb
@@ -35,7 +35,7 @@ pub(super) enum Artifact {
 /// Writes the files.
 ///
 /// # Errors
-/// When one cannot be written.
+/// A file cannot be written.
 pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
     let failed = || format!("cannot write to {}", directory.display());

@@ -1,7 +1,7 @@
-//! `--header` and `TARFS_HEADERS`: what is sent to the archive's host, often to say who asks.
+//! `--header` and `TARFS_HEADERS`: headers for the archive's host, often credentials.
 //!
-//! Everyone can list the arguments of a process, so a secret had better come from a file
-//! (`--header @FILE`) or the environment, which only its user can read.
+//! All users can list the arguments of a process. A secret is safer in a file (`--header @FILE`) or in the
+//! environment, which only its user can read.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -14,15 +14,15 @@ use anyhow::{Context, bail};
 
 use super::environment;
 
-/// Longest text with headers that is read, in bytes: servers take less.
+/// Maximum length of a text with headers, in bytes. Servers accept less.
 const MAX_HEADERS_BYTES: u64 = 1 << 20;
 
-/// What one `--header` says.
+/// The value of one `--header`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum HeaderArg {
     /// A header.
     Inline(Header),
-    /// The headers in a file.
+    /// A file with headers.
     File(PathBuf),
 }
 
@@ -41,16 +41,16 @@ impl FromStr for HeaderArg {
 /// A `NAME: VALUE` pair.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    /// Before the colon.
+    /// The part before the colon.
     pub name: String,
-    /// After it, without surrounding spaces.
+    /// The part after it, without surrounding spaces.
     pub value: String,
 }
 
 impl FromStr for Header {
     type Err = String;
 
-    /// What is wrong never repeats what might be a value.
+    /// Errors never contain a possible value.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, value) = text
             .split_once(':')
@@ -67,18 +67,18 @@ impl FromStr for Header {
 }
 
 impl fmt::Debug for Header {
-    /// Leaves the value out: it is often a credential.
+    /// Omits the value, because it is often a credential.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: …", self.name)
     }
 }
 
-/// The flag for headers.
+/// Name of the flag for headers.
 const HEADER_FLAG: &str = "--header";
-/// What is shown instead of a secret.
+/// Replacement for a secret.
 const REDACTED: &str = "…";
 
-/// The arguments `words` without secrets: without headers, and without what may be secret of URLs.
+/// Returns `words` without the values of headers and without secrets in URLs.
 pub(super) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
     let mut is_header = false;
     let show = |word: &OsString| {
@@ -97,11 +97,12 @@ pub(super) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
     words.iter().map(show).collect()
 }
 
-/// All headers: those of `args` in their order, those of files in the place of these, and those of
-/// the environment.
+/// Loads all headers in the order of `args`, then those of the environment.
+///
+/// The headers of a file take its place.
 ///
 /// # Errors
-/// When a file cannot be read, or a line of it is no header.
+/// A file cannot be read, or a line is not a header.
 pub(super) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
     let mut headers = Vec::new();
     append(&mut headers, args)?;
@@ -131,7 +132,7 @@ fn append(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The headers in the file at `path`, one a line, as curl reads them.
+/// Reads the headers in the file at `path`, one per line, like curl.
 fn read_file(path: &Path) -> anyhow::Result<Vec<Header>> {
     let name = path.display();
     let text = read_text(path).with_context(|| format!("cannot read the headers in {name}"))?;
@@ -158,7 +159,7 @@ fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
 }
 
-/// The lines of `text` that say something, by their number from 1.
+/// Returns the lines of `text` that are not blank or comments, with numbers from 1.
 fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let lines = (1..).zip(text.lines().map(str::trim));
     lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))

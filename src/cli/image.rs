@@ -1,4 +1,4 @@
-//! `tarfs image`: what an image in an archive or a directory is, and what it runs.
+//! `tarfs image`: shows the content and configuration of an image.
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::process::ExitCode;
@@ -23,32 +23,34 @@ pub(super) struct ImageArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// One JSON object, the image's configuration in it, instead of lines
+    /// Print one JSON object with the image's configuration
     #[arg(long)]
     json: bool,
 }
 
-/// What is told of an image. Programs read it: a name may be added; none may change or go.
+/// JSON about an image.
+///
+/// Programs read these names. New ones may be added, but none may change or disappear.
 #[derive(Serialize, Debug)]
 struct Report<'a> {
-    /// Without secrets.
+    /// Location without secrets.
     source: &'a str,
-    /// What it is called there.
+    /// Names of the image at this location.
     names: &'a [String],
-    /// Of its manifest; of its configuration, where there is none.
+    /// Digest of the manifest, or of the configuration if there is no manifest.
     digest: String,
     config_digest: String,
-    /// As OS/ARCH or OS/ARCH/VARIANT.
+    /// OS/ARCH or OS/ARCH/VARIANT.
     platform: String,
-    /// The lowest first.
+    /// Layers, the lowest first.
     layers: Vec<LayerReport<'a>>,
-    /// As the image has it, but on one line.
+    /// The image's configuration, on one line.
     config: Box<RawValue>,
 }
 
 #[derive(Serialize, Debug)]
 struct LayerReport<'a> {
-    /// None when nobody says it.
+    /// `None` if the image does not contain it.
     digest: Option<String>,
     size_bytes: u64,
     media_type: Option<&'a str>,
@@ -91,7 +93,7 @@ fn report(image: &Image) -> anyhow::Result<Report<'_>> {
     })
 }
 
-/// The JSON in `text` without what stands between its words.
+/// Removes whitespace between the tokens of the JSON in `text`.
 fn compact_json(text: &str) -> String {
     let (mut is_text, mut is_escaped) = (false, false);
     let is_kept = |letter: &char| {
@@ -147,13 +149,13 @@ fn to_text(image: &Image) -> String {
         line("label", format!("{name}={value}"));
     }
     let lines = lines.iter().map(|(name, value)| {
-        // The image's words, and no orders to the terminal.
+        // The image's text must not control the terminal.
         format!("{name:13} {}", escape_control_characters(value))
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The text without control characters.
+/// Escapes control characters in `text`.
 fn escape_control_characters(text: &str) -> String {
     let letters = text.chars().map(|letter| match letter {
         letter if letter.is_control() => letter.escape_unicode().to_string(),
@@ -162,7 +164,7 @@ fn escape_control_characters(text: &str) -> String {
     letters.collect()
 }
 
-/// Words such that one sees where each ends.
+/// Quotes words so that their boundaries are visible.
 fn shell_quote(words: &[String]) -> String {
     let quoted = words.iter().map(|word| {
         let is_plain = |letter: char| letter.is_ascii_graphic() && !"'\"\\".contains(letter);
@@ -198,7 +200,7 @@ mod tests {
         }
     }
 
-    /// Programs read these. One may be added; none may change or go.
+    /// Programs read these names. New ones may be added, but none may change or disappear.
     #[test]
     fn image_json_field_names_are_stable() {
         let image = image(

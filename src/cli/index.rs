@@ -1,4 +1,4 @@
-//! `tarfs index`: build an archive's index, or write it to a file.
+//! `tarfs index`: builds an archive's index, or writes it to a file.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Descriptors that a process was started with, which nobody here knows of.
+//! File descriptors inherited from the parent process.
 
 #![expect(unsafe_code, reason = "what is done by number has no safe interface")]
 
@@ -8,24 +8,24 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors but for the standard ones that were open when this process had opened nothing yet.
+/// Descriptors that were open at the start, except the standard ones.
 ///
-/// A process in the background lives on when whoever started it is done, and would keep their files
-/// open, with their locks and pipes.
+/// A background process outlives its parent. It would keep the parent's files open, with their locks and
+/// pipes.
 #[derive(Debug)]
 pub(super) struct InheritedFds(Vec<RawFd>);
 
 impl InheritedFds {
-    /// Looks what there is. To be called first, before anything is opened.
+    /// Lists the open descriptors. Must run before this process opens any.
     pub(super) fn collect() -> Self {
         Self(list_open_fds().unwrap_or_default())
     }
 
-    /// Keeps them from programs that this process starts, which may live as long as it does.
+    /// Hides them from child processes, which may live as long as this process.
     pub(super) fn set_cloexec(&self) {
         for &number in &self.0 {
-            // SAFETY: it was open before anything here was opened, and nobody here closes it before
-            // `close` takes this value.
+            // SAFETY: it was open before this process opened any, and only `close` closes it, which consumes
+            // `self`.
             let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
             if let Err(error) = fcntl_setfd(descriptor, FdFlags::CLOEXEC) {
                 tracing::debug!(%error, number, "what is started has it, too");
@@ -33,20 +33,20 @@ impl InheritedFds {
         }
     }
 
-    /// Closes them, when they can no longer be of use: an argument may have named one
-    /// (`/dev/fd/63`).
+    /// Closes them. An argument such as `/dev/fd/63` must be opened before.
     pub(super) fn close(self) {
         for number in self.0 {
-            // SAFETY: it was open before anything here was opened, so no value here owns it; and as
-            // nobody has closed it, its number was given to nothing else since. A name like
-            // `/dev/fd/63` opens another descriptor for the same file.
+            // SAFETY: it was open before this process opened any, so no value owns it. It was not closed
+            // since, so its number was not reused. A name like `/dev/fd/63` opens another descriptor for the
+            // same file.
             unsafe { rustix::io::close(number) };
         }
     }
 }
 
-/// Lets this process have as many descriptors as it may: 1,024, which is usual, are few for an image of
-/// many layers, or for a copy of which many files are open.
+/// Raises this process's limit of open files to the maximum.
+///
+/// The usual 1,024 are too few for an image of many layers, or for a copy with many open files.
 pub(super) fn raise_open_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -55,11 +55,11 @@ pub(super) fn raise_open_file_limit() {
     }
 }
 
-/// Without /proc nothing is found, and everything stays open.
+/// Returns the open descriptors above 2. Fails without /proc.
 fn list_open_fds() -> rustix::io::Result<Vec<RawFd>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = openat(CWD, "/proc/self/fd", flags, Mode::empty())?;
-    // Which is closed at the end, so that its number may soon be another's.
+    // Closed at the end, so that its number may be reused.
     let own = directory.as_raw_fd();
     let mut numbers = Vec::new();
     for entry in Dir::new(directory)? {
@@ -105,7 +105,7 @@ mod tests {
             std::path::Path::new("/dev/null")
         );
         InheritedFds(vec![number]).close();
-        // The number may be another thread's by now.
+        // Another thread may have reused the number.
         let link = std::fs::read_link(&path).ok();
         assert_ne!(link.as_deref(), Some(std::path::Path::new("/dev/null")));
     }

@@ -1,4 +1,4 @@
-//! The flags of what is laid over an archive, and a mount of several as one.
+//! The flags for layers, and the mount of several layers as one tree.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,47 +22,48 @@ use crate::base::stats::Stats;
 use crate::layers::{self, Layer, LayeredArchive};
 use crate::source::{self, MemorySource};
 
-/// Layers of one tree; an image may have as many by itself.
+/// Maximum number of layers of one tree, including those of images.
 const MAX_LAYERS: usize = 1000;
 
-/// What is laid over SOURCE.
+/// Layers over SOURCE.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct LayerArgs {
-    /// Lay this archive over SOURCE, and over the layers named before it; a path or URL, as often as
-    /// wanted
+    /// Put this archive over SOURCE and over the layers before it; repeatable
     #[arg(long = "layer", value_name = "SOURCE", help_heading = "Layers",
           conflicts_with_all = ["index", "compression"])]
     pub layers: Vec<OsString>,
 
-    /// How a layer says what of those below is gone: by .wh. names (oci, the default), by devices 0/0
-    /// and attributes (overlay), or not at all (keep)
+    /// How a layer marks deleted files of lower layers [default: oci]
+    ///
+    /// - oci: by .wh. names, as in container images.
+    /// - overlay: by character devices 0/0 and attributes, as in overlayfs.
+    /// - keep: not at all.
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
           conflicts_with_all = ["index", "compression"])]
     pub whiteouts: Option<WhiteoutFormat>,
 }
 
-/// How layers say what of those below is gone.
+/// How layers mark deleted files of lower layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum WhiteoutFormat {
-    /// `.wh.NAME` hides NAME, `.wh..wh..opq` all of its directory.
+    /// `.wh.NAME` deletes NAME, and `.wh..wh..opq` all of its directory
     Oci,
-    /// A character device 0/0 hides its name, an attribute all of a directory.
+    /// A character device 0/0 deletes its name, and an attribute all of a directory
     Overlay,
-    /// Whatever is there is an entry.
+    /// All names are plain entries
     Keep,
 }
 
 impl LayerArgs {
-    /// Whether SOURCE is a layer at all.
+    /// Whether a flag for layers is given.
     pub(super) fn is_set(&self) -> bool {
         !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
-    /// Whether `source` and what is laid over it are opened together: an image always is, as its
-    /// layers say what of those below is gone.
+    /// Whether `source` is opened as layers; an image always is, because of its whiteouts.
     ///
     /// # Errors
-    /// When what is asked with it is of a single archive, as the `index` that is to be used.
+    /// A flag for a single archive, such as `index`, is given for an image.
     pub(super) fn is_layered(
         &self,
         source: &SourceArgs,
@@ -72,18 +73,18 @@ impl LayerArgs {
         Ok(self.is_set() || resolve::image_reference(source).is_some())
     }
 
-    /// How many archives there are around `source` and what is laid over it.
+    /// Number of archives around `source` and around its layers.
     pub(super) fn outer_archive_count(&self, source: &SourceArgs) -> u64 {
         let names = std::iter::once(&source.source).chain(&self.layers);
         names.map(|name| resolve::outer_archive_count(name)).sum()
     }
 
-    /// Memory for `source` and what is laid over it, without what archives around them take.
+    /// Returns the memory for `source` and its layers, without that for the archives around them.
     pub(super) fn memory_budget(&self, source: &SourceArgs) -> u64 {
         resolve::memory_without_outer(source.memory.0, self.outer_archive_count(source))
     }
 
-    /// How the layers are to be read.
+    /// Returns how whiteouts are marked.
     pub(super) fn whiteouts(&self) -> layers::WhiteoutFormat {
         match self.whiteouts {
             None | Some(WhiteoutFormat::Oci) => layers::WhiteoutFormat::Oci,
@@ -93,11 +94,12 @@ impl LayerArgs {
     }
 }
 
-/// SOURCE and what is laid over it, from the bottom; of an image each of its layers. `headers` go to
-/// SOURCE's host, and to no other.
+/// Opens SOURCE and its layers, from the bottom, with all layers of each image.
+///
+/// Sends `headers` to SOURCE's host and to no other.
 ///
 /// # Errors
-/// When one cannot be reached, or is none.
+/// A layer is unreachable or of the wrong kind.
 pub(super) fn open_sources(
     args: &SourceArgs,
     layers: &LayerArgs,
@@ -124,7 +126,7 @@ pub(super) fn open_sources(
             ..args.clone()
         };
         let headers = if is_ours { headers } else { &[] };
-        // What is expected of an image is expected of its manifest, which speaks for its layers.
+        // The digest of an image is that of its manifest, which contains those of its layers.
         let digest = open_archive::scan_options(&args).sha256;
         let sources = resolve::open_layers(headers, &args, outer, network, stats)?;
         opened.extend(sources.into_iter().map(|source| Layer { source, digest }));
@@ -135,7 +137,7 @@ pub(super) fn open_sources(
         opened.len()
     );
     if opened.is_empty() {
-        // An image without layers is an empty tree, as one with an empty layer is.
+        // An image without layers is an empty tree, like an image with one empty layer.
         let source = Arc::new(MemorySource::new("an image without layers", Bytes::new()));
         let digest = Digest::Ignore;
         opened.push(Layer { source, digest });
@@ -143,7 +145,7 @@ pub(super) fn open_sources(
     Ok(opened)
 }
 
-/// Whether what may be told to the host of `source` may be told to that of `other`.
+/// Whether `other` has the same host as `source`, so that it may receive the same headers.
 fn is_same_host(source: &OsString, other: &OsString) -> bool {
     match (
         resolve::outermost_location(source),
@@ -154,10 +156,10 @@ fn is_same_host(source: &OsString, other: &OsString) -> bool {
     }
 }
 
-/// The tree that `layers` make.
+/// Opens the tree that `layers` form.
 ///
 /// # Errors
-/// When one of them cannot be opened, or they make no tree.
+/// A layer cannot be opened, or they form no valid tree.
 pub(super) fn open_layered(
     layers: &[Layer],
     request: &OpenRequest<'_>,
@@ -168,17 +170,17 @@ pub(super) fn open_layered(
     let _progress = open_archive::start_indexing_progress(lens.sum(), stats, request.quiet);
     let mut options = request.options();
     options.scan.memory = request.layers.memory_budget(request.source);
-    // What one layer lacks can be an entry of another one.
+    // An entry that one layer lacks may be in another one.
     options.should_log_problems = false;
     let whiteouts = request.layers.whiteouts();
     let stack = LayeredArchive::open(layers, &options, whiteouts, network.handle(), stats);
     Ok(stack?)
 }
 
-/// What a mount of several layers serves.
+/// Opens the layers that a mount serves.
 ///
 /// # Errors
-/// When one of them cannot be opened, or they make no tree.
+/// A layer cannot be opened, or they form no valid tree.
 pub(super) fn open_for_mount(
     args: &MountArgs,
     layers: &[Layer],
@@ -186,7 +188,7 @@ pub(super) fn open_for_mount(
     network: Runtime,
     stats: Arc<Stats>,
 ) -> anyhow::Result<OpenedArchive> {
-    // Which layer's files, and by which names, the profile cannot tell.
+    // A profile does not contain the layer of a file, nor its name there.
     ensure!(
         args.prefetch.record.is_none() && args.prefetch.replay.is_none(),
         "--record and --replay are for a single archive"
@@ -225,7 +227,7 @@ pub(super) fn open_for_mount(
     })
 }
 
-/// What the layers are called, from the bottom.
+/// Returns the locations of the layers, from the bottom.
 pub(super) fn locations(layers: &[Layer]) -> Vec<String> {
     let locations = layers
         .iter()
@@ -233,7 +235,7 @@ pub(super) fn locations(layers: &[Layer]) -> Vec<String> {
     locations.collect()
 }
 
-/// What the whole is called.
+/// Returns one name for all layers.
 fn display_name(locations: &[String]) -> String {
     match locations {
         [] => String::new(),
@@ -243,7 +245,7 @@ fn display_name(locations: &[String]) -> String {
     }
 }
 
-/// SOURCE wherever the process goes, and what is laid over it.
+/// Makes the paths of the layers absolute.
 pub(super) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
     LayerArgs {
         layers: layers

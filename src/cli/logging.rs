@@ -1,6 +1,8 @@
-//! Where log events go: the terminal at first, or what a service manager gave as such; and once a mount
-//! is ready, a file, or in the background the system's log. From then on a terminal that is stopped, or a
-//! pipe that nobody reads, loses events rather than to stop the mount.
+//! Destinations of log events.
+//!
+//! Events are written to the terminal at first, or to the stderr of a service manager. Once a mount is
+//! ready, they are written to a file, or in the background to the system's log. From then on, a stopped
+//! terminal or an unread pipe loses events instead of blocking the mount.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -19,14 +21,14 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use super::environment;
 
-/// Where syslog(3) sends its messages; journald listens there, too.
+/// Socket of syslog(3), on which journald also listens.
 const SYSLOG_SOCKET: &str = "/dev/log";
-/// syslog's facility for background processes, in the place where it belongs.
+/// Syslog's facility for background processes, in its bit position.
 const SYSLOG_FACILITY_DAEMON: u8 = 3 << 3;
 
-/// Bytes that a pipe takes at once when it takes any (`PIPE_BUF`, pipe(7)).
+/// Bytes that a writable pipe accepts at once (`PIPE_BUF`, pipe(7)).
 const PIPE_BUF_BYTES: usize = 4096;
-/// How long an event waits at the most for what takes none; those after it do not wait any more.
+/// Timeout of an event for a blocked destination. Later events do not wait.
 const BLOCKED_WRITE_TIMEOUT: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
@@ -36,35 +38,36 @@ const NO_WAIT: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Whether others wait for this process, so that it waits for nobody to take an event.
+/// Whether logging must not block, because others wait for this process.
 static MUST_NOT_BLOCK: AtomicBool = AtomicBool::new(false);
 
-/// Events that were lost since the last one that was not.
+/// Events lost since the last one that was written.
 static LOST_EVENTS: AtomicU64 = AtomicU64::new(0);
 
-/// The progress bar on the terminal, if one is drawn.
+/// The progress bar on the terminal, if there is one.
 static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
 
-/// Where the next event goes besides, until another sink is chosen.
+/// Additional destination of events, until another one is chosen.
 static COPY_SINK: Mutex<LogSink> = Mutex::new(LogSink::Discard);
 
-/// Where the next event goes.
+/// Destination of events.
 #[derive(Debug)]
 enum LogSink {
     Terminal,
-    /// What is the terminal leads to the journal, which takes a priority in front of each line.
+    /// Stderr leads to the journal, which accepts a priority before each line.
     Journal,
     File(File),
-    /// What `--log-file` names and is no regular file: a pipe or a terminal.
+    /// A `--log-file` that is not a regular file, such as a pipe or a terminal.
     Stream(File),
     Syslog(UnixDatagram),
     Discard,
 }
 
-/// Sends events of `level` and above to stderr, until another sink is chosen. Later calls change
-/// nothing.
+/// Sends events of `level` and above to stderr until another sink is chosen.
+///
+/// Later calls have no effect.
 pub(super) fn init(level: Level) {
     if is_stderr(environment::journal_stream()) {
         set_sink(LogSink::Journal);
@@ -86,12 +89,12 @@ fn is_stderr(stream: Option<(u64, u64)>) -> bool {
     let Some(stream) = stream else {
         return false;
     };
-    // Whoever starts a process may give it another stderr and leave the variable.
+    // A parent process may replace stderr without clearing the variable.
     let found = rustix::fs::fstat(io::stderr());
     found.is_ok_and(|found| stream == (found.st_dev, found.st_ino))
 }
 
-/// What stands in front of a line of `level` on stderr: its priority, where that leads to the journal.
+/// Returns the prefix of a line of `level` on stderr: its priority, if the journal reads it.
 pub(super) fn journal_prefix(level: Level) -> String {
     match *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) {
         LogSink::Journal => priority_prefix(level),
@@ -99,17 +102,17 @@ pub(super) fn journal_prefix(level: Level) -> String {
     }
 }
 
-/// A priority as sd-daemon(3) has it.
+/// Formats a priority as in sd-daemon(3).
 fn priority_prefix(level: Level) -> String {
     format!("<{}>", syslog_severity(level))
 }
 
-/// Lets lines on the terminal appear above `bar`, or above none.
+/// Sets the progress bar that log lines must not overwrite.
 pub(super) fn set_progress_bar(bar: Option<ProgressBar>) {
     *PROGRESS_BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
 }
 
-/// Calls `write`, which writes lines to the terminal, with the progress bar hidden.
+/// Calls `write`, which writes to the terminal, with the progress bar hidden.
 pub(super) fn suspend_progress_bar<T>(write: impl FnOnce() -> T) -> T {
     let bar = PROGRESS_BAR
         .lock()
@@ -121,18 +124,18 @@ pub(super) fn suspend_progress_bar<T>(write: impl FnOnce() -> T) -> T {
     }
 }
 
-/// From now on events that find no room are lost.
+/// Drops events from now on instead of blocking.
 pub(super) fn never_block() {
     MUST_NOT_BLOCK.store(true, Ordering::Relaxed);
 }
 
-/// Sends events from now on to `file` as well, or else to the system's log, until another sink is chosen.
+/// Copies events to `file`, or to the system's log, until another sink is chosen.
 pub(super) fn start_copying_to(file: Option<File>) {
     let sink = file.map_or_else(syslog_sink, file_sink);
     *COPY_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
-/// Sends events to `file` from now on, with the time.
+/// Sends events to `file` from now on, with timestamps.
 pub(super) fn log_to_file(file: File) {
     set_sink(file_sink(file));
 }
@@ -146,14 +149,14 @@ fn file_sink(file: File) -> LogSink {
     }
 }
 
-/// Sends events to the journal or syslog from now on; to nobody where there is neither.
+/// Sends events to the journal or syslog from now on. Without either, discards them.
 pub(super) fn log_to_syslog() {
     set_sink(syslog_sink());
 }
 
 fn syslog_sink() -> LogSink {
     let socket = UnixDatagram::unbound().and_then(|socket| {
-        // A log that is full must not stop a mount.
+        // A full log must not block a mount.
         socket.set_nonblocking(true)?;
         socket.connect(SYSLOG_SOCKET)?;
         Ok(socket)
@@ -166,7 +169,7 @@ fn set_sink(sink: LogSink) {
     *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
 }
 
-/// Makes a line for each event.
+/// Creates a line for each event.
 #[derive(Clone, Copy, Debug)]
 struct EventWriter;
 
@@ -182,7 +185,7 @@ impl<'a> MakeWriter<'a> for EventWriter {
     }
 }
 
-/// One event, sent when complete.
+/// One event, sent when it is complete.
 struct EventLine {
     level: Level,
     text: Vec<u8>,
@@ -211,7 +214,7 @@ impl Drop for EventLine {
     fn drop(&mut self) {
         for sink in [&LOG_SINK, &COPY_SINK] {
             let sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
-            // There is nobody left to tell.
+            // An error in the log cannot be logged.
             drop(self.send(&sink));
         }
     }
@@ -234,7 +237,7 @@ impl EventLine {
     }
 }
 
-/// Writes a line to `target` behind `prefix`, and before it how many there was no room for.
+/// Writes a line with `prefix` to `target`, after the number of lost lines, if any.
 fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::Result<()> {
     let lost = LOST_EVENTS.load(Ordering::Relaxed);
     let timeout = match (MUST_NOT_BLOCK.load(Ordering::Relaxed), lost) {
@@ -259,10 +262,10 @@ fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::R
     }
 }
 
-/// Writes `bytes` to `target` without waiting for longer than `timeout` for room, if that is limited.
+/// Writes `bytes` to `target`; waits at most `timeout` for space, if given.
 ///
 /// # Errors
-/// When there is none; part of it may be written.
+/// `WouldBlock` after the timeout. A part may be written.
 fn write_with_timeout(
     target: impl AsFd,
     bytes: &[u8],
@@ -281,7 +284,7 @@ fn write_with_timeout(
     Ok(())
 }
 
-/// A message as syslog(3) sends it: severity and facility, name and process, text.
+/// Formats a message of syslog(3): severity and facility, name and process, text.
 fn syslog_datagram(level: Level, text: &[u8]) -> Vec<u8> {
     let priority = SYSLOG_FACILITY_DAEMON | syslog_severity(level);
     let mut message = format!("<{priority}>tarfs[{}]: ", std::process::id()).into_bytes();

@@ -1,4 +1,4 @@
-//! `tarfs ls`: list an archive's entries, by its index alone.
+//! `tarfs ls`: lists an archive's entries from its index.
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write, stdout};
@@ -30,23 +30,23 @@ pub(super) struct LsArgs {
     #[command(flatten)]
     cache: CacheArgs,
 
-    /// List this entry, or what is in this directory
+    /// List this entry, or the contents of this directory
     #[arg(value_name = "PATH")]
     path: Option<OsString>,
 
-    /// One line with type, mode, links, owner, size and time for each entry
+    /// Show type, mode, links, owner, size and time of each entry
     #[arg(short, long)]
     long: bool,
 
-    /// Descend into directories; entries are shown by their whole path
+    /// List subdirectories too, with full paths
     #[arg(short = 'R', long)]
     recursive: bool,
 
-    /// One JSON object a line for each entry
+    /// Print one JSON object per line for each entry
     #[arg(long, conflicts_with = "long")]
     json: bool,
 
-    /// Show owners by number
+    /// Show numeric IDs of owners
     #[arg(short, long)]
     numeric_uid_gid: bool,
 }
@@ -67,7 +67,7 @@ pub(super) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     list(args, &tree.index())
 }
 
-/// Lists what `args` ask for of `index`.
+/// Lists the entries of `index` that `args` select.
 fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
     let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
     let from = index
@@ -77,7 +77,7 @@ fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
     let listing = Listing { args, index, from };
     let mut output = BufWriter::new(stdout().lock());
     match listing.write(&mut output).and_then(|()| output.flush()) {
-        // Whoever read along has seen enough.
+        // The reader of the pipe has ended.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         result => {
             result.context("cannot write the listing")?;
@@ -97,7 +97,7 @@ impl Listing<'_> {
         let escaped = stdout().is_terminal();
         let mut columns = Columns::new(self.args.numeric_uid_gid, escaped);
         if self.args.long {
-            // Widths first: a second walk is cheaper than keeping what the first one saw.
+            // The widths need a separate walk, which is cheaper than storing all entries.
             self.entries()
                 .for_each(|(_, entry)| columns.measure(&entry));
         }
@@ -122,7 +122,7 @@ impl Listing<'_> {
         list::walk(self.index, self.from, self.args.recursive)
     }
 
-    /// What to call the entry at `path`.
+    /// Returns the name to print for the entry at `path`.
     fn name<'p>(&self, path: &'p ArchivePath) -> &'p [u8] {
         if self.args.recursive {
             return path.as_bytes();

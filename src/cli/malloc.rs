@@ -1,19 +1,19 @@
-//! How the allocator of the C library is to treat large allocations.
+//! Setting of the C library's allocator for large allocations.
 
 #![expect(unsafe_code, reason = "mallopt has no safe interface")]
 
-/// Allocations from here on are mappings of their own, which go back to the system when they are
-/// freed.
+/// Size from which an allocation is a separate mapping, which returns to the system when freed.
 #[cfg(target_env = "gnu")]
 const MMAP_THRESHOLD_BYTES: i32 = 256 << 10;
 
-/// Makes freed memory leave the process. By itself glibc (mallopt(3)) takes the first large
-/// allocation that is freed as a sign that its like should stay, up to 32 MiB in each of a dozen
-/// arenas: a mount that had decoded spans on several threads stood at 300 MiB with a budget of 128.
-/// Buffers that are needed again and again rest in pools anyway.
+/// Makes freed memory leave the process.
+///
+/// By default, glibc (mallopt(3)) raises this threshold after the first large allocation is freed. Then it
+/// keeps up to 32 MiB in each of a dozen arenas. A mount that had decoded spans on several threads used 300
+/// MiB with a budget of 128. Buffers that are reused often are in pools anyway.
 pub(super) fn set_mmap_threshold() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: an option and a value for it; no other thread allocates yet, nor would it matter.
+    // SAFETY: an option and its value. No other thread allocates yet, and that would be harmless.
     let is_set = unsafe { libc::mallopt(libc::M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES) };
     #[cfg(target_env = "gnu")]
     debug_assert_eq!(is_set, 1, "mallopt");

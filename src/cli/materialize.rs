@@ -1,4 +1,4 @@
-//! `tarfs materialize`: write an archive's tree to disk.
+//! `tarfs materialize`: writes an archive's tree to disk.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -36,7 +36,7 @@ use crate::materialize::{
 use crate::source::{Access, Source};
 use crate::tar::Member;
 
-/// What is laid over SOURCE, which goes with nothing that takes or leaves a part of it.
+/// Flags for layers. They conflict with all flags that select a part of SOURCE.
 const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
 
 /// Arguments of `tarfs materialize`.
@@ -52,76 +52,80 @@ pub(super) struct MaterializeArgs {
     #[command(flatten)]
     saved: SavedIndexArgs,
 
-    /// Write below this directory, which must exist, but for --atomic [default: .]
+    /// Write to this directory, which must exist, except with --atomic [default: .]
     #[arg(short = 'C', long, value_name = "DIR")]
     directory: Option<PathBuf>,
 
-    /// Take only these members, and what lies below them
+    /// Extract only these members and everything below them
     #[arg(value_name = "PATH", conflicts_with_all = LAYER_FLAGS)]
     paths: Vec<OsString>,
 
-    /// Drop this many leading components of each name
+    /// Remove this many leading components of each name
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYER_FLAGS,
           value_parser = args::count_parser::<usize>(0..=u64::MAX))]
     strip_components: usize,
 
-    /// Leave out members that match this pattern, as GNU tar's
+    /// Skip members that match this pattern of GNU tar; repeatable
     #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
     exclude: Vec<OsString>,
 
-    /// Take only members that match this pattern
+    /// Extract only members that match this pattern of GNU tar; repeatable
     #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
     include: Vec<OsString>,
 
-    /// Leave existing files alone, and count each as an error
+    /// Keep existing files, and count each as an error
     #[arg(short = 'k', long, conflicts_with_all = ["skip_old_files", "layers", "whiteouts"])]
     keep_old_files: bool,
 
-    /// Leave existing files alone, silently
+    /// Keep existing files silently
     #[arg(long, conflicts_with_all = LAYER_FLAGS)]
     skip_old_files: bool,
 
-    /// Look at the numbers of owners, not at their names
+    /// Use the numeric IDs of owners, not their names
     #[arg(long)]
     numeric_owner: bool,
 
-    /// Do not give files their owners (root's default is to)
+    /// Do not set the owners of files [default, except for root]
     #[arg(long)]
     no_same_owner: bool,
 
-    /// Give files their owners (the default for root)
+    /// Set the owners of files [default for root]
     #[arg(long, conflicts_with = "no_same_owner")]
     same_owner: bool,
 
-    /// Take the umask from modes (root's default is not to)
+    /// Apply the umask to modes [default, except for root]
     #[arg(long)]
     no_same_permissions: bool,
 
-    /// Give files exactly their modes (the default for root)
+    /// Set the exact modes of files [default for root]
     #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
     same_permissions: bool,
 
     #[command(flatten)]
     xattrs: XattrArgs,
 
-    /// Threads that write files [default: 2 to 4 by processors, 16 where each file is a round trip: NFS, FUSE, ...]
+    /// Number of threads that write files [default: 2 to 4 by processors, 16 on network file systems]
+    ///
+    /// FUSE counts as a network file system, because each file costs a round trip there.
     #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
     writers: Option<usize>,
 
-    /// Make DIR, which must be missing or empty, appear whole or not at all
+    /// Create DIR completely or not at all; it must be missing or empty
     #[arg(long, requires = "directory", conflicts_with_all = [
         "keep_old_files", "skip_old_files", "allow_truncated", "to_stdout", "dry_run"])]
     atomic: bool,
 
-    /// Wait until all is on disk before saying that it is written
+    /// Return only when all data is on the disk
     #[arg(long, conflicts_with_all = ["to_stdout", "dry_run"])]
     sync: bool,
 
-    /// Refuse an archive whose files, holes included, or whose unpacked stream is larger than this
+    /// Refuse an archive whose files or unpacked stream are larger than this [default: no limit]
+    ///
+    /// Holes of sparse files count.
     #[arg(long, value_name = "SIZE")]
     max_unpacked_size: Option<Size>,
 
-    /// Write down beside DIR how far the run has come, and go on from there when it was interrupted
+    /// Save the progress beside DIR, and continue an interrupted run from there
     #[arg(long, conflicts_with_all = ["atomic", "keep_old_files", "skip_old_files", "allow_truncated",
         "expect_sha256", "to_stdout", "dry_run", "layers", "whiteouts"])]
     resume: bool,
@@ -130,11 +134,11 @@ pub(super) struct MaterializeArgs {
     #[arg(short = 'O', long, conflicts_with_all = LAYER_FLAGS)]
     to_stdout: bool,
 
-    /// Say what would be written, and write nothing
+    /// Print what would be written, and write nothing
     #[arg(long, conflicts_with_all = ["to_stdout", "layers", "whiteouts"])]
     dry_run: bool,
 
-    /// List each entry as it is written
+    /// List each entry when it is written
     #[arg(short, long)]
     verbose: bool,
 
@@ -142,15 +146,15 @@ pub(super) struct MaterializeArgs {
     #[arg(short, long)]
     quiet: bool,
 
-    /// Show counters at the end
+    /// Print counters at the end
     #[arg(long)]
     stats: bool,
 
-    /// Where the tree is to go in the end, for who has it made elsewhere and knows no --atomic.
+    /// Final place of the tree, for a caller that writes it elsewhere without --atomic.
     #[arg(skip)]
     destination: Option<PathBuf>,
 
-    /// Write empty files for device nodes that this user may not create.
+    /// Whether to write empty files for device nodes that this user may not create.
     #[arg(skip)]
     device_placeholders: bool,
 }
@@ -159,14 +163,14 @@ pub(super) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
     run_with(args, None)
 }
 
-/// As [`run`], of a part of something that `cleanup` takes back.
+/// Like [`run`], as part of a run that `cleanup` undoes.
 pub(super) fn run_with(
     args: &MaterializeArgs,
     cleanup: Option<&CleanupOnSignal>,
 ) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
-    // Before anything is fetched for nothing.
+    // Checked before anything is fetched.
     let staging = args
         .atomic
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
@@ -256,7 +260,7 @@ pub(super) fn run_with(
     outcome
 }
 
-/// Whether users write the path of a directory on this machine like `path`, and hardly one of a member.
+/// Whether `path` has the form of a directory on this machine, and hardly of a member.
 fn looks_like_destination(path: &Path) -> bool {
     match path.components().next() {
         Some(Component::RootDir) => path != Path::new("/"),
@@ -265,7 +269,7 @@ fn looks_like_destination(path: &Path) -> bool {
     }
 }
 
-/// The error for a PATH that was probably meant as the destination, for this reason.
+/// Returns the error for a PATH that probably means the destination.
 fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
     let name = path.display();
     anyhow!(
@@ -275,9 +279,10 @@ fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
 }
 
 impl MaterializeArgs {
-    /// All of `source`, an image for a bundle, written to `directory`, from where the caller moves it to
-    /// `destination`. Names of owners do not count, because they are those of another system. Modes are
-    /// exact also for an ordinary user.
+    /// Arguments that write all of `source`, an image, to `directory`.
+    ///
+    /// The caller moves the tree to `destination`. Names of owners are ignored, because they belong to
+    /// another system. Modes are exact even for an ordinary user.
     pub(super) fn for_bundle(
         source: SourceArgs,
         cache_dir: CacheDirArgs,
@@ -320,16 +325,15 @@ impl MaterializeArgs {
         }
     }
 
-    /// Where the tree is written to.
+    /// Returns the directory to write to.
     fn directory(&self) -> &Path {
         self.directory.as_deref().unwrap_or(Path::new("."))
     }
 
-    /// Refuses a PATH that is an empty directory here, when -C names no other: it was probably meant as
-    /// the directory to write to.
+    /// Refuses a PATH that probably means the destination, without -C.
     ///
     /// # Errors
-    /// When it is one.
+    /// The PATH is an empty directory here.
     fn ensure_path_is_not_destination(&self) -> anyhow::Result<()> {
         match self.possible_destination() {
             Some(path) if materialize::is_empty_directory(path) => {
@@ -339,10 +343,10 @@ impl MaterializeArgs {
         }
     }
 
-    /// Refuses a PATH in the form of a directory on this machine, when -C names none.
+    /// Refuses a PATH in the form of a directory on this machine, without -C.
     ///
     /// # Errors
-    /// When it has this form.
+    /// The PATH has this form.
     fn ensure_path_looks_like_member(&self) -> anyhow::Result<()> {
         match self.possible_destination() {
             Some(path) if looks_like_destination(path) => Err(not_a_member_error(
@@ -353,7 +357,7 @@ impl MaterializeArgs {
         }
     }
 
-    /// The PATH that may be meant as the destination: the only one, while -C names none.
+    /// Returns the PATH that may mean the destination: the only one, without -C.
     fn possible_destination(&self) -> Option<&Path> {
         match (self.paths.as_slice(), &self.directory) {
             ([path], None) if !self.to_stdout => Some(Path::new(path)),
@@ -361,10 +365,10 @@ impl MaterializeArgs {
         }
     }
 
-    /// Refuses what nobody can do with a part of several layers; with --layer the command line does.
+    /// Refuses flags that select a part of an image. With --layer, clap refuses them.
     ///
     /// # Errors
-    /// When it is asked for.
+    /// Such a flag is given.
     fn ensure_whole(&self) -> anyhow::Result<()> {
         let requested = [
             ("PATH", !self.paths.is_empty()),
@@ -426,17 +430,17 @@ impl MaterializeArgs {
     }
 }
 
-/// One run, whatever it writes to.
+/// One run, for any destination.
 struct Run<'a> {
-    /// When writing began.
+    /// Time at which writing began.
     start_time: Instant,
     args: &'a MaterializeArgs,
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
-    /// It and what is laid over it.
+    /// SOURCE and its layers.
     layers: &'a [Layer],
-    /// How layers are read, if they are layers.
+    /// How whiteouts are marked, if SOURCE consists of layers.
     whiteouts: Option<WhiteoutFormat>,
     open_options: &'a OpenOptions,
     scan_options: scan::Options,
@@ -456,7 +460,7 @@ impl Run<'_> {
         let layers_directory = self.whiteouts.map(|_| self.args.directory().to_owned());
         let _cleanup = CleanupOnSignal::install(move || {
             if let Some(directory) = layers_directory {
-                // The process ends in any case.
+                // Errors are ignored, because the process ends in any case.
                 drop(remove_unplaced(&directory));
             }
             report_interrupted(&stats, &place, NOT_RESUMABLE_HINT);
@@ -467,7 +471,7 @@ impl Run<'_> {
         Ok(exit_code(complete, &summary))
     }
 
-    /// Names the destination in an error that stopped the run.
+    /// Adds the destination to an error that stopped the run.
     fn with_destination(
         &self,
         finished: Result<Summary, materialize::Error>,
@@ -489,8 +493,9 @@ impl Run<'_> {
         }
     }
 
-    /// Writes everything there is by `sink`, and tells what goes wrong with the archives; whether
-    /// nothing did, and what became of the rest.
+    /// Writes everything to `sink` and prints the errors of the archives.
+    ///
+    /// Returns whether the archives had none, and the sink's result.
     fn write(
         &self,
         mut sink: Materializer,
@@ -500,12 +505,12 @@ impl Run<'_> {
             return (complete, sink.finish());
         }
         let scanned = self.scan(&mut sink);
-        // Directories get their attributes even if the archive ended badly.
+        // Directories get their attributes even if the archive ended with an error.
         let finished = sink.finish();
         (Ok(self.report_scan(scanned)), finished)
     }
 
-    /// Writes the layers one over the other; whether nothing went wrong with them.
+    /// Writes the layers over each other. Returns whether they had no errors.
     fn write_layers(
         &self,
         sink: &mut Materializer,
@@ -525,7 +530,7 @@ impl Run<'_> {
         Ok(true)
     }
 
-    /// Writes one layer over those before; of what --max-unpacked-size allows `left_bytes` are left.
+    /// Writes one layer over the previous ones, with `left_bytes` left of --max-unpacked-size.
     fn write_layer(
         &self,
         sink: &mut Materializer,
@@ -547,11 +552,11 @@ impl Run<'_> {
         if let Some(left) = left_bytes {
             *left = left.saturating_sub(file_bytes.max(plain_bytes));
         }
-        // What stops the run is told by its end.
+        // An error that stops the run is printed at its end.
         report_scan_error(source, scanned) && sink.end_layer().is_ok()
     }
 
-    /// As [`Run::to_disk`], but goes on where an earlier run was interrupted, and lets a later one do so.
+    /// Like [`Run::to_disk`], but continues an interrupted run and can be continued.
     fn resume(mut self) -> anyhow::Result<ExitCode> {
         let is_pinned = self.source.fingerprint().is_strong();
         if !is_pinned || self.source.access() == Access::Stream {
@@ -611,7 +616,7 @@ impl Run<'_> {
         code
     }
 
-    /// What must be the same for one run to go on with another's work.
+    /// Returns the settings that a continued run must share with the first.
     fn resume_key(&self, options: &Options) -> String {
         let source = self.source;
         let scan = &self.scan_options;
@@ -631,7 +636,7 @@ impl Run<'_> {
         )
     }
 
-    /// As [`Run::to_disk`], but what is not whole goes again, also when a signal ends it all.
+    /// Like [`Run::to_disk`], but removes an incomplete tree, even when a signal ends the process.
     fn to_disk_atomically(
         &self,
         staging: &Arc<Staging>,
@@ -727,13 +732,15 @@ impl Run<'_> {
         scan::scan(source, options, self.network.handle(), self.stats, sink)
     }
 
-    /// Tells why a scan ended early; whether it did not. What stopped a sink it tells itself.
+    /// Prints why a scan ended early. Returns whether it was complete.
+    ///
+    /// The sink reports its own errors.
     fn report_scan<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
         report_scan_error(self.source, scanned)
     }
 }
 
-/// As [`Run::report_scan`], of the scan of `source`.
+/// Like [`Run::report_scan`], for the scan of `source`.
 fn report_scan_error<E>(
     source: &Arc<dyn Source>,
     scanned: Result<scan::Summary, ScanError<E>>,
@@ -755,13 +762,13 @@ fn report_scan_error<E>(
     }
 }
 
-/// Removes the files of layers that are not in their places yet.
+/// Removes files of layers that are not in their final places yet.
 fn remove_unplaced(directory: &Path) -> io::Result<()> {
     let directory = File::open(directory)?;
     materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
 }
 
-/// Layers say what of `directory` is to go; that must be theirs.
+/// Refuses a `directory` with contents, because whiteouts in layers could delete them.
 fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
     let name = directory.display();
     let mut entries =
@@ -773,7 +780,7 @@ fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A sink, and the sizes of the files that have gone into it.
+/// A sink that adds up the sizes of its files.
 struct CountingSink<'a> {
     sink: &'a mut Materializer,
     file_bytes: u64,
@@ -804,14 +811,14 @@ impl Sink for CountingSink<'_> {
     }
 }
 
-/// How to go on with a run that keeps no journal.
+/// Advice after the interruption of a run without a journal.
 const NOT_RESUMABLE_HINT: &str =
     "run it again; with --resume a run can go on after an interruption";
 
-/// How to go on with a run that keeps one.
+/// Advice after the interruption of a run with a journal.
 const RESUMABLE_HINT: &str = "the same command goes on from there";
 
-/// Says what an interrupted run has written to `place`.
+/// Prints how much an interrupted run has written to `place`.
 fn report_interrupted(stats: &Stats, place: &str, hint: &str) {
     output::print_error(format_args!(
         "{place}: interrupted, {} entries and {} bytes were written ({hint})",
@@ -830,7 +837,7 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     if complete && summary.errors == 0 {
         return ExitCode::SUCCESS;
     }
-    // One problem has just been told.
+    // A single problem is on the screen already.
     if summary.errors > 1 {
         output::print_error(format_args!(
             "{} entries are missing or incomplete, for the reasons above",
@@ -840,13 +847,13 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     ExitCode::from(output::EXIT_FAILURE)
 }
 
-/// Tells the user at once.
+/// Prints entries and problems at once.
 #[derive(Debug)]
 struct TerminalReporter {
     prints_entries: bool,
-    /// Whether names that could control a terminal must be escaped, as `ls` does.
+    /// Whether to escape names that could control a terminal, as `ls` does.
     escapes_names: bool,
-    /// Whether to tell of members that are cut; otherwise the error that cut them names them.
+    /// Whether to report truncated members. Otherwise the error that truncated them names them.
     reports_truncation: bool,
 }
 
@@ -859,7 +866,7 @@ impl Reporter for TerminalReporter {
                 path.as_bytes().to_vec()
             };
             line.push(b'\n');
-            // A closed pipe is no reason to fail.
+            // Ignored, because a closed pipe is no failure.
             drop(stdout().write_all(&line));
         }
     }

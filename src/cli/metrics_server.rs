@@ -1,7 +1,7 @@
-//! Where Prometheus fetches a mount's figures: `GET /metrics` by HTTP/1.1, a request a connection.
+//! HTTP server for Prometheus: `GET /metrics` over HTTP/1.1, one request per connection.
 //!
-//! Whoever can connect may ask, and is not trusted: heads are bounded in bytes and headers,
-//! connections in number and time, and a request can do no more than take a snapshot of counters.
+//! Any client that can connect is served, and none is trusted. Request heads are limited in bytes and
+//! headers, connections in number and time. A request only takes a snapshot of counters.
 
 use std::io;
 use std::net::{self, SocketAddr};
@@ -19,25 +19,25 @@ use tokio::time::{sleep, timeout};
 use super::control_socket::Status;
 use super::prometheus::{CONTENT_TYPE, render};
 
-/// Longest head of a request; Prometheus' has a few hundred bytes.
+/// Maximum length of a request's head. Prometheus sends a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
-/// Headers of a request.
+/// Maximum number of headers in a request.
 const MAX_HEADERS: usize = 64;
-/// How long to pause when the system has no descriptor left for a connection.
+/// Pause when the system has no file descriptor for a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The only path there is.
+/// The only path that is served.
 const METRICS_PATH: &str = "/metrics";
 
-/// Asks for a status; the channel closes when there is none.
+/// Requests a status. The channel closes if there is none.
 type StatusRequester = Arc<dyn Fn() -> oneshot::Receiver<Status> + Send + Sync>;
 
-/// What clients may cost.
+/// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Connections at once; who comes later waits in the kernel's queue.
+    /// Maximum number of connections. Later ones wait in the kernel's queue.
     max_connections: usize,
-    /// How long a client may take to ask and be answered, and then again to hang up.
+    /// Timeout for the request and its response, and again for the client to close.
     client_timeout: Duration,
 }
 
@@ -50,25 +50,25 @@ impl Default for Limits {
     }
 }
 
-/// An address that is bound, and not yet served: connections wait.
+/// A bound address that is not served yet, so that connections wait.
 #[derive(Debug)]
 pub(super) struct MetricsListener {
     listener: net::TcpListener,
     address: SocketAddr,
 }
 
-/// Serves while it lives.
+/// Serves until it is dropped.
 #[derive(Debug)]
 pub(super) struct MetricsServer {
-    /// One task, which owns those of the connections.
+    /// The accept task, which owns the tasks of the connections.
     _acceptor: JoinSet<()>,
 }
 
 impl MetricsListener {
-    /// Takes `address`; port 0 is any that is free.
+    /// Binds `address`; port 0 is any free port.
     ///
     /// # Errors
-    /// When it is taken, or none of this machine's.
+    /// The address is in use, or does not belong to this machine.
     pub(super) fn bind(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = net::TcpListener::bind(address)
             .with_context(|| format!("cannot serve metrics at {address}"))?;
@@ -76,15 +76,15 @@ impl MetricsListener {
         Ok(Self { listener, address })
     }
 
-    /// Where the figures are.
+    /// Returns the URL of the metrics.
     pub(super) fn url(&self) -> String {
         format!("http://{}{METRICS_PATH}", self.address)
     }
 
-    /// Answers on the threads of `network` with what `request_status` brings.
+    /// Responds on the threads of `network` with the status from `request_status`.
     ///
     /// # Errors
-    /// When the runtime cannot watch the socket.
+    /// The runtime cannot register the socket.
     pub(super) fn serve(
         self,
         network: &Handle,
@@ -140,7 +140,7 @@ async fn handle_connection(
     request_status: StatusRequester,
 ) {
     match timeout(client_timeout, respond(&mut stream, &request_status)).await {
-        // With bytes unread, closing would reset the connection and take the answer away.
+        // With unread bytes, closing would reset the connection and discard the response.
         Ok(Ok(())) => drop(timeout(client_timeout, drain(&mut stream)).await),
         Ok(Err(error)) => tracing::debug!(%error, "metrics could not be sent"),
         Err(_) => tracing::debug!("who asked for metrics took too long"),
@@ -162,12 +162,12 @@ async fn respond(stream: &mut TcpStream, request_status: &StatusRequester) -> io
     stream.shutdown().await
 }
 
-/// What becomes of a request.
+/// Result of parsing a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Route {
-    /// It gets what it wants.
+    /// Respond with the metrics.
     Metrics,
-    /// It gets this status line, and perhaps a header.
+    /// Respond with this status line, which may include a header.
     Error(&'static str),
 }
 
@@ -177,7 +177,7 @@ const METHOD_NOT_ALLOWED: &str = "405 Method Not Allowed\r\nAllow: GET";
 const HEADERS_TOO_LARGE: &str = "431 Request Header Fields Too Large";
 const SERVICE_UNAVAILABLE: &str = "503 Service Unavailable";
 
-/// Reads a request up to its first empty line and judges it; `None` when the client hangs up.
+/// Reads a request up to its first empty line; `None` if the client closes.
 async fn read_head(stream: &mut TcpStream) -> io::Result<Option<Route>> {
     let mut head = Vec::with_capacity(MAX_HEAD_BYTES);
     while head.len() < MAX_HEAD_BYTES {
@@ -192,7 +192,7 @@ async fn read_head(stream: &mut TcpStream) -> io::Result<Option<Route>> {
     Ok(Some(Route::Error(HEADERS_TOO_LARGE)))
 }
 
-/// What to do about a request that begins with `head`; `None` until that is certain.
+/// Decides about a request that begins with `head`; `None` if more bytes are needed.
 fn parse_request(head: &[u8]) -> Option<Route> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let mut request = httparse::Request::new(&mut headers);
@@ -219,12 +219,12 @@ fn ok_response(text: &str) -> String {
     )
 }
 
-/// Without a body, which an answer to HEAD must not have.
+/// Formats an error without a body, which a response to HEAD must not have.
 fn error_response(status_line: &str) -> String {
     format!("HTTP/1.1 {status_line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 }
 
-/// Reads on until the client hangs up; what comes is not kept.
+/// Reads and discards bytes until the client closes.
 async fn drain(stream: &mut TcpStream) -> io::Result<()> {
     let mut discarded = [0; 1024];
     while stream.read(&mut discarded).await? > 0 {}
@@ -240,8 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener on a port of its own, which tells how often it was asked as the number of
-    /// entries.
+    /// A server on a free port. Its status has the number of requests as entries.
     struct TestServer {
         address: SocketAddr,
         request_count: Arc<AtomicU64>,
@@ -263,7 +262,7 @@ mod tests {
             let request_status: StatusRequester = Arc::new(move || {
                 let (sender, status) = oneshot::channel();
                 let entries = counted.fetch_add(1, Ordering::SeqCst) + 1;
-                // Who asks is there.
+                // The receiver exists, so this cannot fail.
                 drop(sender.send(Status {
                     entries,
                     ..Status::example()
@@ -286,7 +285,7 @@ mod tests {
             stream
         }
 
-        /// What is answered to `request`, until the connection is closed.
+        /// Returns the response to `request`, up to the end of the connection.
         fn answer(&self, request: &[u8]) -> String {
             let mut stream = self.connect();
             stream.write_all(request).expect("taken");
@@ -359,7 +358,7 @@ mod tests {
         let mut line = [0; 12];
         stream.read_exact(&mut line).expect("answered");
         assert_eq!(&line, b"HTTP/1.1 405");
-        // A reset would make these fail, and take away what is not read yet.
+        // A reset would make these writes fail, and discard unread bytes.
         for _ in 0..1000 {
             stream.write_all(&[b'x'; 100]).expect("taken");
             std::thread::yield_now();
@@ -399,7 +398,7 @@ mod tests {
             for byte in 0..=255 {
                 let mut request = GET.to_vec();
                 request[at] = byte;
-                // Whatever it is, it is no panic.
+                // The result does not matter, but there must be no panic.
                 let _verdict = parse_request(&request);
             }
         }
@@ -461,7 +460,7 @@ mod tests {
         server.serving = Some(serving.expect("watched"));
         let mut answer = String::new();
         early.read_to_string(&mut answer).expect("answered");
-        // Nobody has a status any more.
+        // No status is available any more.
         assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     }
 

@@ -1,4 +1,4 @@
-//! The command line: one file per verb, each with its arguments and its run.
+//! The command line: one file per verb, with its arguments and its implementation.
 
 mod access_profile;
 mod args;
@@ -45,7 +45,7 @@ use std::process::ExitCode;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 
-/// Makes a remote tarball usable before it has been downloaded.
+/// Mounts, lists and extracts remote tarballs without downloading them first.
 #[derive(Parser, Debug)]
 #[command(name = "tarfs", version, about, max_term_width = 100)]
 struct Cli {
@@ -55,35 +55,36 @@ struct Cli {
 
 #[derive(Subcommand, Debug)]
 enum Verb {
-    /// Put an archive's tree behind a mount point, read-only unless it is --writable
+    /// Mount an archive, read-only unless --writable is given
     Mount(mount::MountArgs),
     /// Unmount a tarfs mount
     Umount(umount::UmountArgs),
-    /// Tell how mounts are doing
+    /// Show the state of mounts
     Status(status::StatusArgs),
-    /// Write an archive's tree to disk
+    /// Extract an archive to disk
     #[command(visible_alias = "extract")]
     Materialize(materialize::MaterializeArgs),
     /// List an archive's entries
     Ls(ls::LsArgs),
-    /// Tell what an image is made of and what it runs
+    /// Show the layers and the configuration of an image
     Image(image::ImageArgs),
-    /// Make an image's tree and configuration a bundle for a container runtime
+    /// Make a bundle for a container runtime from an image
     Bundle(bundle::BundleArgs),
     /// Build an archive's index, or write it to a file
     Index(index::IndexArgs),
-    /// Read an archive to its end, and say whether it is good
+    /// Read an archive to its end and check it for damage
     Verify(verify::VerifyArgs),
-    /// Show and bound what is kept on disk between mounts
+    /// Show and clean the disk cache
     Cache(cache::CacheVerbArgs),
-    /// Write man pages or completions, for a package
+    /// Write man pages or shell completions for a package
     #[command(hide = true)]
     Generate(generate::GenerateArgs),
 }
 
-/// Runs the program with the command line and environment of this process. Exit codes: 0 when
-/// all went well, 2 when something did not, 64 when the command line makes no sense; those of mount(8)
-/// when that has started it.
+/// Runs the program with this process's command line and environment.
+///
+/// Exit codes: 0 for success, 2 for a failure, 64 for an invalid command line. When mount(8) started the
+/// program, the codes are those of mount(8).
 pub fn run() -> ExitCode {
     panic_hook::install();
     let words: Vec<_> = std::env::args_os().collect();
@@ -97,7 +98,7 @@ pub fn run() -> ExitCode {
         Err(error) => return print_usage_error(error),
     };
     let level = match cli.verb {
-        // A log of a mount tells when it began and ended.
+        // A mount logs when it begins and ends, which are INFO events.
         Verb::Mount(_) => tracing::Level::INFO,
         _ => tracing::Level::WARN,
     };
@@ -119,10 +120,10 @@ pub fn run() -> ExitCode {
     result.unwrap_or_else(|error| output::print_failure(&error))
 }
 
-/// Shows help where help was asked for, and what is wrong with the command line elsewhere.
+/// Prints the help that the user asked for, or the error in the command line.
 fn print_usage_error(error: clap::Error) -> ExitCode {
     let error = without_secret(error);
-    // A closed terminal is not worth dying for.
+    // Ignored: the terminal may be closed.
     drop(error.print());
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
@@ -130,7 +131,7 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
     }
 }
 
-/// The error, without what was given to --header: it may be a secret, and the terminal a log.
+/// Removes the value of --header from the error: it may be secret, and the terminal may be a log.
 fn without_secret(mut error: clap::Error) -> clap::Error {
     let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
     if argument.is_some_and(|argument| argument.starts_with("--header")) {

@@ -1,4 +1,4 @@
-//! `tarfs mount`: an archive in the filesystem, served in the background.
+//! `tarfs mount`: mounts an archive and serves it in the background.
 
 use std::cell::OnceCell;
 use std::convert::Infallible;
@@ -48,11 +48,12 @@ use crate::fuse::{
 };
 use crate::index::Ino;
 
-/// How much longer than a read of the source someone may wait in vain for an answer: a read that is
-/// over says why.
+/// Extra time for a reply beyond the source's timeout.
+///
+/// A read of the source that times out ends first, and its error says why.
 const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
-/// How long the threads of a mount may take to end once it is unmounted.
+/// Timeout for the mount's threads to exit after the unmount.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
 /// Arguments of `tarfs mount`.
@@ -69,33 +70,38 @@ pub(super) struct MountArgs {
     pub prefetch: PrefetchArgs,
     #[command(flatten)]
     pub xattrs: XattrArgs,
-    /// The directory to mount on.
+    /// The directory to mount on
     pub mountpoint: PathBuf,
-    /// Return only when all of the archive is known, instead of letting whoever comes early wait
-    /// for the file they want; --root, --strip-components, --writable and --layer imply it, and so do
-    /// images.
+    /// Return only when the whole archive is indexed
+    ///
+    /// Without this flag, the mount is usable at once, and early callers wait for the files that they want.
+    /// --root, --strip-components, --writable, --layer and images imply this flag.
     #[arg(long)]
     pub wait_index: bool,
-    /// When the process that serves the mount dies, let another go on with it: what is open stays
-    /// open. Otherwise the mount is taken out. In the foreground the process that was started lives on.
+    /// Restart the process that serves the mount when it dies; open files stay open
+    ///
+    /// Without this flag, a mount whose process dies is unmounted. With --foreground, the process that the
+    /// user started stays alive.
     #[arg(long)]
     pub restart: bool,
-    /// With --restart, how long reading the archive's index may take when another process goes on; then the
-    /// mount is taken out. Time in which the source cannot be reached does not count.
+    /// With --restart: seconds that a new process may take to read the index before the mount is unmounted
+    ///
+    /// Time in which the source is unreachable does not count.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
           value_parser = args::seconds_parser(1..=86_400))]
     pub restart_timeout: u64,
-    /// The version that this process must show, if it goes on with the mount of another one.
+    /// Version of the archive that a successor must serve, because the kernel has seen it.
     #[arg(skip)]
     pub shown_version: Option<String>,
-    /// Stay in the foreground instead of returning once the mount answers.
+    /// Stay in the foreground instead of returning once the mount is ready
     #[arg(short, long)]
     pub foreground: bool,
-    /// Let the tree be written to: by an overlay on DIR, of the archive and of what is written.
+    /// Make the mount writable, with an overlay over the archive
     #[arg(long)]
     pub writable: bool,
-    /// Keep what is written, in DIR/upper, and go on with it in later mounts; otherwise it goes when
-    /// the mount does. On a local file system.
+    /// With --writable: keep changes in DIR/upper for later mounts [default: discard them on unmount]
+    ///
+    /// DIR must be on a local file system.
     #[arg(long, value_name = "DIR", requires = "writable")]
     pub upper: Option<PathBuf>,
     #[arg(
@@ -107,38 +113,44 @@ pub(super) struct MountArgs {
                 repeated"
     )]
     pub options: Vec<String>,
-    /// Show only this directory of the archive.
+    /// Show only this directory of the archive
     #[arg(long, value_name = "PATH")]
     pub root: Option<String>,
-    /// Descend this many levels first, each through the only directory there is.
+    /// Remove this many leading directories, each of which must be the only entry
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count_parser::<usize>(0..=u64::MAX))]
     pub strip_components: usize,
-    /// Write messages here once the mount answers, instead of to the journal or syslog, or in the
-    /// foreground to the terminal.
+    /// Append log messages to this file [default: the journal or syslog]
+    ///
+    /// Messages before the mount is ready are printed to the terminal. With --foreground, all are printed
+    /// there by default.
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Write the tree to DIR meanwhile, and read files from there as they become complete: by the
-    /// kernel itself, where it permits that. DIR is empty at first; a later mount goes on with it.
+    /// Copy the tree to DIR in the background, and read complete files from there
+    ///
+    /// The kernel reads these files itself if it permits that. DIR must be empty for the first mount. A
+    /// later mount continues the copy.
     #[arg(long, value_name = "DIR")]
     pub copy_to: Option<PathBuf>,
-    /// Mount in the mount namespace of the process PID, or that the file PATH names, as
-    /// /proc/PID/ns/mnt does. MOUNTPOINT is an absolute path there; all other paths, and all programs,
-    /// are those of this namespace. Needs root and Linux 5.8.
+    /// Mount in the mount namespace of process PID, or in that of the file PATH
+    ///
+    /// PATH is a file like /proc/PID/ns/mnt. MOUNTPOINT must be an absolute path in that namespace. All
+    /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
     #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
     pub namespace: Option<PathBuf>,
-    /// Serve what `tarfs status` tells to Prometheus, at /metrics of this address and port; to
-    /// anyone who can connect to it.
+    /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
+    ///
+    /// Anyone who can connect to the port can read it.
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<SocketAddr>,
 }
 
-/// Lets clap say at once what is wrong with `-o`.
+/// Validates `-o` while clap parses it, so that clap reports the error.
 fn parse_mount_options(argument: &str) -> Result<String, crate::fuse::OptionError> {
     MountOptions::default().apply(argument)?;
     Ok(argument.to_owned())
 }
 
-/// The file that names a mount namespace, for a process or by its own path.
+/// Returns the file that names a mount namespace, from a process ID or a path.
 fn namespace_path(argument: &str) -> PathBuf {
     let is_process = !argument.is_empty() && argument.bytes().all(|byte| byte.is_ascii_digit());
     if is_process {
@@ -157,7 +169,7 @@ impl MountArgs {
         Ok(options)
     }
 
-    /// What makes no sense about it as a whole, if anything.
+    /// Returns the error in the combination of flags, if there is one.
     fn find_conflict(&self) -> Option<&'static str> {
         let wants_writing = self.mount_options().ok()?.read_only == Some(false);
         if wants_writing && !self.writable {
@@ -194,9 +206,9 @@ impl MountArgs {
         .find_map(|(is_wrong, error)| is_wrong.then_some(error))
     }
 
-    /// Whether all of the archive must be known before anything is mounted.
+    /// Whether the whole archive must be indexed before the mount.
     pub(super) fn waits_for_index(&self) -> bool {
-        // An overlay wants that what lies below it stays as it is.
+        // overlayfs requires that its lower layer does not change.
         self.writable
             || self.wait_index
             || self.root.is_some()
@@ -215,30 +227,31 @@ impl MountArgs {
     }
 }
 
-/// An archive that is open, and what there is to tell about it.
+/// An open archive, with its status and statistics.
 pub(super) struct OpenedArchive {
-    /// Its tree and bytes.
+    /// The archive's tree and bytes.
     pub content: Arc<dyn Content>,
-    /// SOURCE, wherever the process goes and without secrets: what the kernel lists, and mount(8)
-    /// compares with fstab.
+    /// SOURCE as an absolute name without secrets.
+    ///
+    /// The kernel lists it as the mount's source, and mount(8) compares it with fstab.
     pub name: String,
-    /// What is told of: where it is, and of how many layers.
+    /// Location and number of layers, as logs and the status show it.
     pub location: String,
-    /// What its layers are called, from the bottom, if it has several.
+    /// Names of the layers, from the bottom, if there are several.
     pub layers: Vec<String>,
-    /// Which version of it is pinned.
+    /// Pinned version of the archive.
     pub version: String,
-    /// Whether that tells it from every other one.
+    /// Whether `version` differs for any two contents.
     pub is_strong: bool,
-    /// What has been done so far.
+    /// Counters of the work done so far.
     pub stats: Arc<Stats>,
-    /// What there is to tell about it.
+    /// Source of the archive's part of a status.
     pub status_source: Box<dyn StatusSource>,
-    /// Writes what is read to a file, if that is wanted; ends with the mount.
+    /// Recorder of read files, if the user wants one; ends with the mount.
     pub recording: Option<Recording>,
-    /// What a copy of it is made from.
+    /// Source of the files for --copy-to.
     pub copy_source: CopySource,
-    /// The threads that its reads need; last, because they must outlive it.
+    /// Runtime that reads need. Declared last, so that it is dropped last.
     pub network: Runtime,
 }
 
@@ -251,11 +264,13 @@ impl fmt::Debug for OpenedArchive {
     }
 }
 
-/// Mounts what `open_archive` opens. In the process that the user started this returns when the
-/// mount answers; in the one behind it, and with `--foreground`, when it is unmounted.
+/// Mounts the archive that `open_archive` opens.
+///
+/// In the process that the user started, returns when the mount is ready. In the background process, and
+/// with `--foreground`, returns after the unmount.
 ///
 /// # Errors
-/// When the archive cannot be opened or mounted; then nothing is mounted.
+/// The archive cannot be opened or mounted. Then nothing is mounted.
 pub(super) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
@@ -267,7 +282,7 @@ pub(super) fn run(
     let inherited = InheritedFds::collect();
     let role = environment::role();
     let is_supervisor = role.is_none() && args.foreground && args.restart;
-    // Who is led is who the user started, but for its parent.
+    // Otherwise this process starts one that serves the mount, and that one may need the user's descriptors.
     if role.is_some() || args.foreground && !is_supervisor {
         inherited.set_cloexec();
     }
@@ -281,12 +296,13 @@ pub(super) fn run(
                 supervisor::follow_supervisor()?;
                 ProcessMode::Foreground(log, SupervisorLink::service_manager())
             } else {
-                // Nobody stands at a terminal to be told.
+                // No terminal is left to report to.
                 daemonize::detach(log, inherited)?;
                 ProcessMode::Detached
             };
             let takeover = SupervisorLink::receive_takeover()?;
-            // What the kernel was told must be known before it asks.
+            // The kernel knows this archive's files already, so the index must be complete before its next
+            // request.
             let args = MountArgs {
                 wait_index: true,
                 shown_version: Some(takeover.version().to_owned()),
@@ -294,7 +310,7 @@ pub(super) fn run(
             };
             let served = serve(&args, open_archive, Some(takeover), mode);
             if let (Err(error), false) = (&served, args.foreground) {
-                // In the foreground it is told as any error is.
+                // In the foreground, `run`'s caller prints the error.
                 tracing::error!("{error:#}");
             }
             served
@@ -320,19 +336,19 @@ pub(super) fn run(
     }
 }
 
-/// Where a process stays that serves a mount, once that answers.
+/// Where the serving process runs once the mount is ready.
 enum ProcessMode {
-    /// In the foreground, with a file for its log if there is one, under a service manager that waits
-    /// for word if there is one.
+    /// In the foreground, with an optional log file and an optional service manager to notify.
     Foreground(LogTarget, Option<ServiceManager>),
-    /// In the background, behind who started it and waits.
+    /// In the background, started by a process that waits until the mount is ready.
     Background(LogTarget, InheritedFds),
     /// In the background already.
     Detached,
 }
 
 impl ProcessMode {
-    /// Tells the terminal what of the archive is damaged, or that listings wait for the index.
+    /// Reports damage to the terminal, or that listings wait for the index.
+    ///
     /// Returns whether damage was reported.
     fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
         match self {
@@ -358,7 +374,7 @@ impl ProcessMode {
         is_over
     }
 
-    /// Goes there, and tells who waits that the mount answers.
+    /// Enters this mode and reports that the mount is ready.
     fn enter(self) -> anyhow::Result<Option<ServiceManager>> {
         match self {
             Self::Detached => Ok(None),
@@ -379,22 +395,24 @@ impl ProcessMode {
     }
 }
 
-/// How long a process waits for the scan before it leaves the terminal, so that the user sees there what
-/// of a small archive is damaged.
+/// Timeout of the wait for the scan before the process leaves the terminal.
+///
+/// The wait lets the user see the damage of a small archive on the terminal.
 const SCAN_WAIT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The first part of [`SCAN_WAIT_TIMEOUT`]. After it a scan of a large archive that is not a fifth done is not waited for.
+/// First part of [`SCAN_WAIT_TIMEOUT`]. After it, the process stops waiting if a large archive is less than
+/// a fifth scanned.
 const SCAN_CHECK_DELAY: Duration = Duration::from_millis(50);
 
-/// Packed bytes above which an archive is large in this sense.
+/// Compressed size above which an archive is large for this purpose.
 const LARGE_ARCHIVE_BYTES: u64 = 64 << 20;
 
-/// Waits until the scan is over, for [`SCAN_WAIT_TIMEOUT`] at most.
+/// Waits for the end of the scan, for at most [`SCAN_WAIT_TIMEOUT`].
 fn wait_for_scan(opened: &OpenedArchive) {
     let (sender, scanned) = mpsc::channel::<()>();
     let then = Callback::new(move || drop(sender));
     opened.content.on_available(WaitFor::End, then);
-    // Nothing is ever sent.
+    // The callback sends nothing and only drops the sender.
     let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
     if is_over(SCAN_CHECK_DELAY) {
         return;
@@ -406,7 +424,7 @@ fn wait_for_scan(opened: &OpenedArchive) {
     }
 }
 
-/// Logs what was wrong with the archive, now that the scan is over.
+/// Logs the scan's error and the archive's damage after the scan.
 fn report_scan_end(opened: &OpenedArchive) {
     if let Some(failure) = opened.status_source.index().failure {
         tracing::error!(failure, "what is not known by now cannot be found");
@@ -414,8 +432,9 @@ fn report_scan_end(opened: &OpenedArchive) {
     report_damage(opened);
 }
 
-/// Logs how many members are damaged or not in the tree. Names the first ones if no scan of this process
-/// has named them.
+/// Logs how many members are damaged or missing from the tree.
+///
+/// Also names the first ones, unless a scan by this process has logged them.
 fn report_damage(opened: &OpenedArchive) {
     let damage = opened.status_source.damage();
     if damage.members == 0 {
@@ -431,18 +450,18 @@ fn report_damage(opened: &OpenedArchive) {
     tracing::warn!("{count}; `tarfs status` names the first ones");
 }
 
-/// Takes an answer to who asked.
+/// Sends a response to the client of a request.
 type ResponseFn = Box<dyn FnOnce(Response) + Send>;
 
-/// Something the serving process has to react to.
+/// An event that the serving process handles.
 enum Event {
-    /// The user, or the system, wants it to end.
+    /// The user or the system asked the process to end.
     Signal,
-    /// The scan is over, if there was one.
+    /// The scan ended, or there was none.
     ScanEnded,
-    /// Another process asks.
+    /// Another process sent a request.
     Request(Request, ResponseFn),
-    /// Nothing is mounted any more.
+    /// The mount is gone.
     MountEnded,
 }
 
@@ -468,7 +487,7 @@ fn serve(
             tracing::warn!(%mountpoint, "until it is unmounted this hides {hidden}");
         }
     }
-    // Like the mountpoint, before there is long work to do.
+    // Bound early, like the mountpoint, so that an error appears before the long work.
     let metrics = args.metrics.map(MetricsListener::bind).transpose()?;
     let copy = args.copy_to.as_deref();
     let copy = copy
@@ -496,17 +515,18 @@ fn serve(
     if result.is_ok() {
         exit::force_exit_after(THREAD_EXIT_TIMEOUT);
     }
-    // Brings what was read to disk.
+    // Writes the recorded files to disk.
     drop(opened.recording);
-    // Nobody is left to wait for what may still be on its way, a scan's bytes among it.
+    // No caller is left to wait for requests in flight, such as those of a scan.
     opened.network.shutdown_background();
-    // Waits for its threads, who wait for nothing now.
+    // Joins the threads of the copy, which are not blocked any more.
     drop(copy);
     result
 }
 
-/// What `open_archive` opens. A supervisor for which this goes on with a mount hears how long the source cannot be
-/// reached.
+/// Opens the archive, and reports outages of its source to the supervisor.
+///
+/// Only a successor has a supervisor here.
 fn open_reporting_outages(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
@@ -526,8 +546,9 @@ fn open_reporting_outages(
     opened
 }
 
-/// Makes what may lie in another user's directory, where root can make it now and not later. Who
-/// needs it says what is wrong with it.
+/// Creates directories that root cannot create after it drops its capabilities.
+///
+/// They may be inside another user's directory. Errors are ignored, because the later use reports them.
 fn create_directories(args: &MountArgs) {
     if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
         drop(TrustedDir::create(&cache_dir));
@@ -548,7 +569,7 @@ fn mount_and_serve(
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
     let (events, inbox) = mpsc::channel();
-    // Until here a signal ends the process, as there is nothing to clear up.
+    // Until here, a signal ends the process, because there is nothing to clean up.
     let _signals = SignalWatch::start(events.clone())?;
     let metrics_url = metrics.as_ref().map(MetricsListener::url);
     let asking = events.clone();
@@ -556,7 +577,7 @@ fn mount_and_serve(
         .map(|metrics| metrics.serve(opened.network.handle(), move || request_status(&asking)))
         .transpose()?;
     let root = view.root();
-    // What is mounted, and what is seen of it where something lies over it.
+    // `options` are for the FUSE mount, and `overlay_options` for the overlay over it, if there is one.
     let overlay_options = options;
     let options = &match writable {
         Some(_) => overlay_dirs::lower_options(options),
@@ -597,13 +618,13 @@ fn mount_and_serve(
             )?
         }
     };
-    // The session has its own.
+    // The session holds a duplicate.
     drop(session);
     if let Some(supervisor) = &supervisor {
         supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
     }
     if is_successor {
-        // Until now paths could be relative.
+        // Relative paths are valid until here.
         std::env::set_current_dir("/").context("cannot leave the directory")?;
     }
     if let Some(copy) = copy {
@@ -619,7 +640,8 @@ fn mount_and_serve(
     let manager = match mode.enter() {
         Ok(manager) => manager,
         Err(error) => {
-            // Or who asks just now would wait for an answer, and the control socket's end for them.
+            // Otherwise a client that asks at this moment waits for a response, and the control socket waits
+            // for it.
             drop(inbox);
             return Err(error);
         }
@@ -644,7 +666,7 @@ fn mount_and_serve(
     if let (true, Some(writable)) = (has_ended, &writable) {
         writable.mark_lower_ended();
     }
-    // Who still reads has its error now, and not only when the connection is cut.
+    // Fails pending reads now instead of when the connection is aborted.
     opened.content.close();
     if let Some(manager) = &manager {
         manager.notify_stopping();
@@ -653,7 +675,7 @@ fn mount_and_serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the kernel asks.
+/// Builds the filesystem that answers the kernel's requests.
 fn build_filesystem(
     args: &MountArgs,
     opened: &OpenedArchive,
@@ -697,7 +719,7 @@ fn mount_in_namespace(
     Ok(mount)
 }
 
-/// Mounts `tree`; below an overlay, which is seen as its options say, if it is `writable`.
+/// Mounts `tree`, and an overlay over it if the mount is `writable`.
 fn mount_here(
     args: &MountArgs,
     opened: &OpenedArchive,
@@ -726,7 +748,10 @@ fn mount_here(
     Ok(mount)
 }
 
-/// Who clears up after this process, and what it goes on with, if that is what was opened.
+/// Starts or inherits the supervisor. Returns it with the session to take over, if there is one.
+///
+/// # Errors
+/// The archive is not the version that the previous process served.
 fn connect_supervisor(
     opened: &OpenedArchive,
     takeover: Option<TakeoverState>,
@@ -745,7 +770,7 @@ fn connect_supervisor(
     Ok((Some(takeover.supervisor), takeover.session))
 }
 
-/// What a status tells of.
+/// State of the serving process from which a status is built.
 struct ServeState<'a> {
     mount: &'a Mount,
     opened: &'a OpenedArchive,
@@ -756,12 +781,14 @@ struct ServeState<'a> {
     manager: Option<&'a ServiceManager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
-    /// Entries of ACLs that are left out, once the index is complete.
+    /// Number of ACL entries that are left out, once the index is complete.
     unmapped_acl_entries: OnceCell<usize>,
 }
 
-/// Reacts to events until nothing is mounted any more. Takes the inbox with it, so that questions
-/// it did not come to are refused. Returns whether the mount's connection has ended.
+/// Handles events until the mount is gone.
+///
+/// Returns whether the mount's connection has ended. Consumes `inbox`, so that unhandled requests are
+/// refused.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
 fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
     let mount = state.mount;
@@ -792,7 +819,8 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 }
             }
             Event::Signal => match mount.unmount(signal_force) {
-                // Its end arrives as an event; by force it might go on for its last user.
+                // The unmount arrives as an event. After a forced one, the last user may keep the mount
+                // alive.
                 Ok(()) if signal_force == Force::No => {}
                 Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
                 Err(error) if signal_force == Force::No => {
@@ -800,7 +828,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                     signal_force = Force::Yes;
                 }
                 Err(error) => {
-                    // The mount ends with its connection; whoever keeps watch takes out what is left.
+                    // The mount ends with its connection. The supervisor unmounts what is left.
                     tracing::error!(%error, "this process ends without having unmounted");
                     return false;
                 }
@@ -810,8 +838,9 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
     false
 }
 
-/// The next event, or none when nobody is left to make any. Meanwhile a service manager hears how far
-/// the scan is.
+/// Returns the next event, or `None` when all senders are gone.
+///
+/// While it waits, it reports the scan's progress to the service manager.
 fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> {
     let Some(manager) = state.manager else {
         return inbox.recv().ok();
@@ -857,7 +886,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
         ref unmapped_acl_entries,
         ..
     } = state;
-    // First: what it says to be so is explained by notes that come after.
+    // Taken first, because the notes below explain states that `progress` reports.
     let progress = copy.map(MountCopy::progress);
     let mut notes = opened.status_source.notes();
     if let Some(copy) = copy {
@@ -886,8 +915,8 @@ fn build_status(state: &ServeState<'_>) -> Status {
             ));
         }
     }
-    // Released before it is asked for again below: to hold it twice while the scan waits to change it
-    // would be a deadlock.
+    // The index is released above and locked again here. Two nested locks would deadlock while the scan
+    // waits to write.
     let entries = opened.content.index().entry_count();
     let damage = opened.status_source.damage();
     opened.stats.panics.record_max(panic_hook::count());
@@ -937,7 +966,7 @@ fn unix_seconds(time: SystemTime) -> u64 {
         .map_or(0, |since| since.as_secs())
 }
 
-/// Resident memory of this process, as `/proc/self/status` has it (`VmRSS:   12345 kB`).
+/// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
 fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status
@@ -947,7 +976,7 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Hands `request` to the serving thread and waits for its answer.
+/// Sends `request` to the serving thread and waits for its response.
 fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     let (sender, answer) = mpsc::sync_channel(1);
     let taken = Box::new(move |response| send_response(&sender, response));
@@ -958,7 +987,9 @@ fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     })
 }
 
-/// As [`send_and_wait`], for a status and who does not wait on a thread; closes when there is none.
+/// Like [`send_and_wait`] for a status, without a blocked thread.
+///
+/// The channel closes if there is no response.
 fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
     let (sender, status) = oneshot::channel();
     let taken = Box::new(move |answer| {
@@ -984,7 +1015,7 @@ fn send_response(answer: &SyncSender<Response>, response: Response) {
     }
 }
 
-/// Turns signals into events while it lives.
+/// Turns signals into events until it is dropped.
 struct SignalWatch {
     handle: Handle,
     _thread: Thread<()>,

@@ -1,10 +1,11 @@
-//! `mount.tarfs`: what mount(8) starts for `mount -t tarfs`, and for a line of /etc/fstab.
+//! `mount.tarfs`: the helper of mount(8) for `mount -t tarfs` and for /etc/fstab.
 //!
-//! mount(8) calls `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]` for a type
-//! that the kernel does not know. This program is called by that name through a link, puts the call
-//! into the words of `tarfs mount`, and answers with mount(8)'s exit codes. For `-t fuse.tarfs` it is
-//! `mount.fuse.tarfs`; where no such link exists, `mount.fuse3` comes between, and starts
-//! `tarfs SOURCE DIR -o OPTIONS`.
+//! For a type that the kernel does not know, mount(8) calls `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N
+//! NAMESPACE] [-o OPTIONS] [-t TYPE]`. A link of that name leads to this program. The helper translates the
+//! call to arguments of `tarfs mount` and exits with mount(8)'s codes.
+//!
+//! For `-t fuse.tarfs` the link is `mount.fuse.tarfs`. Without that link, mount(8) calls `mount.fuse3`,
+//! which starts `tarfs SOURCE DIR -o OPTIONS`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -17,17 +18,19 @@ use super::daemonize::{self, DirectoryScope};
 use super::{Cli, Verb, environment, headers, output};
 use crate::fuse::{MountOptions, OptionError};
 
-/// The names under which mount(8) finds this program.
+/// Names under which mount(8) calls this program.
 const HELPER_NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
 
-/// mount(8)'s exit code for a call that makes no sense.
+/// mount(8)'s exit code for an invalid call.
 const EX_USAGE: u8 = 1;
-/// mount(8)'s exit code for a system that has no process or memory left.
+/// mount(8)'s exit code for a system without free processes or memory.
 const EX_SYSERR: u8 = 2;
-/// mount(8)'s exit code for a mount that failed.
+/// mount(8)'s exit code for a failed mount.
 const EX_FAIL: u8 = 32;
 
-/// Options of fstab for mount(8) and systemd alone, or that say nothing about what nobody can write.
+/// Options in fstab that the helper ignores.
+///
+/// They are for mount(8) or systemd, or have no effect on a read-only mount.
 const IGNORED_OPTIONS: [&str; 34] = [
     "defaults",
     "ro",
@@ -65,10 +68,10 @@ const IGNORED_OPTIONS: [&str; 34] = [
     "nonempty",
 ];
 
-/// Flags of `tarfs mount` that are no options of a mount.
+/// Flags of `tarfs mount` that are not available as mount options.
 const FLAGS_WITHOUT_OPTION: [&str; 3] = ["foreground", "help", "version"];
 
-/// The call of a helper, as mount(8) describes it.
+/// Arguments of a mount helper, as mount(8) describes them.
 #[derive(Parser, Debug)]
 #[command(
     name = "mount.tarfs",
@@ -85,30 +88,30 @@ struct HelperArgs {
     /// The directory to mount on
     #[arg(value_name = "DIR")]
     directory: PathBuf,
-    /// Options, separated by commas; a comma inside a value is written \, or the value is quoted
+    /// Options, separated by commas; a comma in a value needs a backslash or quotes
     #[arg(short = 'o', value_name = "OPTIONS")]
     options: Vec<String>,
-    /// Tolerate unknown options
+    /// Ignore unknown options
     #[arg(short = 's')]
     sloppy: bool,
-    /// Only look whether the call makes sense
+    /// Check the arguments without mounting
     #[arg(short = 'f')]
     fake: bool,
-    /// Ignored: there is no mtab to write to
+    /// Ignored, because there is no mtab
     #[arg(short = 'n')]
     no_mtab: bool,
-    /// Say what is run
+    /// Print the command that is run
     #[arg(short = 'v')]
     verbose: bool,
     /// Mount in this mount namespace
     #[arg(short = 'N', value_name = "NAMESPACE")]
     namespace: Option<PathBuf>,
-    /// Ignored: it is in the name of the program
+    /// Ignored, because the program's name contains the type
     #[arg(short = 't', value_name = "TYPE")]
     kind: Option<String>,
 }
 
-/// The words of a helper's call, its name first, if this is one.
+/// Returns the helper's arguments, its name first, if mount(8) made this call.
 pub(super) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     let program = Path::new(words.first()?).file_name();
     if HELPER_NAMES
@@ -130,8 +133,9 @@ pub(super) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     }
 }
 
-/// The options without `dev` and `suid`, which `mount.fuse3` adds at the end unless they are denied;
-/// those that the user gave come before.
+/// Strips `dev` and `suid` from the end of the options.
+///
+/// `mount.fuse3` appends them unless the user denies them. The user's own options come before.
 fn strip_mount_fuse_options(options: &str) -> &str {
     ["suid", "dev"].into_iter().fold(options, |rest, added| {
         let shorter = rest.strip_suffix(added);
@@ -152,7 +156,7 @@ fn is_verb(word: &OsStr) -> bool {
         })
 }
 
-/// Does what mount(8) wants of this program, which it has called with `words`.
+/// Mounts as mount(8) asks with `words`.
 pub(super) fn run(words: &[OsString]) -> ExitCode {
     let call = match HelperArgs::try_parse_from(words) {
         Ok(call) => call,
@@ -171,7 +175,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
             translated.redacted().join(" ")
         ));
     }
-    // What is wrong with a value is for the flag to say.
+    // Flags report errors in their values.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
     match Cli::try_parse_from(words) {
         Err(error) => return print_usage_error(error),
@@ -193,7 +197,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
             }
             code
         }
-        // It has said why.
+        // The child has printed the error.
         Ok(_) => ExitCode::from(EX_FAIL),
         Err(error) => {
             output::print_error(output::format_with_hint(&error));
@@ -202,7 +206,7 @@ pub(super) fn run(words: &[OsString]) -> ExitCode {
     }
 }
 
-/// As for any command line, with mount(8)'s exit code.
+/// Prints the error like that of any command line, and returns mount(8)'s exit code.
 fn print_usage_error(error: clap::Error) -> ExitCode {
     let kind = error.kind();
     drop(super::without_secret(error).print());
@@ -213,7 +217,7 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
 }
 
 fn spawn_mount(translated: &MountArguments) -> anyhow::Result<ExitCode> {
-    // What root mounts belongs to the system, and stays when the session ends in which that happens.
+    // A mount by root belongs to the system and outlives root's session.
     let scope = if environment::is_root() {
         DirectoryScope::System
     } else {
@@ -229,18 +233,19 @@ fn mount_command() -> Command {
     mount.cloned().unwrap_or_default()
 }
 
-/// A call in the words of `tarfs`.
+/// A helper's call, translated to arguments of `tarfs`.
 #[derive(PartialEq, Eq, Debug)]
 struct MountArguments {
-    /// The verb, its flags and arguments.
+    /// The verb, its flags and its positional arguments.
     words: Vec<OsString>,
-    /// Whether `rw` is among the options, and nothing that makes it true. mount(8) says so when
-    /// nobody said anything.
+    /// Whether the options ask for `rw` but not for --writable.
+    ///
+    /// mount(8) passes `rw` by default.
     wants_to_write: bool,
 }
 
 impl MountArguments {
-    /// The words, without what may be a secret.
+    /// Returns the arguments without values that may be secret.
     fn redacted(&self) -> Vec<String> {
         let words = headers::redact_arguments(&self.words).into_iter();
         words
@@ -249,7 +254,7 @@ impl MountArguments {
     }
 }
 
-/// What a helper refuses.
+/// Reasons why a helper refuses its call.
 #[derive(PartialEq, Eq, Debug, thiserror::Error)]
 enum TranslateError {
     #[error("mount option `{0}` takes a value: {0}=…")]
@@ -271,7 +276,7 @@ impl TranslateError {
     }
 }
 
-/// Puts `call` into the words of `mount`, the command of that verb.
+/// Translates `call` to arguments of `mount`, which is the clap command of that verb.
 fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, TranslateError> {
     let mut words: Vec<OsString> = vec!["mount".into()];
     let mut wants_to_write = None;
@@ -288,7 +293,8 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
         match name {
             "remount" => return Err(TranslateError::Remount),
             "rw" | "ro" => wants_to_write = Some(name == "rw"),
-            // mount(8) takes these two words for what is so anyway, and keeps them to itself.
+            // These two names bypass mount(8), which takes `suid` and `dev` for its defaults and does not
+            // pass them on.
             "allow_suid" | "allow_dev" if value.is_none() => {
                 words.push("-o".into());
                 words.push(name.trim_start_matches("allow_").into());
@@ -325,7 +331,7 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
         word.push(namespace);
         words.push(word);
     }
-    // Behind it nothing is taken for a flag.
+    // clap takes no argument after it for a flag.
     words.push("--".into());
     words.push(call.source.clone());
     words.push(call.directory.clone().into());
@@ -341,7 +347,7 @@ fn is_ignored_option(name: &str) -> bool {
         || name == "comment"
 }
 
-/// The flag that the option `name` stands for, as it is written, and whether it takes a value.
+/// Returns the flag for the option `name`, and whether it takes a value.
 fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
     let name = name.replace('_', "-");
     let mut flags = mount.get_arguments();
@@ -350,8 +356,9 @@ fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
     (!FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some((name, takes_value))
 }
 
-/// The options between commas that are neither escaped by a backslash nor in a quoted value,
-/// unescaped and unquoted. mount(8) passes on both as they are.
+/// Splits options at commas, then unescapes and unquotes them.
+///
+/// A comma after a backslash or within quotes does not separate. mount(8) passes both on unchanged.
 fn split_options(options: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_quoted = false;

@@ -1,31 +1,32 @@
-//! SOURCE as a part of something else: a file of an archive, or a stretch of bytes; pure.
+//! SOURCE as a part of another source: a file in an archive, or a range of bytes. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What stands in front of a file's name, as in the URLs of Java's archives.
+/// Separator before a file's name, as in Java's `jar:` URLs.
 const MEMBER_SEPARATOR: &str = "!/";
 
-/// A part of what is at another place, which may be a part itself.
+/// A part of an outer source, which may be a part itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct NestedSource {
-    /// A path, a URL, or the name of a part.
+    /// A path, a URL, or another part.
     pub outer: String,
     pub part: Part,
 }
 
-/// Which part.
+/// Kind of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Part {
-    /// The file of this path in the archive: `tar:PLACE!/PATH`.
+    /// The file with this path in the archive: `tar:SOURCE!/PATH`.
     File(String),
-    /// So many bytes from here on, or all of them: `slice:START+LEN:PLACE`, `slice:START:PLACE`.
+    /// A range of bytes, up to the end without `len`: `slice:START+LEN:SOURCE`, `slice:START:SOURCE`.
     Range { start: u64, len: Option<u64> },
 }
 
 impl NestedSource {
-    /// The part that `spec` names; `None` when it names none, and so is a path or a URL. A file of such
-    /// a name is given as `./tar:name!/path`.
+    /// Parses `spec`; `None` for a path or a URL.
+    ///
+    /// The path of a file with such a name can be written as `./tar:name!/path`.
     pub(super) fn parse(spec: &str) -> Option<Self> {
         let (kind, rest) = spec.split_once(':')?;
         let (outer, part) = match kind {
@@ -52,7 +53,7 @@ impl NestedSource {
 }
 
 impl fmt::Display for NestedSource {
-    /// As it is parsed.
+    /// Formats it in the form that `parse` accepts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outer = &self.outer;
         match &self.part {

@@ -1,4 +1,4 @@
-//! From flags to a source, a scan's options, or an archive.
+//! Opens sources and archives from the command-line flags.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -30,10 +30,10 @@ use crate::layers::LayeredArchive;
 use crate::source::{self, Certificates, Fingerprint, Retry, Source};
 use crate::tar;
 
-/// The network's threads; everything else has threads of its own.
+/// Starts the threads for the network. All other work has threads of its own.
 ///
 /// # Errors
-/// When the system has no thread left to give.
+/// The system cannot create a thread.
 pub(super) fn start_network_runtime() -> anyhow::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -43,11 +43,12 @@ pub(super) fn start_network_runtime() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// The archive at the path or URL that `args` name, with these headers and no others. If a process before this one
-/// knew its version, see [`source::Options::known_version`].
+/// Opens the archive at the path or URL in `args`, with only these headers.
+///
+/// For the version that an earlier process knew, see [`source::Options::known_version`].
 ///
 /// # Errors
-/// When it cannot be reached, or is none.
+/// The source is unreachable or cannot be read.
 pub(super) fn open_source_with(
     headers: &[Header],
     args: &SourceArgs,
@@ -75,7 +76,7 @@ pub(super) fn open_source_with(
     Ok(network.block_on(source::open(spec, options))?)
 }
 
-/// How stubborn a source is. Who gives a number means it.
+/// Returns the retry policy. An explicit --retries also limits the retries during an outage.
 fn retry_options(args: &SourceArgs) -> Retry {
     let default = Retry::default();
     Retry {
@@ -87,7 +88,7 @@ fn retry_options(args: &SourceArgs) -> Retry {
     }
 }
 
-/// How the archive that `args` name is scanned.
+/// Returns the options for the scan of the archive in `args`.
 pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     scan::Options {
         compression: args.compression,
@@ -109,7 +110,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
         },
         memory: LayerArgs::default().memory_budget(args),
         workers: environment::processors(),
-        // What is asked of an image is asked of its manifest, which speaks for the layers.
+        // The digest of an image is that of its manifest, which contains those of its layers.
         sha256: args
             .expect_sha256
             .filter(|_| resolve::image_reference(args).is_none())
@@ -118,7 +119,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     }
 }
 
-/// How a verb opens SOURCE and what is laid over it.
+/// Settings with which a verb opens SOURCE and its layers.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a setting of its own"
@@ -128,19 +129,19 @@ pub(super) struct OpenRequest<'a> {
     pub source: &'a SourceArgs,
     pub layers: &'a LayerArgs,
     pub cache: &'a CacheArgs,
-    /// What is to be done with decoded data.
+    /// Whether decoded data is stored on disk.
     pub spooling: DiskCacheMode,
-    /// Whether an index to be made may lack hashes of what nobody has to read for it.
+    /// Whether a new index may lack hashes of members that the scan can skip.
     pub hops: bool,
-    /// Whether an archive whose version nothing proves is scanned whatever was saved of it.
+    /// Whether to ignore a saved index of an archive whose version cannot be proven.
     pub should_rescan_unproven: bool,
-    /// Whether members that are damaged or not in the tree are logged.
+    /// Whether to log members that are damaged or missing from the tree.
     pub should_log_problems: bool,
-    /// Whether no progress is shown.
+    /// Whether to hide the progress.
     pub quiet: bool,
 }
 
-/// What a verb has opened: one archive, or several as one tree.
+/// The opened SOURCE: one archive, or several layers as one tree.
 #[derive(Debug)]
 pub(super) enum OpenedTree {
     Archive(Box<Archive>),
@@ -148,7 +149,7 @@ pub(super) enum OpenedTree {
 }
 
 impl OpenedTree {
-    /// All of it.
+    /// Returns the index of the whole tree.
     pub(super) fn index(&self) -> IndexGuard<'_> {
         match self {
             Self::Archive(archive) => archive.index(),
@@ -158,7 +159,7 @@ impl OpenedTree {
 }
 
 impl OpenRequest<'_> {
-    /// How each archive is opened.
+    /// Returns the options with which each archive is opened.
     pub(super) fn options(&self) -> OpenOptions {
         let mut options = open_options(self.source, &self.cache.saved, self.spooling);
         options.scan.allow_skipping = self.hops;
@@ -167,19 +168,19 @@ impl OpenRequest<'_> {
         options
     }
 
-    /// Whether it is several archives; see [`LayerArgs::is_layered`].
+    /// Whether SOURCE consists of several archives; see [`LayerArgs::is_layered`].
     ///
     /// # Errors
-    /// When something is asked that several cannot do.
+    /// A flag is not supported for several archives.
     fn is_layered(&self) -> anyhow::Result<bool> {
         let index = self.cache.saved.index.as_deref();
         self.layers.is_layered(self.source, index)
     }
 
-    /// All of SOURCE and what is laid over it, with its index.
+    /// Opens SOURCE and its layers, and indexes them completely.
     ///
     /// # Errors
-    /// When it cannot be opened, or is read from standard input, which gives it only once.
+    /// SOURCE cannot be opened, or is standard input, which can be read only once.
     pub(super) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenedTree> {
         privileges::disable_core_dumps(self.source, self.layers);
         let headers = headers::load_all(&self.source.headers)?;
@@ -204,10 +205,10 @@ impl OpenRequest<'_> {
     }
 }
 
-/// What a mount serves.
+/// Opens the archive that a mount serves.
 ///
 /// # Errors
-/// When it cannot be opened.
+/// The archive cannot be opened.
 pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
     let network = start_network_runtime()?;
     let headers = headers::load_all(&args.source.headers)?;
@@ -221,9 +222,9 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
         layers: &layers,
         cache: &args.cache,
         spooling: disk_cache_policy(&args.cache),
-        // What is fetched anyway had better be fetched while the scan goes by.
+        // `--prefetch all` fetches everything, so the scan does it on its way.
         hops: args.prefetch.prefetch != Mode::All,
-        // The copy holds files of an earlier scan.
+        // The copy contains files from an earlier scan.
         should_rescan_unproven: args.copy_to.is_some(),
         should_log_problems: true,
         quiet: !(args.foreground || args.waits_for_index() && has_terminal),
@@ -250,14 +251,14 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     let progress = start_indexing_progress(source.fingerprint().len, &stats, request.quiet);
     let options = request.options();
     if args.shown_version.is_some() {
-        // Users wait, but the supervisor does so as long as the source cannot be reached.
+        // Callers wait, but the supervisor does not count the time of an outage.
         options.scan.retry_forever.enable();
     }
     let archive = if args.waits_for_index() {
         Archive::open(source, &options, network.handle(), &stats)?
     } else {
         let archive = Archive::open_early(source, &options, network.handle(), &stats)?;
-        // Nobody waits at a terminal any more, and the mount is there when the network comes back.
+        // No user waits at the terminal any more. The mount works again when the network does.
         options.scan.retry_forever.enable();
         archive
     };
@@ -284,12 +285,14 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     })
 }
 
-/// What the kernel lists as the source of a mount of `args`, which are [absolute](with_absolute_paths).
+/// Returns the name that the kernel lists as the mount's source.
+///
+/// The paths in `args` are [absolute](with_absolute_paths).
 pub(super) fn mount_source_name(args: &SourceArgs) -> String {
     source::redact(&args.source.to_string_lossy())
 }
 
-/// What is to be done with decoded data.
+/// Returns whether and how decoded data is stored on disk.
 pub(super) fn disk_cache_policy(cache: &CacheArgs) -> DiskCacheMode {
     if cache.no_disk_cache {
         return DiskCacheMode::Disabled;
@@ -299,10 +302,10 @@ pub(super) fn disk_cache_policy(cache: &CacheArgs) -> DiskCacheMode {
     }
 }
 
-/// Longest file of certificates that is read, in bytes.
+/// Maximum length of the --cacert file, in bytes.
 const MAX_CERTIFICATES_LEN: u64 = 16 << 20;
 
-/// The certificates in the file that --cacert names, if it is given.
+/// Loads the certificates of --cacert.
 fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     let Some(path) = file else {
         return Ok(Certificates::default());
@@ -320,8 +323,9 @@ fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     Certificates::from_pem(&pem).with_context(name)
 }
 
-/// The same source wherever the process goes: a mount leaves the directory it was started in, and
-/// its status should name a path that everyone understands.
+/// Makes the paths in `args` absolute.
+///
+/// A mount leaves its current directory, and its status should show paths that are valid everywhere.
 fn with_absolute_paths(args: &SourceArgs) -> SourceArgs {
     SourceArgs {
         source: absolute_source(&args.source),
@@ -333,7 +337,7 @@ fn with_absolute_paths(args: &SourceArgs) -> SourceArgs {
     }
 }
 
-/// The same source wherever the process goes.
+/// Makes the path in a SOURCE absolute.
 pub(super) fn absolute_source(source: &OsString) -> OsString {
     let text = source.to_str();
     if let Some(nested) = text.and_then(NestedSource::parse) {
@@ -344,7 +348,7 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
     }
     if let Some(mut reference) = text.and_then(ImageRef::parse) {
         let place = match reference.transport {
-            // Which is refused as it is.
+            // Opening it fails, and the error shows it unchanged.
             Transport::Oci if reference.location.contains("://") => None,
             Transport::Oci => std::path::absolute(&reference.location)
                 .ok()
@@ -359,7 +363,7 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
             reference.location = place;
         }
         let absolute = reference.to_string();
-        // Below a directory with a colon in its name it would be read as another place.
+        // A colon in the current directory's name would change how the reference is parsed.
         let is_same = ImageRef::parse(&absolute).as_ref() == Some(&reference);
         return if is_same {
             absolute.into()
@@ -367,7 +371,7 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
             source.clone()
         };
     }
-    // Without its scheme a URL is not found, and the error should name it as it is.
+    // A URL without a scheme is not found, and the error should show it unchanged.
     let is_path =
         text.is_none_or(|text| text != "-" && !text.contains("://") && !source::lacks_scheme(text));
     match std::path::absolute(source) {
@@ -376,7 +380,7 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
     }
 }
 
-/// Shows how the indexing of what has so many packed bytes goes, unless `quiet`.
+/// Shows the progress of indexing `total_bytes` of compressed data, unless `quiet`.
 pub(super) fn start_indexing_progress(
     total_bytes: Option<u64>,
     stats: &Arc<Stats>,
@@ -390,7 +394,7 @@ pub(super) fn start_indexing_progress(
     Progress::start(options, quiet)
 }
 
-/// How the archive that the arguments name is opened.
+/// Returns the options with which the archive in `args` is opened.
 pub(super) fn open_options(
     args: &SourceArgs,
     saved: &SavedIndexArgs,

@@ -1,4 +1,4 @@
-//! What the user sees: errors told once, progress, exit codes.
+//! Output for the user: errors, progress and exit codes.
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -18,26 +18,26 @@ use crate::index::{Index, MergeError};
 use crate::layers::LayeredArchiveError;
 use crate::{archive, image, materialize, source};
 
-/// The exit code of a run in which something went wrong, as tar's.
+/// Exit code of a failed run, like that of tar.
 pub(super) const EXIT_FAILURE: u8 = 2;
 
-/// The exit code of a command line that makes no sense: `EX_USAGE` of sysexits(3).
+/// Exit code of an invalid command line: `EX_USAGE` of sysexits(3).
 pub(super) const EXIT_USAGE: u8 = 64;
 
-/// How often a progress bar is drawn anew.
+/// Interval between updates of the progress bar.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How often a line of progress is printed where there is no terminal.
+/// Interval between lines of progress without a terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Prints a line to standard error; a closed standard error is not worth dying for.
+/// Prints a line to standard error, which may be closed.
 pub(super) fn print_error(text: impl std::fmt::Display) {
     drop(logging::suspend_progress_bar(|| {
         writeln!(stderr(), "tarfs: {text}")
     }));
 }
 
-/// Prints an error, its causes and what to do on one line, and returns [`EXIT_FAILURE`].
+/// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`].
 pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
     let prefix = logging::journal_prefix(tracing::Level::ERROR);
     drop(writeln!(
@@ -48,7 +48,7 @@ pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// An error and its causes on one line, each told once, and what to do about it.
+/// Formats an error with its causes and its hint on one line.
 pub(super) fn format_with_hint(error: &anyhow::Error) -> String {
     let told = format_chain(error);
     match error.chain().find_map(find_hint) {
@@ -57,7 +57,7 @@ pub(super) fn format_with_hint(error: &anyhow::Error) -> String {
     }
 }
 
-/// What to do about an error, if it is of a kind that knows.
+/// Returns the hint for an error, if its type has one.
 fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return error.cause.hint();
@@ -92,7 +92,7 @@ fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     error.downcast_ref::<UnmountError>()?.hint().map(Cow::from)
 }
 
-/// Whether something failed because a source cannot be reached for now.
+/// Whether an error is a temporary outage of a source.
 pub(super) fn is_outage(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let boxed = cause.downcast_ref::<Box<archive::Error>>();
@@ -105,18 +105,18 @@ pub(super) fn is_outage(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An error and its causes on one line, each told once.
+/// Formats an error and its causes on one line, each once.
 pub(super) fn format_chain(error: &anyhow::Error) -> String {
     format_error_chain(&**error)
 }
 
-/// As [`format_chain`], for any error.
+/// Like [`format_chain`], for any error.
 pub(super) fn format_error_chain(error: &dyn Error) -> String {
     let mut text = strip_errno(error.to_string());
     let mut cause = error.source();
     while let Some(error) = cause {
         let next = strip_errno(error.to_string());
-        // Libraries that print their cause and also expose it would say it twice.
+        // Some libraries print their cause and also return it as the source.
         if !text.ends_with(&next) {
             text.push_str(": ");
             text.push_str(&next);
@@ -126,7 +126,7 @@ pub(super) fn format_error_chain(error: &dyn Error) -> String {
     text.replace('\n', " ")
 }
 
-/// An error's text without the number that the standard library puts behind the system's words.
+/// Removes the error number that the standard library appends to system errors.
 fn strip_errno(mut text: String) -> String {
     const MARK: &str = " (os error ";
     if let Some(at) = text.rfind(MARK)
@@ -140,8 +140,9 @@ fn strip_errno(mut text: String) -> String {
     text
 }
 
-/// Prints the first members that are damaged or not in the tree, a line each, and how many there are.
-/// Returns the exit code for that.
+/// Prints the first damaged or missing members, one per line, and their total number.
+///
+/// Returns the exit code.
 pub(super) fn report_problems(index: &Index) -> ExitCode {
     let count = index.problem_count();
     if count == 0 {
@@ -157,7 +158,7 @@ pub(super) fn report_problems(index: &Index) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// How many members are damaged or not in the tree, in words.
+/// Formats the number of members that are damaged or missing from the tree.
 pub(super) fn format_damaged_members(count: u64) -> String {
     match count {
         1 => "1 member is damaged or not in the tree".to_owned(),
@@ -165,7 +166,7 @@ pub(super) fn format_damaged_members(count: u64) -> String {
     }
 }
 
-/// Prints every counter that counted something, a line each.
+/// Prints every counter above zero, one per line.
 pub(super) fn print_counters(stats: &Stats) {
     for (name, value) in stats.snapshot() {
         if value > 0 {
@@ -174,27 +175,29 @@ pub(super) fn print_counters(stats: &Stats) {
     }
 }
 
-/// Shows how a scan goes on, until dropped: a bar on a terminal, now and then a line elsewhere.
+/// Shows the progress of a scan until it is dropped.
+///
+/// Draws a bar on a terminal, and prints lines elsewhere.
 #[derive(Debug)]
 pub(super) struct Progress {
-    // Before the thread: it ends when this is dropped.
+    // Declared before the thread, because dropping it ends the thread.
     _stop: Sender<()>,
     _thread: Option<Thread<()>>,
 }
 
-/// What to show progress of.
+/// Subject of a progress display.
 #[derive(Clone, Debug)]
 pub(super) struct ProgressOptions {
-    /// The word in front.
+    /// The first word of the line.
     pub verb: &'static str,
-    /// Bytes of the source, if known.
+    /// Length of the source in bytes, if known.
     pub total_bytes: Option<u64>,
-    /// Where the counting is done.
+    /// Counters of the scan.
     pub stats: Arc<Stats>,
 }
 
 impl Progress {
-    /// Shows progress of `options`, or with `quiet` nothing.
+    /// Shows the progress, or nothing with `quiet`.
     pub(super) fn start(options: ProgressOptions, quiet: bool) -> Self {
         let (stop, stopped) = channel();
         let show = move || {
@@ -276,7 +279,7 @@ impl ProgressView {
     }
 }
 
-/// How far a scan is.
+/// A snapshot of a scan's progress.
 #[derive(Clone, Copy, Debug)]
 struct ProgressState {
     read_bytes: u64,
@@ -286,7 +289,7 @@ struct ProgressState {
 }
 
 impl ProgressState {
-    /// The line of progress on a terminal: as much as fits into `columns`, the rate dropped first.
+    /// Formats a line for a terminal of `columns`. If space is short, omits the rate first.
     fn line(&self, verb: &str, columns: usize) -> String {
         let read = HumanBytes(self.read_bytes);
         let mut parts = vec![match self.total_bytes {
@@ -316,7 +319,7 @@ impl ProgressState {
             } else {
                 format!("{line}, {part}")
             };
-            // A line as long as the terminal is wide makes some terminals wrap.
+            // Some terminals wrap a line of their full width.
             if longer.len() >= columns && !line.is_empty() {
                 break;
             }
@@ -326,7 +329,7 @@ impl ProgressState {
         line
     }
 
-    /// How long the rest takes at the speed so far; `None` until there is a speed to go by.
+    /// Estimates the remaining time from the average speed; `None` if that is unknown.
     fn time_left(&self) -> Option<Duration> {
         let rest = self.total_bytes?.checked_sub(self.read_bytes)?;
         if self.elapsed < Duration::from_secs(1) || self.read_bytes == 0 {
@@ -344,7 +347,7 @@ fn bytes_per_second(bytes: u64, elapsed: Duration) -> u64 {
     bytes.saturating_mul(1000) / millis.max(1)
 }
 
-/// A duration in its two largest units.
+/// Formats a duration in its two largest units.
 fn format_duration(duration: Duration) -> String {
     match duration.as_secs() {
         seconds @ 0..60 => format!("{seconds}s"),
@@ -353,14 +356,14 @@ fn format_duration(duration: Duration) -> String {
     }
 }
 
-/// How wide the terminal is that standard error goes to; 80 where it does not say.
+/// Width of the terminal at standard error, or 80 if unknown.
 fn terminal_columns() -> usize {
     let size = rustix::termios::tcgetwinsize(stderr());
     let columns = size.map_or(0, |size| usize::from(size.ws_col));
     if columns == 0 { 80 } else { columns }
 }
 
-/// Says on a terminal how many entries and bytes were written, and in which time.
+/// Prints to a terminal how many entries and bytes were written, and the time.
 pub(super) fn report_written(entries: u64, bytes: u64, elapsed: Duration) {
     if stderr().is_terminal() {
         print_error(format_args!(

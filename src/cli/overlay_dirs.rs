@@ -1,8 +1,8 @@
-//! `tarfs mount --writable`: where what is written to a mount lies, from before it to after it.
+//! `tarfs mount --writable`: the directories of the overlay and their lifetime.
 //!
-//! A named directory keeps `upper` and `work` and is taken up again by the next mount. Without one both
-//! lie in a scratch directory that nobody else can enter and that goes with the mount. In a scratch
-//! directory the read-only mount lies for a moment as well, until it is covered.
+//! With --upper, `upper` and `work` are in that directory, and the next mount uses them again. Without it,
+//! both are in a scratch directory, which only this user can enter and which is removed with the mount. The
+//! read-only mount is also in a scratch directory, for the moment until the overlay covers it.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
@@ -34,32 +34,33 @@ use crate::fuse::{
 use crate::layers::WhiteoutFormat;
 use crate::materialize;
 
-/// Bytes of chance in a scratch directory's name.
+/// Length of the random part of a scratch directory's name, in bytes.
 const SCRATCH_NAME_BYTES: usize = 8;
 
-/// How long a process that died may keep its directory.
+/// Time for which a dead process may still hold its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The file systems that overlayfs takes no changes on (`OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC`,
-/// `NFS_SUPER_MAGIC`).
+/// File systems that overlayfs does not accept for `upper`.
+///
+/// They are `OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC` and `NFS_SUPER_MAGIC`.
 const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
-/// The directories of one writable mount.
+/// Directories of one writable mount.
 #[derive(Debug)]
 pub(super) struct OverlayDirs {
-    /// Where `upper` and `work` are to be, and its lock; where nothing is named they go with the
-    /// scratch directory.
+    /// The --upper directory and its lock. Without it, `upper` and `work` are in the scratch directory.
     persistent: Option<(PathBuf, Option<File>)>,
-    /// Removed at the end, with all that is in it; once it is made.
+    /// The scratch directory, once it exists. It is removed with all its contents at the end.
     scratch: OnceLock<ScratchDir>,
 }
 
-/// The scratch directory of one mount, removed with it.
+/// Scratch directory of one mount, removed with it.
 #[derive(Debug)]
 struct ScratchDir {
     path: PathBuf,
-    /// Whether it goes with this process. One that was inherited is in use by a mount that may have to
-    /// be left to somebody else.
+    /// Whether this process removes it.
+    ///
+    /// An inherited directory is in use by a mount that another successor may have to take over.
     is_owned: AtomicBool,
     /// Whether an overlay writes to it.
     has_overlay: AtomicBool,
@@ -67,7 +68,7 @@ struct ScratchDir {
     has_lower_ended: AtomicBool,
     /// Reports the end of the overlay.
     overlay: OnceLock<SuperblockWatch>,
-    /// What cleans up by age leaves it alone that long.
+    /// Programs that delete old temporary files skip a locked directory.
     _lock: Option<File>,
 }
 
@@ -79,11 +80,10 @@ impl Drop for ScratchDir {
     }
 }
 
-/// Takes the named directory for the mount of `args`, before there is long work to do; `None` when
-/// nothing is to be written.
+/// Locks the --upper directory of `args`, before the long work; `None` without --writable.
 ///
 /// # Errors
-/// When nothing can be made writable here, or another mount has the directory.
+/// This system supports no writable mounts, or another mount uses the directory.
 pub(super) fn open_overlay_dirs(
     args: &MountArgs,
     takeover: Option<&TakeoverState>,
@@ -96,12 +96,12 @@ pub(super) fn open_overlay_dirs(
     let is_successor = inherited.is_some();
     let persistent = match &args.upper {
         None => None,
-        // The directory that the mount has is relative to it as well.
+        // A successor has the same current directory, so a relative path leads to the mount's directory.
         Some(named) if is_successor => Some(reopen_persistent_dir(named)),
         Some(named) => Some(open_persistent_dir(named, &args.mountpoint)?),
     };
     if let Some(inherited) = inherited {
-        // It is set once.
+        // Cannot fail, because it is set only once.
         drop(scratch.set(ScratchDir::at(inherited, false)));
     } else {
         Mount::check_writable()?;
@@ -112,10 +112,10 @@ pub(super) fn open_overlay_dirs(
     }))
 }
 
-/// Refuses `--restart` where nobody can (`is_possible`) go on with the mount.
+/// Refuses `--restart` unless a successor can take over the mount (`is_possible`).
 ///
 /// # Errors
-/// When it is wanted.
+/// `--restart` is given, and no successor can take over.
 pub(super) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> anyhow::Result<()> {
     ensure!(
         is_possible || !args.restart,
@@ -125,8 +125,10 @@ pub(super) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> an
     Ok(())
 }
 
-/// How the read-only mount below is mounted: so that the kernel finds ACLs in it, and lets in whom the
-/// tree above lets in, where that is up to us.
+/// Returns the options of the read-only mount below the overlay.
+///
+/// With them, the kernel finds the mount's ACLs. They admit the same callers as the overlay does, if this
+/// user may decide that.
 pub(super) fn lower_options(options: &MountOptions) -> MountOptions {
     let is_root = rustix::process::geteuid().is_root();
     MountOptions {
@@ -140,7 +142,7 @@ impl ScratchDir {
     fn at(path: PathBuf, is_owned: bool) -> Self {
         let lock = File::open(&path).ok();
         if let Some(lock) = &lock {
-            // Nobody else locks it, so it cannot be refused.
+            // No process locks it exclusively, so this lock is always granted.
             flock(lock, FlockOperation::NonBlockingLockShared).ok();
         }
         Self {
@@ -153,7 +155,9 @@ impl ScratchDir {
         }
     }
 
-    /// An overlay writes to it from now on, which is seen at `site`. Returns a watch for its end.
+    /// Watches the overlay at `site`, which writes to this directory from now on.
+    ///
+    /// Returns the watch for its end.
     fn watch_overlay(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
         self.has_overlay.store(true, Ordering::Relaxed);
         match SuperblockWatch::on(&site.mountpoint) {
@@ -165,8 +169,9 @@ impl ScratchDir {
         }
     }
 
-    /// Whether no process uses the overlay, which would see empty directories. Otherwise the process that
-    /// watches over this one removes the directory later.
+    /// Whether no process uses the overlay; removal would show it empty directories.
+    ///
+    /// If it is in use, the supervisor removes the directory later.
     fn is_unused(&self) -> bool {
         let has_ended = || self.has_lower_ended.load(Ordering::Relaxed);
         let ended = self
@@ -178,10 +183,10 @@ impl ScratchDir {
 }
 
 impl OverlayDirs {
-    /// Makes a place for the read-only mount to lie until it is covered.
+    /// Creates the directory for the read-only mount until the overlay covers it.
     ///
     /// # Errors
-    /// When there is none.
+    /// No directory can be created.
     pub(super) fn create_lower_dir(
         &self,
         supervisor: Option<&SupervisorLink>,
@@ -194,14 +199,14 @@ impl OverlayDirs {
         Ok(scratch.path.join(LOWER_DIR_NAME))
     }
 
-    /// This process goes on with the mount that it was inherited with.
+    /// Records that this process has taken over the inherited mount.
     pub(super) fn mark_adopted(&self) {
         if let Some(scratch) = self.scratch.get() {
             scratch.is_owned.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The mount below the overlay has ended, and with it the overlay.
+    /// Records that the mount below has ended, and the overlay with it.
     pub(super) fn mark_lower_ended(&self) {
         if let Some(scratch) = self.scratch.get() {
             scratch.has_lower_ended.store(true, Ordering::Relaxed);
@@ -219,10 +224,11 @@ impl OverlayDirs {
         }
     }
 
-    /// Lays the writable tree over `mount`, which lies at [`lower`](Self::lower).
+    /// Mounts the overlay over `mount`, which is in the directory of
+    /// [`create_lower_dir`](Self::create_lower_dir).
     ///
     /// # Errors
-    /// When that cannot be done; then `mount` is as it was.
+    /// The overlay cannot be mounted. Then `mount` is unchanged.
     pub(super) fn mount_overlay(
         &self,
         mount: &mut Mount,
@@ -242,7 +248,7 @@ impl OverlayDirs {
                 supervisor.report_overlay(site, watch);
             }
         })?;
-        // They go at the end at the latest.
+        // If this fails, they are removed with the mount.
         drop(fs::remove_dir(&lower));
         if let (false, Some(scratch)) = (upper.is_temporary, lower.parent()) {
             drop(fs::remove_dir(scratch));
@@ -250,7 +256,7 @@ impl OverlayDirs {
         Ok(())
     }
 
-    /// What a status tells of it.
+    /// Returns the overlay's part of a status.
     pub(super) fn status(&self, mount: &Mount) -> OverlayStatus {
         let upper = self.upper();
         OverlayStatus {
@@ -264,7 +270,9 @@ impl OverlayDirs {
     }
 }
 
-/// Removes a scratch directory, and nothing that is called otherwise; what is gone is fine.
+/// Removes a scratch directory if it exists.
+///
+/// Refuses any directory without the scratch prefix.
 pub(super) fn remove_scratch(scratch: &Path) {
     let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
         return;
@@ -279,7 +287,7 @@ pub(super) fn remove_scratch(scratch: &Path) {
     }
 }
 
-/// The directory that is named, made for this user alone if it is missing, and locked.
+/// Creates the --upper directory if it is missing, for this user alone, and locks it.
 fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
     let name = || named.display().to_string();
     match DirBuilder::new().mode(0o700).create(named) {
@@ -305,8 +313,9 @@ fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathB
     Ok((home, Some(lock)))
 }
 
-/// As [`open_persistent_dir`], for who goes on with a mount that has it. The one who died may not be quite gone,
-/// and the mount has it whatever comes of the lock.
+/// Opens the --upper directory again, for a successor of the mount that uses it.
+///
+/// The dead process may still hold the lock. The mount uses the directory even without the lock.
 fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
     let deadline = Instant::now() + LOCK_TIMEOUT;
@@ -324,8 +333,9 @@ fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     (home, lock)
 }
 
-/// A directory with a place to mount on, in the first place that will do; for changes, too, if it
-/// `holds_upper` them.
+/// Creates a scratch directory with a mountpoint, in the best possible place.
+///
+/// With `holds_upper`, overlayfs must accept the file system for `upper`.
 fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
     let places = environment::scratch_dirs();
     let fit = places
@@ -354,24 +364,25 @@ fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
     made.with_context(|| format!("cannot make a directory in {}", place.display()))
 }
 
-/// Whether overlayfs takes changes in `directory`, as far as is known.
+/// Whether overlayfs accepts `directory` for `upper`, as far as is known.
 fn supports_upper(directory: &Path) -> bool {
     statfs(directory).is_ok_and(|found| is_supported_fs_type(found.f_type.into()))
 }
 
-/// `f_type` has as many bits as a word, and a sign, on some machines; the numbers have 32 bits.
+/// Compares 32 bits, because `f_type` is a signed word on some machines.
 fn is_supported_fs_type(f_type: i128) -> bool {
     !UNSUPPORTED_FS_TYPES.contains(&(f_type & 0xFFFF_FFFF))
 }
 
-/// Makes what is missing of `upper`. A new one has the root's attributes of what is mounted on `lower`:
-/// those of the upper root are the ones that are seen.
+/// Creates the directories of `upper` that are missing.
+///
+/// A new `upper` gets the root's attributes from `lower`, because the overlay shows those of `upper`.
 fn create_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
     create_directory(&upper.work)?;
     if upper.upper.is_dir() {
         return Ok(());
     }
-    // Under another name until it has all its attributes.
+    // The final name appears only with all attributes.
     let new = upper.upper.with_extension("new");
     create_directory(&new)?;
     copy_attributes(lower, &new)?;
@@ -385,13 +396,13 @@ fn create_directory(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives `to` what `from` has, as far as this user may.
+/// Copies attributes from `from` to `to`, as far as this user may.
 fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     let found = fs::metadata(from)?;
     if rustix::process::geteuid().is_root() {
         for (user, group) in [(Some(found.uid()), None), (None, Some(found.gid()))] {
             match chown(to, user, group) {
-                // One that is not mapped here.
+                // The ID is not mapped in this user namespace.
                 Err(error) if error.kind() == ErrorKind::InvalidInput => {}
                 done => done?,
             }
@@ -399,7 +410,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     }
     fs::set_permissions(to, Permissions::from_mode(found.mode() & 0o7777))?;
     for name in list_xattrs(from)? {
-        // Those of overlayfs itself must not be handed on.
+        // Attributes of overlayfs itself must not be copied.
         if WhiteoutFormat::Overlay.hides_xattr(&name) {
             continue;
         }
@@ -414,7 +425,8 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
             )
         });
         match copied {
-            // Not for this user, not on this file system, gone, or of users that are not mapped here.
+            // Not permitted, not supported by the file system, removed, or of users that are not mapped
+            // here.
             Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NODATA | Errno::INVAL) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -430,7 +442,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     Ok(utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// The names of the extended attributes of `path`.
+/// Lists the extended attributes of `path`.
 fn list_xattrs(path: &Path) -> io::Result<Vec<Vec<u8>>> {
     let mut list = vec![0; 1 << 16];
     let len = match llistxattr(path, &mut list) {
@@ -487,7 +499,7 @@ mod tests {
 
     #[test]
     fn unsupported_upper_filesystem_is_skipped() {
-        // ext4, and an overlay.
+        // ext4, and overlayfs.
         assert!(is_supported_fs_type(0xef53) && !is_supported_fs_type(0x794c_7630));
     }
 

@@ -1,7 +1,7 @@
-//! Panics, which are faults of this program: told where all else is told, and counted.
+//! Logs and counts panics, which are bugs of this program.
 //!
-//! A worker that panics goes on with its next work, and who waited for the last gets an error. In the
-//! background stderr leads nowhere, so that without this nobody would hear why.
+//! A worker thread that panics continues with its next task, and the waiting caller gets an error. In the
+//! background, stderr leads nowhere, so the reason would be lost without the log.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -13,7 +13,7 @@ use tracing::Level;
 
 static PANIC_COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// From now on each panic is an event of the log; as before while there is none.
+/// Logs each panic from now on. Without a log, uses the default hook.
 pub(super) fn install() {
     let default_hook = panic::take_hook();
     panic::set_hook(Box::new(move |panic| {
@@ -26,7 +26,7 @@ pub(super) fn install() {
         let place = panic.location().map(ToString::to_string);
         let place = place.as_deref().unwrap_or("(unknown)");
         let message = payload_text(panic.payload());
-        // Nothing unless the environment asks for it, as it does of any program.
+        // Captured only if the environment asks for it, as for any Rust program.
         let trace = Backtrace::capture();
         let trace: &dyn Display = match trace.status() {
             BacktraceStatus::Captured => &format!("\n{trace}"),
@@ -36,12 +36,12 @@ pub(super) fn install() {
     }));
 }
 
-/// How many there were so far.
+/// Number of panics so far.
 pub(super) fn count() -> u64 {
     PANIC_COUNT.load(Ordering::Relaxed)
 }
 
-/// What a panic says, if it is text.
+/// Returns the text of a panic, if it has one.
 fn payload_text(payload: &(dyn Any + Send)) -> &str {
     let owned = || payload.downcast_ref::<String>().map(String::as_str);
     let borrowed = payload.downcast_ref::<&str>().copied();

@@ -1,4 +1,4 @@
-//! The flags of what is fetched in the background, and the files it is read from and written to.
+//! The flags for prefetch, and the profiles that --record writes and --replay reads.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -26,55 +26,60 @@ use crate::base::thread::Thread;
 use crate::fetch;
 use crate::source;
 
-/// The longest profile that is read.
+/// Maximum length of a profile that is read, in bytes.
 const MAX_PROFILE_BYTES: usize = 64 << 20;
 
-/// How often a recording is brought to disk, if anything was read.
+/// Interval at which new reads are written to the recording.
 const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 
-/// What is fetched in the background.
+/// Prefetch in the background.
 #[derive(Clone, Debug, Args)]
 pub(super) struct PrefetchArgs {
-    /// What to fetch before it is read: nothing; what those will want next who read a file or a
-    /// tree in order; or everything, when no one reads
+    /// Data to fetch before it is read
+    ///
+    /// - none: nothing.
+    /// - ahead: the data that a sequential reader of a file or a tree wants next.
+    /// - all: everything, while there are no reads.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
           help_heading = "Prefetch")]
     pub prefetch: Mode,
 
-    /// Fetch at most SIZE a second in the background
+    /// Maximum rate of the prefetch, in bytes per second [default: no limit]
     #[arg(long, value_name = "SIZE", help_heading = "Prefetch")]
     pub prefetch_rate: Option<Size>,
 
-    /// Write to FILE which parts of which files are read, in order, for --replay
+    /// Write the ranges of files that are read to FILE, for --replay
     #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
           help_heading = "Prefetch")]
     pub record: Option<PathBuf>,
 
-    /// Fetch what FILE, which --record wrote, says, in that order; a path or a URL
+    /// Prefetch the ranges in FILE, which --record wrote; a path or URL
     #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
           help_heading = "Prefetch")]
     pub replay: Option<String>,
 }
 
-/// What is fetched before it is read.
+/// Data to fetch before it is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum Mode {
-    /// Nothing.
+    /// Nothing
     None,
-    /// What readers will want next.
+    /// The data that readers want next
     Ahead,
-    /// Everything.
+    /// Everything
     All,
 }
 
-/// What the user should know, asked for each status.
+/// Returns notes for the user; called for each status.
 pub(super) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
-/// Starts what `args` ask for: a recording, if there is one, and what of it is not to be had. The
-/// headers go along to the source's own host.
+/// Starts the prefetch and the recording that `args` ask for.
+///
+/// Returns the recording, if there is one, and notes about what is not available. The headers are sent only
+/// to the source's own host.
 ///
 /// # Errors
-/// When the recording cannot be written, or the system has no thread left to give.
+/// The recording cannot be written, or the system cannot create a thread.
 pub(super) fn start(
     args: &PrefetchArgs,
     source: (&SourceArgs, &[Header]),
@@ -83,7 +88,7 @@ pub(super) fn start(
 ) -> anyhow::Result<(Option<Recording>, NotesFn)> {
     let notes = Arc::<Mutex<Vec<String>>>::default();
     let replay = args.replay.as_deref().and_then(|location| {
-        // It is a hint; what it cannot tell is found out by reading.
+        // A profile is only a hint, so its errors become notes.
         match fetch_profile(location, source, network) {
             Ok(text) => Some(resolve_replay(
                 source::redact(location),
@@ -112,7 +117,7 @@ pub(super) fn start(
     Ok((recording, Box::new(read_notes)))
 }
 
-/// What `args` ask for, but for replaying and recording.
+/// Returns the options in `args`, without replay and recording.
 fn prefetch_options(args: &PrefetchArgs) -> PrefetchOptions {
     PrefetchOptions {
         mode: match args.prefetch {
@@ -125,17 +130,17 @@ fn prefetch_options(args: &PrefetchArgs) -> PrefetchOptions {
     }
 }
 
-/// Starts what `args` ask for of one of `count` layers.
+/// Starts the prefetch that `args` ask for, for one of `count` layers.
 ///
 /// # Errors
-/// When the system has no thread left to give.
+/// The system cannot create a thread.
 pub(super) fn start_for_layer(
     args: &PrefetchArgs,
     layer: &Archive,
     count: usize,
 ) -> anyhow::Result<()> {
     let options = prefetch_options(args);
-    // They fetch at the same time.
+    // The layers fetch at the same time and share the rate.
     let rate = options.bytes_per_second;
     let prefetch = PrefetchOptions {
         bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
@@ -152,7 +157,7 @@ fn add_note(notes: &Mutex<Vec<String>>, text: String) {
     notes.push(text);
 }
 
-/// Finds the files of the profile `text` in an index.
+/// Returns the function that finds the files of the profile `text` in an index.
 fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
     Box::new(
         move |index| match access_profile::resolve_profile(&text, index) {
@@ -173,7 +178,7 @@ fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>
     )
 }
 
-/// The text at `location`.
+/// Fetches the text at `location`.
 fn fetch_profile(
     location: &str,
     (args, mut headers): (&SourceArgs, &[Header]),
@@ -181,7 +186,7 @@ fn fetch_profile(
 ) -> anyhow::Result<String> {
     let archive = resolve::outermost_location(&args.source).unwrap_or_default();
     if !source::is_same_origin(&archive, location) {
-        // They are for the archive's host alone.
+        // The headers are only for the archive's host.
         headers = &[];
     }
     let mut args = args.clone();
@@ -210,7 +215,7 @@ fn fetch_profile(
     String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::redact(location)))
 }
 
-/// Writes what is read to a file until dropped.
+/// Writes the read ranges to a file until it is dropped.
 #[derive(Debug)]
 pub(super) struct Recording {
     end: Option<Sender<()>>,
@@ -218,12 +223,14 @@ pub(super) struct Recording {
 }
 
 impl Recording {
+    /// Starts to record.
+    ///
     /// # Errors
-    /// When the file cannot be written.
+    /// The file cannot be written.
     fn start(path: &Path, archive: Arc<Archive>) -> anyhow::Result<Self> {
-        // Wherever the process goes.
+        // The process changes its current directory.
         let path = std::path::absolute(path)?;
-        // What the kernel has by now nobody asks for again.
+        // The kernel has cached what the dead process served, and does not read it again.
         let earlier = match environment::role() {
             Some(Role::Successor) => read_earlier_recording(&path, &archive),
             _ => Vec::new(),
@@ -262,7 +269,7 @@ impl Drop for Recording {
     }
 }
 
-/// What the process that died has recorded; nothing where that cannot be read.
+/// Reads the recording of the dead process; empty if that fails.
 fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| {
@@ -277,14 +284,15 @@ fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> 
         .map_or_else(Vec::new, |found| found.ranges)
 }
 
-/// Puts a profile of `ranges` at `path`, for this user only, as it tells what is in the archive: what
-/// is there before or after a crash is whole.
+/// Writes a profile of `ranges` to `path`, readable only by this user.
+///
+/// It reveals names in the archive. The file is replaced atomically, so a crash leaves a complete one.
 fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(name);
     let text = access_profile::format_profile(&archive.index(), ranges);
-    // Not what somebody has put there under the name that it will have.
+    // Another user may have created this file.
     drop(fs::remove_file(&temporary));
     let written = OpenOptions::new()
         .write(true)
@@ -294,7 +302,7 @@ fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io
         .and_then(|mut file| file.write_all(text.as_bytes()))
         .and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
-        // It may not have been made.
+        // It may not exist.
         drop(fs::remove_file(&temporary));
     }
     written

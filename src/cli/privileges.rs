@@ -1,7 +1,7 @@
-//! What a process gives up before it begins to work.
+//! Drops privileges before a process begins to work.
 //!
-//! Capabilities belong to threads: what one gives up, those that it starts afterwards do not have,
-//! and those that it started before keep. So this happens while there is one.
+//! Capabilities belong to threads. New threads inherit the reduced set, but existing threads keep theirs. So
+//! this runs while the process has a single thread.
 
 use std::ffi::OsString;
 
@@ -16,24 +16,27 @@ use super::environment;
 use super::layers::LayerArgs;
 use super::mount::MountArgs;
 
-/// What a mount needs as long as it lives: to mount and unmount, to list names to the kernel in a
-/// copy of the mount and to hand files over to it; and to find mountpoint and archive in directories
-/// that other users have closed.
+/// Capabilities that a mount needs for its whole lifetime.
+///
+/// It mounts and unmounts, lists names to the kernel in a clone of the mount, and passes files to the
+/// kernel. It must also reach the mountpoint and the archive in directories that other users have closed.
 const MOUNT_CAPABILITIES: CapabilitySet =
     CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
 
-/// What `--record` needs besides: its file is renamed in a directory that may be another user's.
+/// Capabilities for `--record`, which renames a file in a directory of possibly another user.
 const RECORD_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 
-/// What `--restart` needs besides for `--metrics` at a low port: who comes after takes it anew.
+/// Capabilities for `--restart` with `--metrics` at a low port, which a successor binds again.
 const RESTART_CAPABILITIES: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
-/// What `--namespace` needs besides: setns(2) changes a thread's root directory, and opening the namespace
-/// of a process with more capabilities counts as tracing it.
+/// Capabilities for `--namespace`.
+///
+/// setns(2) changes a thread's root directory. Opening the namespace of a process with more capabilities
+/// counts as tracing it.
 const NAMESPACE_CAPABILITIES: CapabilitySet =
     CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
 
-/// What `--copy-to` needs besides: to make whatever an archive can hold, whoever owns it.
+/// Capabilities for `--copy-to`, which creates all kinds of files of all owners.
 const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::FOWNER)
@@ -42,14 +45,16 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::MAC_ADMIN);
 
-/// What `--writable` needs besides, and what is copied to its upper directory: the kernel does that with
-/// what this process had when it mounted the overlay, whoever writes.
+/// Capabilities for `--writable`, which copies files to its upper directory.
+///
+/// For any writer, the kernel does that with the capabilities of the process that mounted the overlay.
 const WRITABLE_CAPABILITIES: CapabilitySet =
     COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
-/// Gives up every capability that the mount of `args` does not need, for this thread and those that
-/// it starts from now on. Who can mount by themselves give up as well what programs could give them
-/// that they start (`no_new_privs`); others need fusermount3 for the unmount, which has more than
+/// Drops all capabilities that the mount of `args` does not need.
+///
+/// This affects the current thread and those that it starts later. A process that can mount by itself also
+/// sets `no_new_privs`. Other processes need fusermount3 for the unmount, which has more privileges than
 /// they have.
 pub(super) fn drop_capabilities(args: &MountArgs) {
     if let Err(error) = try_drop_capabilities(needed_capabilities(args)) {
@@ -87,18 +92,19 @@ fn needed_capabilities(args: &MountArgs) -> CapabilitySet {
     needed
 }
 
-/// What programs that are started have at once.
+/// Returns the ambient set, which started programs have at once.
 fn ambient_capabilities() -> CapabilitySet {
-    // What the kernel does not know is in no set.
+    // Capabilities unknown to the kernel are in no set.
     let is_ambient = |one: &CapabilitySet| capability_is_in_ambient_set(*one).unwrap_or(false);
     CapabilitySet::all().iter().filter(is_ambient).collect()
 }
 
-/// What is left of `had` for who needs `needed`. Programs that are started inherit nothing, unless
-/// that is how this one came by it: who is not root, and was given capabilities of which `ambient` are
-/// for its children too, as services are, would have a supervisor and successors without any. The other
-/// programs that a mount starts, fusermount3 and fuse-overlayfs, are for who has none. (What is not
-/// inheritable the kernel takes out of the ambient set by itself.)
+/// Returns the part of `had` that is `needed`.
+///
+/// Started programs inherit nothing, except from the `ambient` set. A service that is not root receives its
+/// capabilities in that set. Without it, the supervisor and successors would have none. fusermount3 and
+/// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
+/// inheritable from the ambient set.
 fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
     CapabilitySets {
         effective: had.effective & needed,
@@ -107,9 +113,9 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
     }
 }
 
-/// Sees to it that no core file is written of a process with secrets and that no other process of its
-/// user looks into its memory: where there are headers, or a URL, as servers send secrets along with
-/// redirects.
+/// Disables core files and tracing of a process with secrets.
+///
+/// Secrets are in headers and in URLs, because servers send secrets with redirects.
 pub(super) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
     let mut sources = std::iter::once(&args.source).chain(&layers.layers);
     let is_url = |source: &OsString| source.to_str().is_some_and(|text| text.contains("://"));

@@ -1,16 +1,17 @@
-//! A status as Prometheus reads it: its text exposition format, version 0.0.4, as
-//! `prometheus.io/docs/instrumenting/exposition_formats` has it. Names follow its naming
-//! conventions: base units, and `_total` behind what only adds up.
+//! Formats a status for Prometheus: text exposition format, version 0.0.4.
+//!
+//! The format is specified at `prometheus.io/docs/instrumenting/exposition_formats`. Names follow its
+//! conventions: base units, and `_total` for counters.
 
 use std::fmt::Write;
 
 use super::control_socket::{CopyProgress, Phase, Status};
 use crate::base::stats::{CounterKind, Stats};
 
-/// What the answer calls itself.
+/// Content type of the response.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The figures of `status`, each labelled with its mountpoint.
+/// Formats the figures of `status`, each with its mountpoint as a label.
 pub(super) fn render(status: &Status) -> String {
     let mut page = Page {
         text: String::new(),
@@ -117,7 +118,7 @@ pub(super) fn render(status: &Status) -> String {
         page.add_copy(copy);
     }
     for counter in Stats::COUNTERS {
-        // One of another version of this program may be missing.
+        // Another version of this program may lack a counter.
         let Some(&value) = status.counters.get(counter.name) else {
             continue;
         };
@@ -139,7 +140,7 @@ struct Page {
 }
 
 impl Page {
-    /// Adds a metric, `tarfs_` before its name. `help` is one of ours and needs no escapes.
+    /// Adds the metric `tarfs_{name}`. `help` is a constant that needs no escapes.
     fn add_metric(&mut self, name: &str, kind: &str, help: &str, value: u64) {
         let mountpoint = &self.mountpoint;
         let written = write!(
@@ -153,7 +154,7 @@ impl Page {
 }
 
 impl Page {
-    /// Adds how far a copy is.
+    /// Adds the progress of a copy.
     fn add_copy(&mut self, copy: &CopyProgress) {
         for (name, help, value) in [
             (
@@ -192,7 +193,7 @@ impl Page {
     }
 }
 
-/// The value of a label, with escapes for what would end it.
+/// Escapes the value of a label.
 fn escape_label(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     for letter in value.chars() {

@@ -1,4 +1,4 @@
-//! What SOURCE names, opened: an archive, a part of something, or an image and the layers that it has.
+//! Opens SOURCE: an archive, a part of another source, or an image with its layers.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -24,27 +24,28 @@ use crate::index::store::Store;
 use crate::source::{self, Access, Fingerprint, Slice, Source, SourceDirectory};
 use crate::tar;
 
-/// One part in so many of the memory is for the archives around SOURCE. Of a plain one only its index is
-/// needed.
+/// Divisor of --memory for the archives around SOURCE.
+///
+/// Of an uncompressed one, only the index needs memory.
 const OUTER_MEMORY_DIVISOR: u64 = 4;
 
-/// How an archive around SOURCE is opened, if there is one.
+/// Options for an archive around SOURCE, if there is one.
 #[derive(Clone, Debug)]
 pub(super) struct OuterArchiveOptions {
-    /// Where its index is kept, if anywhere.
+    /// Directory for its index, if there is one.
     pub cache_dir: Option<PathBuf>,
-    /// Where what is decoded of it is kept when it is packed.
+    /// Whether decoded data of a compressed one is stored on disk.
     pub spooling: DiskCacheMode,
-    /// Whether nobody wants to see how it goes.
+    /// Whether to hide the progress.
     pub quiet: bool,
-    /// How many archives around SOURCE share their part of the memory.
+    /// Number of archives around SOURCE, which share their memory.
     pub count: u64,
-    /// The version that a mount shows whose process has died, if this one goes on with it.
+    /// Version that the mount shows, if this process is a successor.
     pub shown_version: Option<String>,
 }
 
 impl OuterArchiveOptions {
-    /// For who has no say in how much is kept.
+    /// Options for a verb that has no --cache-size, with the default limit.
     pub(super) fn new(cache_dir: &CacheDirArgs, quiet: bool) -> Self {
         Self {
             cache_dir: cache_dir.directory().ok(),
@@ -55,7 +56,7 @@ impl OuterArchiveOptions {
         }
     }
 
-    /// As much is kept of it as of what is in it.
+    /// Options with the same cache limit as the archive inside.
     pub(super) fn from_cache_args(cache: &CacheArgs, quiet: bool) -> Self {
         Self {
             spooling: open_archive::disk_cache_policy(cache),
@@ -63,8 +64,9 @@ impl OuterArchiveOptions {
         }
     }
 
-    /// The version of the archive at `url` that the mount shows, if this process goes on with one: of those
-    /// that there are saved indexes of, the one that was used last.
+    /// Returns the version at `url` that the mount shows, if this process is a successor.
+    ///
+    /// Of the versions with saved indexes, takes the one used last.
     fn known_version(&self, url: &str) -> Option<Fingerprint> {
         let shown = self.shown_version.as_ref()?;
         let place = source::locator(url)?;
@@ -80,15 +82,15 @@ impl OuterArchiveOptions {
         last.map(|(.., version)| version)
     }
 
-    /// The archive at `source`, for the files in it.
+    /// Opens the archive at `source`, to read the files in it.
     fn open(
         &self,
         source: Arc<dyn Source>,
         args: &SourceArgs,
         network: &Runtime,
     ) -> anyhow::Result<Archive> {
-        // What is read of it is counted by its source, what is decoded of it nowhere: the user asks
-        // how far the layers are.
+        // Its source counts what is read, and decoded bytes are not counted. The user wants the progress of
+        // the layers.
         let stats = Arc::new(Stats::default());
         let is_plain = is_plain(&source, network)?;
         let options = OpenOptions {
@@ -107,7 +109,7 @@ impl OuterArchiveOptions {
             should_rescan_unproven: false,
             should_log_problems: false,
             layer: None,
-            // Of a plain one nothing is read but by ranges of its source.
+            // Files of an uncompressed archive are read as ranges of its source.
             disk_cache: if is_plain {
                 DiskCacheMode::IndexOnly
             } else {
@@ -121,15 +123,15 @@ impl OuterArchiveOptions {
     }
 }
 
-/// The image that SOURCE names; `None` when it is a path or a URL.
+/// Returns the image that SOURCE names; `None` for a path or a URL.
 pub(super) fn image_reference(args: &SourceArgs) -> Option<ImageRef> {
     ImageRef::parse(args.source.to_str()?)
 }
 
-/// Refuses of an image what is of a single archive.
+/// Refuses flags for a single archive if SOURCE is an image.
 ///
 /// # Errors
-/// When `args` name an image, and an index is given or how it is packed.
+/// `args` name an image, and --index or --compression is given.
 pub(super) fn reject_single_archive_flags(
     args: &SourceArgs,
     index: Option<&Path>,
@@ -148,8 +150,9 @@ pub(super) fn reject_single_archive_flags(
     Ok(())
 }
 
-/// Where the bytes of `source` are: itself, or the file or directory with the image, or that of which it
-/// is a part.
+/// Returns the location of the file or directory that contains `source`.
+///
+/// That is `source` itself if it is not a part of another one.
 pub(super) fn outermost_location(source: &OsStr) -> Option<String> {
     let mut place = source.to_str()?.to_owned();
     while let Some(outer) = outer_spec(&place) {
@@ -158,13 +161,13 @@ pub(super) fn outermost_location(source: &OsStr) -> Option<String> {
     Some(place)
 }
 
-/// What `spec` is in or a part of.
+/// Returns the source of which `spec` is a part, or which contains it.
 fn outer_spec(spec: &str) -> Option<String> {
     let image = ImageRef::parse(spec).map(|reference| reference.location);
     image.or_else(|| NestedSource::parse(spec).map(|nested| nested.outer))
 }
 
-/// Of `memory` what is left beside the archives around SOURCE, of which there are `count`.
+/// Returns the part of `memory` that `count` archives around SOURCE leave.
 pub(super) fn memory_without_outer(memory: u64, count: u64) -> u64 {
     match count {
         0 => memory,
@@ -172,7 +175,7 @@ pub(super) fn memory_without_outer(memory: u64, count: u64) -> u64 {
     }
 }
 
-/// How many archives there are around `source`.
+/// Number of archives around `source`.
 pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
     let mut count = 0;
     let mut spec = source.to_str().map(str::to_owned);
@@ -188,11 +191,10 @@ pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
     count
 }
 
-/// The archive at the path or URL that `args` name, or the part of something that they name; asked with
-/// these headers and no others.
+/// Opens the archive or part in `args`, with only these headers.
 ///
 /// # Errors
-/// When it cannot be reached, or is none.
+/// The source is unreachable or not of the expected kind.
 pub(super) fn open_source(
     headers: &[Header],
     args: &SourceArgs,
@@ -240,11 +242,12 @@ pub(super) fn open_source(
     }
 }
 
-/// The archives that SOURCE names, the lowest first: [itself](open_source), or the layers of the image that it is;
-/// asked with these headers and no others.
+/// Opens the archives of SOURCE, the lowest layer first, with only these headers.
+///
+/// A SOURCE that is no image is [one archive](open_source).
 ///
 /// # Errors
-/// When it cannot be reached, or is none.
+/// The source is unreachable or not of the expected kind.
 pub(super) fn open_layers(
     headers: &[Header],
     args: &SourceArgs,
@@ -259,10 +262,10 @@ pub(super) fn open_layers(
     Ok(image.layers.into_iter().map(|layer| layer.source).collect())
 }
 
-/// The image that `reference` names, asked for with all headers that are given.
+/// Opens the image at `reference`, with all headers of the command line.
 ///
 /// # Errors
-/// When it cannot be reached, or is none; or a header is none.
+/// The image is unreachable or invalid, or a header is.
 pub(super) fn open_image(
     reference: &ImageRef,
     args: &SourceArgs,
@@ -326,7 +329,7 @@ fn open_image_with(
     Ok(image)
 }
 
-/// Whether the files of the archive at `source` are ranges of it.
+/// Whether the archive is uncompressed, so that its files are ranges of `source`.
 fn is_plain(source: &Arc<dyn Source>, network: &Runtime) -> anyhow::Result<bool> {
     if source.access() == Access::Stream {
         return Ok(false);

@@ -1,8 +1,8 @@
-//! Telling a service manager how a mount in the foreground is: `sd_notify(3)`, without its library.
+//! Notifications for a service manager about a mount in the foreground: `sd_notify(3)` without its library.
 //!
-//! A service of `Type=notify` counts as started when it says so, in a datagram to the socket whose name
-//! is in `NOTIFY_SOCKET`. Whoever does not listen misses nothing: no mount fails for it. A manager believes
-//! the process that it started; where that is a mount's supervisor, the mount's words go through it.
+//! A service of `Type=notify` is started when it sends a datagram to the socket in `NOTIFY_SOCKET`. Failed
+//! notifications are ignored, so no mount fails because of them. A manager accepts notifications only from
+//! the process that it started. If that is a mount's supervisor, the supervisor forwards those of the mount.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -17,22 +17,22 @@ use rustix::net::SendFlags;
 
 use super::environment;
 
-/// How often it is told how far something is.
+/// Interval between updates of the progress.
 pub(super) const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a manager that takes no words is waited for.
+/// Timeout for a manager that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What begins a word that the next one replaces.
+/// Prefix of a notification that the next one replaces.
 const STATUS_PREFIX: &str = "STATUS=";
 
-/// Takes a word to a service manager.
+/// Sends a notification to a service manager.
 type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
 
-/// A service manager that waits for word.
+/// A service manager that expects notifications.
 pub(super) struct ServiceManager {
     send: SendFn,
-    /// What it was told last of how this process is.
+    /// The last status that was sent.
     last_status: RefCell<String>,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Debug for ServiceManager {
 }
 
 impl ServiceManager {
-    /// The one that started this process and wants to hear of it, if there is one.
+    /// Connects to the manager that started this process, if it expects notifications.
     pub(super) fn from_environment() -> Option<Self> {
         let name = environment::notify_socket()?;
         let manager = Self::connect(&name);
@@ -56,8 +56,7 @@ impl ServiceManager {
             .ok()
     }
 
-    /// The one that wants to hear of the process that started this one, which `send` leads to, if there is
-    /// one.
+    /// Returns the manager of the parent process, which `send` reaches, if there is one.
     pub(super) fn with_transport(send: impl Fn(&str) -> io::Result<()> + 'static) -> Option<Self> {
         environment::notify_socket()?;
         Some(Self {
@@ -66,10 +65,10 @@ impl ServiceManager {
         })
     }
 
-    /// The one that listens at `name`: a path, or behind an `@` the name of an abstract socket.
+    /// Connects to the socket `name`: a path, or `@` and an abstract name.
     ///
     /// # Errors
-    /// When nobody does.
+    /// No process listens there.
     fn connect(name: &OsStr) -> io::Result<Self> {
         let address = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -80,7 +79,8 @@ impl ServiceManager {
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         Ok(Self {
             send: Box::new(move |text| {
-                // A manager that was stopped must not stop the mount. What is said once is worth a wait.
+                // A stopped manager must not block the mount. A notification that is sent only once may
+                // wait.
                 let may_wait = !text.starts_with(STATUS_PREFIX);
                 let flags = if may_wait {
                     SendFlags::NOSIGNAL
@@ -94,12 +94,12 @@ impl ServiceManager {
         })
     }
 
-    /// Says that the mount answers.
+    /// Reports that the mount is ready.
     pub(super) fn notify_ready(&self) {
         self.notify("READY=1");
     }
 
-    /// Says in a few words how it is, if that is news; false when that was not to be heard.
+    /// Sends a status if it has changed. Returns false if there was no space.
     pub(super) fn notify_status(&self, text: &str) -> bool {
         let text = text.replace('\n', " ");
         if *self.last_status.borrow() == text {
@@ -112,18 +112,18 @@ impl ServiceManager {
         is_sent
     }
 
-    /// Says that what is left to do is to end.
+    /// Reports that the process is stopping.
     pub(super) fn notify_stopping(&self) {
         self.notify("STOPPING=1");
     }
 
-    /// Says `text`, which is as `sd_notify(3)` has it; false when there was no room for it.
+    /// Sends `text` in the format of `sd_notify(3)`. Returns false if there was no space.
     pub(super) fn notify(&self, text: &str) -> bool {
         let sent = (self.send)(text);
         if let Err(error) = &sent {
             tracing::debug!(%error, text, "the service manager was not told");
         }
-        // Who has gone for good need not be told again.
+        // If the manager is gone for good, a retry is useless.
         !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
@@ -173,7 +173,7 @@ mod tests {
         let (ended, end) = std::sync::mpsc::channel();
         let sender = Thread::spawn("sender", move || {
             let manager = ServiceManager::connect(path.as_os_str()).expect("bound");
-            // More than a socket holds.
+            // More than the socket's buffer can hold.
             let sent =
                 (0..10_000).filter(|number: &u32| manager.notify_status(&number.to_string()));
             assert!(sent.count() < 10_000, "there is no end to it");

@@ -1,4 +1,4 @@
-//! `tarfs status`: how the mounts of this user are.
+//! `tarfs status`: shows the state of this user's mounts.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use super::control_socket::{self, IndexState, Phase, Status};
 use super::{environment, output};
 use crate::fuse;
 
-/// Tells how a mount is, or all mounts of this user.
+/// Shows the state of one mount, or of all mounts of this user.
 #[derive(Clone, Debug, Args)]
 pub(super) struct StatusArgs {
-    /// Only the one mounted here.
+    /// Show only the mount at this mountpoint
     pub mountpoint: Option<PathBuf>,
-    /// One JSON object a line.
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -25,14 +25,14 @@ pub(super) struct StatusArgs {
 /// Prints the statuses.
 ///
 /// # Errors
-/// When a mountpoint is named at which no process serves an archive.
+/// No process serves an archive at the given mountpoint.
 pub(super) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
     let mut statuses: Vec<Status> = Vec::new();
     let mut code = ExitCode::SUCCESS;
     for directory in environment::runtime_dirs() {
         match control_socket::list_statuses(&directory) {
             Ok(found) => statuses.extend(found),
-            // Mounts elsewhere are known all the same.
+            // Continue with mounts in other directories.
             Err(error) => {
                 let name = directory.display();
                 output::print_error(format_args!("cannot look for mounts in {name}: {error}"));
@@ -191,7 +191,7 @@ fn to_text(status: &Status, now: SystemTime) -> String {
     text
 }
 
-/// How far an index has come.
+/// Formats the progress of an index.
 pub(super) fn format_index(state: &IndexState) -> String {
     match (state.phase, state.of_bytes) {
         (Phase::Complete, _) => "complete".to_owned(),
@@ -214,7 +214,7 @@ fn add_line(text: &mut String, name: &str, value: &str) {
     text.push_str(&line);
 }
 
-/// How long before `now` the Unix time `seconds` was.
+/// Formats how long ago the Unix time `seconds` was.
 pub(super) fn format_age(seconds: u64, now: SystemTime) -> String {
     let then = UNIX_EPOCH.checked_add(Duration::from_secs(seconds));
     let seconds = then
@@ -228,7 +228,7 @@ pub(super) fn format_age(seconds: u64, now: SystemTime) -> String {
     }
 }
 
-/// A number of bytes, rounded.
+/// Formats a rounded number of bytes.
 pub(super) fn format_bytes(count: u64) -> String {
     match count {
         0..10_240 => format!("{count} B"),

@@ -1,4 +1,4 @@
-//! What a mount tells about what it serves: an archive, or several as one tree.
+//! The archive's part of a mount's status, for one archive or several layers.
 
 use std::sync::Arc;
 
@@ -9,54 +9,55 @@ use crate::archive::{Archive, PrefetchMode, PrefetchProgress, PrefetchState};
 use crate::index::Index;
 use crate::layers::LayeredArchive;
 
-/// What there is to tell, asked for each status.
+/// Source of an archive's part of a status, queried for each status.
 pub(super) trait StatusSource {
-    /// What is not as it could be, in words, e.g. that reads start again from the front because the
-    /// disk cache was lost.
+    /// Returns notes about degraded operation.
+    ///
+    /// For example, reads decode from the start because the disk cache was lost.
     fn notes(&self) -> Vec<String>;
 
-    /// How far the index has come; asked when the scan is over, too.
+    /// Returns the progress of the index. Also called when the scan ends.
     fn index(&self) -> IndexState;
 
-    /// Members that are damaged or not in the tree.
+    /// Returns the members that are damaged or missing from the tree.
     fn damage(&self) -> Damage;
 
-    /// What memory is used for.
+    /// Returns the use of memory.
     fn memory(&self) -> MemoryUse;
 
-    /// What disk is used for.
+    /// Returns the use of disk.
     fn disk_cache(&self) -> Option<DiskCacheUsage>;
 
-    /// How far what is fetched in the background is.
+    /// Returns the progress of the prefetch.
     fn prefetch(&self) -> PrefetchStatus;
 }
 
-/// Damaged members that a status names.
+/// Maximum number of damaged members that a status names.
 const MAX_NAMED_DAMAGED: usize = 10;
 
-/// Members that are damaged or not in the tree.
+/// Members that are damaged or missing from the tree.
 pub(super) struct Damage {
-    /// How many they are.
+    /// Their number.
     pub members: u64,
-    /// The first ones, a line each.
+    /// The first ones, one per line.
     pub named: Vec<String>,
 }
 
-/// One archive.
+/// Status of one archive.
 pub(super) struct ArchiveStatus {
-    /// It.
+    /// The archive.
     pub archive: Arc<Archive>,
-    /// Whether what is decoded may be kept on disk.
+    /// Whether the disk cache is enabled.
     pub has_disk_cache: bool,
-    /// What of prefetching is not to be had.
+    /// Notes about the parts of prefetching that are not available.
     pub prefetch_notes: NotesFn,
 }
 
-/// Several as one tree.
+/// Status of several layers as one tree.
 pub(super) struct LayeredStatus {
-    /// They.
+    /// The layers.
     pub stack: Arc<LayeredArchive>,
-    /// Whether what is decoded may be kept on disk.
+    /// Whether the disk cache is enabled.
     pub has_disk_cache: bool,
 }
 
@@ -112,11 +113,11 @@ impl StatusSource for LayeredStatus {
         all
     }
 
-    /// It was complete before the mount was.
+    /// The index was complete before the mount.
     fn index(&self) -> IndexState {
         let layers = self.stack.layers();
         let lens = layers.iter().map(|layer| layer.source().fingerprint().len);
-        // The layers count together.
+        // All layers share one set of counters.
         let counted = layers.first().map(|layer| layer.stats());
         IndexState {
             phase: Phase::Complete,
@@ -130,7 +131,7 @@ impl StatusSource for LayeredStatus {
         damage(self.stack.index())
     }
 
-    /// The layers share all but their indexes.
+    /// The layers share all memory except that of their indexes.
     fn memory(&self) -> MemoryUse {
         let layers = self.stack.layers();
         let indexes = layers.iter().map(|layer| layer.memory_use().index_bytes);
@@ -149,7 +150,7 @@ impl StatusSource for LayeredStatus {
             .filter_map(|layer| disk_cache_use(layer));
         uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
-            // Whoever looked last.
+            // Each layer may have seen the total at a different time.
             all_bytes: one.all_bytes.max(other.all_bytes),
             limit_bytes: one.limit_bytes,
         })
@@ -164,7 +165,7 @@ impl StatusSource for LayeredStatus {
                 state: one.state.min(other.state),
                 done_spans: one.done_spans + other.done_spans,
                 total_spans: one.total_spans + other.total_spans,
-                // A profile is of a single archive.
+                // A profile exists only for a single archive.
                 replayed_spans: 0,
                 replay_spans: 0,
             });
@@ -172,7 +173,7 @@ impl StatusSource for LayeredStatus {
     }
 }
 
-/// What is not as it could be with the bytes of an archive.
+/// Returns notes about degraded reads of an archive.
 fn notes(archive: &Archive, has_disk_cache: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.disk_cache_problem());

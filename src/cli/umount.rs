@@ -1,4 +1,4 @@
-//! `tarfs umount`: ends a mount and its process.
+//! `tarfs umount`: unmounts an archive and ends its process.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -15,27 +15,30 @@ use crate::fuse::{self, Force};
 /// Unmounts an archive and waits until its process has ended.
 #[derive(Clone, Debug, Args)]
 pub(super) struct UmountArgs {
-    /// Where it is mounted.
+    /// The directory on which the archive is mounted
     pub mountpoint: PathBuf,
-    /// Unmount although it is in use; what its users read next fails, unless it has bind mounts.
+    /// Unmount even if it is in use
+    ///
+    /// Later reads by its users fail, unless it has bind mounts.
     #[arg(short, long)]
     pub lazy: bool,
 }
 
-/// How long the process of a copy that was unmounted may take to end, if that was its last mount.
+/// Timeout for the process to exit if a bind mount was its last mount.
 const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Unmounts. The process that serves the mount is asked first; when none answers, the mount is
-/// taken out from here, so that what a dead process left behind goes away, too. Another mount of what a
-/// process serves, such as a bind mount, is always taken out from here, and the process is not asked.
+/// Unmounts the archive at the mountpoint.
+///
+/// Asks the serving process first. If none responds, this process unmounts, which also removes a dead mount.
+/// A bind mount is always unmounted by this process.
 ///
 /// # Errors
-/// When no archive is mounted there, or it is in use.
+/// No archive is mounted there, or it is in use.
 pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fuse::canonical_mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
     let force = if args.lazy { Force::Yes } else { Force::No };
-    // What is below it is not meant.
+    // Only the mount on top is meant.
     let top = fuse::top_mount(&mountpoint).unwrap_or_default();
     for directory in environment::runtime_dirs() {
         match control_socket::request_umount(&directory, &mountpoint, args.lazy) {
@@ -65,7 +68,7 @@ pub(super) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether a process whose last mount is gone has ended.
+/// Whether a process without any mount left has ended.
 fn has_ended(process: Option<&OwnedFd>) -> anyhow::Result<bool> {
     let ends = |process| control_socket::wait_for_exit(process, LAST_MOUNT_TIMEOUT);
     Ok(process.map_or(Ok(true), ends)?)

@@ -1,4 +1,4 @@
-//! `tarfs verify`: read an archive from front to end, and say whether it is good.
+//! `tarfs verify`: reads an archive from start to end and reports damage.
 
 use std::convert::Infallible;
 use std::io::{Write, stdout};
@@ -35,11 +35,11 @@ pub(super) struct VerifyArgs {
     #[command(flatten)]
     cache_dir: CacheDirArgs,
 
-    /// Hold this index against the archive too
+    /// Also compare this index with the archive
     #[arg(long, value_name = "FILE")]
     index: Option<PathBuf>,
 
-    /// One JSON object instead of lines
+    /// Print JSON objects, one per archive, instead of text
     #[arg(long)]
     json: bool,
 
@@ -48,21 +48,23 @@ pub(super) struct VerifyArgs {
     quiet: bool,
 }
 
-/// What was found. Programs read it: a name may be added; none may change or go.
+/// Result of a check.
+///
+/// Programs read these names. New ones may be added, but none may change or disappear.
 #[derive(Serialize, Debug)]
 struct Report {
-    /// Without secrets.
+    /// Location without secrets.
     source: String,
     is_good: bool,
-    /// None when it was not recognised.
+    /// `None` if the format is unknown.
     format: Option<String>,
-    /// None when they were not all read.
+    /// `None` if not all bytes were read.
     packed_bytes: Option<u64>,
-    /// None when they could not all be decoded.
+    /// `None` if not all bytes could be decoded.
     plain_bytes: Option<u64>,
-    /// As far as it could be read.
+    /// Members up to the first error.
     members: u64,
-    /// None when not all packed bytes could be read.
+    /// `None` if not all compressed bytes could be read.
     sha256: Option<String>,
     problems: Vec<String>,
     warnings: Vec<String>,
@@ -71,7 +73,7 @@ struct Report {
 pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
     let stats = Arc::new(Stats::default());
-    // Before anything is fetched for nothing.
+    // Checked before anything is fetched.
     let index = args.index.as_deref();
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
@@ -115,17 +117,17 @@ pub(super) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The layers of an image, which are verified one after the other.
+/// The layers of an image, which are verified in sequence.
 #[derive(Debug)]
 struct VerifiedLayers {
-    /// Those that were read to their ends, from the bottom.
+    /// Indexes of the verified layers, from the bottom.
     indexes: Vec<Index>,
-    /// The memory that all indexes together may take.
+    /// Memory limit for all indexes together.
     limit: MemoryLimit,
 }
 
 impl VerifiedLayers {
-    /// The index of the next layer.
+    /// Returns the builder for the next layer's index.
     fn builder(&self) -> Builder {
         let builder = Builder::new(index::Options {
             whiteouts: Some(WhiteoutFormat::Oci),
@@ -134,7 +136,7 @@ impl VerifiedLayers {
         builder.with_memory_limit(&self.limit)
     }
 
-    /// Adds what of each layer is not in the image's tree.
+    /// Adds the problems of each layer that appear only in the merged tree.
     fn add_problems(&self, reports: &mut [Report]) {
         let indexes: Vec<_> = self.indexes.iter().collect();
         let merged = match merge(&indexes, WhiteoutFormat::Oci, &self.limit) {
@@ -160,7 +162,7 @@ impl VerifiedLayers {
     }
 }
 
-/// A check of an archive that indexes it if it is a layer.
+/// A check of an archive that also indexes it if it is a layer.
 #[derive(Debug)]
 struct VerifyAndIndexSink {
     check: VerifySink,
@@ -176,7 +178,7 @@ impl Sink for VerifyAndIndexSink {
 
     fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
         if let Some(builder) = &mut self.layer {
-            // A member that is refused is among the index's problems.
+            // The index records a refused member as a problem.
             builder.add_member(&member).ok();
             builder.check_memory()?;
         }
@@ -207,8 +209,9 @@ fn never(error: Infallible) {
     match error {}
 }
 
-/// What is found in the archive at `source`, and by `index` if one is given; of a layer also the index of
-/// what was read is added to `layers`.
+/// Verifies the archive at `source`, and compares it with `index` if one is given.
+///
+/// For a layer, also adds the index of what was read to `layers`.
 fn verify(
     args: &VerifyArgs,
     source: &Arc<dyn Source>,
@@ -291,7 +294,7 @@ fn verify(
     if let (Some(layers), Some(builder)) = (layers, layer) {
         layers.indexes.push(builder.finish(Origin::default()));
     }
-    // What is expected of an image is expected of its manifest, and that of its layer.
+    // The digest of an image is that of its manifest, which contains that of each layer.
     let requested = match open_archive::scan_options(&args.source).sha256 {
         Digest::Expect(digest) => Some(digest),
         Digest::Compute | Digest::Ignore => None,
@@ -303,8 +306,7 @@ fn verify(
     report
 }
 
-/// What is wrong when an archive that should have the digest `expected` has the one that was `found`, if
-/// all its bytes came.
+/// Returns the problem if the digest `found` is not `expected`, or unknown.
 fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
     match found {
         Some(found) if found == expected => None,
@@ -313,10 +315,10 @@ fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
     }
 }
 
-/// The problem with decompressed bytes that have another digest than `expected`, if one is.
+/// Returns the problem if the decompressed bytes do not have the digest `expected`.
 fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Option<String> {
     let expected = expected?;
-    // Without a digest its thread is gone, and nothing was compared.
+    // A missing digest means that its thread has ended, and nothing was compared.
     let error = found.map_or(Error::Interrupted, |found| Error::PlainDigestMismatch {
         expected,
         found,
@@ -367,7 +369,7 @@ fn to_text(report: &Report) -> String {
 mod tests {
     use super::*;
 
-    /// Programs read these. One may be added; none may change or go.
+    /// Programs read these names. New ones may be added, but none may change or disappear.
     #[test]
     fn verify_json_field_names_are_stable() {
         let report = Report {

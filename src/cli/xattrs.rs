@@ -8,11 +8,12 @@ use clap::Args;
 use crate::base::glob::Glob;
 use crate::base::xattr_filter::XattrFilter;
 
-/// Which extended attributes of the archive count.
+/// Selection of extended attributes.
 #[derive(Args, Clone, Debug, Default)]
 pub(super) struct XattrArgs {
-    /// Take only extended attributes whose names match this pattern, as GNU tar's; may be repeated
-    /// [default: all but security.selinux, security.ima, security.evm and trusted.*]
+    /// Use only extended attributes that match this pattern of GNU tar; repeatable
+    ///
+    /// The default is all but security.selinux, security.ima, security.evm and trusted.*.
     #[arg(
         long,
         value_name = "PATTERN",
@@ -21,7 +22,7 @@ pub(super) struct XattrArgs {
     )]
     xattrs_include: Vec<OsString>,
 
-    /// Leave out extended attributes whose names match this pattern, as GNU tar's; may be repeated
+    /// Skip extended attributes that match this pattern of GNU tar; repeatable
     #[arg(
         long,
         value_name = "PATTERN",
@@ -30,17 +31,17 @@ pub(super) struct XattrArgs {
     )]
     xattrs_exclude: Vec<OsString>,
 
-    /// Leave out all extended attributes but ACLs
+    /// Skip all extended attributes except ACLs
     #[arg(long, help_heading = "Extended attributes")]
     no_xattrs: bool,
 
-    /// Leave out ACLs
+    /// Skip ACLs
     #[arg(long, help_heading = "Extended attributes")]
     no_acls: bool,
 }
 
 impl XattrArgs {
-    /// The selection that the flags describe.
+    /// Returns the selection of the flags.
     pub(super) fn filter(&self) -> XattrFilter {
         let globs = |patterns: &[OsString]| {
             let patterns = patterns.iter();

@@ -1,9 +1,11 @@
-//! A supervisor in the foreground: the process that lives on is the one that the user started.
+//! The supervisor in the foreground, as the process that the user started.
 //!
-//! With `--restart` it is not who serves a mount that stays, but who keeps it. A service manager, a shell or
-//! a container looks at the process that it started: were that one who serves, its death would be the end of
-//! the service just when another process goes on. So here the supervisor comes first and starts who serves;
-//! signals go through it, and words to the service manager, and it ends as the last of them has.
+//! With `--restart`, the worker may be replaced, but the supervisor lives as long as the mount. A service
+//! manager, a shell or a container watches the process that it started. If that were the worker, its death
+//! would end the service just when a successor continues.
+//!
+//! So here the supervisor is first and starts the worker. It forwards signals to the worker, and
+//! notifications to the service manager. It exits with the code of the last worker.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, Read};
@@ -24,37 +26,37 @@ use super::{Packet, Worker, is_alive, protocol};
 use crate::cli::sd_notify::ServiceManager;
 use crate::cli::{cleanup_on_signal, output};
 
-/// A process that dies so soon after a signal was passed on to it may not have heard it.
+/// A worker that dies within this time of a forwarded signal may not have received it.
 const SIGNAL_GRACE: Duration = Duration::from_secs(3);
 
-/// What only a supervisor in the foreground has.
+/// State of a supervisor in the foreground.
 #[derive(Debug)]
 pub(super) struct ForegroundSupervisor {
-    /// A byte for each signal that should end the mount.
+    /// Receives a byte for each termination signal.
     pub(super) signal_pipe: UnixStream,
-    /// The last of these.
+    /// The last termination signal.
     last_signal: Arc<AtomicUsize>,
-    /// The one that came while nobody served the mount: nobody else shall.
+    /// The signal that arrived while no worker served the mount. It forbids successors.
     stop_signal: Cell<Option<i32>>,
-    /// The one that was passed on last, and when.
+    /// The signal forwarded last, and its time.
     forwarded: Cell<Option<(i32, Instant)>>,
     manager: Option<ServiceManager>,
-    /// What there was no room for when the manager was to be told.
+    /// The notification for which the manager's socket had no room.
     unsent: RefCell<Option<String>>,
 }
 
 impl ForegroundSupervisor {
-    /// Hears signals from now on.
+    /// Starts to handle signals.
     ///
     /// # Errors
-    /// When the system has no means for it.
+    /// A system call fails.
     pub(super) fn new() -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
         let (signal_pipe, raised) = UnixStream::pair().context(FAILED)?;
         signal_pipe.set_nonblocking(true).context(FAILED)?;
         let last_signal = Arc::<AtomicUsize>::default();
         for signal in cleanup_on_signal::termination_signals() {
-            // In this order: which one it was is known when it is heard.
+            // The number must be stored before the pipe becomes readable.
             let number = usize::try_from(signal).context(FAILED)?;
             flag::register_usize(signal, Arc::clone(&last_signal), number).context(FAILED)?;
             pipe::register(signal, raised.try_clone().context(FAILED)?).context(FAILED)?;
@@ -69,7 +71,7 @@ impl ForegroundSupervisor {
         })
     }
 
-    /// The signal that has come since the last call, if one has.
+    /// Takes the signal that arrived since the last call, if there is one.
     fn take_signal(&self) -> Option<i32> {
         let mut bytes = [0; 64];
         let has_come = (&self.signal_pipe)
@@ -79,12 +81,12 @@ impl ForegroundSupervisor {
         last.filter(|_| has_come)
     }
 
-    /// Whether nobody shall go on with the mount.
+    /// Whether no successor may be started.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop_signal.get().is_some()
     }
 
-    /// Whoever has just died may have done so before it came to a signal that was passed on.
+    /// Forbids successors if the dead worker may have missed a forwarded signal.
     pub(super) fn stop_if_signal_was_recent(&self) {
         let recent = |&(_, when): &(i32, Instant)| when.elapsed() < SIGNAL_GRACE;
         if let Some((signal, _)) = self.forwarded.take().filter(recent) {
@@ -92,7 +94,7 @@ impl ForegroundSupervisor {
         }
     }
 
-    /// Passes on what the mount says to the service manager.
+    /// Forwards a worker's notification to the service manager.
     pub(super) fn notify(&self, text: &str) {
         if let Some(manager) = &self.manager {
             let unsent = (!manager.notify(text)).then(|| text.to_owned());
@@ -100,14 +102,14 @@ impl ForegroundSupervisor {
         }
     }
 
-    /// Tells the manager once more what there was no room for.
+    /// Sends the notification again that did not fit into the socket.
     pub(super) fn retry_unsent(&self) {
         if let Some(text) = self.unsent.take() {
             self.notify(&text);
         }
     }
 
-    /// Waits for that long, or until a signal comes while nobody serves.
+    /// Sleeps for `time`, or until a signal arrives.
     pub(super) fn sleep(&self, time: Duration) {
         let deadline = Timespec {
             tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX),
@@ -122,13 +124,13 @@ impl ForegroundSupervisor {
         }
     }
 
-    /// The end of this process after the last that served it ended with `status`.
+    /// Returns the exit code after the last worker ended with `status`.
     pub(super) fn exit_code(&self, status: Option<ExitStatus>) -> ExitCode {
         if let Some(code) = status.and_then(|status| status.code()) {
             return ExitCode::from(u8::try_from(code).unwrap_or(output::EXIT_FAILURE));
         }
         if let Some(signal) = self.stop_signal.get() {
-            // As it would have ended without a supervisor. The first process of a namespace no signal ends.
+            // End by the same signal, as without a supervisor. Signals do not kill PID 1 of a namespace.
             if std::process::id() != 1 {
                 drop(emulate_default_handler(signal));
             }
@@ -143,11 +145,13 @@ impl ForegroundSupervisor {
     }
 }
 
-/// Makes this process one that a supervisor in the foreground leads: a terminal's signals are for that one, and
-/// when it is killed this process unmounts, if it can.
+/// Makes this process the worker of a supervisor in the foreground.
+///
+/// Signals from a terminal reach only the supervisor. If the supervisor is killed, this process unmounts if
+/// it can.
 ///
 /// # Errors
-/// When the supervisor is gone already, or a system call fails.
+/// The supervisor is gone already, or a system call fails.
 pub(in crate::cli) fn follow_supervisor() -> anyhow::Result<()> {
     rustix::process::setsid().context("cannot begin a session")?;
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the keeper")?;
@@ -160,20 +164,20 @@ pub(in crate::cli) fn follow_supervisor() -> anyhow::Result<()> {
 }
 
 impl super::SupervisorLink {
-    /// The supervisor that started this process before there was anything to keep.
+    /// Returns the link to the supervisor that started this process.
     ///
     /// # Errors
-    /// When no more files can be open.
+    /// Too many files are open.
     pub(in crate::cli) fn from_stdin() -> io::Result<Self> {
         Ok(Self {
             socket: super::dup_stdin()?,
         })
     }
 
-    /// The service manager that wants to hear of it, if there is one.
+    /// Returns the service manager behind the supervisor.
     pub(in crate::cli) fn service_manager() -> Option<ServiceManager> {
         let socket = super::dup_stdin().ok()?;
-        // A supervisor that was stopped must not stop the mount.
+        // A stopped supervisor must not block the mount.
         ServiceManager::with_transport(move |text| {
             protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned()))
         })
@@ -181,7 +185,7 @@ impl super::SupervisorLink {
 }
 
 impl Worker {
-    /// Passes on signals that have come, or notes that nobody else shall serve the mount.
+    /// Forwards a signal to the worker, or forbids successors if no mount is ready.
     pub(super) fn forward_signals(&self) {
         let Some(foreground) = &self.foreground else {
             return;
@@ -191,7 +195,7 @@ impl Worker {
         };
         foreground.forwarded.set(Some((signal, Instant::now())));
         if self.session_state.is_none() || !is_alive(self.pid) {
-            // There is nothing that it would have to unmount, and whoever comes after has begun in vain.
+            // The worker has nothing to unmount, and its successor would only start to end again.
             foreground.stop_signal.set(Some(signal));
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {

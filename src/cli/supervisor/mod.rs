@@ -1,11 +1,13 @@
-//! The process beside a mount that outlives it.
+//! The supervisor: a process that outlives the one that serves a mount.
 //!
-//! Whoever serves a mount can be killed, and then leaves a dead one in the tree that every `ls` of its
-//! parent stumbles over. So it starts this program a second time, gives it the mount's connection, and is
-//! watched by it. When it dies with its mount still there, the supervisor takes that out; or, with
-//! `--restart`, starts somebody who goes on with it, on the same connection. The supervisor opens nothing and
-//! serves nothing, so that there is little in it to die of. With `--restart` in the foreground it is the
-//! process that the user started (`foreground`).
+//! The worker is the process that serves a mount. If it is killed, it leaves a dead mount, and each `ls` of
+//! the parent directory fails on it. So the worker starts this program a second time as its supervisor and
+//! passes it the mount's connection.
+//!
+//! When the worker dies and the mount remains, the supervisor unmounts it. With `--restart`, it starts a
+//! successor instead, which continues on the same connection. The supervisor opens and serves nothing, so
+//! little can kill it. With `--restart` in the foreground, it is the process that the user started
+//! (`foreground`).
 
 mod foreground;
 mod protocol;
@@ -42,58 +44,60 @@ use foreground::ForegroundSupervisor;
 pub(super) use foreground::follow_supervisor;
 use protocol::{MountPlace, Packet, SessionState};
 
-/// How often a process that says nothing is looked at: threads of one that was killed may wait for the
-/// mount that it served, and keep its socket open.
+/// Interval at which the supervisor checks a silent worker.
+///
+/// Threads of a killed worker may block on the mount that it served, and keep its socket open.
 const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// How long the threads of a killed process may take to go.
+/// Timeout for the threads of a killed process to exit.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a process that is to go on with a mount looks whether the source can be reached.
+/// Interval at which a successor checks whether the source is reachable.
 const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Pauses between those who come after and fail: the first, and the longest.
+/// Pauses between failed successors: the first and the maximum.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
 
-/// Who has lived for less has failed in its task, even if it answered; and how many of them in a row
-/// are enough.
+/// A worker that lives for less than this has failed, even if it was ready.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
-/// See [`MIN_LIFETIME`].
+/// Maximum number of such workers in a row.
 const MAX_SHORT_LIVED: u32 = 5;
 
-/// The longest version that is told as it is, in bytes.
+/// Maximum length of a version that is sent unchanged, in bytes.
 const MAX_VERSION_BYTES: usize = 4096;
 
-/// A mount's end of the conversation.
+/// The worker's connection to its supervisor.
 #[derive(Debug)]
 pub(super) struct SupervisorLink {
     socket: OwnedFd,
 }
 
-/// What the supervisor gives to who comes after.
+/// State that a successor receives from the supervisor.
 #[derive(Debug)]
 pub(super) struct TakeoverState {
-    /// Who keeps watch.
+    /// Connection to the supervisor.
     pub(super) supervisor: SupervisorLink,
-    /// The mount to go on with; none where that cannot be done, and one is made anew.
+    /// The session to take over, or `None` if the successor must mount again.
     pub(super) session: Option<InheritedSession>,
-    /// The version that must be shown, as it stood in a packet.
+    /// The version to serve, in the form of a packet.
     version: String,
-    /// The directory that goes with the mount, if there is one.
+    /// The mount's scratch directory, if it has one.
     pub(super) scratch: Option<PathBuf>,
 }
 
 impl TakeoverState {
-    /// The version that must be shown, or of a long one its digest.
+    /// Returns the version to serve, or the digest of a long version.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
+    /// Checks that `version` is the one that the mount has shown.
+    ///
     /// # Errors
-    /// When another version than the one that must be shown is `version`.
+    /// The archive has changed.
     pub(super) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.version == version_for_packet(version),
@@ -104,7 +108,7 @@ impl TakeoverState {
     }
 }
 
-/// A version of an archive as it fits into a packet: of a thousand layers it is long.
+/// Returns a version that fits into a packet; that of a thousand layers is long.
 fn version_for_packet(version: &str) -> String {
     if version.len() <= MAX_VERSION_BYTES {
         return version.to_owned();
@@ -113,20 +117,20 @@ fn version_for_packet(version: &str) -> String {
 }
 
 impl SupervisorLink {
-    /// Starts a supervisor for what this process is about to mount.
+    /// Starts a supervisor for the mount that this process is about to make.
     ///
     /// # Errors
-    /// When there is no process to be had.
+    /// The process cannot be started.
     pub(super) fn spawn() -> io::Result<Self> {
         let (ours, theirs) = protocol::pair()?;
         spawn_self(Role::Supervisor, theirs, None, Output::Null)?;
         Ok(Self { socket: ours })
     }
 
-    /// What the supervisor that started this process leaves to it.
+    /// Receives the state from the supervisor that started this process.
     ///
     /// # Errors
-    /// When it is gone, or says something else.
+    /// The supervisor is gone or sends another packet.
     pub(super) fn receive_takeover() -> anyhow::Result<TakeoverState> {
         let socket = dup_stdin()?;
         let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
@@ -146,23 +150,23 @@ impl SupervisorLink {
         })
     }
 
-    /// Tells it what there is to clear up.
+    /// Reports the mount that the supervisor must clean up.
     pub(super) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
         self.send(&Packet::Mounted(site.into()), Some(device));
     }
 
-    /// Tells it what lies over that, and how to see its end.
+    /// Reports the overlay over the mount, with a watch for its end.
     pub(super) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
         self.send(&Packet::OverlayMounted(site.into()), watch.map(AsFd::as_fd));
     }
 
-    /// Tells it of a directory that goes with the mount.
+    /// Reports a directory to remove with the mount.
     pub(super) fn report_scratch_dir(&self, directory: &Path) {
         let directory = directory.as_os_str().as_bytes().to_vec();
         self.send(&Packet::ScratchDir(directory), None);
     }
 
-    /// Tells it what there is to go on with.
+    /// Reports that the mount is ready, with the state for a successor.
     pub(super) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
         let state = SessionState {
             capabilities,
@@ -172,11 +176,12 @@ impl SupervisorLink {
         self.send(&Packet::Ready(state), None);
     }
 
-    /// Tells it from now on how long the source cannot be reached whose reads `stats` count, until what is
-    /// returned is dropped.
+    /// Reports how long the source is unreachable, until the returned value is dropped.
+    ///
+    /// `stats` counts the reads of the source.
     ///
     /// # Errors
-    /// When the system has no descriptor or thread left to give.
+    /// No file descriptor or thread is available.
     pub(super) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
         let socket = self.socket.try_clone()?;
         let stats = Arc::clone(stats);
@@ -184,7 +189,7 @@ impl SupervisorLink {
         let thread = Thread::spawn("reach", move || {
             let mut unreachable_time = Duration::ZERO;
             let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
-            // Nothing is ever sent.
+            // The thread receives nothing. The channel only closes.
             while end.recv_timeout(REACHABILITY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
                 let since = std::mem::replace(&mut looked, Instant::now());
@@ -192,7 +197,7 @@ impl SupervisorLink {
                     unreachable_time += looked - since;
                     let milliseconds =
                         u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
-                    // The next one tells of this time, too.
+                    // May be lost, because the next packet includes this time.
                     drop(protocol::send_without_blocking(
                         &socket,
                         &Packet::Unreachable(milliseconds),
@@ -206,7 +211,7 @@ impl SupervisorLink {
         })
     }
 
-    /// Tells it that this process could do nothing because the source cannot be reached.
+    /// Reports that this process failed because the source is unreachable.
     pub(super) fn report_unreachable(&self) {
         self.send(&Packet::Unreachable(u64::MAX), None);
     }
@@ -218,30 +223,30 @@ impl SupervisorLink {
     }
 }
 
-/// Tells a supervisor how long a source cannot be reached, until dropped.
+/// Reports to the supervisor how long a source is unreachable, until dropped.
 #[derive(Debug)]
 pub(super) struct ReachabilityWatch {
-    /// Ends the thread, which is joined then.
+    /// Ends the thread when dropped, before the thread is joined.
     _end: Sender<Infallible>,
     _thread: Thread<()>,
 }
 
-/// Where a process writes that is started.
+/// Output of a started process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Output {
     Null,
-    /// Where this one does.
+    /// The output of this process.
     Inherit,
 }
 
-/// Starts this program again with the same arguments, and `socket` to talk.
+/// Starts this program again with the same arguments and `socket` as its stdin.
 fn spawn_self(
     role: Role,
     socket: OwnedFd,
     directory: Option<&Path>,
     output: Output,
 ) -> io::Result<Child> {
-    // Not by its name, which may be another version's by now, with other numbers for entries, or gone.
+    // The file's path may be gone, or belong to another version with other inode numbers.
     let mut command = Command::new("/proc/self/exe");
     environment::copy_argv0(&mut command)
         .args(std::env::args_os().skip(1))
@@ -256,24 +261,24 @@ fn spawn_self(
     command.spawn()
 }
 
-/// The socket that this process was started with.
+/// Duplicates the socket that this process has as its stdin.
 fn dup_stdin() -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
 }
 
-/// Keeps the mount of the process that started this one. Returns when nothing is left to keep.
+/// Supervises the mount of the process that started this one, until it is gone.
 ///
 /// # Errors
-/// When it cannot.
+/// A system call fails.
 pub(super) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
     let socket = dup_stdin()?;
-    // A terminal's signals are for who serves the mount, and so are those to a whole group.
+    // Signals from a terminal or to a process group are meant for the worker.
     let heard = Arc::<AtomicBool>::default();
     for signal in cleanup_on_signal::termination_signals() {
         signal_hook::flag::register(signal, Arc::clone(&heard))?;
     }
     let directory = std::env::current_dir();
-    // It may be another user's, whom we can no longer overrule.
+    // The file may belong to another user, and this process has dropped its capabilities.
     let log = LogTarget::open(args.log_file.as_deref()).or_else(|_| LogTarget::open(None))?;
     daemonize::detach(log, inherited)?;
     std::env::set_current_dir("/")?;
@@ -294,21 +299,21 @@ pub(super) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<E
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
-/// Starts who serves a mount in the foreground, and keeps it. Returns when nothing is left to keep.
+/// Starts the worker in the foreground and supervises its mount until it is gone.
 ///
 /// # Errors
-/// When nobody can be started.
+/// The worker cannot be started.
 pub(super) fn run_foreground(
     args: &MountArgs,
     inherited: InheritedFds,
 ) -> anyhow::Result<ExitCode> {
     let foreground = ForegroundSupervisor::new()?;
     let (ours, theirs) = protocol::pair()?;
-    // It has every right that this process has, for what it opens first.
+    // The worker needs all privileges of this process to open its files.
     let child = spawn_self(Role::SupervisedWorker, theirs, None, Output::Inherit)?;
     privileges::drop_capabilities(args);
     inherited.close();
-    // It complains itself of what is wrong with the file.
+    // The worker reports errors of the log file.
     if let Ok(log) = LogTarget::open(args.log_file.as_deref()) {
         log.redirect();
     }
@@ -324,16 +329,18 @@ pub(super) fn run_foreground(
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
-/// Keeps what `worker` serves, and those who come after it. What is relative is so to `directory`.
+/// Supervises the mount of `worker` and of its successors.
+///
+/// Relative paths are relative to `directory`.
 fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> ExitCode {
     let mut short_lived_count = 0;
     loop {
         while worker.receive_packet() {}
         let Some(mount_state) = worker.take_mount_state() else {
-            // With all that is left to write, it may take its time.
+            // The worker may still write data, so there is no timeout.
             worker.wait_for_exit();
             if let (Some(directory), None) = (directory, &args.namespace) {
-                // It may have died between mounting and telling of it.
+                // It may have died after it mounted and before it reported that.
                 crate::fuse::unmount_dead(&directory.join(&args.mountpoint));
             }
             return worker.finish(directory, &args.mountpoint);
@@ -359,7 +366,7 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
         {
             let mode = RestartMode::of(args, &state);
             if args.writable && mode == RestartMode::MountAgain {
-                // Who still has files open in it would write to what the next one has.
+                // Processes with open files in the old mount would write to the directories of the new one.
                 tracing::error!("a writable mount cannot be made anew under who uses it");
             } else if let Some(next) = {
                 let timeout = Duration::from_secs(args.restart_timeout);
@@ -370,20 +377,20 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
             }
         }
         mount_state.unmount();
-        // Its connection ends, and so do requests that wait for an answer.
+        // This closes the connection, so that blocked requests fail.
         drop(mount_state);
         return worker.finish(directory, &args.mountpoint);
     }
 }
 
-/// An overlay that writes to the scratch directory.
+/// State of the overlay that writes to the scratch directory.
 #[derive(Clone)]
 enum OverlayWatch {
-    /// There is none yet.
+    /// There is no overlay yet.
     None,
-    /// Its end cannot be seen.
+    /// The overlay's end cannot be observed.
     Unwatched,
-    /// Its end can be seen.
+    /// The overlay's end can be observed.
     Watched(Rc<SuperblockWatch>),
 }
 
@@ -391,26 +398,26 @@ enum OverlayWatch {
 struct Worker {
     socket: OwnedFd,
     pid: i32,
-    /// The same, if we have started it.
+    /// The process's handle, if the supervisor started it.
     child: Option<Child>,
-    /// How that one has ended.
+    /// Its exit status, if the supervisor reaped it.
     status: Option<ExitStatus>,
     started: Instant,
-    /// What it has mounted.
+    /// The mount that it reported.
     mount_state: Option<MountState>,
     session_state: Option<SessionState>,
-    /// A directory that goes with the mount.
+    /// Directory to remove with the mount.
     scratch: Option<PathBuf>,
-    /// The overlay that may use that directory.
+    /// The overlay that may use `scratch`.
     overlay: OverlayWatch,
-    /// Who waits in the foreground, if somebody does.
+    /// State of a supervisor in the foreground.
     foreground: Option<Rc<ForegroundSupervisor>>,
-    /// How long of its life it could not reach the source, if it has yet to answer.
+    /// Time during which the source was unreachable, before the worker was ready.
     unreachable_time: Duration,
 }
 
 impl Worker {
-    /// The one that was started with the other end of `socket`.
+    /// Creates the state of `child`, which has the other end of `socket`.
     fn from_child(
         child: Child,
         socket: OwnedFd,
@@ -432,7 +439,7 @@ impl Worker {
         }
     }
 
-    /// Removes what goes with the mount; this process then ends as it did, if anybody waits.
+    /// Cleans up, and returns the exit code for the user.
     fn finish(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
         self.clean_up(directory, mountpoint);
         match &self.foreground {
@@ -441,10 +448,10 @@ impl Worker {
         }
     }
 
-    /// Removes what goes with the mount, if that process has not.
+    /// Unmounts and removes what the worker left.
     fn clean_up(&self, directory: Option<&Path>, mountpoint: &Path) {
         if let Some(scratch) = &self.scratch {
-            // It may have died before anything lay over its mount.
+            // The worker may have died before it reported an overlay.
             let lower = scratch.join(LOWER_DIR_NAME);
             crate::fuse::unmount_dead(&lower);
             if let Some(directory) = directory {
@@ -459,8 +466,10 @@ impl Worker {
         }
     }
 
-    /// Waits until no process uses the overlay over `scratch`: it would see empty directories. False if
-    /// that is not known, or would keep the foreground waiting.
+    /// Waits until no process uses the overlay over `scratch`; else they would see empty directories.
+    ///
+    /// Returns false if the overlay's end is unknown. In the foreground, waits for at most
+    /// [`THREAD_EXIT_TIMEOUT`].
     fn is_unused(&self, scratch: &Path) -> bool {
         match &self.overlay {
             OverlayWatch::None => true,
@@ -471,17 +480,19 @@ impl Worker {
         }
     }
 
-    /// What it leaves, if that is still there.
+    /// Takes the worker's mount, if it is still mounted.
     fn take_mount_state(&mut self) -> Option<MountState> {
         self.mount_state.take().filter(MountState::is_mounted)
     }
 
-    /// Hears what it says next, or nothing for a while; false when it is dead and has said no more.
+    /// Handles the next packet, or none after a timeout.
+    ///
+    /// Returns false when the worker is dead and all packets are read.
     fn receive_packet(&mut self) -> bool {
         match self.wait_for_packet(&POLL_INTERVAL) {
             Ok(true) => {}
             Ok(false) | Err(Errno::INTR) => {
-                // What it said last may have come since.
+                // The last packet may have arrived since.
                 return is_alive(self.pid)
                     || self.wait_for_packet(&Timespec::default()) == Ok(true);
             }
@@ -525,8 +536,9 @@ impl Worker {
         true
     }
 
-    /// Whether there is something to receive, or the other end has closed, before `deadline` has passed or
-    /// a signal was passed on.
+    /// Waits for a packet or the end of the connection.
+    ///
+    /// Returns false after `deadline`, or when a signal was forwarded.
     fn wait_for_packet(&self, deadline: &Timespec) -> Result<bool, Errno> {
         let foreground = self
             .foreground
@@ -546,7 +558,7 @@ impl Worker {
         Ok(has_packet)
     }
 
-    /// Waits for its end, if we have started it and it has nothing mounted any more.
+    /// Waits for the exit of a started worker that has no mount.
     fn wait_for_exit(&mut self) {
         while self.child.is_some() && is_alive(self.pid) {
             self.forward_signals();
@@ -555,11 +567,12 @@ impl Worker {
         self.kill_and_reap();
     }
 
-    /// Sees to it that none of its threads takes a request any more, but for those that wait for the
-    /// mount themselves.
+    /// Kills the worker and waits until its threads handle no more requests.
+    ///
+    /// Threads that are blocked on the mount itself may remain.
     fn kill_and_reap(&mut self) {
         if let Some(child) = &mut self.child {
-            // It closed its socket, so it is dead or of no use.
+            // It closed its socket, so it is dead or useless.
             drop(child.kill());
         }
         let deadline = Instant::now() + THREAD_EXIT_TIMEOUT;
@@ -567,13 +580,13 @@ impl Worker {
             std::thread::sleep(Duration::from_millis(5));
         }
         if let Some(child) = &mut self.child {
-            // Or it stays a zombie; one whose threads wait for the mount is one for longer.
+            // Reaps the zombie. If threads are blocked on the mount, the process stays a zombie for longer.
             self.status = child.try_wait().ok().flatten();
         }
     }
 }
 
-/// Whether who comes after goes on with the same connection.
+/// Whether a successor takes over the connection or mounts again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RestartMode {
     Adopt,
@@ -581,10 +594,10 @@ enum RestartMode {
 }
 
 impl RestartMode {
-    /// Of a mount with these arguments, of which that much is known.
+    /// Chooses the mode for a mount with these arguments and this state.
     fn of(args: &MountArgs, state: &SessionState) -> Self {
-        // The kernel keeps what it was told: of another version that looks the same it would show old
-        // bytes among new ones.
+        // The kernel keeps cached pages. If another version looks the same, readers would see old bytes
+        // among new ones.
         let may_adopt = state.is_strong && crate::fuse::supports_takeover(state.capabilities);
         match args.copy_to {
             None if may_adopt => Self::Adopt,
@@ -593,12 +606,12 @@ impl RestartMode {
     }
 }
 
-/// A mount.
+/// A worker's mount.
 struct MountState {
     site: MountTarget,
-    /// The mount itself, if something lies over it: it is out of the tree before long.
+    /// The FUSE mount below an overlay, which leaves the tree soon.
     lower: Option<MountTarget>,
-    /// Its connection: until that has ended the mount's number is no other's.
+    /// The connection. While it is open, the kernel does not reuse the mount's device number.
     device: OwnedFd,
 }
 
@@ -608,7 +621,7 @@ impl MountState {
         is_mounted(&self.site) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
-    /// Takes it out.
+    /// Unmounts it.
     fn unmount(&self) {
         for site in [Some(&self.site), self.lower.as_ref()]
             .into_iter()
@@ -623,8 +636,9 @@ impl MountState {
         }
     }
 
-    /// Starts processes until one goes on; `None` when none did within `timeout`, in which time is not
-    /// counted when the source cannot be reached.
+    /// Starts successors until one is ready, or returns `None` after `timeout`.
+    ///
+    /// Time in which the source is unreachable does not count.
     fn restart(
         &self,
         state: &SessionState,
@@ -636,7 +650,7 @@ impl MountState {
         if mode == RestartMode::MountAgain {
             self.unmount();
             if self.is_mounted() {
-                // A new one would cover what covers it.
+                // A new mount would hide the one that hides this one.
                 return None;
             }
         }
@@ -703,7 +717,7 @@ impl MountState {
         }
         if worker.session_state.is_none() {
             worker.kill_and_reap();
-            // It may have died between mounting and answering.
+            // It may have died after it mounted and before it was ready.
             if mode == RestartMode::MountAgain
                 && let Some(left) = worker.take_mount_state()
             {
@@ -721,48 +735,50 @@ impl MountState {
                 device: self.device.try_clone()?,
             });
         }
-        // Opening is no part of its life.
+        // The time before it was ready does not count towards its lifetime.
         worker.started = Instant::now();
         tracing::info!(pid = worker.pid, "another process goes on with the mount");
         Ok(RestartResult::Succeeded(Box::new(worker)))
     }
 }
 
-/// How a process ended up that was to go on with a mount.
+/// Result of an attempt to restart.
 enum RestartResult {
     Succeeded(Box<Worker>),
     Failed,
-    /// It failed, and could not reach the source for so long.
+    /// It failed, and the source was unreachable for this long.
     SourceUnreachable(Duration),
 }
 
-/// Whether there is a process of that number whose main thread has not ended. Where `/proc` does not show
-/// the process, whether any of its threads has not ended.
+/// Whether process `pid` exists and its main thread has not ended.
+///
+/// If `/proc` does not show the process, returns whether any of its threads has not ended.
 fn is_alive(pid: i32) -> bool {
     let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
     else {
         return Pid::from_raw(pid).is_some_and(is_running);
     };
-    // Behind the name, which may hold anything, in parentheses.
+    // The state follows the name, which is in parentheses and may hold any bytes.
     let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
     !matches!(state.trim_ascii_start().first(), Some(b'Z' | b'X'))
 }
 
-/// Whether a process that is dying still has threads that run. A zombie is listed as its main one.
+/// Whether a dying process still has running threads. A zombie lists only its main thread.
 fn has_threads(pid: i32) -> bool {
     let tasks = process_directory(pid).map(|process| fs::read_dir(process.join("task")));
     is_alive(pid) || tasks.is_some_and(|tasks| tasks.is_ok_and(|tasks| tasks.count() > 1))
 }
 
-/// The directory of process `pid` in `/proc`; `None` where `/proc` is of another PID namespace, in which
-/// that number is another process's.
+/// Returns the directory of process `pid` in `/proc`.
+///
+/// `None` if `/proc` belongs to another PID namespace, where that number means another process.
 fn process_directory(pid: i32) -> Option<PathBuf> {
     let own = fs::read_link("/proc/self").ok()?;
     let is_ours = own.as_os_str() == std::process::id().to_string().as_str();
     is_ours.then(|| format!("/proc/{pid}").into())
 }
 
-/// Whether a thread of process `pid` has not ended.
+/// Whether any thread of process `pid` has not ended.
 fn is_running(pid: Pid) -> bool {
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
@@ -770,7 +786,7 @@ fn is_running(pid: Pid) -> bool {
             poll(&mut polled, Some(&Timespec::default())) != Ok(1)
         }
         Err(Errno::SRCH) => false,
-        // Linux before 5.3.
+        // Linux before 5.3 lacks pidfd_open(2).
         Err(_) => test_kill_process(pid) != Err(Errno::SRCH),
     }
 }

@@ -1,4 +1,4 @@
-//! What a mount's process and its supervisor tell each other: packets of JSON, some with a descriptor.
+//! The protocol between worker and supervisor: JSON packets, some with a file descriptor.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -12,57 +12,62 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The longest packet in bytes. The longest there is tells a successor of two paths of 4096 bytes, as
-/// numbers, and of a version of as many, of which JSON may make six each: 57 KiB.
+/// Maximum length of a packet, in bytes.
+///
+/// The longest one is for a successor. It holds two paths of 4096 bytes as numbers, and a version of as many
+/// bytes, each of which JSON may expand to six. That makes 57 KiB.
 const MAX_PACKET_BYTES: usize = 64 << 10;
 
-/// A packet.
+/// A packet of the protocol.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Packet {
-    /// From a mount: it is in the tree, and this is its connection.
+    /// Worker: it is mounted. The descriptor is its connection.
     Mounted(MountPlace),
-    /// From a mount: it answers.
+    /// Worker: the mount is ready.
     Ready(SessionState),
-    /// From a mount: a writable tree lies over it, and it lives and ends with that. With a watch for its
-    /// end, if what is written goes with it.
+    /// Worker: a writable overlay covers the mount and determines its lifetime.
+    ///
+    /// If the written files are temporary, the descriptor watches the overlay's end.
     OverlayMounted(MountPlace),
-    /// From a mount: this directory goes with it.
+    /// Worker: remove this directory with the mount.
     ScratchDir(Vec<u8>),
-    /// From a mount: for the service manager that started the supervisor.
+    /// Worker: forward this to the service manager that started the supervisor.
     Notify(String),
-    /// From who comes after, before it is ready: for so many milliseconds of its life the source could not
-    /// be reached; at the most all of it.
+    /// Successor that is not ready yet: the source was unreachable for this many milliseconds.
+    ///
+    /// At most its whole lifetime counts.
     Unreachable(u64),
-    /// To who comes after: go on with this, if its connection is here; else mount anew. With the
-    /// directory that goes with it, if there is one.
+    /// Supervisor to successor: continue with this mount, if its connection is attached, else mount again.
+    ///
+    /// Includes the mount's scratch directory, if it has one.
     TakeOver(MountPlace, SessionState, Option<Vec<u8>>),
 }
 
-/// Where a mount is.
+/// Location of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct MountPlace {
-    /// Paths need not be UTF-8.
+    /// A path, which need not be UTF-8.
     pub(super) mountpoint: Vec<u8>,
     pub(super) device: (u32, u32),
-    /// What covers it, as the kernel calls it, and the numbers of the mount below.
+    /// The kernel's name for the covering overlay's file system, and the device of the mount below.
     pub(super) cover: Option<(String, (u32, u32))>,
-    /// The path and the identity of the mount namespace that it is in, if that is another one.
+    /// Path and identity of the mount namespace, if it is another one.
     pub(super) namespace: Option<(Vec<u8>, (u64, u64))>,
 }
 
-/// What must not change from one process to the next.
+/// State that must not change from a worker to its successor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct SessionState {
-    /// What the kernel offered, a bit each.
+    /// Capabilities that the kernel offered, as bits.
     pub(super) capabilities: u64,
-    /// Which version of the archive is shown.
+    /// Version of the archive that the mount shows.
     pub(super) version: String,
-    /// Whether that tells it from every other one.
+    /// Whether `version` differs for any two contents.
     pub(super) is_strong: bool,
 }
 
-/// Two ends of a conversation; neither is inherited.
+/// Creates a connected pair of sockets; children do not inherit them.
 pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
@@ -71,7 +76,7 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// Sends a packet.
 ///
 /// # Errors
-/// When nobody listens.
+/// The peer is gone.
 pub(super) fn send(
     socket: impl AsFd,
     packet: &Packet,
@@ -80,10 +85,10 @@ pub(super) fn send(
     send_with(socket, packet, descriptor, SendFlags::NOSIGNAL)
 }
 
-/// Sends a packet that may be lost: waits for nobody.
+/// Sends a packet without blocking; it may be lost.
 ///
 /// # Errors
-/// When nobody listens, or there is no room.
+/// The peer is gone, or its queue is full.
 pub(super) fn send_without_blocking(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
     send_with(
         socket,
@@ -111,10 +116,10 @@ fn send_with(
     Ok(())
 }
 
-/// The next packet; `None` when the other end is gone. Waits for it.
+/// Waits for the next packet; `None` when the peer is gone.
 ///
 /// # Errors
-/// When what comes is none.
+/// The bytes are not a packet.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -123,7 +128,7 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<Ow
         let into = &mut [IoSliceMut::new(&mut bytes)];
         match recvmsg(&socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            // It died with packets unread.
+            // The peer died with unread packets.
             Err(Errno::CONNRESET) => return Ok(None),
             received => break received?,
         }
