@@ -34,10 +34,6 @@ pub(super) struct LayerArgs {
     pub layers: Vec<OsString>,
 
     /// How a layer marks deleted files of lower layers [default: oci]
-    ///
-    /// - oci: by .wh. names, as in container images.
-    /// - overlay: by character devices 0/0 and attributes, as in overlayfs.
-    /// - keep: not at all.
     #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
           conflicts_with_all = ["index", "compression"])]
     pub whiteouts: Option<WhiteoutFormat>,
@@ -46,9 +42,9 @@ pub(super) struct LayerArgs {
 /// How layers mark deleted files of lower layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(super) enum WhiteoutFormat {
-    /// `.wh.NAME` deletes NAME, and `.wh..wh..opq` all of its directory
+    /// `.wh.NAME` deletes NAME, and `.wh..wh..opq` its whole directory, as in container images
     Oci,
-    /// A character device 0/0 deletes its name, and an attribute all of a directory
+    /// A character device 0/0 deletes its name, and an attribute a whole directory, as in overlayfs
     Overlay,
     /// All names are plain entries
     Keep,

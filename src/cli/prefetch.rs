@@ -36,10 +36,6 @@ const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug, Args)]
 pub(super) struct PrefetchArgs {
     /// Data to fetch before it is read
-    ///
-    /// - none: nothing.
-    /// - ahead: the data that a sequential reader of a file or a tree wants next.
-    /// - all: everything, while there are no reads.
     #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
           help_heading = "Prefetch")]
     pub prefetch: Mode,
