@@ -27,9 +27,11 @@ pub(super) struct SourceArgs {
 
     #[arg(
         long = "header",
-        help = "Send this header with every request to SOURCE's host (never to another); with @FILE \
-                those in FILE, one a line, which no list of processes shows. TARFS_HEADERS holds more \
-                of either, one a line",
+        help = "Send this header to SOURCE's host; @FILE reads headers from FILE, one per line",
+        long_help = "Send this header with every request to SOURCE's host, and to no other; @FILE reads \
+                     headers from FILE, one per line\n\n\
+                     Other users can list the arguments of a process, so secrets are safer in FILE. \
+                     TARFS_HEADERS holds more headers or @FILE, one per line.",
         value_name = "NAME: VALUE|@FILE",
         help_heading = "Network"
     )]
@@ -142,8 +144,8 @@ pub(super) struct CacheDirArgs {
         long,
         value_name = "DIR",
         env = environment::CACHE_DIR,
-        help = "Where indexes and decoded data are kept [default: $XDG_CACHE_HOME/tarfs, \
-                ~/.cache/tarfs, or for the system /var/cache/tarfs]",
+        help = "Directory for indexes and decoded data [default: $XDG_CACHE_HOME/tarfs, \
+                ~/.cache/tarfs, or /var/cache/tarfs for system mounts]",
         help_heading = "Cache"
     )]
     pub cache_dir: Option<PathBuf>,
@@ -232,7 +234,7 @@ impl FromStr for Size {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "checked to lie in range; a fraction of a byte is no byte"
+            reason = "the range is checked, and fractions of a byte are dropped"
         )]
         Ok(Self(bytes as u64))
     }

@@ -179,10 +179,10 @@ fn read_profile(file: &Path) -> anyhow::Result<SeccompProfile> {
     file.take(MAX_PROFILE_LEN + 1).read_to_end(&mut text)?;
     ensure!(
         text.len() as u64 <= MAX_PROFILE_LEN,
-        "a seccomp profile is not that long"
+        "the seccomp profile is longer than {MAX_PROFILE_LEN} bytes"
     );
     let profile = SeccompProfile::parse(&text, kernel_version());
-    profile.context("it is no seccomp profile")
+    profile.context("it is not a seccomp profile")
 }
 
 /// Returns the first two numbers of this kernel's version.
@@ -200,7 +200,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     )?;
     ensure!(
         !args.source.allow_truncated,
-        "--allow-truncated cannot be used with a bundle, which is whole or not there"
+        "--allow-truncated cannot be used with a bundle, which must be complete"
     );
     let directory = &args.directory;
     let options = args.bundle_options()?;
@@ -255,7 +255,7 @@ pub(super) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let written = new.write_config(&text);
     written.with_context(|| format!("cannot write {}", new.config.display()))?;
     let committed = new.commit(args.force);
-    committed.with_context(|| format!("cannot put a bundle to {}", directory.display()))?;
+    committed.with_context(|| format!("cannot create a bundle in {}", directory.display()))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -538,7 +538,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
                 usable.insert(path);
                 continue;
             }
-            None => "leads to no directory",
+            None => "is not a directory",
         };
         output::print_error(format_args!(
             "the image's volume '{}' is left out, because it {reason}",
@@ -607,8 +607,8 @@ fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
     )?;
     if (user.uid, user.gid) != (0, 0) && !geteuid().is_root() {
         output::print_error(format_args!(
-            "it runs as root of a namespace of its own instead of as '{}', because there is only \
-             this user's own number to give away",
+            "the container runs as root of its own user namespace instead of as '{}', because this \
+             user can map only its own ID",
             config.execution.user.escape_debug()
         ));
         return Ok(User {
@@ -626,7 +626,7 @@ fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let path = format!("etc/{name}");
     let file = match regular_file::open(&directory, &path, resolve) {
-        Ok(file) => file.context("it is no regular file")?,
+        Ok(file) => file.context("it is not a regular file")?,
         Err(error) if is_missing(&error) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     };

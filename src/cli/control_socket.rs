@@ -384,7 +384,7 @@ fn accept_loop(
             }
         };
         if let Err(error) = answered {
-            tracing::debug!(%error, "a question was not answered");
+            tracing::debug!(%error, "a request failed");
         }
     }
 }
@@ -400,7 +400,7 @@ fn handle_connection(
     let mut response = match serde_json::from_str(&line) {
         Ok(request) => handle_request(request),
         Err(error) => Response::Error {
-            error: format!("not a question: {error}"),
+            error: format!("not a request: {error}"),
             hint: None,
         },
     };
@@ -843,10 +843,7 @@ mod tests {
             .expect("read");
         let mut answer = String::new();
         (&stream).read_to_string(&mut answer).expect("answered");
-        assert!(
-            answer.starts_with("{\"error\":\"not a question"),
-            "{answer}"
-        );
+        assert!(answer.starts_with("{\"error\":\"not a request"), "{answer}");
         assert_eq!(list_statuses(directory.path()).expect("readable").len(), 1);
     }
 

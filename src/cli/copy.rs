@@ -68,7 +68,7 @@ impl MountCopy {
         let copy = resolve_destination(directory).unwrap_or_else(|_| directory.to_owned());
         ensure!(
             !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
-            "{}: a copy there and the mount on {} would hide each other (name a directory beside it)",
+            "{}: the copy and the mount on {} would hide each other (name a directory beside it)",
             copy.display(),
             mountpoint.display()
         );

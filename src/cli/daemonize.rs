@@ -139,7 +139,7 @@ pub(super) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -
 /// A system call fails.
 pub(super) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     if let Err(error) = rustix::process::setsid() {
-        tracing::debug!(%error, "this session is its own already");
+        tracing::debug!(%error, "already a session leader");
     }
     inherited.close();
     logging::never_block();

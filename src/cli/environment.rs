@@ -38,9 +38,9 @@ impl Role {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
-            Self::Supervisor => "keeper",
+            Self::Supervisor => "supervisor",
             Self::Successor => "successor",
-            Self::SupervisedWorker => "led",
+            Self::SupervisedWorker => "worker",
         }
     }
 }

@@ -31,7 +31,7 @@ impl FromStr for HeaderArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix('@') {
-            Some("") => Err("no file is named behind the @".to_owned()),
+            Some("") => Err("no file name follows the @".to_owned()),
             Some(path) => Ok(Self::File(path.into())),
             None => Ok(Self::Inline(text.parse()?)),
         }
@@ -57,7 +57,7 @@ impl FromStr for Header {
             .ok_or("a header looks like 'Name: value'")?;
         let valid = |byte: u8| byte.is_ascii_graphic() && byte != b':';
         if name.is_empty() || !name.bytes().all(valid) {
-            return Err("what is before the colon is not a header name".to_owned());
+            return Err("the text before the colon is not a header name".to_owned());
         }
         Ok(Self {
             name: name.to_owned(),

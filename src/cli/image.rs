@@ -71,7 +71,7 @@ pub(super) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
     };
     text.push('\n');
     let written = stdout().write_all(text.as_bytes());
-    written.context("cannot write what was found")?;
+    written.context("cannot write the result")?;
     Ok(ExitCode::SUCCESS)
 }
 

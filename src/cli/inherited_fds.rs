@@ -1,6 +1,9 @@
 //! File descriptors inherited from the parent process.
 
-#![expect(unsafe_code, reason = "what is done by number has no safe interface")]
+#![expect(
+    unsafe_code,
+    reason = "operations on descriptor numbers have no safe interface"
+)]
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
@@ -28,7 +31,7 @@ impl InheritedFds {
             // `self`.
             let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
             if let Err(error) = fcntl_setfd(descriptor, FdFlags::CLOEXEC) {
-                tracing::debug!(%error, number, "what is started has it, too");
+                tracing::debug!(%error, number, "child processes inherit this descriptor");
             }
         }
     }

@@ -561,8 +561,8 @@ impl Run<'_> {
         let is_pinned = self.source.fingerprint().is_strong();
         if !is_pinned || self.source.access() == Access::Stream {
             output::print_error(format_args!(
-                "{}: nothing tells whether it is the same later, or it comes only once: an \
-                 interrupted run begins at the front",
+                "{}: the source has no reliable version or can be read only once, so an interrupted \
+                 run starts again from the beginning",
                 self.source.location()
             ));
             return self.to_disk();
@@ -604,7 +604,7 @@ impl Run<'_> {
         });
         if is_interrupted || code.is_err() {
             output::print_error(format_args!(
-                "{}: the same run goes on from here with --resume",
+                "{}: incomplete (run the same command again to continue)",
                 directory.display()
             ));
         } else if has_checksums {
@@ -676,7 +676,7 @@ impl Run<'_> {
             ),
         };
         output::print_error(format_args!(
-            "{}: nothing was put there, because the tree is not whole{hint}",
+            "{}: nothing was written there, because the tree is incomplete{hint}",
             place.display()
         ));
         Ok(code)
@@ -772,10 +772,10 @@ fn remove_unplaced(directory: &Path) -> io::Result<()> {
 fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
     let name = directory.display();
     let mut entries =
-        fs::read_dir(directory).with_context(|| format!("{name}: cannot look into it"))?;
+        fs::read_dir(directory).with_context(|| format!("{name}: cannot read the directory"))?;
     ensure!(
         entries.next().is_none(),
-        "{name}: is not empty, and layers say what of it is to be removed (name an empty directory)"
+        "{name}: is not empty, and whiteouts in layers could delete its files (name an empty directory)"
     );
     Ok(())
 }
@@ -812,11 +812,10 @@ impl Sink for CountingSink<'_> {
 }
 
 /// Advice after the interruption of a run without a journal.
-const NOT_RESUMABLE_HINT: &str =
-    "run it again; with --resume a run can go on after an interruption";
+const NOT_RESUMABLE_HINT: &str = "run it again; with --resume an interrupted run can continue";
 
 /// Advice after the interruption of a run with a journal.
-const RESUMABLE_HINT: &str = "the same command goes on from there";
+const RESUMABLE_HINT: &str = "run the same command again to continue";
 
 /// Prints how much an interrupted run has written to `place`.
 fn report_interrupted(stats: &Stats, place: &str, hint: &str) {

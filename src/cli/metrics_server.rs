@@ -143,7 +143,7 @@ async fn handle_connection(
         // With unread bytes, closing would reset the connection and discard the response.
         Ok(Ok(())) => drop(timeout(client_timeout, drain(&mut stream)).await),
         Ok(Err(error)) => tracing::debug!(%error, "metrics could not be sent"),
-        Err(_) => tracing::debug!("who asked for metrics took too long"),
+        Err(_) => tracing::debug!("a metrics client timed out"),
     }
 }
 

@@ -108,9 +108,8 @@ pub(super) struct MountArgs {
         short = 'o',
         value_name = "OPTIONS",
         value_parser = parse_mount_options,
-        help = "Mount options: allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
-                noexec, nosymfollow, ro, fsname=NAME; separated by commas, or \
-                repeated"
+        help = "Mount options, separated by commas: allow_other, default_permissions, uid=N, gid=N, \
+                umask=OCTAL, suid, dev, noexec, nosymfollow, ro, fsname=NAME; repeatable"
     )]
     pub options: Vec<String>,
     /// Show only this directory of the archive
@@ -179,15 +178,16 @@ impl MountArgs {
         }
         if self.writable && self.restart && self.copy_to.is_some() {
             return Some(
-                "--restart makes a mount with --copy-to anew when its process dies, which cannot \
-                 be done with one that is --writable",
+                "--restart with --copy-to mounts again when the process dies, which is not possible \
+                 with --writable (leave out one of the three)",
             );
         }
         self.namespace.as_ref()?;
         [
             (
                 self.writable,
-                "--writable cannot be combined with --namespace: an overlay is made in this namespace",
+                "--writable cannot be combined with --namespace: the overlay is created in the \
+                 current namespace",
             ),
             (
                 self.restart,
@@ -427,7 +427,10 @@ fn wait_for_scan(opened: &OpenedArchive) {
 /// Logs the scan's error and the archive's damage after the scan.
 fn report_scan_end(opened: &OpenedArchive) {
     if let Some(failure) = opened.status_source.index().failure {
-        tracing::error!(failure, "what is not known by now cannot be found");
+        tracing::error!(
+            failure,
+            "indexing failed; files that were not indexed yet are unavailable"
+        );
     }
     report_damage(opened);
 }
@@ -484,7 +487,7 @@ fn serve(
         Mount::check(&args.mountpoint)?;
         if let Some(hidden) = Mount::describe_hidden(&args.mountpoint) {
             let mountpoint = args.mountpoint.display();
-            tracing::warn!(%mountpoint, "until it is unmounted this hides {hidden}");
+            tracing::warn!(%mountpoint, "the mount hides {hidden} until it is unmounted");
         }
     }
     // Bound early, like the mountpoint, so that an error appears before the long work.
@@ -762,7 +765,7 @@ fn connect_supervisor(
             _ => SupervisorLink::spawn(),
         };
         let supervisor = supervisor.inspect_err(
-            |error| tracing::warn!(%error, "nobody clears up if this process is killed"),
+            |error| tracing::warn!(%error, "no supervisor; a crash will leave a dead mount"),
         );
         return Ok((supervisor.ok(), None));
     };
@@ -803,7 +806,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 if let Some(copy) = state.copy
                     && copy.start(state.opened, state.root).is_err()
                 {
-                    tracing::debug!("without a copy, as its status says");
+                    tracing::debug!("no copy; the status shows the reason");
                 }
             }
             Event::Request(Request::Status, answer) => {
@@ -824,12 +827,12 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 Ok(()) if signal_force == Force::No => {}
                 Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
                 Err(error) if signal_force == Force::No => {
-                    tracing::warn!(%error, "a second signal unmounts all the same");
+                    tracing::warn!(%error, "still mounted; a second signal unmounts anyway");
                     signal_force = Force::Yes;
                 }
                 Err(error) => {
                     // The mount ends with its connection. The supervisor unmounts what is left.
-                    tracing::error!(%error, "this process ends without having unmounted");
+                    tracing::error!(%error, "cannot unmount; this process ends anyway");
                     return false;
                 }
             },
@@ -982,7 +985,7 @@ fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     let taken = Box::new(move |response| send_response(&sender, response));
     send_event(events, Event::Request(request, taken));
     answer.recv().unwrap_or_else(|_| Response::Error {
-        error: "it is being unmounted already".to_owned(),
+        error: "the mount is being unmounted already".to_owned(),
         hint: None,
     })
 }
@@ -996,7 +999,7 @@ fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
         if let Response::Status(status) = answer
             && sender.send(*status).is_err()
         {
-            tracing::debug!("who asked is gone");
+            tracing::debug!("the client is gone");
         }
     });
     send_event(events, Event::Request(Request::Status, taken));
@@ -1011,7 +1014,7 @@ fn send_event(events: &Sender<Event>, event: Event) {
 
 fn send_response(answer: &SyncSender<Response>, response: Response) {
     if answer.send(response).is_err() {
-        tracing::debug!("who asked is gone");
+        tracing::debug!("the client is gone");
     }
 }
 

@@ -77,8 +77,8 @@ const FLAGS_WITHOUT_OPTION: [&str; 3] = ["foreground", "help", "version"];
     name = "mount.tarfs",
     version,
     about = "Mounts an archive for mount(8) and /etc/fstab",
-    after_help = "Options are those of `tarfs mount --help`, as NAME or NAME=VALUE without their \
-                  dashes, and those of its -o.",
+    after_help = "OPTIONS are the flags of `tarfs mount` as NAME or NAME=VALUE without dashes, and \
+                  the options of its -o.",
     max_term_width = 100
 )]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]

@@ -130,9 +130,9 @@ pub(super) struct OpenRequest<'a> {
     pub layers: &'a LayerArgs,
     pub cache: &'a CacheArgs,
     /// Whether decoded data is stored on disk.
-    pub spooling: DiskCacheMode,
+    pub disk_cache: DiskCacheMode,
     /// Whether a new index may lack hashes of members that the scan can skip.
-    pub hops: bool,
+    pub allow_skipping: bool,
     /// Whether to ignore a saved index of an archive whose version cannot be proven.
     pub should_rescan_unproven: bool,
     /// Whether to log members that are damaged or missing from the tree.
@@ -161,8 +161,8 @@ impl OpenedTree {
 impl OpenRequest<'_> {
     /// Returns the options with which each archive is opened.
     pub(super) fn options(&self) -> OpenOptions {
-        let mut options = open_options(self.source, &self.cache.saved, self.spooling);
-        options.scan.allow_skipping = self.hops;
+        let mut options = open_options(self.source, &self.cache.saved, self.disk_cache);
+        options.scan.allow_skipping = self.allow_skipping;
         options.should_rescan_unproven = self.should_rescan_unproven;
         options.should_log_problems = self.should_log_problems;
         options
@@ -221,9 +221,9 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
         source: &source,
         layers: &layers,
         cache: &args.cache,
-        spooling: disk_cache_policy(&args.cache),
+        disk_cache: disk_cache_policy(&args.cache),
         // `--prefetch all` fetches everything, so the scan does it on its way.
-        hops: args.prefetch.prefetch != Mode::All,
+        allow_skipping: args.prefetch.prefetch != Mode::All,
         // The copy contains files from an earlier scan.
         should_rescan_unproven: args.copy_to.is_some(),
         should_log_problems: true,
@@ -398,7 +398,7 @@ pub(super) fn start_indexing_progress(
 pub(super) fn open_options(
     args: &SourceArgs,
     saved: &SavedIndexArgs,
-    spooling: DiskCacheMode,
+    disk_cache: DiskCacheMode,
 ) -> OpenOptions {
     OpenOptions {
         scan: scan_options(args),
@@ -408,7 +408,7 @@ pub(super) fn open_options(
         should_rescan_unproven: false,
         should_log_problems: false,
         layer: None,
-        disk_cache: spooling,
+        disk_cache,
     }
 }
 

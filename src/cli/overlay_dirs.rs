@@ -119,8 +119,7 @@ pub(super) fn open_overlay_dirs(
 pub(super) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> anyhow::Result<()> {
     ensure!(
         is_possible || !args.restart,
-        "--restart with --writable needs Linux 6.9 or later and a source that tells its versions \
-         apart for certain"
+        "--restart with --writable needs Linux 6.9 or later and a source that identifies each version reliably"
     );
     Ok(())
 }
@@ -283,7 +282,7 @@ pub(super) fn remove_scratch(scratch: &Path) {
     let removed = File::open(parent).and_then(|parent| materialize::remove_tree(&parent, name));
     if let Err(error) = removed {
         let scratch = scratch.display();
-        tracing::warn!(%error, %scratch, "what was written to the mount is still there");
+        tracing::warn!(%error, %scratch, "cannot remove the directory with the files written to the mount");
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) fn count() -> u64 {
 fn payload_text(payload: &(dyn Any + Send)) -> &str {
     let owned = || payload.downcast_ref::<String>().map(String::as_str);
     let borrowed = payload.downcast_ref::<&str>().copied();
-    borrowed.or_else(owned).unwrap_or("(no words)")
+    borrowed.or_else(owned).unwrap_or("(no message)")
 }
 
 #[cfg(test)]
@@ -94,6 +94,6 @@ mod tests {
     fn panic_payload_without_text_is_accepted() {
         assert_eq!(payload_text(&"borrowed"), "borrowed");
         assert_eq!(payload_text(&"owned".to_owned()), "owned");
-        assert_eq!(payload_text(&7), "(no words)");
+        assert_eq!(payload_text(&7), "(no message)");
     }
 }

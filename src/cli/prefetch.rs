@@ -160,8 +160,9 @@ fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>
             Ok(found) => {
                 if found.missing_ranges > 0 {
                     let unknown = found.missing_ranges;
-                    let text =
-                        format!("{unknown} ranges of {location} are of files that are not here");
+                    let text = format!(
+                        "{unknown} ranges of {location} are in files that the archive does not have"
+                    );
                     add_note(&notes, text);
                 }
                 found.ranges

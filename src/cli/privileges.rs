@@ -58,7 +58,7 @@ const WRITABLE_CAPABILITIES: CapabilitySet =
 /// they have.
 pub(super) fn drop_capabilities(args: &MountArgs) {
     if let Err(error) = try_drop_capabilities(needed_capabilities(args)) {
-        tracing::warn!(%error, "capabilities that are not needed could not be given up");
+        tracing::warn!(%error, "cannot drop unneeded capabilities");
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
         return;
     }
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        tracing::warn!(%error, "a core file of this process would hold its secrets");
+        tracing::warn!(%error, "cannot disable core files, which would contain secrets");
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct OuterArchiveOptions {
     /// Directory for its index, if there is one.
     pub cache_dir: Option<PathBuf>,
     /// Whether decoded data of a compressed one is stored on disk.
-    pub spooling: DiskCacheMode,
+    pub disk_cache: DiskCacheMode,
     /// Whether to hide the progress.
     pub quiet: bool,
     /// Number of archives around SOURCE, which share their memory.
@@ -49,7 +49,7 @@ impl OuterArchiveOptions {
     pub(super) fn new(cache_dir: &CacheDirArgs, quiet: bool) -> Self {
         Self {
             cache_dir: cache_dir.directory().ok(),
-            spooling: DiskCacheMode::Enabled { limit_bytes: None },
+            disk_cache: DiskCacheMode::Enabled { limit_bytes: None },
             quiet,
             count: 1,
             shown_version: None,
@@ -59,7 +59,7 @@ impl OuterArchiveOptions {
     /// Options with the same cache limit as the archive inside.
     pub(super) fn from_cache_args(cache: &CacheArgs, quiet: bool) -> Self {
         Self {
-            spooling: open_archive::disk_cache_policy(cache),
+            disk_cache: open_archive::disk_cache_policy(cache),
             ..Self::new(&cache.saved.cache_dir, quiet)
         }
     }
@@ -113,7 +113,7 @@ impl OuterArchiveOptions {
             disk_cache: if is_plain {
                 DiskCacheMode::IndexOnly
             } else {
-                self.spooling
+                self.disk_cache
             },
         };
         let _progress =
@@ -141,11 +141,11 @@ pub(super) fn reject_single_archive_flags(
     }
     anyhow::ensure!(
         index.is_none(),
-        "--index is of one archive, and each layer of an image has its own (leave it out)"
+        "--index cannot be used with an image, because each layer has its own index (leave it out)"
     );
     anyhow::ensure!(
         args.compression.is_none(),
-        "--compression is of one archive, and each layer of an image says its own (leave it out)"
+        "--compression cannot be used with an image, because each layer has its own format (leave it out)"
     );
     Ok(())
 }
@@ -211,8 +211,8 @@ pub(super) fn open_source(
     };
     anyhow::ensure!(
         nested.outer != "-",
-        "a part is read here and there, and standard input only from the front (store it in a file \
-         first)"
+        "a part of an archive needs random access, which standard input does not offer (store it in \
+         a file first)"
     );
     let outer_args = SourceArgs {
         source: nested.outer.into(),
@@ -290,7 +290,7 @@ fn open_image_with(
     let kind = reference.transport.name();
     anyhow::ensure!(
         !reference.location.is_empty(),
-        "SOURCE names no place (write {kind}:PATH)"
+        "SOURCE has no path (write {kind}:PATH)"
     );
     let is_url = reference.location.contains("://");
     let layout = match reference.transport {
@@ -305,8 +305,7 @@ fn open_image_with(
         Transport::OciArchive | Transport::DockerArchive => {
             anyhow::ensure!(
                 reference.location != "-",
-                "an image is read here and there, and standard input only from the front (store it \
-                 in a file first)"
+                "an image needs random access, which standard input does not offer (store it in a file first)"
             );
             let args = SourceArgs {
                 source: reference.location.clone().into(),

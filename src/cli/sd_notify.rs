@@ -50,9 +50,7 @@ impl ServiceManager {
         let name = environment::notify_socket()?;
         let manager = Self::connect(&name);
         manager
-            .inspect_err(
-                |error| tracing::warn!(%error, ?name, "the service manager does not listen"),
-            )
+            .inspect_err(|error| tracing::warn!(%error, ?name, "cannot reach the service manager"))
             .ok()
     }
 
@@ -121,7 +119,7 @@ impl ServiceManager {
     pub(super) fn notify(&self, text: &str) -> bool {
         let sent = (self.send)(text);
         if let Err(error) = &sent {
-            tracing::debug!(%error, text, "the service manager was not told");
+            tracing::debug!(%error, text, "a notification was not sent");
         }
         // If the manager is gone for good, a retry is useless.
         !sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)

@@ -147,7 +147,7 @@ fn to_text(status: &Status, now: SystemTime) -> String {
         );
     }
     if let Some(copy) = &status.copy {
-        let far = format!(
+        let progress = format!(
             "{}, {} of {} files, {} of {}, in {}",
             copy.state,
             copy.files,
@@ -156,7 +156,7 @@ fn to_text(status: &Status, now: SystemTime) -> String {
             format_bytes(copy.total_bytes),
             copy.directory
         );
-        add_line(&mut text, "copy", &far);
+        add_line(&mut text, "copy", &progress);
     }
     if let Some(writable) = &status.writable {
         let until = if writable.is_temporary {
@@ -203,8 +203,8 @@ pub(super) fn format_index(state: &IndexState) -> String {
             format!("scanning, {} so far", format_bytes(state.scanned_bytes))
         }
         (Phase::Failed, _) => {
-            let why = state.failure.as_deref().unwrap_or("nobody knows why");
-            format!("incomplete for ever: {why}")
+            let why = state.failure.as_deref().unwrap_or("unknown error");
+            format!("incomplete, because the scan failed: {why}")
         }
     }
 }
@@ -329,7 +329,10 @@ mod tests {
         let scanning = "scanning, 20 MiB of 80 MiB so far";
         assert_eq!(told(Phase::Scanning, Some(80 << 20)), scanning);
         assert_eq!(told(Phase::Scanning, None), "scanning, 20 MiB so far");
-        assert_eq!(told(Phase::Failed, None), "incomplete for ever: cut off");
+        assert_eq!(
+            told(Phase::Failed, None),
+            "incomplete, because the scan failed: cut off"
+        );
     }
 
     #[test]

@@ -77,8 +77,8 @@ fn has_ended(process: Option<&OwnedFd>) -> anyhow::Result<bool> {
 fn warn_of_use(pid: u32) {
     tracing::warn!(
         pid,
-        "it is in use elsewhere, by a bind mount, an overlay or in another mount namespace, and its \
-         process serves that"
+        "the mount is in use elsewhere (by a bind mount, an overlay or another mount namespace), so its process \
+         continues"
     );
 }
 

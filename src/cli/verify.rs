@@ -311,7 +311,7 @@ fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
     match found {
         Some(found) if found == expected => None,
         Some(found) => Some(Error::DigestMismatch { expected, found }.to_string()),
-        None => Some("its SHA-256 could not be taken: not all bytes came".to_owned()),
+        None => Some("its SHA-256 is unknown, because not all bytes could be read".to_owned()),
     }
 }
 
@@ -334,7 +334,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
     };
     text.push('\n');
     let written = stdout().write_all(text.as_bytes());
-    written.context("cannot write what was found")?;
+    written.context("cannot write the result")?;
     if !json {
         for problem in &report.problems {
             output::print_error(format_args!("{}: {problem}", report.source));

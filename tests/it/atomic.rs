@@ -295,7 +295,7 @@ fn staging_directory_is_private_in_set_group_id_parent() {
 
 #[test]
 fn incomplete_atomic_tree_does_not_appear() {
-    let not_whole = "in/out: nothing was put there, because the tree is not whole";
+    let not_whole = "in/out: nothing was written there, because the tree is incomplete";
     let damaged = beginning().add(Header::new("top/bad", b'0').damaged(), "");
     let damaged = damaged.file("top/z", random_bytes(5000)).end();
     let truncated = beginning().file("top/z", random_bytes(5000)).unfinished();
@@ -334,7 +334,7 @@ fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
     let output = place.run(Command::new("sh").args(["-c", &script]));
     assert_failed(
         &output,
-        &["the name contains '..'", "nothing was put there"],
+        &["the name contains '..'", "nothing was written there"],
     );
     assert_eq!(place.names(), Vec::<String>::new());
 }

@@ -353,7 +353,10 @@ fn full_disk_leaves_directories_writable_for_next_run() {
         let said = stderr_text(&output);
         assert_eq!(output.status.code(), Some(2), "{said}");
         assert!(said.contains(words), "{said}");
-        assert!(said.contains("goes on from here with --resume"), "{said}");
+        assert!(
+            said.contains("run the same command again to continue"),
+            "{said}"
+        );
         assert_eq!(mode.expect("made"), 0o700, "{words}");
         assert_eq!(again.status.code(), Some(0), "{}", stderr_text(&again));
         assert_eq!(last_mode.expect("there"), 0o555, "{words}");
@@ -488,7 +491,7 @@ fn run_without_version_is_not_resumed_and_says_so() {
     place.server.serve(PATH, resource);
     let (output, _) = place.run(&[]);
     assert!(
-        stderr_text(&output).contains("begins at the front"),
+        stderr_text(&output).contains("starts again from the beginning"),
         "{}",
         stderr_text(&output)
     );

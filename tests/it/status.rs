@@ -319,7 +319,7 @@ fn recorded_mount_is_replayed_and_reported() {
         "\n  prefetch             all\n".to_owned(),
         format!("\n  prefetch, all        complete, {total} of {total} blocks\n"),
         "\n  prefetch, replay     1 of 1 blocks\n".to_owned(),
-        "1 ranges of profile are of files that are not here\n".to_owned(),
+        "1 ranges of profile are in files that the archive does not have\n".to_owned(),
     ] {
         assert!(text.contains(&line), "{line} in {text}");
     }

@@ -130,7 +130,7 @@ fn run_from_file_system_without_ctime_is_not_resumed() {
     let output = place.tarfs(&["materialize", "--resume", "outer/inner.tar", "-C", "tree"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(
-        stderr_text(&output).contains("begins at the front"),
+        stderr_text(&output).contains("starts again from the beginning"),
         "{}",
         stderr_text(&output)
     );

@@ -211,7 +211,7 @@ fn writable_mount_survives_worker_restart_if_supported() {
         exec 5<&-; tarfs umount mnt; gone
         mkdir copy
         tarfs mount --writable --restart --copy-to copy a.tar mnt 2>told || echo $?
-        grep -c 'cannot be done with one that is --writable' told; left
+        grep -c 'which is not possible with --writable' told; left
         "#,
     );
     assert_eq!(said, "one\nthree\none\nx\ny\n1\n64\n1\n");

@@ -74,11 +74,11 @@ impl ForegroundSupervisor {
     /// Takes the signal that arrived since the last call, if there is one.
     fn take_signal(&self) -> Option<i32> {
         let mut bytes = [0; 64];
-        let has_come = (&self.signal_pipe)
+        let has_arrived = (&self.signal_pipe)
             .read(&mut bytes)
             .is_ok_and(|len| len > 0);
         let last = i32::try_from(self.last_signal.load(Ordering::SeqCst)).ok();
-        last.filter(|_| has_come)
+        last.filter(|_| has_arrived)
     }
 
     /// Whether no successor may be started.
@@ -154,12 +154,9 @@ impl ForegroundSupervisor {
 /// The supervisor is gone already, or a system call fails.
 pub(in crate::cli) fn follow_supervisor() -> anyhow::Result<()> {
     rustix::process::setsid().context("cannot begin a session")?;
-    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the keeper")?;
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;
     let supervisor = rustix::net::sockopt::socket_peercred(io::stdin())?.pid;
-    anyhow::ensure!(
-        getppid() == Some(supervisor),
-        "who started this process is gone"
-    );
+    anyhow::ensure!(getppid() == Some(supervisor), "the supervisor is gone");
     Ok(())
 }
 
@@ -199,8 +196,8 @@ impl Worker {
             foreground.stop_signal.set(Some(signal));
         }
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
-            let told = rustix::process::kill_process(pid, Signal::TERM);
-            told.unwrap_or_else(|error| tracing::debug!(%error, "it has ended by itself"));
+            let killed = rustix::process::kill_process(pid, Signal::TERM);
+            killed.unwrap_or_else(|error| tracing::debug!(%error, "the process has ended already"));
         }
     }
 }

@@ -136,7 +136,7 @@ impl SupervisorLink {
         let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
             protocol::receive(&socket)?
         else {
-            anyhow::bail!("nobody says what is to be gone on with");
+            anyhow::bail!("the supervisor sent no mount to take over");
         };
         Ok(TakeoverState {
             supervisor: Self { socket },
@@ -218,7 +218,7 @@ impl SupervisorLink {
 
     fn send(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
         if let Err(error) = protocol::send(&self.socket, packet, device) {
-            tracing::warn!(%error, "nobody would clear up after this process");
+            tracing::warn!(%error, "lost the supervisor; a crash will leave a dead mount");
         }
     }
 }
@@ -273,9 +273,9 @@ fn dup_stdin() -> io::Result<OwnedFd> {
 pub(super) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
     let socket = dup_stdin()?;
     // Signals from a terminal or to a process group are meant for the worker.
-    let heard = Arc::<AtomicBool>::default();
+    let ignored = Arc::<AtomicBool>::default();
     for signal in cleanup_on_signal::termination_signals() {
-        signal_hook::flag::register(signal, Arc::clone(&heard))?;
+        signal_hook::flag::register(signal, Arc::clone(&ignored))?;
     }
     let directory = std::env::current_dir();
     // The file may belong to another user, and this process has dropped its capabilities.
@@ -367,7 +367,7 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
             let mode = RestartMode::of(args, &state);
             if args.writable && mode == RestartMode::MountAgain {
                 // Processes with open files in the old mount would write to the directories of the new one.
-                tracing::error!("a writable mount cannot be made anew under who uses it");
+                tracing::error!("a writable mount cannot be mounted again while it is in use");
             } else if let Some(next) = {
                 let timeout = Duration::from_secs(args.restart_timeout);
                 mount_state.restart(&state, mode, directory, &worker, timeout)
@@ -531,7 +531,9 @@ impl Worker {
                 }
             }
             Ok(Some((Packet::TakeOver(..), _)) | None) => return false,
-            Err(error) => tracing::debug!(%error, "what the mount says makes no sense"),
+            Err(error) => {
+                tracing::debug!(%error, "invalid packet from the process that serves the mount")
+            }
         }
         true
     }
@@ -628,11 +630,11 @@ impl MountState {
             .flatten()
         {
             if let Err(error) = crate::fuse::clear_dead_mounts(site, self.device.as_fd()) {
-                tracing::error!(%error, "what it has left cannot be taken out");
+                tracing::error!(%error, "cannot unmount the dead mount");
             }
         }
         if self.is_mounted() {
-            tracing::error!("what it has left is below another mount, and stays");
+            tracing::error!("the dead mount is below another mount and stays");
         }
     }
 
@@ -666,7 +668,9 @@ impl MountState {
         {
             match self.try_restart(state, mode, (directory, before), deadline) {
                 Ok(RestartResult::Succeeded(worker)) => return Some(*worker),
-                Ok(RestartResult::Failed) => tracing::error!("who was to go on has failed"),
+                Ok(RestartResult::Failed) => {
+                    tracing::error!("the new process failed to take over the mount")
+                }
                 Ok(RestartResult::SourceUnreachable(time)) => {
                     tracing::error!(
                         "the source cannot be reached; this time does not count against --restart-timeout"
@@ -674,7 +678,7 @@ impl MountState {
                     // The pause does not count either.
                     deadline += time + pause;
                 }
-                Err(error) => tracing::error!(%error, "nobody can be started to go on"),
+                Err(error) => tracing::error!(%error, "cannot start a new process for the mount"),
             }
             match &before.foreground {
                 Some(foreground) => foreground.sleep(pause),
@@ -702,12 +706,12 @@ impl MountState {
         let bytes = scratch
             .as_ref()
             .map(|scratch| scratch.as_os_str().as_bytes().to_vec());
-        let goes_with = (scratch, before.overlay.clone());
-        let mut worker = Worker::from_child(child, ours, goes_with, before.foreground.clone());
+        let scratch_state = (scratch, before.overlay.clone());
+        let mut worker = Worker::from_child(child, ours, scratch_state, before.foreground.clone());
         let packet = Packet::TakeOver((&self.site).into(), state.clone(), bytes);
         let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
-        let told = protocol::send(&worker.socket, &packet, device);
-        while told.is_ok()
+        let sent = protocol::send(&worker.socket, &packet, device);
+        while sent.is_ok()
             && worker.session_state.is_none()
             && Instant::now() < deadline + worker.unreachable_time
         {
@@ -737,7 +741,7 @@ impl MountState {
         }
         // The time before it was ready does not count towards its lifetime.
         worker.started = Instant::now();
-        tracing::info!(pid = worker.pid, "another process goes on with the mount");
+        tracing::info!(pid = worker.pid, "a new process serves the mount");
         Ok(RestartResult::Succeeded(Box::new(worker)))
     }
 }
