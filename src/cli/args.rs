@@ -181,7 +181,7 @@ pub(super) struct CacheArgs {
     #[command(flatten)]
     pub saved: SavedIndexArgs,
 
-    /// Maximum disk space for decoded data of all archives [default: 90 % of the disk]
+    /// Maximum disk space for decoded data of all archives [default: leave 10 % of the disk free]
     ///
     /// The least recently used data is evicted first.
     #[arg(

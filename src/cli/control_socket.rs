@@ -234,7 +234,7 @@ pub(super) struct DiskCacheUsage {
     pub held_bytes: u64,
     /// Decoded spans of all archives.
     pub all_bytes: u64,
-    /// Limit for all archives: `--cache-size`, or 90 % of the disk.
+    /// Limit for all archives: `--cache-size`, or what leaves 10 % of the disk free.
     pub limit_bytes: u64,
 }
 

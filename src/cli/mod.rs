@@ -131,7 +131,9 @@ fn print_usage_error(error: clap::Error) -> ExitCode {
     }
 }
 
-/// Removes the value of --header from the error: it may be secret, and the terminal may be a log.
+/// Removes the value of --header from the error.
+///
+/// It may be secret, and the output may be a log.
 fn without_secret(mut error: clap::Error) -> clap::Error {
     let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
     if argument.is_some_and(|argument| argument.starts_with("--header")) {

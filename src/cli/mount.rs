@@ -115,7 +115,9 @@ pub(super) struct MountArgs {
     /// Show only this directory of the archive
     #[arg(long, value_name = "PATH")]
     pub root: Option<String>,
-    /// Remove this many leading directories, each of which must be the only entry
+    /// Descend this many levels first, each through the only directory there
+    ///
+    /// Files beside that directory are not shown.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count_parser::<usize>(0..=u64::MAX))]
     pub strip_components: usize,
     /// Append log messages to this file [default: the journal or syslog]

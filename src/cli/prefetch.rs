@@ -62,7 +62,7 @@ pub(super) enum Mode {
     None,
     /// The data that readers want next
     Ahead,
-    /// Everything
+    /// Everything, while there are no reads
     All,
 }
 
