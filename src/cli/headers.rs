@@ -248,9 +248,9 @@ mod tests {
         for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
             std::fs::write(&path, text).expect("written");
             let error = load_all(&[HeaderArg::File(path.clone())]).expect_err("malformed");
-            let told = format!("{error:#}");
-            assert!(told.contains(&format!("line {line}: ")), "{told}");
-            assert!(!told.contains("secret"), "{told}");
+            let message = format!("{error:#}");
+            assert!(message.contains(&format!("line {line}: ")), "{message}");
+            assert!(!message.contains("secret"), "{message}");
         }
     }
 

@@ -455,8 +455,8 @@ mod tests {
         server.address = metrics.address;
         let mut early = server.connect();
         early.write_all(GET).expect("taken by the kernel");
-        let nobody = || oneshot::channel().1;
-        let serving = metrics.serve(server.network.handle(), nobody);
+        let no_status = || oneshot::channel().1;
+        let serving = metrics.serve(server.network.handle(), no_status);
         server.serving = Some(serving.expect("watched"));
         let mut answer = String::new();
         early.read_to_string(&mut answer).expect("answered");

@@ -168,12 +168,12 @@ mod tests {
     fn invalid_header_is_not_printed() {
         let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];
         let error = super::Cli::try_parse_from(words).expect_err("no header");
-        assert!(error.to_string().contains("secret"), "clap would tell");
-        let told = super::without_secret(error).to_string();
+        assert!(error.to_string().contains("secret"), "clap prints it");
+        let text = super::without_secret(error).to_string();
         assert!(
-            told.contains("--header") && told.contains("Name: value"),
-            "{told}"
+            text.contains("--header") && text.contains("Name: value"),
+            "{text}"
         );
-        assert!(!told.contains("secret"), "{told}");
+        assert!(!text.contains("secret"), "{text}");
     }
 }

@@ -50,10 +50,10 @@ pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
 
 /// Formats an error with its causes and its hint on one line.
 pub(super) fn format_with_hint(error: &anyhow::Error) -> String {
-    let told = format_chain(error);
+    let text = format_chain(error);
     match error.chain().find_map(find_hint) {
-        Some(hint) => format!("{told} ({hint})"),
-        None => told,
+        Some(hint) => format!("{text} ({hint})"),
+        None => text,
     }
 }
 

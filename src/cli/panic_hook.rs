@@ -83,11 +83,11 @@ mod tests {
             panic::catch_unwind(|| panic!("on {}", "purpose")).expect_err("a panic");
         });
         assert!(count() > before);
-        let told = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
-        assert!(told.contains("ERROR"), "{told}");
+        let text = String::from_utf8(log.0.lock().expect("whole").clone()).expect("text");
+        assert!(text.contains("ERROR"), "{text}");
         let place = format!(" panicked at {}:{line}:", file!());
-        assert!(told.contains(&place), "{place}: {told}");
-        assert!(told.contains(": on purpose"), "{told}");
+        assert!(text.contains(&place), "{place}: {text}");
+        assert!(text.contains(": on purpose"), "{text}");
     }
 
     #[test]

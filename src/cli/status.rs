@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn upper_directory_is_printed() {
-        let told = |is_temporary| {
+        let printed = |is_temporary| {
             let writable = Some(OverlayStatus {
                 upper: "/v/upper".into(),
                 is_temporary,
@@ -313,8 +313,8 @@ mod tests {
             to_text(&status, UNIX_EPOCH)
         };
         let line = "\n  writable             by overlayfs, to /v/upper\n";
-        assert!(told(false).contains(line), "{}", told(false));
-        assert!(told(true).contains("/v/upper, until it is unmounted\n"));
+        assert!(printed(false).contains(line), "{}", printed(false));
+        assert!(printed(true).contains("/v/upper, until it is unmounted\n"));
     }
 
     #[test]
@@ -325,12 +325,12 @@ mod tests {
             of_bytes,
             failure: Some("cut off".into()),
         };
-        let told = |phase, of_bytes| format_index(&state(phase, of_bytes));
+        let printed = |phase, of_bytes| format_index(&state(phase, of_bytes));
         let scanning = "scanning, 20 MiB of 80 MiB so far";
-        assert_eq!(told(Phase::Scanning, Some(80 << 20)), scanning);
-        assert_eq!(told(Phase::Scanning, None), "scanning, 20 MiB so far");
+        assert_eq!(printed(Phase::Scanning, Some(80 << 20)), scanning);
+        assert_eq!(printed(Phase::Scanning, None), "scanning, 20 MiB so far");
         assert_eq!(
-            told(Phase::Failed, None),
+            printed(Phase::Failed, None),
             "incomplete, because the scan failed: cut off"
         );
     }
