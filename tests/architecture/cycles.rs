@@ -76,13 +76,20 @@ impl Graph {
     /// The modules whose items `path` names.
     fn dependencies(&self, path: &ModulePath) -> BTreeSet<ModulePath> {
         let code = source::paths(&self.modules[path].syntax);
-        let is_used = |name: &str| code.iter().any(|names| names.iter().any(|part| part == name));
+        let is_used = |name: &str| {
+            code.iter()
+                .any(|names| names.iter().any(|part| part == name))
+        };
         let imports = self.imports[path]
             .iter()
             .filter(|import| !import.is_public || is_used(&import.name))
             .map(|import| import.path.as_slice());
         let mut found: BTreeSet<_> = imports
-            .chain(code.iter().filter(|names| names.len() > 1).map(Vec::as_slice))
+            .chain(
+                code.iter()
+                    .filter(|names| names.len() > 1)
+                    .map(Vec::as_slice),
+            )
             .filter_map(|names| self.resolve(path, names, 0))
             .collect();
         found.remove(path);
@@ -125,9 +132,15 @@ impl Graph {
 fn files_import_each_other_in_no_cycle() {
     let graph = Graph::of(source::modules());
     let cycles = graph.cycles();
-    for c in &cycles { eprintln!("{} {:?}", c.len(), c); }
+    for c in &cycles {
+        eprintln!("{} {:?}", c.len(), c);
+    }
     if std::env::var_os("EDGES").is_some() {
-        for p in graph.modules.keys() { for d in graph.dependencies(p) { eprintln!("EDGE {} -> {}", p.join("/"), d.join("/")); } }
+        for p in graph.modules.keys() {
+            for d in graph.dependencies(p) {
+                eprintln!("EDGE {} -> {}", p.join("/"), d.join("/"));
+            }
+        }
     }
     assert!(cycles.is_empty(), "{} cycles: {cycles:#?}", cycles.len());
 }

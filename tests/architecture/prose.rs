@@ -10,7 +10,8 @@ use crate::source::{files, root};
 
 /// Words that hide the subject of a sentence when they begin it.
 const HIDDEN_SUBJECTS: &[&str] = &[
-    "What", "Who", "Whoever", "Whatever", "Whose", "Whom", "Somebody", "Someone", "Nobody", "Anybody",
+    "What", "Who", "Whoever", "Whatever", "Whose", "Whom", "Somebody", "Someone", "Nobody",
+    "Anybody",
 ];
 
 /// Phrases that have a plainer standard word.
@@ -39,9 +40,31 @@ const BANNED_PHRASES: &[&str] = &[
 
 /// Metaphors that earlier names used.
 const RETIRED_WORDS: &[&str] = &[
-    "encore", "roster", "laggard", "appetite", "leash", "purse", "estate", "heir", "inheritance", "orphan",
-    "bury", "farewell", "rehearsal", "shelf", "desk", "spool", "hop", "hops", "hopped", "vain", "patience",
-    "telling", "laying", "keeper", "ward",
+    "encore",
+    "roster",
+    "laggard",
+    "appetite",
+    "leash",
+    "purse",
+    "estate",
+    "heir",
+    "inheritance",
+    "orphan",
+    "bury",
+    "farewell",
+    "rehearsal",
+    "shelf",
+    "desk",
+    "spool",
+    "hop",
+    "hops",
+    "hopped",
+    "vain",
+    "patience",
+    "telling",
+    "laying",
+    "keeper",
+    "ward",
 ];
 
 /// A passage of prose, and the line where it begins.
@@ -65,7 +88,9 @@ fn paragraphs<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Paragraph
         } else if is_code || line.is_empty() {
             is_open = false;
         } else {
-            let is_item = ["- ", "* ", "| ", "#"].iter().any(|mark| line.starts_with(mark));
+            let is_item = ["- ", "* ", "| ", "#"]
+                .iter()
+                .any(|mark| line.starts_with(mark));
             if is_open && !is_item {
                 let last = found.last_mut().expect("open");
                 last.text.push(' ');
@@ -86,15 +111,22 @@ fn paragraphs<'a>(lines: impl Iterator<Item = Option<&'a str>>) -> Vec<Paragraph
 fn comments_of_rust(text: &str) -> Vec<Paragraph> {
     paragraphs(text.lines().map(|line| {
         let line = line.trim_start();
-        let comment = ["//! ", "/// ", "// "].iter().find_map(|mark| line.strip_prefix(mark));
-        comment.or_else(|| ["//!", "///", "//"].contains(&line.trim_end()).then_some(""))
+        let comment = ["//! ", "/// ", "// "]
+            .iter()
+            .find_map(|mark| line.strip_prefix(mark));
+        comment.or_else(|| {
+            ["//!", "///", "//"]
+                .contains(&line.trim_end())
+                .then_some("")
+        })
     }))
 }
 
 fn comments_of_script(text: &str) -> Vec<Paragraph> {
     paragraphs(text.lines().map(|line| {
         let line = line.trim_start();
-        line.strip_prefix("# ").or_else(|| (line == "#").then_some(""))
+        line.strip_prefix("# ")
+            .or_else(|| (line == "#").then_some(""))
     }))
 }
 
@@ -150,7 +182,11 @@ fn report(wrong: &BTreeMap<PathBuf, Vec<String>>) {
     let total: usize = wrong.values().map(Vec::len).sum();
     let lines: Vec<_> = wrong
         .iter()
-        .flat_map(|(path, lines)| lines.iter().map(move |line| format!("{}:{line}", path.display())))
+        .flat_map(|(path, lines)| {
+            lines
+                .iter()
+                .map(move |line| format!("{}:{line}", path.display()))
+        })
         .collect();
     assert!(wrong.is_empty(), "{total}:\n{}", lines.join("\n"));
 }
@@ -186,7 +222,8 @@ fn prose_uses_standard_words() {
                 let is_there = text.match_indices(phrase).any(|(at, _)| {
                     let before = text[..at].chars().next_back();
                     let after = text[at + phrase.len()..].chars().next();
-                    !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+                    !before.is_some_and(char::is_alphanumeric)
+                        && !after.is_some_and(char::is_alphanumeric)
                 });
                 if is_there {
                     let line = format!("{}: {phrase:?}: {}", paragraph.line, paragraph.text);
@@ -202,7 +239,8 @@ fn prose_uses_standard_words() {
 fn words(identifier: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     for letter in identifier.chars() {
-        let begins = letter == '_' || letter.is_uppercase() && !words.last().expect("one").chars().all(char::is_uppercase);
+        let begins = letter == '_'
+            || letter.is_uppercase() && !words.last().expect("one").chars().all(char::is_uppercase);
         if begins {
             words.push(String::new());
         }
@@ -225,9 +263,12 @@ fn identifiers_are_no_retired_metaphors() {
             let text = fs::read_to_string(root().join(&path)).expect("UTF-8");
             for (number, line) in text.lines().enumerate() {
                 let code = line.split("//").next().unwrap_or_default();
-                let identifiers = code.split(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
+                let identifiers =
+                    code.split(|letter: char| !(letter.is_alphanumeric() || letter == '_'));
                 let retired = identifiers.filter(|identifier| {
-                    words(identifier).iter().any(|word| RETIRED_WORDS.contains(&word.as_str()))
+                    words(identifier)
+                        .iter()
+                        .any(|word| RETIRED_WORDS.contains(&word.as_str()))
                 });
                 for identifier in retired {
                     let line = format!("{}: {identifier}", number + 1);

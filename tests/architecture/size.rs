@@ -14,10 +14,15 @@ const TABLES: &[(&str, &str)] = &[("src/cli/exposition.rs", "exposition")];
 fn folders_are_small() {
     let mut folders: BTreeMap<_, usize> = BTreeMap::new();
     for file in files("src", ".rs") {
-        *folders.entry(file.parent().expect("in src").to_owned()).or_default() += 1;
+        *folders
+            .entry(file.parent().expect("in src").to_owned())
+            .or_default() += 1;
     }
     folders.retain(|_, count| *count > MAX_FILES_IN_FOLDER);
-    assert!(folders.is_empty(), "more than {MAX_FILES_IN_FOLDER} files: {folders:#?}");
+    assert!(
+        folders.is_empty(),
+        "more than {MAX_FILES_IN_FOLDER} files: {folders:#?}"
+    );
 }
 
 #[test]
@@ -33,10 +38,16 @@ fn functions_are_short() {
             let before = tables.len();
             tables.retain(|table| *table != (file.as_str(), function.name.as_str()));
             if tables.len() == before {
-                long.push(format!("{file}: {} has {} lines", function.name, function.lines));
+                long.push(format!(
+                    "{file}: {} has {} lines",
+                    function.name, function.lines
+                ));
             }
         }
     }
-    assert!(long.is_empty(), "more than {MAX_FUNCTION_LINES} lines: {long:#?}");
+    assert!(
+        long.is_empty(),
+        "more than {MAX_FUNCTION_LINES} lines: {long:#?}"
+    );
     assert!(tables.is_empty(), "no longer needed: {tables:?}");
 }

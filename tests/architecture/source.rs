@@ -11,7 +11,11 @@ use syn::visit::{self, Visit};
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     // At run time, so that a built test can look at another checkout.
-    ROOT.get_or_init(|| std::env::var_os("CARGO_MANIFEST_DIR").expect("set by cargo").into())
+    ROOT.get_or_init(|| {
+        std::env::var_os("CARGO_MANIFEST_DIR")
+            .expect("set by cargo")
+            .into()
+    })
 }
 
 /// Files below `directory` of the project whose names end in `suffix`, with paths from the root.
@@ -178,9 +182,11 @@ pub(crate) fn paths(file: &syn::File) -> Vec<Vec<String>> {
         }
         fn visit_macro(&mut self, call: &'ast syn::Macro) {
             let tokens = call.tokens.to_string();
-            
+
             let joined = tokens.replace(" :: ", "::");
-            for word in joined.split(|letter: char| !(letter.is_alphanumeric() || "_:".contains(letter))) {
+            for word in
+                joined.split(|letter: char| !(letter.is_alphanumeric() || "_:".contains(letter)))
+            {
                 let names: Vec<_> = word.split("::").map(str::to_owned).collect();
                 if !names.iter().any(String::is_empty) {
                     self.0.push(names);
