@@ -623,7 +623,9 @@ impl AccessTracker {
                 Ok(message) => {
                     match message {
                         Message::Reads(reads) => {
-                            reads.into_iter().for_each(|read| self.on_read(read))
+                            for read in reads {
+                                self.on_read(read);
+                            }
                         }
                         Message::Names(ino) => self.prime_dentries(ino),
                         Message::Wake => {}

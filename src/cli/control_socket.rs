@@ -547,7 +547,7 @@ pub(super) fn request_umount(
                 }));
             }
             Response::Error { error, hint } => {
-                refused = Some(UmountOutcome::Failed { error, hint })
+                refused = Some(UmountOutcome::Failed { error, hint });
             }
             Response::Status(_) => {}
         }

@@ -42,7 +42,7 @@ pub(super) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
     fs::create_dir_all(directory).with_context(failed)?;
     match args.what {
         Artifact::Man => {
-            clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?
+            clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
         }
         Artifact::Completions => {
             for shell in SHELLS {

@@ -456,7 +456,7 @@ impl TarFilesystem {
         let wanted = pending.pending_check();
         let then = move || match (pending.take(), upgrade()) {
             (Some(reply), Some(filesystem)) => {
-                filesystem.answer_lookup(caller, parent, name, reply)
+                filesystem.answer_lookup(caller, parent, name, reply);
             }
             (Some(reply), None) => reply.fail(WaitError::Closed),
             // The reply failed already.
@@ -485,7 +485,7 @@ impl TarFilesystem {
         let wanted = pending.pending_check();
         let then = move || match (pending.take(), upgrade()) {
             (Some(reply), Some(filesystem)) => {
-                answer(&filesystem, &filesystem.content.index(), reply)
+                answer(&filesystem, &filesystem.content.index(), reply);
             }
             (Some(reply), None) => reply.fail(WaitError::Closed),
             // The reply failed already.

@@ -268,7 +268,7 @@ pub fn unmount_dead(path: &Path) {
     {
         match unmount_pinned(mount, &canonical, true) {
             Ok(()) => {
-                tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount")
+                tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount");
             }
             Err(error) => tracing::debug!(%error, "cannot unmount a dead mount"),
         }

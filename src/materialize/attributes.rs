@@ -180,7 +180,8 @@ impl Xattrs<'_> {
 
 /// Copies owner, mode and extended attributes of `from` to the new directory `to`.
 ///
-/// # Errors When this process may not set one of them.
+/// # Errors
+/// When this process may not set one of them.
 pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let (old, new) = (rustix::fs::fstat(from)?, rustix::fs::fstat(to)?);
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid) {

@@ -203,7 +203,8 @@ impl Context {
     /// Only empty directories are removed. Before that, `wait_for_files` waits for the files of all earlier
     /// members, so that "empty" is certain.
     ///
-    /// # Errors Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
+    /// # Errors
+    /// Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
     pub(super) fn create_or_replace<T>(
         &self,
         directory: &Directory,

@@ -167,7 +167,8 @@ pub(super) struct DestinationRoot {
 impl DestinationRoot {
     /// Opens the destination. Links in its own path are followed, because the user chose it.
     ///
-    /// # Errors When the path is not a directory, or cannot be opened.
+    /// # Errors
+    /// When the path is not a directory, or cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self::at(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
@@ -175,7 +176,8 @@ impl DestinationRoot {
 
     /// Uses an open directory as the destination.
     ///
-    /// # Errors When fstat(2) fails.
+    /// # Errors
+    /// When fstat(2) fails.
     pub(super) fn at(fd: OwnedFd) -> Result<Self, Errno> {
         let open = Arc::new(AtomicUsize::new(0));
         let files = rustix::process::getrlimit(Resource::Nofile)
@@ -206,7 +208,8 @@ impl DestinationRoot {
 
     /// Opens the directory at `path`, and makes missing ones if `missing` allows it.
     ///
-    /// # Errors When the path leads outside or through a non-directory, or a step fails.
+    /// # Errors
+    /// When the path leads outside or through a non-directory, or a step fails.
     pub(super) fn resolve_directory(
         &mut self,
         path: &[u8],

@@ -342,7 +342,7 @@ impl<T> WithAction<T> for rustix::io::Result<T> {
 #[derive(Debug, Default)]
 pub(super) struct Problems {
     reporter: Option<Arc<dyn Reporter>>,
-    problems: Mutex<Vec<Problem>>,
+    recorded: Mutex<Vec<Problem>>,
     count: AtomicU64,
     /// Shared with the staging, which sets it to stop the run.
     fatal: Arc<OnceLock<Error>>,
@@ -385,7 +385,7 @@ impl Problems {
             reporter.problem(&problem);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problems = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if problems.len() < MAX_KEPT_PROBLEMS {
             problems.push(problem);
         }
@@ -438,6 +438,6 @@ impl Problems {
     }
 
     pub(super) fn take_problems(&self) -> Vec<Problem> {
-        std::mem::take(&mut *self.problems.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.recorded.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

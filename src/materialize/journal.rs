@@ -162,7 +162,8 @@ pub(super) struct CheckpointInfo<'a> {
 impl Journal {
     /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`.
     ///
-    /// # Errors When the journal cannot be made, belongs to another user, or is locked by another run.
+    /// # Errors
+    /// When the journal cannot be made, belongs to another user, or is locked by another run.
     pub(super) fn open(
         directory: &Path,
         run_key: &str,
@@ -209,7 +210,8 @@ impl Journal {
 
     /// Starts an empty journal.
     ///
-    /// # Errors When it cannot be written.
+    /// # Errors
+    /// When it cannot be written.
     pub(super) fn restart(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         let mut state = self.state();
@@ -439,7 +441,7 @@ impl Journal {
                     tail.clear();
                 }
                 RecordKind::Touch | RecordKind::Replace | RecordKind::Make => {
-                    tail.push((kind, body))
+                    tail.push((kind, body));
                 }
                 RecordKind::RunKey
                 | RecordKind::Entry

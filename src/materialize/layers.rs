@@ -102,7 +102,8 @@ impl Materializer {
 
     /// Ends the current layer.
     ///
-    /// # Errors The error that stopped the run, if any.
+    /// # Errors
+    /// The error that stopped the run, if any.
     pub fn end_layer(&mut self) -> Result<(), Error> {
         if let Some(layer_state) = &mut self.layer_state {
             let builder = layer_state.builder.take();

@@ -80,7 +80,8 @@ pub use crate::base::xattr_filter::XattrFilter;
 /// It never follows a link, and it works whatever the modes are. Entries that are already missing are no
 /// error.
 ///
-/// # Errors When an entry cannot be removed. The entries removed until then stay removed.
+/// # Errors
+/// When an entry cannot be removed. The entries removed until then stay removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
     Ok(remove_tree::remove_tree(parent, name.as_encoded_bytes())?)
 }
@@ -208,7 +209,8 @@ enum CurrentFile {
 impl Materializer {
     /// Opens the existing directory `destination` and starts the writers.
     ///
-    /// # Errors [`Error::Destination`] and [`Error::Thread`].
+    /// # Errors
+    /// [`Error::Destination`] and [`Error::Thread`].
     pub fn new(destination: &Path, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
         let root = DestinationRoot::open(destination).map_err(|errno| Error::Destination {
             path: destination.to_owned(),
@@ -232,7 +234,8 @@ impl Materializer {
     ///
     /// The caller commits `staging` when the run succeeds.
     ///
-    /// # Errors When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
+    /// # Errors
+    /// When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
     pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
         let (root, mode) = staging.create()?;
         let problems = Problems::with_stop_error(staging.stop_error(), options.reporter.clone());
@@ -295,7 +298,8 @@ impl Materializer {
     ///
     /// Call it after a failure as well, so that existing directories get their attributes.
     ///
-    /// # Errors The error that stopped the run, if any.
+    /// # Errors
+    /// The error that stopped the run, if any.
     pub fn finish(mut self) -> Result<Summary, Error> {
         if !matches!(self.current, CurrentFile::Nothing) {
             self.end_payload(true);

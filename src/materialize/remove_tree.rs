@@ -13,7 +13,8 @@ const OWNER_RWX: u32 = 0o700;
 
 /// Removes the directory `name` in `parent` with its contents. A missing entry is no error.
 ///
-/// # Errors When an entry cannot be removed. The entries removed until then stay removed. `NOTEMPTY` and
+/// # Errors
+/// When an entry cannot be removed. The entries removed until then stay removed. `NOTEMPTY` and
 /// `BUSY` may be temporary, because another process still writes there.
 pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     let Some(mut here) = open_for_removal(&parent, name)? else {

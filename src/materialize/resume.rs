@@ -79,7 +79,8 @@ impl Materializer {
     /// The later run must have the same `run_key`. If the journal of an earlier run exists and its tree is
     /// unchanged, this restores its state. The scan then starts at the returned resume point.
     ///
-    /// # Errors Those of [`Materializer::new`], and [`Error::Journal`].
+    /// # Errors
+    /// Those of [`Materializer::new`], and [`Error::Journal`].
     pub fn with_journal(
         destination: &Path,
         options: Options,
@@ -524,7 +525,8 @@ impl Materializer {
     ///
     /// Unlike [`Materializer::finish`], it leaves the final steps to the later run.
     ///
-    /// # Errors The error that stopped the run, if the destination caused it.
+    /// # Errors
+    /// The error that stopped the run, if the destination caused it.
     pub fn suspend(mut self) -> Result<Summary, Error> {
         if !matches!(self.current, super::CurrentFile::Nothing) {
             self.end_payload(true);

@@ -76,7 +76,8 @@ impl Selection {
     ///
     /// A file whose name ends in a slash becomes a directory.
     ///
-    /// # Errors [`ParentComponent`] when the member is selected but has a `..` component.
+    /// # Errors
+    /// [`ParentComponent`] when the member is selected but has a `..` component.
     pub(super) fn select_member(
         &mut self,
         member: &mut Member,

@@ -15,7 +15,8 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`.
 ///
-/// # Errors [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
+/// # Errors
+/// [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
 /// it. [`Errno::WOULDBLOCK`] when another process has locked it. Other errors are the system's.
 pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;

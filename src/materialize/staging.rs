@@ -62,7 +62,8 @@ enum Stage {
 impl Staging {
     /// Checks that `destination` is missing or an empty directory. Makes nothing.
     ///
-    /// # Errors [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
+    /// # Errors
+    /// [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
     /// cannot rename to it, and [`Error::Destination`] when it cannot be read.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let failed = |path: &Path, errno| Error::Destination {
@@ -133,7 +134,8 @@ impl Staging {
     ///
     /// With `sync`, the tree is on disk before it appears, and its name is on disk on return.
     ///
-    /// # Errors [`Error::NotEmpty`] when something else exists there now, [`Error::Sync`], and errors of
+    /// # Errors
+    /// [`Error::NotEmpty`] when something else exists there now, [`Error::Sync`], and errors of
     /// the system. After an error nothing has appeared, except when syncing the name failed.
     pub fn commit(&self, sync: bool) -> Result<(), Error> {
         if sync {
@@ -166,7 +168,8 @@ impl Staging {
 
     /// Removes the written tree, unless it was committed.
     ///
-    /// # Errors When a part of it cannot be removed.
+    /// # Errors
+    /// When a part of it cannot be removed.
     pub fn discard(&self) -> Result<(), Error> {
         // The lock is held during the removal, so that nothing can be committed meanwhile.
         let mut stage = self.lock();
@@ -194,7 +197,8 @@ impl Staging {
     /// Like [`Staging::discard`], from another thread during the run. The run ends with
     /// [`Error::Interrupted`].
     ///
-    /// # Errors When a part of it cannot be removed.
+    /// # Errors
+    /// When a part of it cannot be removed.
     pub fn interrupt(&self) -> Result<(), Error> {
         drop(self.stop_error.set(Error::Interrupted));
         self.discard()

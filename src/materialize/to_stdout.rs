@@ -58,7 +58,8 @@ impl<W: Write> ContentSink<W> {
 
     /// Flushes the output and returns the summary.
     ///
-    /// # Errors When the output cannot be flushed.
+    /// # Errors
+    /// When the output cannot be flushed.
     pub fn finish(mut self) -> Result<Summary, Error> {
         self.output.flush().map_err(output_error)?;
         for path in self.selection.unmatched_paths() {

@@ -15,7 +15,8 @@ use crate::base::archive_path::ArchivePath;
 ///
 /// A non-empty one may contain writable directories.
 ///
-/// # Errors When `path` is such a directory.
+/// # Errors
+/// When `path` is such a directory.
 pub fn check_empty_destination(path: &Path) -> Result<(), Error> {
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
     match accessat(CWD, path, wanted, AtFlags::EACCESS) {

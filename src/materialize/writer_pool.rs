@@ -122,7 +122,8 @@ enum Item {
 impl WriterPool {
     /// Starts `count` threads, at least one.
     ///
-    /// # Errors When the system cannot start a thread.
+    /// # Errors
+    /// When the system cannot start a thread.
     pub(super) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
         let count = count.max(1);
         let mut writers = Self {
@@ -229,7 +230,8 @@ impl WriterPool {
 
     /// Finishes the queued files and ends the threads.
     ///
-    /// # Panics When a thread panicked.
+    /// # Panics
+    /// When a thread panicked.
     pub(super) fn close(mut self) {
         for shard in &self.shards.0 {
             shard.close();

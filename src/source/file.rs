@@ -22,7 +22,7 @@ use crate::base::stats::Stats;
 /// An open local file. Renaming or replacing it has no effect. A write to it is detected.
 #[derive(Debug)]
 pub struct File {
-    open_file: Arc<OpenFile>,
+    opened: Arc<OpenFile>,
     location: Location,
     fingerprint: Fingerprint,
 }
@@ -138,7 +138,7 @@ fn new_source(
                 doubt: *doubt,
             },
         },
-        open_file: Arc::new(OpenFile {
+        opened: Arc::new(OpenFile {
             file,
             random_reads: RandomReads::default(),
             state: FileState::of(metadata),
@@ -190,7 +190,7 @@ impl Source for File {
     }
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
-        let open_file = Arc::clone(&self.open_file);
+        let open_file = Arc::clone(&self.opened);
         let work = move || {
             open_file
                 .fill(offset.0, &mut buffer)
@@ -215,7 +215,7 @@ impl Source for File {
         bytes: &mut [u8],
         wait: Wait,
     ) -> Option<Result<(), Error>> {
-        let open_file = &self.open_file;
+        let open_file = &self.opened;
         let filled = open_file
             .random_reads
             .read(&open_file.file, bytes, offset.0, wait)?;

@@ -3,9 +3,14 @@
 //! A file depends on each file whose items it names, by an import or by a path. A re-export is followed
 //! to the file that declares the item; the re-export itself is no dependency, nor is `mod`.
 
+#![allow(clippy::indexing_slicing, reason = "a test may panic")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{self, Import, Module, ModulePath};
+
+/// Files that are part of a cycle. The number only falls, until it is 0.
+const FILES_IN_CYCLES: usize = 0;
 
 /// The modules of the crate, and what each imports.
 struct Graph {
@@ -132,15 +137,6 @@ impl Graph {
 fn files_import_each_other_in_no_cycle() {
     let graph = Graph::of(source::modules());
     let cycles = graph.cycles();
-    for c in &cycles {
-        eprintln!("{} {:?}", c.len(), c);
-    }
-    if std::env::var_os("EDGES").is_some() {
-        for p in graph.modules.keys() {
-            for d in graph.dependencies(p) {
-                eprintln!("EDGE {} -> {}", p.join("/"), d.join("/"));
-            }
-        }
-    }
-    assert!(cycles.is_empty(), "{} cycles: {cycles:#?}", cycles.len());
+    let count: usize = cycles.iter().map(Vec::len).sum();
+    assert_eq!(count, FILES_IN_CYCLES, "files in cycles: {cycles:#?}");
 }

@@ -1,8 +1,7 @@
-//! Holds the layers apart: who may import whom, and whose crate is whose.
+//! Rules for the structure of the crate: layers, import cycles, sizes, and the language of its prose.
 //!
-//! One crate has no manifest between its layers, so this test is that manifest; whose crates are whose
-//! is said in the comments of `Cargo.toml`. It reads the sources as text, which sees grouped imports and
-//! full paths alike.
+//! One crate has no manifest between its layers, so [`LAYERS`] is that manifest. The comments of
+//! `Cargo.toml` say which layers use an external crate.
 
 mod cycles;
 mod prose;

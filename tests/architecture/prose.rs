@@ -8,6 +8,11 @@ use std::path::{Path, PathBuf};
 
 use crate::source::{files, root};
 
+/// Violations that are left. The numbers only fall, until they are 0.
+const HIDDEN_SUBJECTS_LEFT: usize = 0;
+const BANNED_PHRASES_LEFT: usize = 0;
+const RETIRED_WORDS_LEFT: usize = 0;
+
 /// Words that hide the subject of a sentence when they begin it.
 const HIDDEN_SUBJECTS: &[&str] = &[
     "What", "Who", "Whoever", "Whatever", "Whose", "Whom", "Somebody", "Someone", "Nobody",
@@ -177,8 +182,8 @@ fn sentences(text: &str) -> Vec<String> {
     found
 }
 
-/// Reports `wrong` by file, the worst last.
-fn report(wrong: &BTreeMap<PathBuf, Vec<String>>) {
+/// Fails unless `wrong` has `expected` lines.
+fn report(wrong: &BTreeMap<PathBuf, Vec<String>>, expected: usize) {
     let total: usize = wrong.values().map(Vec::len).sum();
     let lines: Vec<_> = wrong
         .iter()
@@ -188,7 +193,7 @@ fn report(wrong: &BTreeMap<PathBuf, Vec<String>>) {
                 .map(move |line| format!("{}:{line}", path.display()))
         })
         .collect();
-    assert!(wrong.is_empty(), "{total}:\n{}", lines.join("\n"));
+    assert_eq!(total, expected, "\n{}", lines.join("\n"));
 }
 
 #[test]
@@ -209,7 +214,7 @@ fn sentences_name_their_subjects() {
             }
         }
     }
-    report(&wrong);
+    report(&wrong, HIDDEN_SUBJECTS_LEFT);
 }
 
 #[test]
@@ -232,7 +237,7 @@ fn prose_uses_standard_words() {
             }
         }
     }
-    report(&wrong);
+    report(&wrong, BANNED_PHRASES_LEFT);
 }
 
 /// The words of an identifier: of `is_kernel_retry` and of `TimedOutRead`.
@@ -277,5 +282,5 @@ fn identifiers_are_no_retired_metaphors() {
             }
         }
     }
-    report(&wrong);
+    report(&wrong, RETIRED_WORDS_LEFT);
 }

@@ -8,6 +8,10 @@ use std::sync::OnceLock;
 use syn::visit::{self, Visit};
 
 /// The directory of the manifest.
+#[allow(
+    clippy::disallowed_methods,
+    reason = "it is set by cargo, and no setting of tarfs"
+)]
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     // At run time, so that a built test can look at another checkout.

@@ -532,7 +532,7 @@ impl Worker {
             }
             Ok(Some((Packet::TakeOver(..), _)) | None) => return false,
             Err(error) => {
-                tracing::debug!(%error, "invalid packet from the process that serves the mount")
+                tracing::debug!(%error, "invalid packet from the process that serves the mount");
             }
         }
         true
@@ -669,7 +669,7 @@ impl MountState {
             match self.try_restart(state, mode, (directory, before), deadline) {
                 Ok(RestartResult::Succeeded(worker)) => return Some(*worker),
                 Ok(RestartResult::Failed) => {
-                    tracing::error!("the new process failed to take over the mount")
+                    tracing::error!("the new process failed to take over the mount");
                 }
                 Ok(RestartResult::SourceUnreachable(time)) => {
                     tracing::error!(

@@ -33,7 +33,8 @@ impl CopyDirectory {
     ///
     /// It creates a missing directory, and a missing ledger if the directory is empty.
     ///
-    /// # Errors [`Error::NotACopy`] when the directory is not empty and has no ledger, [`Error::InUse`],
+    /// # Errors
+    /// [`Error::NotACopy`] when the directory is not empty and has no ledger, [`Error::InUse`],
     /// and errors of the system.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination {
@@ -82,7 +83,8 @@ impl CopyDirectory {
 
     /// The ledger if it is of `content`, or a new one if the directory is empty.
     ///
-    /// # Errors [`Error::NotACopy`] when the directory has another tree, and errors of the system.
+    /// # Errors
+    /// [`Error::NotACopy`] when the directory has another tree, and errors of the system.
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
             self.ledger_error("read or write the record of complete files")(errno(&error))

@@ -62,7 +62,8 @@ impl Ledger {
     ///
     /// `boot_id` identifies the current boot of the system.
     ///
-    /// # Errors When the file cannot be read.
+    /// # Errors
+    /// When the file cannot be read.
     pub(super) fn open(
         file: File,
         tree_id: TreeId,
@@ -83,7 +84,8 @@ impl Ledger {
 
     /// Creates an empty ledger in `file` and discards the old contents.
     ///
-    /// # Errors When the file cannot be written.
+    /// # Errors
+    /// When the file cannot be written.
     pub(super) fn create(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Self> {
         file.set_len(0)?;
         file.write_all_at(&header(tree_id), 0)?;
@@ -109,7 +111,8 @@ impl Ledger {
 
     /// Calls `found` for each entry up to `last` that was recorded in the current boot.
     ///
-    /// # Errors When the file cannot be read.
+    /// # Errors
+    /// When the file cannot be read.
     pub(super) fn for_each_recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
         let mut first = 1;
         while first <= last {
@@ -139,7 +142,8 @@ impl Ledger {
 
     /// Records that entry `number` is complete. `hash` is that of its stored bytes.
     ///
-    /// # Errors When the file cannot be written.
+    /// # Errors
+    /// When the file cannot be written.
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
         let record = Record {
             hash,

@@ -170,7 +170,8 @@ impl BackgroundCopy {
     ///
     /// Entries get the extended attributes that `xattrs` selects.
     ///
-    /// # Errors When it is not writable, or unsuitable: [`Error::NotACopy`], [`Error::InUse`].
+    /// # Errors
+    /// When it is not writable, or unsuitable: [`Error::NotACopy`], [`Error::InUse`].
     pub fn open(directory: &Path, xattrs: XattrFilter) -> Result<Arc<Self>, Error> {
         Ok(Arc::new(Self {
             xattrs,
@@ -199,7 +200,8 @@ impl BackgroundCopy {
     /// It continues until all is written or the result is dropped. Entries of an earlier mount can be
     /// opened immediately. `stats` counts the written entries and bytes.
     ///
-    /// # Errors [`Error::NotACopy`] when an earlier mount wrote another tree, and errors of the system.
+    /// # Errors
+    /// [`Error::NotACopy`] when an earlier mount wrote another tree, and errors of the system.
     pub fn start(
         self: &Arc<Self>,
         index: &Arc<Index>,
@@ -557,7 +559,8 @@ impl BackgroundCopy {
 
     /// Opens the entry if it matches its record in the ledger.
     ///
-    /// # Errors When this process or the system has no descriptor or memory left. That says nothing about
+    /// # Errors
+    /// When this process or the system has no descriptor or memory left. That says nothing about
     /// the entry.
     fn open_verified(
         &self,

@@ -345,7 +345,7 @@ fn readers_share_failure_of_span_in_flight() {
         });
         for window in 3..7 {
             scope.spawn(move || {
-                assert_times_out(archive, span + window * WINDOW_LEN, SHORT_READ_LEN)
+                assert_times_out(archive, span + window * WINDOW_LEN, SHORT_READ_LEN);
             });
         }
     });
