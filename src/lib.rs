@@ -14,7 +14,7 @@
 //! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
 //!
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
-//! `tests/architecture.rs` checks that.
+//! `tests/architecture` checks that.
 
 pub mod base;
 
