@@ -245,7 +245,7 @@ mod tests {
              tarfs_disk_cache_held_bytes{mountpoint=\"/mnt\"} 31457280\n",
             "tarfs_disk_cache_all_bytes{mountpoint=\"/mnt\"} 52428800\n",
             "tarfs_disk_cache_limit_bytes{mountpoint=\"/mnt\"} 73400320\n",
-            "# HELP tarfs_served_bytes_total Bytes handed to readers of a mount.\n\
+            "# HELP tarfs_served_bytes_total Bytes returned to readers of a mount.\n\
              # TYPE tarfs_served_bytes_total counter\n\
              tarfs_served_bytes_total{mountpoint=\"/mnt\"} 12345\n",
             "# TYPE tarfs_source_peak_requests gauge\n\
