@@ -159,7 +159,7 @@ fn retry_after_is_honoured_up_to_the_deadline() {
         SHORT_TIMEOUT_SECONDS,
         every_request(fault),
         Err(Errno::TIMEDOUT),
-        Err("left alone for 12 s"),
+        Err("asks for a pause of 12 s"),
     );
 }
 
