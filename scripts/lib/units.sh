@@ -94,7 +94,7 @@ try_kills() {
     server=$(in_machine cat "/proc/$main/task/$main/children")
     keep_directory_busy /srv/kept
     in_machine kill -KILL "${server% }"
-    expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO another process goes on"'
+    expect_soon in_machine bash -c 'journalctl -u tarfs@kept -o cat | grep "INFO a new process serves the mount"'
     expect hello "a service whose server was killed" in_machine cat /srv/kept/file
     expect "$main" "a service whose server was killed" property MainPID kept
     expect "0" "a service whose server was killed" property NRestarts kept
