@@ -335,7 +335,10 @@ fn disk_cache_leaves_a_tenth_of_the_disk_free() {
         note(&place.status("a"), "the disk cache is incomplete").is_some()
     });
     let note = note(&place.status("a"), "the disk cache is incomplete").expect("as before");
-    assert!(note.contains("its limit for all archives"), "not full: {note}");
+    assert!(
+        note.contains("its limit for all archives"),
+        "not full: {note}"
+    );
     place.succeeds(&["umount", "a"]);
     let free = rustix::fs::statvfs(place.path("cache")).expect("mounted");
     let free = free.f_bavail * free.f_frsize;
