@@ -133,31 +133,16 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = source::root();
-    let mut files = Vec::new();
-    let mut pending = vec![root.join("src")];
-    while let Some(directory) = pending.pop() {
-        for entry in fs::read_dir(&directory).expect("src is readable") {
-            let path = entry.expect("src is readable").path();
-            if path.is_dir() {
-                pending.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let relative = path.strip_prefix(root).expect("below root").to_owned();
-                let layer = relative
-                    .iter()
-                    .nth(1)
-                    .expect("below src")
-                    .to_string_lossy()
-                    .into_owned();
-                let text = fs::read_to_string(&path).expect("sources are UTF-8");
-                files.push(Source {
-                    path: relative,
-                    layer,
-                    code: code_only(&text),
-                });
-            }
+    let read = |path: PathBuf| {
+        let layer = path.iter().nth(1).expect("below src").to_string_lossy();
+        let text = fs::read_to_string(source::root().join(&path)).expect("UTF-8");
+        Source {
+            layer: layer.into_owned(),
+            code: code_only(&text),
+            path,
         }
-    }
+    };
+    let files: Vec<_> = source::files("src", ".rs").into_iter().map(read).collect();
     assert!(files.len() > 20, "the sources were found");
     files
 }

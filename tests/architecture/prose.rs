@@ -142,7 +142,7 @@ fn prose_of_markdown(text: &str) -> Vec<Paragraph> {
 
 /// The prose of the project by file.
 fn prose() -> Vec<(PathBuf, Vec<Paragraph>)> {
-    let read = |path: &Path| fs::read_to_string(root().join(path)).unwrap_or_default();
+    let read = |path: &Path| fs::read_to_string(root().join(path)).expect("UTF-8");
     let mut found = Vec::new();
     for directory in ["src", "tests"] {
         for path in files(directory, ".rs") {

@@ -3,23 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use syn::visit::{self, Visit};
 
 /// The directory of the manifest.
-#[allow(
-    clippy::disallowed_methods,
-    reason = "it is set by cargo, and no setting of tarfs"
-)]
 pub(crate) fn root() -> &'static Path {
-    static ROOT: OnceLock<PathBuf> = OnceLock::new();
-    // At run time, so that a built test can look at another checkout.
-    ROOT.get_or_init(|| {
-        std::env::var_os("CARGO_MANIFEST_DIR")
-            .expect("set by cargo")
-            .into()
-    })
+    Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Files below `directory` of the project whose names end in `suffix`, with paths from the root.
