@@ -1,17 +1,19 @@
 //! The background scan, which builds the index of an archive.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::{io, mem};
 
 use super::disk_cache_policy::ScanDiskCache;
 use super::error::Error;
 use super::index_sink::{IndexSink, IndexSinkError};
-use super::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, error_chain, hold_index};
+use super::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, hold_index};
 use super::read::Reader;
 use super::scan::{self, ScanError, Summary};
+use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
+use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::index::Origin;
 use crate::source::Access;
@@ -95,7 +97,7 @@ impl Drop for BackgroundScan {
 
 impl Shared {
     fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
+        self.outcome.lock()
     }
 }
 

@@ -4,10 +4,10 @@
 //! disk. That costs more than the scan gains by running ahead. But all readers wait for the scan.
 //! So it waits briefly for each span, and not at all for a pusher that does not move.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::base::extent::Plain;
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Timeout for a pusher that does not move.
 ///
@@ -70,17 +70,16 @@ impl LagLimit {
             && start.elapsed() < self.stall_timeout * MAX_STALL_TIMEOUTS
         {
             let has_not_moved = |state: &mut State| state.pusher == Some(pusher);
-            let waited = self
-                .moved
-                .wait_timeout_while(state, self.stall_timeout, has_not_moved);
-            let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+            let (woken, is_over) =
+                self.moved
+                    .wait_timeout_while(state, self.stall_timeout, has_not_moved);
             state = woken;
-            state.is_stalled |= timeout.timed_out();
+            state.is_stalled |= is_over;
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
 
@@ -18,9 +18,11 @@ use super::scan::{self, Digest};
 use super::single_flight::SingleFlight;
 use super::windows::Windows;
 use crate::base::buffer_pool::BufferPool;
+use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, DiskCacheDir, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
@@ -672,12 +674,4 @@ pub(super) fn disk_cache_name(origin: &Origin) -> String {
         return name.trim_end_matches(".idx").to_owned();
     }
     blake3::Hash::from(origin.content_id).to_hex().to_string()
-}
-
-/// Joins an error and its causes into one line.
-pub(super) fn error_chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {}", error_chain(cause)),
-        None => error.to_string(),
-    }
 }

@@ -4,7 +4,7 @@
 //! the scan skipped have no digest.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -15,6 +15,7 @@ use super::read::{ReadError, Reader};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
+use crate::base::sync::Mutex;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
@@ -189,7 +190,7 @@ impl FirstReadHashes {
     /// Whether block `number` equals its first read, if there was one.
     fn matches(&self, number: usize, block: &[u8]) -> bool {
         let hash = xxh3_64(block).max(1);
-        let mut leaves = self.leaves.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaves = self.leaves.lock();
         let leaf = leaves.entry(number / HASHES_PER_LEAF);
         let leaf = leaf.or_insert_with(|| vec![0; HASHES_PER_LEAF].into());
         let Some(first) = leaf.get_mut(number % HASHES_PER_LEAF) else {

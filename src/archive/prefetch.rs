@@ -11,7 +11,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::access_log::{AccessLog, AccessedRange};
@@ -23,6 +23,7 @@ use super::replay::Replay;
 use super::scan_push::{PushProgress, ScanPusher};
 use super::sequential::{FileRead, FillRange, Limits, PushRange, ReadStreams};
 use crate::base::extent::{Extent, Plain};
+use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::{Entry, Index, Ino, Kind};
@@ -357,7 +358,7 @@ impl Prefetcher {
                 .unwrap_or_default()
                 .saturating_sub(offset)
                 .min(len.into());
-            let mut access_log = access_log.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut access_log = access_log.lock();
             access_log.add(ino, offset, len);
         }
         if !self.is_tracking {
@@ -384,10 +385,7 @@ impl Prefetcher {
         let Some((directory, number)) = self.reader.live_index.completed().and_then(place) else {
             return;
         };
-        let mut lookup_runs = self
-            .lookup_runs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut lookup_runs = self.lookup_runs.lock();
         if lookup_runs.step(directory, number) {
             self.shared.send(&self.inbox, Message::Names(ino));
         }
@@ -411,7 +409,6 @@ impl Prefetcher {
     /// Recorded accesses and the number of reads, if there were more than `reads` of them.
     pub(super) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         let access_log = self.access_log.as_ref()?.lock();
-        let access_log = access_log.unwrap_or_else(PoisonError::into_inner);
         (access_log.read_count() > reads).then(|| (access_log.ranges(), access_log.read_count()))
     }
 
@@ -438,9 +435,7 @@ impl Shared {
     }
 
     fn pending_reads(&self) -> std::sync::MutexGuard<'_, PendingReads> {
-        self.pending_reads
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.pending_reads.lock()
     }
 
     fn message_done(&self) {
@@ -996,7 +991,7 @@ impl FillWorkers {
                 numbers = rest;
                 for batch in reader.batches(now.iter().copied(), from, counts.as_deref()) {
                     if let Some((rate, since)) = rate {
-                        let mut rate = rate.lock().unwrap_or_else(PoisonError::into_inner);
+                        let mut rate = rate.lock();
                         rate.spend(since.elapsed(), batch.packed_bytes());
                     }
                     let Ok(reserved) = reader.reserve_batch(&batch, 2) else {
@@ -1027,10 +1022,7 @@ fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) ->
         return true;
     };
     loop {
-        let wait = rate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .wait_time(since.elapsed());
+        let wait = rate.lock().wait_time(since.elapsed());
         if wait == Duration::ZERO {
             return true;
         }

@@ -1,7 +1,8 @@
 //! Priority of reads over prefetch.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Counts the reads that are filling spans.
 #[derive(Debug, Default)]
@@ -31,10 +32,7 @@ impl ReadPriority {
     pub(super) fn wait_until_idle(&self) -> bool {
         let mut state = self.state();
         while state.active > 0 && !state.is_over {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state);
         }
         !state.is_over
     }
@@ -45,8 +43,7 @@ impl ReadPriority {
         if state.is_over {
             return false;
         }
-        let waited = self.changed.wait_timeout(state, time);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (state, _) = self.changed.wait_timeout(state, time);
         !state.is_over
     }
 
@@ -57,7 +54,7 @@ impl ReadPriority {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -30,6 +30,7 @@ use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
 use crate::base::span_hash;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, QueueTimeout, SpanCache, SpanKey};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
@@ -466,11 +467,7 @@ impl Reader {
             return Ok(bytes);
         }
         let is_far = span.seek_point.is_none();
-        let _far_decode = is_far.then(|| {
-            self.far_decode_lock
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-        });
+        let _far_decode = is_far.then(|| self.far_decode_lock.lock());
         if is_far && let Some(bytes) = self.find_in_disk_cache(&span) {
             return Ok(bytes);
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Number of a span or window, the key of its claim.
 pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
@@ -130,7 +130,7 @@ impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
 
 impl<E, K: FlightKey> SingleFlight<E, K> {
     fn claimed(&self) -> MutexGuard<'_, HashMap<K, Arc<InFlight<E>>>> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 }
 
@@ -140,7 +140,7 @@ impl<E: Clone> InFlight<E> {
     /// # Errors
     /// The error with which the claim failed.
     pub(super) fn wait(&self) -> Result<Option<Bytes>, E> {
-        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcome = self.outcome.lock();
         loop {
             match &*outcome {
                 Outcome::Pending => {}
@@ -148,17 +148,14 @@ impl<E: Clone> InFlight<E> {
                 Outcome::Failed(error) => return Err(error.clone()),
                 Outcome::Dropped => return Ok(None),
             }
-            outcome = self
-                .changed
-                .wait(outcome)
-                .unwrap_or_else(PoisonError::into_inner);
+            outcome = self.changed.wait(outcome);
         }
     }
 }
 
 impl<E> InFlight<E> {
     fn complete(&self, outcome: Outcome<E>) {
-        let mut current = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.outcome.lock();
         if matches!(*current, Outcome::Pending) {
             *current = outcome;
             self.changed.notify_all();

@@ -9,7 +9,6 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
@@ -20,6 +19,7 @@ use super::single_flight::{Claim, FlightError, SingleFlight};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
 use crate::source::Access;
@@ -72,7 +72,7 @@ pub(super) enum MissingWindows {
 
 impl Windows {
     fn recent(&self) -> MutexGuard<'_, RecentFetches> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock()
     }
 }
 

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
 use super::memory_reclaim::Reclaim;
-use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use super::sync::{Condvar, Mutex, MutexGuard};
 
 /// Pool of buffers with a budget in bytes. Clones share one budget.
 #[derive(Clone)]
@@ -331,7 +331,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn can_acquire(&self, state: &State, bytes: u64) -> bool {
@@ -348,10 +348,7 @@ impl Shared {
             if self.can_acquire(&state, bytes) {
                 return Ok(state);
             }
-            state = self
-                .released
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.released.wait(state);
         }
         Err(Closed)
     }
@@ -367,7 +364,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if let Some(source_list) = &self.source_list {
             for bytes in state.free.drain(..) {
                 source_list.recycle(bytes);
@@ -402,7 +399,7 @@ struct Preallocation {
 impl Preallocation {
     /// Takes up to `bytes` from the preallocation.
     fn consume(&self, bytes: u64) -> u64 {
-        let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut left = self.left.lock();
         let used = left.bytes.min(bytes);
         left.bytes -= used;
         used

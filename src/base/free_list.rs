@@ -8,9 +8,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
+
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// Minimum length of kept memory. The allocator handles shorter ones.
 const MIN_KEPT_LEN: usize = 128 << 10;
@@ -119,7 +121,7 @@ impl FreeList {
     }
 
     fn idle(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.lock()
     }
 }
 

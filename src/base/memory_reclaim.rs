@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::buffer_pool::Closed;
-use super::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use super::sync::{Condvar, Mutex, MutexGuard};
 
 /// A user of memory that can release some for a while.
 pub trait Reclaim: Send + Sync + Debug {
@@ -101,11 +101,7 @@ impl MemoryBroker {
         let room = room.ok_or(GrantError::OverLimit)?;
         let mut state = self.shared.state();
         while state.granted > room && !state.is_closed {
-            state = self
-                .shared
-                .released
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.shared.released.wait(state);
         }
         if state.is_closed {
             return Err(Closed.into());
@@ -137,7 +133,7 @@ impl MemoryBroker {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -1,9 +1,13 @@
 //! Types and functions that at least two neighbouring layers share.
 
+// The primitives of `sync`, which tests/interleavings replaces.
+use std::sync as primitives;
+
 pub mod archive_path;
 pub mod buffer_pool;
 pub mod change_time;
 pub mod civil;
+pub mod error_chain;
 pub mod extent;
 pub mod file_time;
 pub mod free_list;

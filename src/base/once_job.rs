@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
 
@@ -88,11 +89,10 @@ impl<T> OnceJob<T> {
     fn lock_finished(&self) -> MutexGuard<'_, State<T>> {
         self.finished
             .wait_while(self.lock(), |state| matches!(state, State::Running))
-            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

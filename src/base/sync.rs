@@ -1,6 +1,109 @@
-//! Synchronisation primitives of [`std::sync`], replaceable in tests.
+//! Locks that ignore poisoning.
 //!
-//! Files in which threads wait for each other import them from here. `tests/interleavings` compiles the
-//! same files with the primitives of its own scheduler, which tries every interleaving.
+//! A thread that panics while it holds a lock leaves data that is still consistent: each critical section
+//! here is either one assignment or undone by a guard. So the next owner goes on instead of panicking too.
+//!
+//! The primitives come from `base`. `tests/interleavings` compiles this file with those of its own
+//! scheduler, which tries every interleaving.
 
-pub use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::time::Duration;
+
+pub use super::primitives::MutexGuard;
+use super::primitives::{self, PoisonError};
+
+/// As [`std::sync::Mutex`].
+#[derive(Default)]
+pub struct Mutex<T>(primitives::Mutex<T>);
+
+impl<T> Mutex<T> {
+    /// An unlocked mutex around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(primitives::Mutex::new(value))
+    }
+
+    /// Waits for the lock.
+    pub fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The value; the exclusive reference makes locking unnecessary.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The value, out of the mutex.
+    pub fn into_inner(self) -> T {
+        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// As [`std::sync::Condvar`].
+#[derive(Debug, Default)]
+pub struct Condvar(primitives::Condvar);
+
+impl Condvar {
+    /// A variable for which no thread waits.
+    pub const fn new() -> Self {
+        Self(primitives::Condvar::new())
+    }
+
+    /// Wakes one waiting thread.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Wakes all waiting threads.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
+
+    /// Releases the lock until a notification, or for no reason.
+    pub fn wait<'a, T>(&self, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+        self.0.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits while `condition` holds.
+    pub fn wait_while<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        condition: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        self.0
+            .wait_while(guard, condition)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for at most `timeout`; returns whether it passed.
+    pub fn wait_timeout<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        timeout: Duration,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let (guard, result) = self
+            .0
+            .wait_timeout(guard, timeout)
+            .unwrap_or_else(PoisonError::into_inner);
+        (guard, result.timed_out())
+    }
+
+    /// Waits while `condition` holds, for at most `timeout`; returns whether it passed.
+    pub fn wait_timeout_while<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        timeout: Duration,
+        condition: impl FnMut(&mut T) -> bool,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let (guard, result) = self
+            .0
+            .wait_timeout_while(guard, timeout, condition)
+            .unwrap_or_else(PoisonError::into_inner);
+        (guard, result.timed_out())
+    }
+}

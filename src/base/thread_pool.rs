@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::thread::Thread;
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -85,7 +86,7 @@ struct State {
 
 impl Queue {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Runs jobs until the queue is closed and empty.
@@ -100,11 +101,8 @@ impl Queue {
     /// Waits for the next job; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
-        let waited = self.changed.wait_while(self.lock(), is_idle);
-        waited
-            .unwrap_or_else(PoisonError::into_inner)
-            .work
-            .pop_front()
+        let mut state = self.changed.wait_while(self.lock(), is_idle);
+        state.work.pop_front()
     }
 }
 

@@ -24,6 +24,7 @@ use super::args::{CacheDirArgs, SourceArgs};
 use super::cleanup_on_signal::CleanupOnSignal;
 use super::materialize::{self, MaterializeArgs};
 use super::{open_archive, output, resolve};
+use crate::base::error_chain::error_chain;
 use crate::base::regular_file;
 use crate::base::resolve::MAX_LINKS;
 use crate::base::stats::Stats;
@@ -454,7 +455,7 @@ fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     use crate::materialize::Error;
     match error.downcast_ref::<Error>() {
         Some(Error::Staging { .. } | Error::CannotRename { .. }) => {
-            anyhow!(output::format_chain(&error))
+            anyhow!(error_chain(&*error))
         }
         _ => error,
     }

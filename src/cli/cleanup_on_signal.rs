@@ -1,8 +1,8 @@
 //! Cleanup before a signal ends the process.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -10,6 +10,7 @@ use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
 /// Runs a cleanup before a signal ends the process, until it is dropped.
@@ -95,7 +96,7 @@ impl CleanupOnSignal {
 }
 
 fn lock(first: &Mutex<PriorCleanup>) -> MutexGuard<'_, PriorCleanup> {
-    first.lock().unwrap_or_else(PoisonError::into_inner)
+    first.lock()
 }
 
 impl Drop for CleanupOnSignal {

@@ -9,7 +9,6 @@ use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use indicatif::ProgressBar;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -20,6 +19,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use super::environment;
+use crate::base::sync::Mutex;
 
 /// Socket of syslog(3), on which journald also listens.
 const SYSLOG_SOCKET: &str = "/dev/log";
@@ -96,7 +96,7 @@ fn is_stderr(stream: Option<(u64, u64)>) -> bool {
 
 /// Returns the prefix of a line of `level` on stderr: its priority, if the journal reads it.
 pub(super) fn journal_prefix(level: Level) -> String {
-    match *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) {
+    match *LOG_SINK.lock() {
         LogSink::Journal => priority_prefix(level),
         _ => String::new(),
     }
@@ -109,15 +109,12 @@ fn priority_prefix(level: Level) -> String {
 
 /// Sets the progress bar that log lines must not overwrite.
 pub(super) fn set_progress_bar(bar: Option<ProgressBar>) {
-    *PROGRESS_BAR.lock().unwrap_or_else(PoisonError::into_inner) = bar;
+    *PROGRESS_BAR.lock() = bar;
 }
 
 /// Calls `write`, which writes to the terminal, with the progress bar hidden.
 pub(super) fn suspend_progress_bar<T>(write: impl FnOnce() -> T) -> T {
-    let bar = PROGRESS_BAR
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
+    let bar = PROGRESS_BAR.lock().clone();
     match bar {
         Some(bar) => bar.suspend(write),
         None => write(),
@@ -132,7 +129,7 @@ pub(super) fn never_block() {
 /// Copies events to `file`, or to the system's log, until another sink is chosen.
 pub(super) fn start_copying_to(file: Option<File>) {
     let sink = file.map_or_else(syslog_sink, file_sink);
-    *COPY_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    *COPY_SINK.lock() = sink;
 }
 
 /// Sends events to `file` from now on, with timestamps.
@@ -165,8 +162,8 @@ fn syslog_sink() -> LogSink {
 }
 
 fn set_sink(sink: LogSink) {
-    *COPY_SINK.lock().unwrap_or_else(PoisonError::into_inner) = LogSink::Discard;
-    *LOG_SINK.lock().unwrap_or_else(PoisonError::into_inner) = sink;
+    *COPY_SINK.lock() = LogSink::Discard;
+    *LOG_SINK.lock() = sink;
 }
 
 /// Creates a line for each event.
@@ -213,7 +210,7 @@ impl Write for EventLine {
 impl Drop for EventLine {
     fn drop(&mut self) {
         for sink in [&LOG_SINK, &COPY_SINK] {
-            let sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+            let sink = sink.lock();
             // An error in the log cannot be logged.
             drop(self.send(&sink));
         }

@@ -23,6 +23,7 @@ use super::{headers, open_archive, privileges};
 use crate::archive::scan::{self, ScanError, Sink};
 use crate::archive::{DiskCacheMode, Error, OpenOptions, SavedIndex};
 use crate::base::archive_path::ArchivePath;
+use crate::base::error_chain::error_chain;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
@@ -872,7 +873,7 @@ impl Reporter for TerminalReporter {
 
     fn problem(&self, problem: &Problem) {
         if self.reports_truncation || !matches!(problem.cause, Cause::Truncated) {
-            output::print_error(output::format_error_chain(problem));
+            output::print_error(error_chain(problem));
         }
     }
 

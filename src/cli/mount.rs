@@ -39,6 +39,7 @@ use super::{
 };
 use crate::archive::{Callback, WaitFor};
 use crate::base::archive_path::ArchivePath;
+use crate::base::error_chain::error_chain;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::base::trusted_dir::TrustedDir;
@@ -876,7 +877,7 @@ fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Forc
         },
         Err(error) => Response::Error {
             hint: error.hint().map(str::to_owned),
-            error: output::format_error_chain(error),
+            error: error_chain(error),
         },
     }
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::logging;
+use crate::base::error_chain::error_chain;
 use crate::base::stats::Stats;
 use crate::base::thread::Thread;
 use crate::fuse::{MountError, UnmountError};
@@ -50,7 +51,7 @@ pub(super) fn print_failure(error: &anyhow::Error) -> ExitCode {
 
 /// Formats an error with its causes and its hint on one line.
 pub(super) fn format_with_hint(error: &anyhow::Error) -> String {
-    let text = format_chain(error);
+    let text = error_chain(&**error);
     match error.chain().find_map(find_hint) {
         Some(hint) => format!("{text} ({hint})"),
         None => text,
@@ -103,41 +104,6 @@ pub(super) fn is_outage(error: &anyhow::Error) -> bool {
         };
         source.is_some_and(|error| error.cause.is_outage())
     })
-}
-
-/// Formats an error and its causes on one line, each once.
-pub(super) fn format_chain(error: &anyhow::Error) -> String {
-    format_error_chain(&**error)
-}
-
-/// Like [`format_chain`], for any error.
-pub(super) fn format_error_chain(error: &dyn Error) -> String {
-    let mut text = strip_errno(error.to_string());
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = strip_errno(error.to_string());
-        // Some libraries print their cause and also return it as the source.
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text.replace('\n', " ")
-}
-
-/// Removes the error number that the standard library appends to system errors.
-fn strip_errno(mut text: String) -> String {
-    const MARK: &str = " (os error ";
-    if let Some(at) = text.rfind(MARK)
-        && let Some(tail) = text.get(at + MARK.len()..)
-        && tail
-            .strip_suffix(')')
-            .is_some_and(|number| number.parse::<i32>().is_ok())
-    {
-        text.truncate(at);
-    }
-    text
 }
 
 /// Prints the first damaged or missing members, one per line, and their total number.
@@ -422,16 +388,5 @@ mod tests {
             assert!(!state.line("indexing", 80).contains("left"));
         }
         assert_eq!(format_duration(Duration::from_secs(3725)), "1h 2m");
-    }
-
-    #[test]
-    fn error_chain_prints_each_cause_once() {
-        let error = anyhow::anyhow!("refused")
-            .context("cannot connect: refused")
-            .context("http://host/x");
-        assert_eq!(
-            format_chain(&error),
-            "http://host/x: cannot connect: refused"
-        );
     }
 }

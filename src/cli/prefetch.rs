@@ -4,8 +4,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -22,6 +22,7 @@ use crate::archive::{AccessedRange, Archive, PrefetchMode, PrefetchOptions, Prof
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::fetch;
 use crate::source;
@@ -109,7 +110,7 @@ pub(super) fn start(
     let recording = record
         .map(|path| Recording::start(path, Arc::clone(archive)))
         .transpose()?;
-    let read_notes = move || notes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let read_notes = move || notes.lock().clone();
     Ok((recording, Box::new(read_notes)))
 }
 
@@ -149,7 +150,7 @@ pub(super) fn start_for_layer(
 
 fn add_note(notes: &Mutex<Vec<String>>, text: String) {
     tracing::warn!("{text}");
-    let mut notes = notes.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut notes = notes.lock();
     notes.push(text);
 }
 

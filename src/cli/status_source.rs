@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::control_socket::{DiskCacheUsage, IndexState, MemoryUse, Phase, PrefetchStatus};
-use super::output;
 use super::prefetch::NotesFn;
 use crate::archive::{Archive, PrefetchMode, PrefetchProgress, PrefetchState};
+use crate::base::error_chain::error_chain;
 use crate::index::Index;
 use crate::layers::LayeredArchive;
 
@@ -80,7 +80,7 @@ impl StatusSource for ArchiveStatus {
             phase,
             scanned_bytes: archive.stats().scanned_packed_bytes.get(),
             of_bytes: archive.source().fingerprint().len,
-            failure: failure.map(|failure| output::format_error_chain(&*failure)),
+            failure: failure.map(|failure| error_chain(&*failure)),
         }
     }
 

@@ -1,11 +1,11 @@
 //! Bytes that a stream's reader has read, and the time it has waited.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use crate::base::extent::Packed;
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// Shared by the reader, which waits, and the scheduler.
 #[derive(Debug, Default)]
@@ -90,6 +90,6 @@ impl Demand {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

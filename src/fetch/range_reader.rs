@@ -1,7 +1,7 @@
 //! Reads of single ranges, with hedged requests.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +12,7 @@ use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::source::{Error, ReadHandle, Source};
 
 /// Minimum and maximum number of recorded latencies.
@@ -139,9 +140,7 @@ impl RangeReader {
     }
 
     fn latency_stats(&self) -> MutexGuard<'_, LatencyStats> {
-        self.latency_stats
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.latency_stats.lock()
     }
 }
 

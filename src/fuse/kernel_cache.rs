@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use fuser::{INodeNo, Notifier};
 use rustix::io::Errno;
@@ -19,6 +19,7 @@ use super::priming_dir::PrimingDir;
 use super::{Subtree, dentries, is_listable_name};
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::index::{Child, Index, Ino};
 
 /// Number of inodes in a leaf of an [`InodeSet`]. A leaf is an allocation of 128 KiB.
@@ -82,9 +83,7 @@ impl KernelCache {
     }
 
     fn lock_mountpoint(&self) -> MutexGuard<'_, Option<(PathBuf, u64)>> {
-        self.mountpoint
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.mountpoint.lock()
     }
 
     /// Sets the notifier of the mount.
@@ -180,13 +179,11 @@ impl KernelCache {
     }
 
     fn invalidations(&self) -> MutexGuard<'_, Option<SyncSender<Ino>>> {
-        self.invalidations
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.invalidations.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Notifier>> {
-        self.notifier.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notifier.lock()
     }
 }
 

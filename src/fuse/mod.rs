@@ -683,7 +683,7 @@ impl ReadRequest {
         }
     }
 
-    fn fail_with(self, error: &dyn std::error::Error, errno: Errno) {
+    fn fail_with(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
         // Record before the reply, so that a caller that sees the error finds it in the status.
         self.stats.failed_reads.increment();
         let content = self.content.upgrade();

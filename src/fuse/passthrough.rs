@@ -12,14 +12,15 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, IoSliceMut};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 use rustix::io::ReadWriteFlags;
 
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
 
@@ -316,5 +317,5 @@ fn read_all(file: &File, offset: u64, len: u32) -> Option<Bytes> {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

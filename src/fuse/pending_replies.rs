@@ -8,7 +8,7 @@
 //! caller waits for the daemon's reply, because nothing else ends a request that the daemon has
 //! taken. So the watchdog polls callers that have waited for a while.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -17,6 +17,7 @@ use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 use crate::archive::IsWanted;
 use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
 /// Interval between two sweeps over the pending requests. A request is not checked before its first
@@ -279,13 +280,13 @@ impl PendingReplies {
             let state = lock(&self.state);
             let idle = |state: &mut State| !state.is_stopped && state.requests.is_empty();
             let state = self.changed.wait_while(state, idle);
-            let state = state.unwrap_or_else(PoisonError::into_inner);
             let is_running = |state: &mut State| !state.is_stopped;
             let begun = Instant::now();
-            let round = self
+            let (state, _) = self
                 .changed
                 .wait_timeout_while(state, SWEEP_INTERVAL, is_running);
-            let is_stopped = round.unwrap_or_else(PoisonError::into_inner).0.is_stopped;
+            let is_stopped = state.is_stopped;
+            drop(state);
             if is_stopped {
                 return;
             }
@@ -352,7 +353,7 @@ fn has_fatal_signal(status: &str) -> bool {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

@@ -16,7 +16,6 @@ use std::fmt::Write;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
@@ -26,6 +25,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::attr;
 use super::dentries::clone_mount;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::index::Ino;
 
 /// Buffer size of a listing: the names of some 700 files. Before Linux 6.15 the kernel sent requests
@@ -162,7 +162,7 @@ impl PrimingDir {
     }
 
     fn lock_listing(&self) -> MutexGuard<'_, Listing> {
-        self.listing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.listing.lock()
     }
 }
 

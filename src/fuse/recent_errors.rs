@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::error::Error;
-use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
+
+use crate::base::error_chain::error_chain;
+use crate::base::sync::Mutex;
 
 /// Maximum number of errors kept. It is enough to see a pattern, and the status still fits a screen.
 const MAX_RECENT_ERRORS: usize = 16;
@@ -29,9 +31,9 @@ pub(super) struct RecentErrors {
 
 impl RecentErrors {
     /// Records a failed read of `path`, and logs it unless it repeats the last one.
-    pub(super) fn record(&self, path: &str, error: &dyn Error) {
-        let reason = chain(error);
-        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn record(&self, path: &str, error: &(dyn Error + 'static)) {
+        let reason = error_chain(error);
+        let mut recent = self.recent.lock();
         let last = SystemTime::now();
         if let Some(same) = recent
             .back_mut()
@@ -57,21 +59,9 @@ impl RecentErrors {
 
     /// A copy of the errors, oldest first.
     pub(super) fn recent(&self) -> Vec<RecentError> {
-        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = self.recent.lock();
         recent.iter().cloned().collect()
     }
-}
-
-/// An error and its causes in one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

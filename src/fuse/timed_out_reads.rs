@@ -6,9 +6,9 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::index::Ino;
 
 /// Time in which the kernel retries, even on a busy machine. A later read waits for its own timeout.
@@ -79,7 +79,7 @@ impl TimedOutReads {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<(RequestedRange, Instant)>> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.lock()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Opens all layers, as many at once as memory allows, and merges them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
@@ -9,6 +9,7 @@ use super::merge::merge;
 use crate::archive::scan::{self, Digest};
 use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources};
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::codec;
 use crate::index::{Index, MemoryLimit, MergeError, WhiteoutFormat};
@@ -217,7 +218,7 @@ impl Opener {
     }
 
     fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
@@ -17,6 +17,7 @@ use super::journal::Journal;
 use super::unwritable::Unwritable;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::index::Options;
 
 /// Maximum number of attempts to create an entry. A second one is needed only if another process makes it
@@ -102,7 +103,7 @@ pub(super) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
 impl ReservedNames {
     fn lock(&self) -> MutexGuard<'_, HashMap<Identity, HashSet<Vec<u8>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Reserves `name` in `directory`.
@@ -137,7 +138,7 @@ pub(super) struct FailedFiles(Mutex<HashSet<Vec<u8>>>);
 
 impl FailedFiles {
     fn lock(&self) -> MutexGuard<'_, HashSet<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds `name`.

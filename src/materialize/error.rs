@@ -3,13 +3,14 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
 
 use crate::archive::HINT_RAISE_INDEX_MEMORY;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::PathError;
+use crate::base::sync::Mutex;
 use crate::index::TooMuchMemory;
 
 /// Maximum number of problems kept for the summary. Only the [`Reporter`] sees the others.
@@ -385,7 +386,7 @@ impl Problems {
             reporter.problem(&problem);
         }
         self.count.fetch_add(1, Ordering::Relaxed);
-        let mut problems = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problems = self.recorded.lock();
         if problems.len() < MAX_KEPT_PROBLEMS {
             problems.push(problem);
         }
@@ -438,6 +439,6 @@ impl Problems {
     }
 
     pub(super) fn take_problems(&self) -> Vec<Problem> {
-        std::mem::take(&mut *self.recorded.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.recorded.lock())
     }
 }

@@ -16,7 +16,6 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
@@ -30,6 +29,7 @@ use super::sidecar;
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::file_time::nanoseconds;
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
@@ -227,10 +227,7 @@ impl Journal {
         if path.is_root() {
             return path.clone();
         }
-        let mut directory_paths = self
-            .directory_paths
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut directory_paths = self.directory_paths.lock();
         if directory_paths.len() >= MAX_CACHED_PATHS {
             directory_paths.clear();
         }
@@ -409,7 +406,7 @@ impl Journal {
     }
 
     fn state(&self) -> MutexGuard<'_, WriteState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Recovers the state up to the last checkpoint, and continues the file there.

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::fs::{
@@ -19,6 +19,7 @@ use super::error::{Error, StepError, WithAction};
 use super::sidecar::MAX_NAME_BYTES;
 use super::{fsync, remove_tree, umask};
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// Length of the random suffix of a temporary name. Killed runs leave their directories.
 ///
@@ -318,7 +319,7 @@ impl Staging {
     }
 
     fn lock(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stage.lock()
     }
 }
 

@@ -8,8 +8,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -17,6 +17,7 @@ use bytes::Bytes;
 use super::context::{Context, EntryQuota, ReservedNames};
 use super::destination::Identity;
 use super::file::{FileWriter, Job};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
 /// Maximum number of items in a queue.
@@ -302,7 +303,7 @@ impl Drop for WriterPool {
 
 impl Shard {
     fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Waits while the queue is full. A closed queue drops the item.
@@ -344,10 +345,7 @@ impl Shard {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         self.wake(&mut state);
         while !condition(&state) {
-            state = self
-                .drained
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.drained.wait(state);
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         state
@@ -410,8 +408,7 @@ impl Shard {
             let is_polling = |state: &mut QueueState| state.writer == WriterState::Polling;
             let (woken, _) = self
                 .filled
-                .wait_timeout_while(state, POLL_TIMEOUT, is_polling)
-                .unwrap_or_else(PoisonError::into_inner);
+                .wait_timeout_while(state, POLL_TIMEOUT, is_polling);
             state = woken;
         }
         while state.queue.is_empty() {
@@ -419,10 +416,7 @@ impl Shard {
                 return None;
             }
             state.writer = WriterState::Parked;
-            state = self
-                .filled
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.filled.wait(state);
         }
         state.writer = WriterState::Working;
         std::mem::swap(&mut state.queue, items);

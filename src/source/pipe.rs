@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::Read;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -12,6 +12,7 @@ use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 
 /// Maximum bytes per read: four times the default capacity of a Linux pipe.
 const PIECE_LEN: usize = 256 << 10;
@@ -89,11 +90,7 @@ impl Source for Pipe {
     }
 
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        let taken = self
-            .reader
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let taken = self.reader.lock().take();
         let Some(reader) = taken else {
             return stream::iter([Err(self.error(Cause::AlreadyRead))]).boxed();
         };

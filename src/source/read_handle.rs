@@ -1,13 +1,14 @@
 //! Progress and control of a read in flight.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::http::Content;
+use crate::base::sync::{Mutex, MutexGuard};
 
 /// Whether reads continue past their deadline while the source is unreachable. A mount that serves cached
 /// data needs this, so that it works again when the network is back. It can be enabled while reads are in
@@ -64,7 +65,7 @@ impl Continuation {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<ResponseRest>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -210,7 +211,7 @@ impl ReadHandle {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -13,7 +13,7 @@ mod write_queue;
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
@@ -22,6 +22,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::thread::Thread;
 use cache_file::CacheFile;
 use lru::Lru;
@@ -522,7 +523,7 @@ impl Shared {
     }
 
     fn lock_skipped(&self) -> MutexGuard<'_, VecDeque<Extent<Plain>>> {
-        self.skipped.lock().unwrap_or_else(PoisonError::into_inner)
+        self.skipped.lock()
     }
 
     fn report_full(&self) {
@@ -535,15 +536,15 @@ impl Shared {
     }
 
     fn current(&self) -> MutexGuard<'_, CurrentFile> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        self.current.lock()
     }
 
     fn lru(&self) -> MutexGuard<'_, Lru> {
-        self.lru.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lru.lock()
     }
 
     fn problems(&self) -> MutexGuard<'_, CacheProblems> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner)
+        self.problems.lock()
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 use std::mem;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use crate::base::extent::{Extent, Plain};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Queue between readers and the writer thread. Readers find the queued spans.
 #[derive(Debug)]
@@ -111,8 +111,7 @@ impl WriteQueue {
                 state.is_slow = true;
                 return state;
             }
-            let waited = self.changed.wait_timeout(state, left);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            (state, _) = self.changed.wait_timeout(state, left);
         }
         state
     }
@@ -142,10 +141,7 @@ impl WriteQueue {
             if state.is_closed {
                 return None;
             }
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state);
         }
     }
 
@@ -181,10 +177,7 @@ impl WriteQueue {
     pub(super) fn wait_until_empty(&self) {
         let mut state = self.lock();
         while state.bytes > 0 {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state);
         }
     }
 
@@ -195,7 +188,7 @@ impl WriteQueue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

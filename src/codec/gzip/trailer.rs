@@ -1,11 +1,12 @@
 //! Incremental reader of gzip member trailers, and the checksum to compare with them.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use flate2::Crc;
 
 use crate::base::extent::Plain;
+use crate::base::sync::Mutex;
 use crate::codec::Cause;
 
 /// A trailer in the course of being read: CRC-32 and length modulo 2^32 of the plain bytes.
@@ -86,7 +87,7 @@ impl ChecksumPart {
     }
 
     fn add(self, crc: Crc) {
-        let mut combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut combined = self.combined.lock();
         let combined = &mut *combined;
         combined.out_of_order.insert(self.number, crc);
         while let Some(next) = combined.out_of_order.remove(&combined.count) {
@@ -170,7 +171,7 @@ impl ChecksumParts {
 
     /// CRC of all parts, which must be set.
     fn sum(&self) -> u32 {
-        let combined = self.combined.lock().unwrap_or_else(PoisonError::into_inner);
+        let combined = self.combined.lock();
         debug_assert_eq!(
             combined.count, self.count,
             "asked before all parts were told"

@@ -1,8 +1,9 @@
 //! Cancellation flag that threads can wait for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
+
+use crate::base::sync::{Condvar, Mutex};
 
 /// A flag that is set once.
 #[derive(Debug, Default)]
@@ -17,7 +18,7 @@ impl CancelToken {
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
         // A thread that read the flag as unset now waits, or still holds the lock.
-        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(self.lock.lock());
         self.condvar.notify_all();
     }
 
@@ -28,10 +29,9 @@ impl CancelToken {
 
     /// Waits for cancellation, at most for `timeout`. Returns whether the flag is set.
     pub(super) fn wait_timeout(&self, timeout: Duration) -> bool {
-        let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.lock.lock();
         let is_active = |(): &mut ()| !self.is_cancelled();
-        let waited = self.condvar.wait_timeout_while(guard, timeout, is_active);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        drop(self.condvar.wait_timeout_while(guard, timeout, is_active));
         self.is_cancelled()
     }
 }

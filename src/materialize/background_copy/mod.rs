@@ -21,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -45,6 +45,7 @@ use super::{Materializer, Options, XattrFilter, fs_type};
 use crate::archive::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::thread::Thread;
 use crate::index::{self, Entry, Index, Ino, Kind, Piece};
 use crate::tar;
@@ -941,7 +942,7 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 #[cfg(test)]

@@ -1,14 +1,15 @@
 //! Concurrency limit of a server, shared by all readers.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::base::stats::Stats;
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::source::Cause;
 
 /// Minimum wait for an answer before a request counts as overtaken. Two later requests must have been
@@ -270,7 +271,7 @@ impl ConcurrencyLimiter {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

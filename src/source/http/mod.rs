@@ -15,7 +15,7 @@ mod outage_log;
 mod transport;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -38,6 +38,7 @@ use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
 pub use self::transport::{Content, RawResponse, Transport};
@@ -589,9 +590,7 @@ impl Http {
     }
 
     fn continuation(&self) -> std::sync::MutexGuard<'_, Weak<Continuation>> {
-        self.continuation
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.continuation.lock()
     }
 
     /// Sends a request to the last redirect target, and to the original URL if that has expired.
@@ -636,7 +635,7 @@ impl Http {
     }
 
     fn resolved_url(&self) -> std::sync::MutexGuard<'_, Url> {
-        self.resolved.lock().unwrap_or_else(PoisonError::into_inner)
+        self.resolved.lock()
     }
 }
 
@@ -1141,10 +1140,7 @@ impl Source for Http {
         let InitialBody::Whole(content) = &self.body else {
             return super::stream_by_ranges(self);
         };
-        let taken = content
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let taken = content.lock().take();
         let Some(content) = taken else {
             let spent = Error::new(self.location(), Cause::AlreadyRead);
             return stream::iter([Err(spent)]).boxed();
