@@ -14,7 +14,7 @@
 //! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
 //!
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
-//! `tests/architecture` checks that.
+//! `tests/architecture` checks that. The program's own layer, `cli`, is above them (`src/main.rs`).
 
 pub mod base;
 
@@ -34,5 +34,3 @@ pub mod fuse;
 pub mod image;
 pub mod list;
 pub mod materialize;
-
-pub mod cli;

@@ -1,7 +1,9 @@
-//! The `tarfs` program: runs [`tarfs::cli`] and exits with its code.
+//! The `tarfs` program: runs [`cli`] and exits with its code.
+
+mod cli;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    tarfs::cli::run()
+    cli::run()
 }

@@ -11,11 +11,11 @@ use anyhow::Context;
 use tracing::Level;
 
 /// Variable with the role of a process, set by the process that starts it.
-pub(super) const ROLE: &str = "TARFS_ROLE";
+pub(crate) const ROLE: &str = "TARFS_ROLE";
 
 /// Purpose of a process of a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// Serves the mount in the background of the process that the user started.
     Background,
     /// Watches the process that serves the mount.
@@ -35,7 +35,7 @@ impl Role {
     ];
 
     /// Value in the environment.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
             Self::Supervisor => "supervisor",
@@ -46,22 +46,22 @@ impl Role {
 }
 
 /// Variable with the directory of the sockets of a user's mounts.
-pub(super) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
+pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// Directory of the sockets of the system's mounts.
 const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
 
 /// Variable with the cache directory; also the default of a flag.
-pub(super) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
+pub(crate) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
 
 /// Variable with the maximum size of the cache. Only clap reads it, as the default of a flag.
-pub(super) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
+pub(crate) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
 /// Cache directory of the system's mounts.
 const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
 /// Variable with headers in the form of `--header`, one per line.
-pub(super) const HEADERS: &str = "TARFS_HEADERS";
+pub(crate) const HEADERS: &str = "TARFS_HEADERS";
 
 /// Returns the variable `name`, unless it is unset or empty.
 #[expect(
@@ -80,7 +80,7 @@ fn variable(name: &str) -> Option<PathBuf> {
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
 /// Returns this process's arguments, with the secrets that [`pass_arguments`] hid.
-pub(super) fn arguments() -> Vec<OsString> {
+pub(crate) fn arguments() -> Vec<OsString> {
     let shown = env::args_os();
     if role().is_none() {
         return shown.collect();
@@ -95,7 +95,7 @@ pub(super) fn arguments() -> Vec<OsString> {
 /// Adds `words` as arguments to `command`, which starts this program.
 ///
 /// Other users see only `shown`.
-pub(super) fn pass_arguments<'a>(
+pub(crate) fn pass_arguments<'a>(
     command: &'a mut Command,
     words: &[OsString],
     shown: &[OsString],
@@ -113,7 +113,7 @@ pub(super) fn pass_arguments<'a>(
 }
 
 /// Returns the role of this process, or `None` if the user started it.
-pub(super) fn role() -> Option<Role> {
+pub(crate) fn role() -> Option<Role> {
     let word = variable(ROLE)?;
     Role::ALL
         .into_iter()
@@ -123,7 +123,7 @@ pub(super) fn role() -> Option<Role> {
 /// Gives `command`, which starts this program, the `argv[0]` of this process.
 ///
 /// At shutdown, systemd does not kill processes whose `argv[0]` starts with `@`.
-pub(super) fn copy_argv0(command: &mut Command) -> &mut Command {
+pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
     match env::args_os().next() {
         Some(name) => command.arg0(name),
         None => command,
@@ -131,29 +131,29 @@ pub(super) fn copy_argv0(command: &mut Command) -> &mut Command {
 }
 
 /// Returns the value of [`HEADERS`].
-pub(super) fn headers() -> Option<OsString> {
+pub(crate) fn headers() -> Option<OsString> {
     variable(HEADERS).map(PathBuf::into_os_string)
 }
 
 /// Returns the service manager's socket; see `sd_notify(3)`.
-pub(super) fn notify_socket() -> Option<OsString> {
+pub(crate) fn notify_socket() -> Option<OsString> {
     variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)
 }
 
 /// Returns device and inode of the stream that leads to the journal; see systemd.exec(5).
-pub(super) fn journal_stream() -> Option<(u64, u64)> {
+pub(crate) fn journal_stream() -> Option<(u64, u64)> {
     let stream = variable("JOURNAL_STREAM")?;
     let (device, inode) = stream.to_str()?.split_once(':')?;
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 
 /// Returns the log level in `TARFS_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
-pub(super) fn log_level() -> Option<Level> {
+pub(crate) fn log_level() -> Option<Level> {
     variable("TARFS_LOG")?.to_str()?.parse().ok()
 }
 
 /// Returns the directory of the sockets of this user's mounts.
-pub(super) fn runtime_dir() -> PathBuf {
+pub(crate) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
         variable(RUNTIME_DIR)
             .filter(|path| is_owned_by_user(path))
@@ -175,7 +175,7 @@ fn is_owned_by_user(path: &Path) -> bool {
 /// Returns the socket directories of all mounts that this user may query.
 ///
 /// These are the user's own mounts, and for root also the system's, which include those of mount(8).
-pub(super) fn runtime_dirs() -> Vec<PathBuf> {
+pub(crate) fn runtime_dirs() -> Vec<PathBuf> {
     let own = runtime_dir();
     let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
     // Both may be one directory with two names, such as /run and /var/run.
@@ -188,7 +188,7 @@ pub(super) fn runtime_dirs() -> Vec<PathBuf> {
 }
 
 /// Whether root runs this process.
-pub(super) fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -202,7 +202,7 @@ fn runtime_dir_from(xdg: Option<&Path>, uid: u32) -> PathBuf {
 }
 
 /// Returns candidates for temporary directories of a mount, best first: disks before memory.
-pub(super) fn scratch_dirs() -> Vec<PathBuf> {
+pub(crate) fn scratch_dirs() -> Vec<PathBuf> {
     scratch_dirs_from(variable("TMPDIR"), runtime_dir().parent())
 }
 
@@ -221,7 +221,7 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
 ///
 /// # Errors
 /// The environment names no directory.
-pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
+pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     cache_dir_from(
         variable(CACHE_DIR),
         variable("XDG_CACHE_HOME"),
@@ -233,12 +233,12 @@ pub(super) fn cache_dir() -> anyhow::Result<PathBuf> {
 }
 
 /// Returns the default directory for the cache of the system's mounts.
-pub(super) fn system_cache_dir() -> PathBuf {
+pub(crate) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }
 
 /// Number of processors that this process may use, at least one.
-pub(super) fn processors() -> usize {
+pub(crate) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

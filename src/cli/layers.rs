@@ -10,24 +10,24 @@ use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::args::SourceArgs;
-use super::copy::CopySource;
-use super::headers::Header;
-use super::mount::{MountArgs, OpenedArchive};
 use super::open_archive::{self, OpenRequest};
-use super::prefetch;
 use super::resolve::{self, OuterArchiveOptions};
-use super::status_source::LayeredStatus;
-use crate::archive::scan::Digest;
-use crate::base::stats::Stats;
-use crate::layers::{self, Layer, LayeredArchive};
-use crate::source::{self, MemorySource};
+use crate::cli::args::headers::Header;
+use crate::cli::commands::copy::CopySource;
+use crate::cli::commands::mount::{MountArgs, OpenedArchive};
+use crate::cli::daemon::prefetch;
+use crate::cli::daemon::status_source::LayeredStatus;
+use tarfs::archive::scan::Digest;
+use tarfs::base::stats::Stats;
+use tarfs::layers::{self, Layer, LayeredArchive};
+use tarfs::source::{self, MemorySource};
 
 /// Maximum number of layers of one tree, including those of images.
 const MAX_LAYERS: usize = 1000;
 
 /// Layers over SOURCE.
 #[derive(Args, Clone, Debug, Default)]
-pub(super) struct LayerArgs {
+pub(crate) struct LayerArgs {
     /// Put this archive over SOURCE and over the layers before it; repeatable
     #[arg(long = "layer", value_name = "SOURCE", help_heading = "Layers",
           conflicts_with_all = ["index", "compression"])]
@@ -41,7 +41,7 @@ pub(super) struct LayerArgs {
 
 /// How layers mark deleted files of lower layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(super) enum WhiteoutFormat {
+pub(crate) enum WhiteoutFormat {
     /// `.wh.NAME` deletes NAME, and `.wh..wh..opq` its whole directory, as in container images
     Oci,
     /// A character device 0/0 deletes its name, and an attribute a whole directory, as in overlayfs
@@ -52,7 +52,7 @@ pub(super) enum WhiteoutFormat {
 
 impl LayerArgs {
     /// Whether a flag for layers is given.
-    pub(super) fn is_set(&self) -> bool {
+    pub(crate) fn is_set(&self) -> bool {
         !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
@@ -60,7 +60,7 @@ impl LayerArgs {
     ///
     /// # Errors
     /// A flag for a single archive, such as `index`, is given for an image.
-    pub(super) fn is_layered(
+    pub(crate) fn is_layered(
         &self,
         source: &SourceArgs,
         index: Option<&Path>,
@@ -70,18 +70,18 @@ impl LayerArgs {
     }
 
     /// Number of archives around `source` and around its layers.
-    pub(super) fn outer_archive_count(&self, source: &SourceArgs) -> u64 {
+    pub(crate) fn outer_archive_count(&self, source: &SourceArgs) -> u64 {
         let names = std::iter::once(&source.source).chain(&self.layers);
         names.map(|name| resolve::outer_archive_count(name)).sum()
     }
 
     /// Returns the memory for `source` and its layers, without that for the archives around them.
-    pub(super) fn memory_budget(&self, source: &SourceArgs) -> u64 {
+    pub(crate) fn memory_budget(&self, source: &SourceArgs) -> u64 {
         resolve::memory_without_outer(source.memory.0, self.outer_archive_count(source))
     }
 
     /// Returns how whiteouts are marked.
-    pub(super) fn whiteouts(&self) -> layers::WhiteoutFormat {
+    pub(crate) fn whiteouts(&self) -> layers::WhiteoutFormat {
         match self.whiteouts {
             None | Some(WhiteoutFormat::Oci) => layers::WhiteoutFormat::Oci,
             Some(WhiteoutFormat::Overlay) => layers::WhiteoutFormat::Overlay,
@@ -96,7 +96,7 @@ impl LayerArgs {
 ///
 /// # Errors
 /// A layer is unreachable or of the wrong kind.
-pub(super) fn open_sources(
+pub(crate) fn open_sources(
     args: &SourceArgs,
     layers: &LayerArgs,
     headers: &[Header],
@@ -156,7 +156,7 @@ fn is_same_host(source: &OsString, other: &OsString) -> bool {
 ///
 /// # Errors
 /// A layer cannot be opened, or they form no valid tree.
-pub(super) fn open_layered(
+pub(crate) fn open_layered(
     layers: &[Layer],
     request: &OpenRequest<'_>,
     network: &Runtime,
@@ -177,7 +177,7 @@ pub(super) fn open_layered(
 ///
 /// # Errors
 /// A layer cannot be opened, or they form no valid tree.
-pub(super) fn open_for_mount(
+pub(crate) fn open_for_mount(
     args: &MountArgs,
     layers: &[Layer],
     request: &OpenRequest<'_>,
@@ -224,7 +224,7 @@ pub(super) fn open_for_mount(
 }
 
 /// Returns the locations of the layers, from the bottom.
-pub(super) fn locations(layers: &[Layer]) -> Vec<String> {
+pub(crate) fn locations(layers: &[Layer]) -> Vec<String> {
     let locations = layers
         .iter()
         .map(|layer| layer.source.location().to_owned());
@@ -242,7 +242,7 @@ fn display_name(locations: &[String]) -> String {
 }
 
 /// Makes the paths of the layers absolute.
-pub(super) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
+pub(crate) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
     LayerArgs {
         layers: layers
             .layers
@@ -255,8 +255,8 @@ pub(super) fn with_absolute_paths(layers: &LayerArgs) -> LayerArgs {
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::parse_source;
     use super::*;
+    use crate::cli::args::parse_source;
 
     #[test]
     fn outer_archives_share_one_fraction_of_the_memory() {

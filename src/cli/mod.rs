@@ -1,49 +1,26 @@
 //! The command line: one file per verb, with its arguments and its implementation.
 
-mod access_profile;
 mod args;
-mod bundle;
-mod cache;
-mod cleanup_on_signal;
-mod control_socket;
-mod copy;
-mod daemonize;
+mod commands;
+mod daemon;
 mod environment;
-mod exit;
-mod generate;
-mod headers;
-mod image;
-mod index;
-mod inherited_fds;
 mod layers;
-mod logging;
-mod ls;
-mod malloc;
-mod materialize;
-mod metrics_server;
-mod mount;
 mod mount_helper;
 mod nested;
 mod open_archive;
-mod output;
-mod overlay_dirs;
-mod panic_hook;
-mod prefetch;
-mod privileges;
-mod prometheus;
 mod resolve;
-mod sd_notify;
-mod status;
-mod status_source;
-mod supervisor;
-mod umount;
-mod verify;
-mod xattrs;
+mod ui;
 
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
+
+use commands::{
+    bundle, cache, generate, image, index, ls, materialize, mount, status, umount, verify,
+};
+use daemon::inherited_fds;
+use ui::{logging, output, panic_hook};
 
 /// Mounts, lists and extracts remote tarballs without downloading them first.
 #[derive(Parser, Debug)]
@@ -85,7 +62,7 @@ enum Verb {
 ///
 /// Exit codes: 0 for success, 2 for a failure, 64 for an invalid command line. When mount(8) started the
 /// program, the codes are those of mount(8).
-pub fn run() -> ExitCode {
+pub(crate) fn run() -> ExitCode {
     panic_hook::install();
     let words: Vec<_> = std::env::args_os().collect();
     if environment::role().is_none()

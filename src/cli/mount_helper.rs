@@ -14,9 +14,11 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{ArgAction, Command, CommandFactory, Parser};
 
-use super::daemonize::{self, DirectoryScope};
-use super::{Cli, Verb, environment, headers, output};
-use crate::fuse::{MountOptions, OptionError};
+use super::{Cli, Verb, environment};
+use crate::cli::args::headers;
+use crate::cli::daemon::daemonize::{self, DirectoryScope};
+use crate::cli::ui::output;
+use tarfs::fuse::{MountOptions, OptionError};
 
 /// Names under which mount(8) calls this program.
 const HELPER_NAMES: [&str; 2] = ["mount.tarfs", "mount.fuse.tarfs"];
@@ -112,7 +114,7 @@ struct HelperArgs {
 }
 
 /// Returns the helper's arguments, its name first, if mount(8) made this call.
-pub(super) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
+pub(crate) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     let program = Path::new(words.first()?).file_name();
     if HELPER_NAMES
         .iter()
@@ -157,7 +159,7 @@ fn is_verb(word: &OsStr) -> bool {
 }
 
 /// Mounts as mount(8) asks with `words`.
-pub(super) fn run(words: &[OsString]) -> ExitCode {
+pub(crate) fn run(words: &[OsString]) -> ExitCode {
     let call = match HelperArgs::try_parse_from(words) {
         Ok(call) => call,
         Err(error) => return print_usage_error(error),

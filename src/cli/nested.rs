@@ -8,7 +8,7 @@ const MEMBER_SEPARATOR: &str = "!/";
 
 /// A part of an outer source, which may be a part itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct NestedSource {
+pub(crate) struct NestedSource {
     /// A path, a URL, or another part.
     pub outer: String,
     pub part: Part,
@@ -16,7 +16,7 @@ pub(super) struct NestedSource {
 
 /// Kind of a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Part {
+pub(crate) enum Part {
     /// The file with this path in the archive: `tar:SOURCE!/PATH`.
     File(String),
     /// A range of bytes, up to the end without `len`: `slice:START+LEN:SOURCE`, `slice:START:SOURCE`.
@@ -27,7 +27,7 @@ impl NestedSource {
     /// Parses `spec`; `None` for a path or a URL.
     ///
     /// The path of a file with such a name can be written as `./tar:name!/path`.
-    pub(super) fn parse(spec: &str) -> Option<Self> {
+    pub(crate) fn parse(spec: &str) -> Option<Self> {
         let (kind, rest) = spec.split_once(':')?;
         let (outer, part) = match kind {
             "tar" => {

@@ -11,30 +11,31 @@ use anyhow::{Context, bail};
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, SavedIndexArgs, SourceArgs};
-use super::copy::CopySource;
-use super::headers::{self, Header};
+use super::environment;
 use super::layers::{self, LayerArgs};
-use super::mount::{MountArgs, OpenedArchive};
 use super::nested::NestedSource;
-use super::output::{Progress, ProgressOptions};
-use super::prefetch::Mode;
 use super::resolve::{self, OuterArchiveOptions};
-use super::status_source::ArchiveStatus;
-use super::{environment, privileges};
-use crate::archive::{Archive, Callback, DiskCacheMode, IndexGuard, OpenOptions, WaitFor, scan};
-use crate::base::stats::Stats;
-use crate::fetch;
-use crate::image::{ImageRef, Transport};
-use crate::index::MemoryLimit;
-use crate::layers::LayeredArchive;
-use crate::source::{self, Certificates, Fingerprint, Retry, Source};
-use crate::tar;
+use crate::cli::args::headers::{self, Header};
+use crate::cli::commands::copy::CopySource;
+use crate::cli::commands::mount::{MountArgs, OpenedArchive};
+use crate::cli::daemon::prefetch::Mode;
+use crate::cli::daemon::privileges;
+use crate::cli::daemon::status_source::ArchiveStatus;
+use crate::cli::ui::output::{Progress, ProgressOptions};
+use tarfs::archive::{Archive, Callback, DiskCacheMode, IndexGuard, OpenOptions, WaitFor, scan};
+use tarfs::base::stats::Stats;
+use tarfs::fetch;
+use tarfs::image::{ImageRef, Transport};
+use tarfs::index::MemoryLimit;
+use tarfs::layers::LayeredArchive;
+use tarfs::source::{self, Certificates, Fingerprint, Retry, Source};
+use tarfs::tar;
 
 /// Starts the threads for the network. All other work has threads of its own.
 ///
 /// # Errors
 /// The system cannot create a thread.
-pub(super) fn start_network_runtime() -> anyhow::Result<Runtime> {
+pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("tarfs-net")
@@ -49,7 +50,7 @@ pub(super) fn start_network_runtime() -> anyhow::Result<Runtime> {
 ///
 /// # Errors
 /// The source is unreachable or cannot be read.
-pub(super) fn open_source_with(
+pub(crate) fn open_source_with(
     headers: &[Header],
     args: &SourceArgs,
     known_version: Option<Fingerprint>,
@@ -89,7 +90,7 @@ fn retry_options(args: &SourceArgs) -> Retry {
 }
 
 /// Returns the options for the scan of the archive in `args`.
-pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
+pub(crate) fn scan_options(args: &SourceArgs) -> scan::Options {
     scan::Options {
         compression: args.compression,
         tar: tar::Options {
@@ -125,7 +126,7 @@ pub(super) fn scan_options(args: &SourceArgs) -> scan::Options {
     reason = "each is a setting of its own"
 )]
 #[derive(Debug)]
-pub(super) struct OpenRequest<'a> {
+pub(crate) struct OpenRequest<'a> {
     pub source: &'a SourceArgs,
     pub layers: &'a LayerArgs,
     pub cache: &'a CacheArgs,
@@ -143,14 +144,14 @@ pub(super) struct OpenRequest<'a> {
 
 /// The opened SOURCE: one archive, or several layers as one tree.
 #[derive(Debug)]
-pub(super) enum OpenedTree {
+pub(crate) enum OpenedTree {
     Archive(Box<Archive>),
     LayeredArchive(LayeredArchive),
 }
 
 impl OpenedTree {
     /// Returns the index of the whole tree.
-    pub(super) fn index(&self) -> IndexGuard<'_> {
+    pub(crate) fn index(&self) -> IndexGuard<'_> {
         match self {
             Self::Archive(archive) => archive.index(),
             Self::LayeredArchive(stack) => IndexGuard::Complete(stack.index()),
@@ -160,7 +161,7 @@ impl OpenedTree {
 
 impl OpenRequest<'_> {
     /// Returns the options with which each archive is opened.
-    pub(super) fn options(&self) -> OpenOptions {
+    pub(crate) fn options(&self) -> OpenOptions {
         let mut options = open_options(self.source, &self.cache.saved, self.disk_cache);
         options.scan.allow_skipping = self.allow_skipping;
         options.should_rescan_unproven = self.should_rescan_unproven;
@@ -181,7 +182,7 @@ impl OpenRequest<'_> {
     ///
     /// # Errors
     /// SOURCE cannot be opened, or is standard input, which can be read only once.
-    pub(super) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenedTree> {
+    pub(crate) fn open(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenedTree> {
         privileges::disable_core_dumps(self.source, self.layers);
         let headers = headers::load_all(&self.source.headers)?;
         if self.is_layered()? {
@@ -209,7 +210,7 @@ impl OpenRequest<'_> {
 ///
 /// # Errors
 /// The archive cannot be opened.
-pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
+pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
     let network = start_network_runtime()?;
     let headers = headers::load_all(&args.source.headers)?;
     let (source, layers) = (
@@ -264,8 +265,12 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     };
     archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
     let archive = Arc::new(archive);
-    let (recording, prefetch_notes) =
-        super::prefetch::start(&args.prefetch, (&args.source, &headers), &archive, &network)?;
+    let (recording, prefetch_notes) = crate::cli::daemon::prefetch::start(
+        &args.prefetch,
+        (&args.source, &headers),
+        &archive,
+        &network,
+    )?;
     Ok(OpenedArchive {
         name,
         location: archive.source().location().to_owned(),
@@ -288,12 +293,12 @@ pub(super) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
 /// Returns the name that the kernel lists as the mount's source.
 ///
 /// The paths in `args` are [absolute](with_absolute_paths).
-pub(super) fn mount_source_name(args: &SourceArgs) -> String {
+pub(crate) fn mount_source_name(args: &SourceArgs) -> String {
     source::redact(&args.source.to_string_lossy())
 }
 
 /// Returns whether and how decoded data is stored on disk.
-pub(super) fn disk_cache_policy(cache: &CacheArgs) -> DiskCacheMode {
+pub(crate) fn disk_cache_policy(cache: &CacheArgs) -> DiskCacheMode {
     if cache.no_disk_cache {
         return DiskCacheMode::Disabled;
     }
@@ -338,7 +343,7 @@ fn with_absolute_paths(args: &SourceArgs) -> SourceArgs {
 }
 
 /// Makes the path in a SOURCE absolute.
-pub(super) fn absolute_source(source: &OsString) -> OsString {
+pub(crate) fn absolute_source(source: &OsString) -> OsString {
     let text = source.to_str();
     if let Some(nested) = text.and_then(NestedSource::parse) {
         return match absolute_source(&nested.outer.into()).into_string() {
@@ -381,7 +386,7 @@ pub(super) fn absolute_source(source: &OsString) -> OsString {
 }
 
 /// Shows the progress of indexing `total_bytes` of compressed data, unless `quiet`.
-pub(super) fn start_indexing_progress(
+pub(crate) fn start_indexing_progress(
     total_bytes: Option<u64>,
     stats: &Arc<Stats>,
     quiet: bool,
@@ -395,7 +400,7 @@ pub(super) fn start_indexing_progress(
 }
 
 /// Returns the options with which the archive in `args` is opened.
-pub(super) fn open_options(
+pub(crate) fn open_options(
     args: &SourceArgs,
     saved: &SavedIndexArgs,
     disk_cache: DiskCacheMode,
@@ -414,8 +419,8 @@ pub(super) fn open_options(
 
 #[cfg(test)]
 mod tests {
-    use super::super::args::tests::parse_source;
     use super::*;
+    use crate::cli::args::parse_source;
 
     #[test]
     fn kept_bytes_limit_grows_with_the_memory() {

@@ -8,21 +8,22 @@ use anyhow::Context;
 use tokio::runtime::Runtime;
 
 use super::args::{CacheArgs, CacheDirArgs, SourceArgs};
-use super::headers::{self, Header};
 use super::layers::LayerArgs;
 use super::nested::{NestedSource, Part};
-use super::{open_archive, privileges};
-use crate::archive::{Archive, DiskCacheMode, OpenOptions, scan};
-use crate::base::buffer_pool::BufferPool;
-use crate::base::extent::{Extent, Packed};
-use crate::base::stats::Stats;
-use crate::codec::{self, Compression, Detected};
-use crate::fetch;
-use crate::image::{self, Image, ImageRef, Layout, Transport};
-use crate::index::MemoryLimit;
-use crate::index::store::Store;
-use crate::source::{self, Access, Fingerprint, Slice, Source, SourceDirectory};
-use crate::tar;
+use super::open_archive;
+use crate::cli::args::headers::{self, Header};
+use crate::cli::daemon::privileges;
+use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, scan};
+use tarfs::base::buffer_pool::BufferPool;
+use tarfs::base::extent::{Extent, Packed};
+use tarfs::base::stats::Stats;
+use tarfs::codec::{self, Compression, Detected};
+use tarfs::fetch;
+use tarfs::image::{self, Image, ImageRef, Layout, Transport};
+use tarfs::index::MemoryLimit;
+use tarfs::index::store::Store;
+use tarfs::source::{self, Access, Fingerprint, Slice, Source, SourceDirectory};
+use tarfs::tar;
 
 /// Divisor of --memory for the archives around SOURCE.
 ///
@@ -31,7 +32,7 @@ const OUTER_MEMORY_DIVISOR: u64 = 4;
 
 /// Options for an archive around SOURCE, if there is one.
 #[derive(Clone, Debug)]
-pub(super) struct OuterArchiveOptions {
+pub(crate) struct OuterArchiveOptions {
     /// Directory for its index, if there is one.
     pub cache_dir: Option<PathBuf>,
     /// Whether decoded data of a compressed one is stored on disk.
@@ -46,7 +47,7 @@ pub(super) struct OuterArchiveOptions {
 
 impl OuterArchiveOptions {
     /// Options for a verb that has no --cache-size, with the default limit.
-    pub(super) fn new(cache_dir: &CacheDirArgs, quiet: bool) -> Self {
+    pub(crate) fn new(cache_dir: &CacheDirArgs, quiet: bool) -> Self {
         Self {
             cache_dir: cache_dir.directory().ok(),
             disk_cache: DiskCacheMode::Enabled { limit_bytes: None },
@@ -57,7 +58,7 @@ impl OuterArchiveOptions {
     }
 
     /// Options with the same cache limit as the archive inside.
-    pub(super) fn from_cache_args(cache: &CacheArgs, quiet: bool) -> Self {
+    pub(crate) fn from_cache_args(cache: &CacheArgs, quiet: bool) -> Self {
         Self {
             disk_cache: open_archive::disk_cache_policy(cache),
             ..Self::new(&cache.saved.cache_dir, quiet)
@@ -124,7 +125,7 @@ impl OuterArchiveOptions {
 }
 
 /// Returns the image that SOURCE names; `None` for a path or a URL.
-pub(super) fn image_reference(args: &SourceArgs) -> Option<ImageRef> {
+pub(crate) fn image_reference(args: &SourceArgs) -> Option<ImageRef> {
     ImageRef::parse(args.source.to_str()?)
 }
 
@@ -132,7 +133,7 @@ pub(super) fn image_reference(args: &SourceArgs) -> Option<ImageRef> {
 ///
 /// # Errors
 /// `args` name an image, and --index or --compression is given.
-pub(super) fn reject_single_archive_flags(
+pub(crate) fn reject_single_archive_flags(
     args: &SourceArgs,
     index: Option<&Path>,
 ) -> anyhow::Result<()> {
@@ -153,7 +154,7 @@ pub(super) fn reject_single_archive_flags(
 /// Returns the location of the file or directory that contains `source`.
 ///
 /// That is `source` itself if it is not a part of another one.
-pub(super) fn outermost_location(source: &OsStr) -> Option<String> {
+pub(crate) fn outermost_location(source: &OsStr) -> Option<String> {
     let mut place = source.to_str()?.to_owned();
     while let Some(outer) = outer_spec(&place) {
         place = outer;
@@ -168,7 +169,7 @@ fn outer_spec(spec: &str) -> Option<String> {
 }
 
 /// Returns the part of `memory` that `count` archives around SOURCE leave.
-pub(super) fn memory_without_outer(memory: u64, count: u64) -> u64 {
+pub(crate) fn memory_without_outer(memory: u64, count: u64) -> u64 {
     match count {
         0 => memory,
         _ => memory - memory / OUTER_MEMORY_DIVISOR,
@@ -176,7 +177,7 @@ pub(super) fn memory_without_outer(memory: u64, count: u64) -> u64 {
 }
 
 /// Number of archives around `source`.
-pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
+pub(crate) fn outer_archive_count(source: &OsStr) -> u64 {
     let mut count = 0;
     let mut spec = source.to_str().map(str::to_owned);
     while let Some(part) = spec {
@@ -195,7 +196,7 @@ pub(super) fn outer_archive_count(source: &OsStr) -> u64 {
 ///
 /// # Errors
 /// The source is unreachable or not of the expected kind.
-pub(super) fn open_source(
+pub(crate) fn open_source(
     headers: &[Header],
     args: &SourceArgs,
     outer: &OuterArchiveOptions,
@@ -248,7 +249,7 @@ pub(super) fn open_source(
 ///
 /// # Errors
 /// The source is unreachable or not of the expected kind.
-pub(super) fn open_layers(
+pub(crate) fn open_layers(
     headers: &[Header],
     args: &SourceArgs,
     outer: &OuterArchiveOptions,
@@ -266,7 +267,7 @@ pub(super) fn open_layers(
 ///
 /// # Errors
 /// The image is unreachable or invalid, or a header is.
-pub(super) fn open_image(
+pub(crate) fn open_image(
     reference: &ImageRef,
     args: &SourceArgs,
     outer: &OuterArchiveOptions,

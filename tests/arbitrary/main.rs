@@ -20,9 +20,6 @@ mod mutations;
 mod seeds;
 mod targets;
 
-// As what is private in its layer names them (`targets/private.rs`).
-use tarfs::{archive, base, index, list, tar};
-
 use mutations::mutate;
 use rng::Rng;
 use targets::Target;

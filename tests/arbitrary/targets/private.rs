@@ -7,7 +7,7 @@ use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::source::{Cause, Fingerprint, Validator};
 use tarfs::tar::{Kind, Member};
 
-#[path = "../../../src/cli/access_profile.rs"]
+#[path = "../../../src/cli/daemon/access_profile.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,
@@ -15,7 +15,7 @@ use tarfs::tar::{Kind, Member};
 )]
 mod profile_file;
 
-#[path = "../../../src/cli/supervisor/protocol.rs"]
+#[path = "../../../src/cli/daemon/supervisor/protocol.rs"]
 #[allow(
     dead_code,
     clippy::pedantic,

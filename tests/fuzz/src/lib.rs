@@ -17,9 +17,6 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-// As what is private in its layer names them.
-use tarfs::{archive, base, index, list};
-
 use targets::Target;
 
 /// Runs the target called `name` over `bytes`.

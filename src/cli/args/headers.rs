@@ -1,0 +1,263 @@
+//! `--header` and `TARFS_HEADERS`: headers for the archive's host, often credentials.
+//!
+//! All users can list the arguments of a process. A secret is safer in a file (`--header @FILE`) or in the
+//! environment, which only its user can read.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, bail};
+
+use crate::cli::environment;
+
+/// Maximum length of a text with headers, in bytes. Servers accept less.
+const MAX_HEADERS_BYTES: u64 = 1 << 20;
+
+/// The value of one `--header`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum HeaderArg {
+    /// A header.
+    Inline(Header),
+    /// A file with headers.
+    File(PathBuf),
+}
+
+impl FromStr for HeaderArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix('@') {
+            Some("") => Err("no file name follows the @".to_owned()),
+            Some(path) => Ok(Self::File(path.into())),
+            None => Ok(Self::Inline(text.parse()?)),
+        }
+    }
+}
+
+/// A `NAME: VALUE` pair.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Header {
+    /// The part before the colon.
+    pub name: String,
+    /// The part after it, without surrounding spaces.
+    pub value: String,
+}
+
+impl FromStr for Header {
+    type Err = String;
+
+    /// Errors never contain a possible value.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text
+            .split_once(':')
+            .ok_or("a header looks like 'Name: value'")?;
+        let valid = |byte: u8| byte.is_ascii_graphic() && byte != b':';
+        if name.is_empty() || !name.bytes().all(valid) {
+            return Err("the text before the colon is not a header name".to_owned());
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            value: value.trim().to_owned(),
+        })
+    }
+}
+
+impl fmt::Debug for Header {
+    /// Omits the value, because it is often a credential.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: …", self.name)
+    }
+}
+
+/// Name of the flag for headers.
+const HEADER_FLAG: &str = "--header";
+/// Replacement for a secret.
+const REDACTED: &str = "…";
+
+/// Returns `words` without the values of headers and without secrets in URLs.
+pub(crate) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
+    let mut is_header = false;
+    let show = |word: &OsString| {
+        let text = word.to_string_lossy();
+        let value = text
+            .strip_prefix(HEADER_FLAG)
+            .and_then(|rest| rest.strip_prefix('='));
+        let shown = match value {
+            Some(value) if !value.starts_with('@') => format!("{HEADER_FLAG}={REDACTED}"),
+            _ if is_header && !text.starts_with('@') => REDACTED.to_owned(),
+            _ => tarfs::source::redact(&text),
+        };
+        is_header = text == HEADER_FLAG;
+        shown.into()
+    };
+    words.iter().map(show).collect()
+}
+
+/// Loads all headers in the order of `args`, then those of the environment.
+///
+/// The headers of a file take its place.
+///
+/// # Errors
+/// A file cannot be read, or a line is not a header.
+pub(crate) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
+    let mut headers = Vec::new();
+    append(&mut headers, args)?;
+    let variable = environment::HEADERS;
+    let Some(text) = environment::headers() else {
+        return Ok(headers);
+    };
+    let text = text
+        .into_string()
+        .map_err(|_| anyhow::anyhow!("{variable} is not UTF-8"))?;
+    for (number, line) in numbered_lines(&text) {
+        let arg = line
+            .parse()
+            .map_err(|error: String| anyhow::anyhow!("{variable}, line {number}: {error}"))?;
+        append(&mut headers, &[arg])?;
+    }
+    Ok(headers)
+}
+
+fn append(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
+    for arg in args {
+        match arg {
+            HeaderArg::Inline(header) => headers.push(header.clone()),
+            HeaderArg::File(path) => headers.extend(read_file(path)?),
+        }
+    }
+    Ok(())
+}
+
+/// Reads the headers in the file at `path`, one per line, like curl.
+fn read_file(path: &Path) -> anyhow::Result<Vec<Header>> {
+    let name = path.display();
+    let text = read_text(path).with_context(|| format!("cannot read the headers in {name}"))?;
+    let mut headers = Vec::new();
+    for (number, line) in numbered_lines(&text) {
+        match line.parse() {
+            Ok(header) => headers.push(header),
+            Err(error) => bail!("{name}, line {number}: {error}"),
+        }
+    }
+    Ok(headers)
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_HEADERS_BYTES + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_HEADERS_BYTES {
+        return Err(io::Error::other(format!(
+            "it is longer than {MAX_HEADERS_BYTES} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("it is not UTF-8"))
+}
+
+/// Returns the lines of `text` that are not blank or comments, with numbers from 1.
+fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(headers: &[Header]) -> Vec<(&str, &str)> {
+        let pairs = headers.iter();
+        pairs
+            .map(|header| (header.name.as_str(), header.value.as_str()))
+            .collect()
+    }
+
+    fn arg(text: &str) -> HeaderArg {
+        text.parse().expect("well-formed")
+    }
+
+    #[test]
+    fn header_is_parsed_into_name_and_value() {
+        let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
+        assert_eq!(pairs(&[header]), [("Authorization", "Bearer a:b")]);
+        for wrong in ["no colon", ": x", "a b: x", "@"] {
+            assert!(wrong.parse::<HeaderArg>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn headers_of_files_keep_the_argument_order() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("headers");
+        let text = "# who asks\r\n\r\nAuthorization: Bearer x\r\n\n  B: 2  \n";
+        std::fs::write(&path, text).expect("written");
+        let args = [arg("A: 1"), HeaderArg::File(path), arg("C:3")];
+        let headers = load_all(&args).expect("well-formed");
+        let expected = [
+            ("A", "1"),
+            ("Authorization", "Bearer x"),
+            ("B", "2"),
+            ("C", "3"),
+        ];
+        assert_eq!(pairs(&headers), expected);
+    }
+
+    #[test]
+    fn arguments_are_redacted_of_headers_and_url_secrets() {
+        let words = [
+            "mount",
+            "--header=A: hunter2",
+            "--header=@/file",
+            "--header",
+            "B: hunter2",
+            "--header",
+            "@/file",
+            "--layer=https://me:hunter2@host/a.tar",
+            "tar:https://host/a.tar?token=hunter2!/b.tar",
+            "https://host/a.tar",
+            "/mnt",
+        ];
+        let shown = redact_arguments(&words.map(OsString::from));
+        let expected = [
+            "mount",
+            "--header=…",
+            "--header=@/file",
+            "--header",
+            "…",
+            "--header",
+            "@/file",
+        ];
+        assert_eq!(shown.get(..7), Some(&expected.map(OsString::from)[..]));
+        assert_eq!(
+            shown.get(9..),
+            Some(&["https://host/a.tar", "/mnt"].map(OsString::from)[..])
+        );
+        assert!(!format!("{shown:?}").contains("hunter2"), "{shown:?}");
+    }
+
+    #[test]
+    fn header_value_is_never_printed() {
+        let header = arg("Authorization: secret");
+        assert!(!format!("{header:?}").contains("secret"));
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("headers");
+        for (text, line) in [("A: 1\nsecret\n", 2), ("\nmy secret: 1\n", 2)] {
+            std::fs::write(&path, text).expect("written");
+            let error = load_all(&[HeaderArg::File(path.clone())]).expect_err("malformed");
+            let message = format!("{error:#}");
+            assert!(message.contains(&format!("line {line}: ")), "{message}");
+            assert!(!message.contains("secret"), "{message}");
+        }
+    }
+
+    #[test]
+    fn invalid_header_file_is_rejected_after_bounded_read() {
+        let refusal = |path: &str| format!("{:#}", load_all(&[arg(path)]).expect_err("refused"));
+        assert!(refusal("@/nowhere").contains("/nowhere"));
+        assert!(refusal("@/dev/zero").contains("longer than"));
+    }
+}

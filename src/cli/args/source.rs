@@ -1,0 +1,153 @@
+//! Location of the archive, and how to read it.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::headers::HeaderArg;
+use super::size::{Size, count_parser, parse_chunk_size, parse_memory, seconds_parser};
+use tarfs::base::sha256::Sha256;
+use tarfs::codec::Compression;
+use tarfs::image::Platform;
+
+/// Location of the archive, and how to read it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SourceArgs {
+    /// The archive: a path, a file://, http:// or https:// URL, or an image
+    ///
+    /// Other forms: tar:SOURCE!/PATH is a file inside another archive. slice:START[+LEN]:SOURCE is a range
+    /// of bytes of SOURCE. An image is oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
+    /// where FILE may be a URL.
+    #[arg(value_name = "SOURCE")]
+    pub source: OsString,
+
+    #[arg(
+        long = "header",
+        help = "Send this header to SOURCE's host; @FILE reads headers from FILE, one per line",
+        long_help = "Send this header with every request to SOURCE's host, and to no other; @FILE reads \
+                     headers from FILE, one per line\n\n\
+                     Other users can list the arguments of a process, so secrets are safer in FILE. \
+                     TARFS_HEADERS holds more headers or @FILE, one per line.",
+        value_name = "NAME: VALUE|@FILE",
+        help_heading = "Network"
+    )]
+    pub headers: Vec<HeaderArg>,
+
+    /// Follow redirects from https:// to http:// URLs [default: refuse them]
+    #[arg(long, help_heading = "Network")]
+    pub allow_insecure_redirects: bool,
+
+    /// Also trust the certificates in this PEM file, for example a self-signed one
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub cacert: Option<PathBuf>,
+
+    /// Maximum number of concurrent requests
+    ///
+    /// tarfs sends fewer if more do not increase the throughput.
+    #[arg(long, value_name = "N", default_value_t = tarfs::fetch::DEFAULT_CONNECTIONS,
+          value_parser = count_parser::<usize>(1..=256), help_heading = "Network")]
+    pub connections: usize,
+
+    /// Maximum bytes of one request
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "8MiB",
+        value_parser = parse_chunk_size,
+        help_heading = "Network"
+    )]
+    pub chunk_size: Size,
+
+    /// Retry the rest of a request that is slower than SIZE bytes per second; 0 disables this
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "64KiB",
+        help_heading = "Network"
+    )]
+    pub min_speed: Size,
+
+    /// Seconds over which --min-speed is measured; 0 disables it
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 5,
+        value_parser = seconds_parser(0..=86_400),
+        help_heading = "Network"
+    )]
+    pub min_speed_wait: u64,
+
+    /// Fail a read after this many seconds without progress
+    ///
+    /// Progress is at least 4 KiB per second. Retries and the pauses between them count.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = tarfs::source::DEFAULT_TIMEOUT.as_secs(),
+        value_parser = seconds_parser(1..=86_400),
+        help_heading = "Network"
+    )]
+    pub timeout: u64,
+
+    /// Maximum retries of a failed request [default: 4]
+    ///
+    /// Without this flag, tarfs retries for as long as --timeout allows if the archive is open already and
+    /// its server is unreachable or busy.
+    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000),
+          help_heading = "Network")]
+    pub retries: Option<u32>,
+
+    /// Memory for buffers, decoders and cached data together, without the index
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_memory)]
+    pub memory: Size,
+
+    /// Memory for the index of the archive or of all layers, in addition to --memory
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub index_memory: Size,
+
+    /// Compression format: none, gzip, lz4, zstd, xz or bzip2 [default: detected]
+    #[arg(long, value_name = "FORMAT")]
+    pub compression: Option<Compression>,
+
+    /// Platform of an image, as OS/ARCH or OS/ARCH/VARIANT [default: this machine's]
+    #[arg(long, value_name = "PLATFORM")]
+    pub platform: Option<Platform>,
+
+    /// Fail unless SOURCE has this SHA-256, or an image this digest
+    ///
+    /// The digest is that of all bytes of SOURCE, as sha256sum prints it. `mount` shows nothing before the
+    /// whole archive matches, unless a saved index was built with the same digest.
+    #[arg(long, value_name = "HEX")]
+    pub expect_sha256: Option<Sha256>,
+
+    /// Continue after zero records, as in concatenated archives
+    #[arg(short = 'i', long)]
+    pub ignore_zeros: bool,
+
+    /// Accept a truncated archive and use its readable part
+    #[arg(long)]
+    pub allow_truncated: bool,
+
+    /// Refuse an archive with more entries than this [default: no limit]
+    #[arg(long, value_name = "N", value_parser = count_parser::<u64>(0..=u64::MAX))]
+    pub max_entries: Option<u64>,
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct TestCommand {
+        #[command(flatten)]
+        source: SourceArgs,
+    }
+
+    /// Parses `words`, the arguments after the program's name.
+    pub(crate) fn parse_source(words: &[&str]) -> SourceArgs {
+        TestCommand::parse_from([&["tarfs"], words].concat()).source
+    }
+}

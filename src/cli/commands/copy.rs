@@ -1,0 +1,177 @@
+//! `tarfs mount --copy-to`: the copy on disk, for the mount and its status.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::ensure;
+use bytes::Bytes;
+
+use super::mount::OpenedArchive;
+use crate::cli::daemon::control_socket::CopyProgress;
+use tarfs::archive::{Archive, ReadError};
+use tarfs::base::xattr_filter::XattrFilter;
+use tarfs::fuse::{self, BackingFiles, Mount};
+use tarfs::index::{Index, Ino};
+use tarfs::materialize::{BackgroundCopy, CopyState, ReadFn, RunningCopy};
+
+/// Tree and bytes from which a copy is made.
+pub(crate) struct CopySource {
+    index: Box<dyn Fn() -> Option<Arc<Index>>>,
+    read: ReadFn,
+}
+
+impl CopySource {
+    /// Copies from `archive`, once its index is complete.
+    pub(crate) fn from_archive(archive: &Arc<Archive>) -> Self {
+        let (read, index) = (Arc::clone(archive), Arc::clone(archive));
+        Self::new(
+            move || index.complete_index(),
+            move |ino, offset, len| read.read_blocking(ino, offset, len),
+        )
+    }
+
+    /// Copies the tree of `index`, once it is complete, with the bytes from `read`.
+    pub(crate) fn new(
+        index: impl Fn() -> Option<Arc<Index>> + 'static,
+        read: impl Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            index: Box::new(index),
+            read: Arc::new(read),
+        }
+    }
+}
+
+/// The copy of one mount.
+#[derive(Debug)]
+pub(crate) struct MountCopy {
+    background: Arc<BackgroundCopy>,
+    /// Set once the index is complete.
+    running: OnceLock<RunningCopy>,
+}
+
+impl MountCopy {
+    /// Opens `directory` for the copy of the mount on `mountpoint`.
+    ///
+    /// Copies the attributes that `xattrs` selects.
+    ///
+    /// # Errors
+    /// The directory is not usable for this copy. Then it is unchanged.
+    pub(crate) fn open(
+        directory: &Path,
+        mountpoint: &Path,
+        xattrs: XattrFilter,
+    ) -> anyhow::Result<Self> {
+        let mountpoint = fuse::canonical_mountpoint(mountpoint)?;
+        let copy = resolve_destination(directory).unwrap_or_else(|_| directory.to_owned());
+        ensure!(
+            !copy.starts_with(&mountpoint) && !mountpoint.starts_with(&copy),
+            "{}: the copy and the mount on {} would hide each other (name a directory beside it)",
+            copy.display(),
+            mountpoint.display()
+        );
+        let background = BackgroundCopy::open(directory, xattrs)?;
+        Ok(Self {
+            background,
+            running: OnceLock::new(),
+        })
+    }
+
+    /// Returns the copied files as backing files for the mount.
+    pub(crate) fn backing_files(&self) -> Arc<dyn BackingFiles> {
+        Arc::new(CopyBackingFiles(Arc::clone(&self.background)))
+    }
+
+    /// Starts to write the tree below `root`, once, if the index is complete.
+    ///
+    /// The copy stops when `self` is dropped.
+    ///
+    /// # Errors
+    /// The directory has other contents, or a system call fails.
+    pub(crate) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
+        let CopySource { index, read } = &opened.copy_source;
+        let Some(index) = index() else {
+            return Ok(());
+        };
+        if self.running.get().is_some() {
+            return Ok(());
+        }
+        let read = Arc::clone(read);
+        let running = self.background.start(&index, root, read, &opened.stats)?;
+        // Cannot fail, because only this method sets it.
+        drop(self.running.set(running));
+        Ok(())
+    }
+
+    /// Cancels the copy.
+    pub(crate) fn stop(&self) {
+        self.background.cancel();
+    }
+
+    /// Returns the progress.
+    pub(crate) fn progress(&self) -> CopyProgress {
+        let progress = self.background.progress();
+        CopyProgress {
+            directory: self.background.directory().to_string_lossy().into_owned(),
+            state: state_name(progress.state).to_owned(),
+            files: progress.files,
+            total_files: progress.total_files,
+            bytes: progress.bytes,
+            total_bytes: progress.total_bytes,
+            failures: progress.failures,
+        }
+    }
+
+    /// Returns notes about a degraded copy.
+    pub(crate) fn notes(&self, mount: &Mount) -> Vec<String> {
+        let copy = self.background.progress().note;
+        let copy = copy.map(|note| format!("copy: {note}"));
+        let refusal = mount.passthrough_disabled_reason();
+        let refusal = refusal.map(|why| format!("no passthrough, this process reads files: {why}"));
+        copy.into_iter().chain(refusal).collect()
+    }
+}
+
+/// Resolves symbolic links in `directory`, which may not exist yet.
+fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
+    match std::fs::canonicalize(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let directory = std::path::absolute(directory)?;
+            let parent = directory.parent().unwrap_or(Path::new("/"));
+            let name = directory.file_name().unwrap_or_default();
+            Ok(std::fs::canonicalize(parent)?.join(name))
+        }
+        found => found,
+    }
+}
+
+fn state_name(state: CopyState) -> &'static str {
+    match state {
+        CopyState::Waiting => "waiting",
+        CopyState::Writing => "writing",
+        CopyState::Retrying => "retrying",
+        CopyState::Complete => "complete",
+        CopyState::Incomplete => "incomplete",
+        CopyState::Stopped => "stopped",
+    }
+}
+
+/// The copy as the source of backing files for the mount.
+#[derive(Debug)]
+struct CopyBackingFiles(Arc<BackgroundCopy>);
+
+impl BackingFiles for CopyBackingFiles {
+    fn may_have(&self, ino: Ino) -> bool {
+        self.0.is_complete(ino)
+    }
+
+    fn open(&self, ino: Ino) -> Option<File> {
+        self.0.open_copy(ino)
+    }
+
+    fn request_copy(&self, ino: Ino) {
+        self.0.prioritize(ino);
+    }
+}

@@ -1,0 +1,132 @@
+//! `tarfs ls`: lists an archive's entries from its index.
+
+use std::ffi::OsString;
+use std::io::{self, BufWriter, IsTerminal, Write, stdout};
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::cli::args::{CacheArgs, SourceArgs};
+use crate::cli::layers::LayerArgs;
+use crate::cli::open_archive::{self, OpenRequest};
+use crate::cli::ui::output;
+use tarfs::archive::DiskCacheMode;
+use tarfs::base::archive_path::ArchivePath;
+use tarfs::index::{Entry, Index, Ino};
+use tarfs::list::{self, Columns, json};
+
+/// Arguments of `tarfs ls`.
+#[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct LsArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    /// List this entry, or the contents of this directory
+    #[arg(value_name = "PATH")]
+    path: Option<OsString>,
+
+    /// Show type, mode, links, owner, size and time of each entry
+    #[arg(short, long)]
+    long: bool,
+
+    /// List subdirectories too, with full paths
+    #[arg(short = 'R', long)]
+    recursive: bool,
+
+    /// Print one JSON object per line for each entry
+    #[arg(long, conflicts_with = "long")]
+    json: bool,
+
+    /// Show numeric IDs of owners
+    #[arg(short, long)]
+    numeric_uid_gid: bool,
+}
+
+pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    let network = open_archive::start_network_runtime()?;
+    let request = OpenRequest {
+        source: &args.source,
+        layers: &args.layers,
+        cache: &args.cache,
+        disk_cache: DiskCacheMode::IndexOnly,
+        allow_skipping: true,
+        should_rescan_unproven: false,
+        should_log_problems: false,
+        quiet: !io::stderr().is_terminal(),
+    };
+    let tree = request.open(&network, &Arc::default())?;
+    list(args, &tree.index())
+}
+
+/// Lists the entries of `index` that `args` select.
+fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
+    let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
+    let from = index
+        .find(&path)
+        .with_context(|| format!("{path}: not in the archive (`tarfs ls -R` shows what is)"))?
+        .ino();
+    let listing = Listing { args, index, from };
+    let mut output = BufWriter::new(stdout().lock());
+    match listing.write(&mut output).and_then(|()| output.flush()) {
+        // The reader of the pipe has ended.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
+        result => {
+            result.context("cannot write the listing")?;
+            Ok(output::report_problems(index))
+        }
+    }
+}
+
+struct Listing<'a> {
+    args: &'a LsArgs,
+    index: &'a Index,
+    from: Ino,
+}
+
+impl Listing<'_> {
+    fn write(&self, output: &mut impl Write) -> io::Result<()> {
+        let escaped = stdout().is_terminal();
+        let mut columns = Columns::new(self.args.numeric_uid_gid, escaped);
+        if self.args.long {
+            // The widths need a separate walk, which is cheaper than storing all entries.
+            self.entries()
+                .for_each(|(_, entry)| columns.measure(&entry));
+        }
+        for (path, entry) in self.entries() {
+            let name = self.name(&path);
+            let line = if self.args.json {
+                json::object(&path, &entry).into_bytes()
+            } else if self.args.long {
+                columns.line(name, &entry)
+            } else if escaped {
+                list::escape(name).into_bytes()
+            } else {
+                name.to_vec()
+            };
+            output.write_all(&line)?;
+            output.write_all(b"\n")?;
+        }
+        Ok(())
+    }
+
+    fn entries(&self) -> impl Iterator<Item = (ArchivePath, Entry<'_>)> {
+        list::walk(self.index, self.from, self.args.recursive)
+    }
+
+    /// Returns the name to print for the entry at `path`.
+    fn name<'p>(&self, path: &'p ArchivePath) -> &'p [u8] {
+        if self.args.recursive {
+            return path.as_bytes();
+        }
+        path.components().next_back().unwrap_or(b".")
+    }
+}

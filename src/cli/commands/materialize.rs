@@ -1,0 +1,885 @@
+//! `tarfs materialize`: writes an archive's tree to disk.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, IsTerminal, Write, stdout};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow, bail, ensure};
+use bytes::Bytes;
+use tokio::runtime::Runtime;
+
+use crate::cli::args::headers;
+use crate::cli::args::xattrs::XattrArgs;
+use crate::cli::args::{self, CacheDirArgs, SavedIndexArgs, Size, SourceArgs};
+use crate::cli::daemon::privileges;
+use crate::cli::layers::{self, LayerArgs};
+use crate::cli::open_archive;
+use crate::cli::resolve::OuterArchiveOptions;
+use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
+use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use tarfs::archive::scan::{self, ScanError, Sink};
+use tarfs::archive::{DiskCacheMode, Error, OpenOptions, SavedIndex};
+use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::error_chain::error_chain;
+use tarfs::base::extent::Plain;
+use tarfs::base::stats::Stats;
+use tarfs::codec::Compression;
+use tarfs::index::MemoryLimit;
+use tarfs::layers::{Layer, WhiteoutFormat};
+use tarfs::list::escape;
+use tarfs::materialize::{
+    self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
+    SelectedPath, Selection, Staging, Summary,
+};
+use tarfs::source::{Access, Source};
+use tarfs::tar::Member;
+
+/// Flags for layers. They conflict with all flags that select a part of SOURCE.
+const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
+
+/// Arguments of `tarfs materialize`.
+#[derive(clap::Args, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct MaterializeArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    saved: SavedIndexArgs,
+
+    /// Write to this directory, which must exist, except with --atomic [default: .]
+    #[arg(short = 'C', long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+
+    /// Extract only these members and everything below them
+    #[arg(value_name = "PATH", conflicts_with_all = LAYER_FLAGS)]
+    paths: Vec<OsString>,
+
+    /// Remove this many leading components of each name
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with_all = LAYER_FLAGS,
+          value_parser = args::count_parser::<usize>(0..=u64::MAX))]
+    strip_components: usize,
+
+    /// Skip members that match this pattern of GNU tar; repeatable
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
+    exclude: Vec<OsString>,
+
+    /// Extract only members that match this pattern of GNU tar; repeatable
+    #[arg(long, value_name = "PATTERN", conflicts_with_all = LAYER_FLAGS)]
+    include: Vec<OsString>,
+
+    /// Keep existing files, and count each as an error
+    #[arg(short = 'k', long, conflicts_with_all = ["skip_old_files", "layers", "whiteouts"])]
+    keep_old_files: bool,
+
+    /// Keep existing files silently
+    #[arg(long, conflicts_with_all = LAYER_FLAGS)]
+    skip_old_files: bool,
+
+    /// Use the numeric IDs of owners, not their names
+    #[arg(long)]
+    numeric_owner: bool,
+
+    /// Do not set the owners of files [default, except for root]
+    #[arg(long)]
+    no_same_owner: bool,
+
+    /// Set the owners of files [default for root]
+    #[arg(long, conflicts_with = "no_same_owner")]
+    same_owner: bool,
+
+    /// Apply the umask to modes [default, except for root]
+    #[arg(long)]
+    no_same_permissions: bool,
+
+    /// Set the exact modes of files [default for root]
+    #[arg(short = 'p', long, conflicts_with = "no_same_permissions")]
+    same_permissions: bool,
+
+    #[command(flatten)]
+    xattrs: XattrArgs,
+
+    /// Number of threads that write files [default: 2 to 4 by processors, 16 on network file systems]
+    ///
+    /// FUSE counts as a network file system, because each file costs a round trip there.
+    #[arg(long, value_name = "N", value_parser = args::count_parser::<usize>(1..=64))]
+    writers: Option<usize>,
+
+    /// Create DIR completely or not at all; it must be missing or empty
+    #[arg(long, requires = "directory", conflicts_with_all = [
+        "keep_old_files", "skip_old_files", "allow_truncated", "to_stdout", "dry_run"])]
+    atomic: bool,
+
+    /// Return only when all data is on the disk
+    #[arg(long, conflicts_with_all = ["to_stdout", "dry_run"])]
+    sync: bool,
+
+    /// Refuse an archive whose files or unpacked stream are larger than this [default: no limit]
+    ///
+    /// Holes of sparse files count.
+    #[arg(long, value_name = "SIZE")]
+    max_unpacked_size: Option<Size>,
+
+    /// Save the progress beside DIR, and continue an interrupted run from there
+    #[arg(long, conflicts_with_all = ["atomic", "keep_old_files", "skip_old_files", "allow_truncated",
+        "expect_sha256", "to_stdout", "dry_run", "layers", "whiteouts"])]
+    resume: bool,
+
+    /// Write the contents of files to standard output, and nothing to disk
+    #[arg(short = 'O', long, conflicts_with_all = LAYER_FLAGS)]
+    to_stdout: bool,
+
+    /// Print what would be written, and write nothing
+    #[arg(long, conflicts_with_all = ["to_stdout", "layers", "whiteouts"])]
+    dry_run: bool,
+
+    /// List each entry when it is written
+    #[arg(short, long)]
+    verbose: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    /// Print counters at the end
+    #[arg(long)]
+    stats: bool,
+
+    /// Final place of the tree, for a caller that writes it elsewhere without --atomic.
+    #[arg(skip)]
+    destination: Option<PathBuf>,
+
+    /// Whether to write empty files for device nodes that this user may not create.
+    #[arg(skip)]
+    device_placeholders: bool,
+}
+
+pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
+    run_with(args, None)
+}
+
+/// Like [`run`], as part of a run that `cleanup` undoes.
+pub(crate) fn run_with(
+    args: &MaterializeArgs,
+    cleanup: Option<&CleanupOnSignal>,
+) -> anyhow::Result<ExitCode> {
+    let network = open_archive::start_network_runtime()?;
+    let stats = Arc::new(Stats::default());
+    // Checked before anything is fetched.
+    let staging = args
+        .atomic
+        .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
+        .transpose()?;
+    args.ensure_path_is_not_destination()?;
+    if !(args.atomic || args.to_stdout || args.dry_run) {
+        materialize::check_empty_destination(args.directory())?;
+    }
+    let index = args.saved.index.as_deref();
+    let is_layered = args.layers.is_layered(&args.source, index)?;
+    let whiteouts = is_layered.then(|| args.layers.whiteouts());
+    if is_layered {
+        args.ensure_whole()?;
+        if staging.is_none() {
+            ensure_empty(args.directory())?;
+        }
+    }
+    privileges::disable_core_dumps(&args.source, &args.layers);
+    let headers = headers::load_all(&args.source.headers)?;
+    let outer = OuterArchiveOptions::new(&args.saved.cache_dir, args.quiet);
+    let layers = layers::open_sources(
+        &args.source,
+        &args.layers,
+        &headers,
+        &outer,
+        &network,
+        &stats,
+    )?;
+    let source = &layers.first().context("there is always SOURCE")?.source;
+    let mut open_options =
+        open_archive::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
+    open_options.scan.memory = args.layers.memory_budget(&args.source);
+    open_options.layer = whiteouts;
+    open_options.scan.tar.accepts_empty = is_layered;
+    if let Some(size) = args.max_unpacked_size {
+        open_options.scan.tar.limits.size = size.0;
+    }
+    let saved = SavedIndex::find(&**source, &open_options)?;
+    let wanted = args.selection().paths;
+    let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
+    if !wanted.is_empty() {
+        match saved.as_ref().and_then(|saved| saved.may_have_any(&wanted)) {
+            Some(false) => {
+                for path in wanted {
+                    let cause = Cause::NotFound;
+                    output::print_error(Problem { path, cause });
+                }
+                return Ok(ExitCode::from(output::EXIT_FAILURE));
+            }
+            None if source.is_remote() => args.ensure_path_looks_like_member()?,
+            Some(true) | None => {}
+        }
+    }
+    let run = Run {
+        args,
+        start_time: Instant::now(),
+        scan_options: scan::Options {
+            saved_index: saved,
+            ..open_options.scan.clone()
+        },
+        open_options: &open_options,
+        network: &network,
+        stats: &stats,
+        source,
+        layers: &layers,
+        whiteouts,
+        reporter: Arc::new(TerminalReporter {
+            prints_entries: args.verbose || args.dry_run,
+            escapes_names: stdout().is_terminal(),
+            reports_truncation: args.source.allow_truncated,
+        }),
+    };
+    let outcome = if args.to_stdout {
+        run.to_stdout()
+    } else if args.dry_run {
+        Ok(run.dry_run())
+    } else if let Some(staging) = staging {
+        run.to_disk_atomically(&Arc::new(staging), cleanup)
+    } else if args.resume {
+        run.resume()
+    } else {
+        run.to_disk()
+    };
+    if args.stats {
+        output::print_counters(&stats);
+    }
+    outcome
+}
+
+/// Whether `path` has the form of a directory on this machine, and hardly of a member.
+fn looks_like_destination(path: &Path) -> bool {
+    match path.components().next() {
+        Some(Component::RootDir) => path != Path::new("/"),
+        Some(first) => first == Component::ParentDir || first.as_os_str() == "~",
+        None => false,
+    }
+}
+
+/// Returns the error for a PATH that probably means the destination.
+fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
+    let name = path.display();
+    anyhow!(
+        "{name}: {reason}, but a PATH is a member of the archive (to write into it use -C {name}; to \
+         take the member of this name add -C .)"
+    )
+}
+
+impl MaterializeArgs {
+    /// Arguments that write all of `source`, an image, to `directory`.
+    ///
+    /// The caller moves the tree to `destination`. Names of owners are ignored, because they belong to
+    /// another system. Modes are exact even for an ordinary user.
+    pub(crate) fn for_bundle(
+        source: SourceArgs,
+        cache_dir: CacheDirArgs,
+        directory: PathBuf,
+        destination: PathBuf,
+        quiet: bool,
+    ) -> Self {
+        Self {
+            source,
+            layers: LayerArgs::default(),
+            saved: SavedIndexArgs {
+                cache_dir,
+                index: None,
+            },
+            directory: Some(directory),
+            paths: Vec::new(),
+            strip_components: 0,
+            exclude: Vec::new(),
+            include: Vec::new(),
+            keep_old_files: false,
+            skip_old_files: false,
+            numeric_owner: true,
+            no_same_owner: false,
+            same_owner: false,
+            no_same_permissions: false,
+            same_permissions: true,
+            xattrs: XattrArgs::default(),
+            writers: None,
+            atomic: true,
+            sync: false,
+            max_unpacked_size: None,
+            resume: false,
+            to_stdout: false,
+            dry_run: false,
+            verbose: false,
+            quiet,
+            stats: false,
+            destination: Some(destination),
+            device_placeholders: true,
+        }
+    }
+
+    /// Returns the directory to write to.
+    fn directory(&self) -> &Path {
+        self.directory.as_deref().unwrap_or(Path::new("."))
+    }
+
+    /// Refuses a PATH that probably means the destination, without -C.
+    ///
+    /// # Errors
+    /// The PATH is an empty directory here.
+    fn ensure_path_is_not_destination(&self) -> anyhow::Result<()> {
+        match self.possible_destination() {
+            Some(path) if materialize::is_empty_directory(path) => {
+                Err(not_a_member_error(path, "is an empty directory here"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a PATH in the form of a directory on this machine, without -C.
+    ///
+    /// # Errors
+    /// The PATH has this form.
+    fn ensure_path_looks_like_member(&self) -> anyhow::Result<()> {
+        match self.possible_destination() {
+            Some(path) if looks_like_destination(path) => Err(not_a_member_error(
+                path,
+                "has the form of a directory on this machine",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the PATH that may mean the destination: the only one, without -C.
+    fn possible_destination(&self) -> Option<&Path> {
+        match (self.paths.as_slice(), &self.directory) {
+            ([path], None) if !self.to_stdout => Some(Path::new(path)),
+            _ => None,
+        }
+    }
+
+    /// Refuses flags that select a part of an image. With --layer, clap refuses them.
+    ///
+    /// # Errors
+    /// Such a flag is given.
+    fn ensure_whole(&self) -> anyhow::Result<()> {
+        let requested = [
+            ("PATH", !self.paths.is_empty()),
+            ("--strip-components", self.strip_components > 0),
+            ("--exclude", !self.exclude.is_empty()),
+            ("--include", !self.include.is_empty()),
+            ("--keep-old-files", self.keep_old_files),
+            ("--skip-old-files", self.skip_old_files),
+            ("--resume", self.resume),
+            ("--to-stdout", self.to_stdout),
+            ("--dry-run", self.dry_run),
+        ];
+        match requested.iter().find(|(_, is_requested)| *is_requested) {
+            Some((flag, _)) => bail!("{flag} cannot be used with an image (leave it out)"),
+            None => Ok(()),
+        }
+    }
+
+    fn selection(&self) -> Selection {
+        let globs = |patterns: &[OsString]| {
+            patterns
+                .iter()
+                .map(|pattern| Glob::new(pattern.as_bytes()))
+                .collect()
+        };
+        Selection {
+            strip_components: self.strip_components,
+            exclude: globs(&self.exclude),
+            include: globs(&self.include),
+            paths: self
+                .paths
+                .iter()
+                .map(|path| SelectedPath::new(path.as_bytes()))
+                .collect(),
+        }
+    }
+
+    fn options(&self, reporter: Arc<dyn Reporter>) -> Options {
+        let defaults = Options::for_this_user();
+        Options {
+            selection: self.selection(),
+            existing: match (self.keep_old_files, self.skip_old_files) {
+                (true, _) => Existing::Keep,
+                (_, true) => Existing::Skip,
+                _ => Existing::Replace,
+            },
+            device_placeholders: self.device_placeholders,
+            same_owner: (defaults.same_owner || self.same_owner) && !self.no_same_owner,
+            same_permissions: (defaults.same_permissions || self.same_permissions)
+                && !self.no_same_permissions,
+            numeric_owner: self.numeric_owner,
+            xattrs: self.xattrs.filter(),
+            writers: self.writers,
+            sync: self.sync,
+            max_entries: self.source.max_entries.unwrap_or(u64::MAX),
+            index_memory: MemoryLimit::new(self.source.index_memory.0),
+            reporter: Some(reporter),
+        }
+    }
+}
+
+/// One run, for any destination.
+struct Run<'a> {
+    /// Time at which writing began.
+    start_time: Instant,
+    args: &'a MaterializeArgs,
+    network: &'a Runtime,
+    stats: &'a Arc<Stats>,
+    source: &'a Arc<dyn Source>,
+    /// SOURCE and its layers.
+    layers: &'a [Layer],
+    /// How whiteouts are marked, if SOURCE consists of layers.
+    whiteouts: Option<WhiteoutFormat>,
+    open_options: &'a OpenOptions,
+    scan_options: scan::Options,
+    reporter: Arc<dyn Reporter>,
+}
+
+impl Run<'_> {
+    fn options(&self) -> Options {
+        self.args.options(Arc::clone(&self.reporter))
+    }
+
+    fn to_disk(&self) -> anyhow::Result<ExitCode> {
+        let options = self.options();
+        let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
+        let stats = Arc::clone(self.stats);
+        let place = self.args.directory().display().to_string();
+        let layers_directory = self.whiteouts.map(|_| self.args.directory().to_owned());
+        let _cleanup = CleanupOnSignal::install(move || {
+            if let Some(directory) = layers_directory {
+                // Errors are ignored, because the process ends in any case.
+                drop(remove_unplaced(&directory));
+            }
+            report_interrupted(&stats, &place, NOT_RESUMABLE_HINT);
+        })?;
+        let (complete, finished) = self.write(sink);
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        self.report_summary(&summary);
+        Ok(exit_code(complete, &summary))
+    }
+
+    /// Adds the destination to an error that stopped the run.
+    fn with_destination(
+        &self,
+        finished: Result<Summary, materialize::Error>,
+    ) -> anyhow::Result<Summary> {
+        finished.map_err(|error| {
+            let is_for_entry = error.is_for_entry();
+            let error = anyhow::Error::new(error);
+            if is_for_entry {
+                error.context(self.args.directory().display().to_string())
+            } else {
+                error
+            }
+        })
+    }
+
+    fn report_summary(&self, summary: &Summary) {
+        if !self.args.quiet {
+            output::report_written(summary.entries, summary.bytes, self.start_time.elapsed());
+        }
+    }
+
+    /// Writes everything to `sink` and prints the errors of the archives.
+    ///
+    /// Returns whether the archives had none, and the sink's result.
+    fn write(
+        &self,
+        mut sink: Materializer,
+    ) -> (anyhow::Result<bool>, Result<Summary, materialize::Error>) {
+        if let Some(whiteouts) = self.whiteouts {
+            let complete = self.write_layers(&mut sink, whiteouts);
+            return (complete, sink.finish());
+        }
+        let scanned = self.scan(&mut sink);
+        // Directories get their attributes even if the archive ended with an error.
+        let finished = sink.finish();
+        (Ok(self.report_scan(scanned)), finished)
+    }
+
+    /// Writes the layers over each other. Returns whether they had no errors.
+    fn write_layers(
+        &self,
+        sink: &mut Materializer,
+        whiteouts: WhiteoutFormat,
+    ) -> anyhow::Result<bool> {
+        let mut left_bytes = self.args.max_unpacked_size.map(|size| size.0);
+        sink.begin_layers(whiteouts);
+        for layer in self.layers {
+            let mut options = self.open_options.scan.clone();
+            options.sha256 = layer.digest;
+            options.saved_index = SavedIndex::find(&*layer.source, self.open_options)?;
+            sink.begin_layer();
+            if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes one layer over the previous ones, with `left_bytes` left of --max-unpacked-size.
+    fn write_layer(
+        &self,
+        sink: &mut Materializer,
+        source: &Arc<dyn Source>,
+        options: &scan::Options,
+        left_bytes: &mut Option<u64>,
+    ) -> bool {
+        let mut options = options.clone();
+        if let Some(left) = *left_bytes {
+            options.tar.limits.size = left;
+        }
+        let mut counting_sink = CountingSink {
+            sink,
+            file_bytes: 0,
+        };
+        let scanned = self.scan_source(source, &options, &mut counting_sink);
+        let file_bytes = counting_sink.file_bytes;
+        let plain_bytes = scanned.as_ref().map_or(0, |summary| summary.plain_len);
+        if let Some(left) = left_bytes {
+            *left = left.saturating_sub(file_bytes.max(plain_bytes));
+        }
+        // An error that stops the run is printed at its end.
+        report_scan_error(source, scanned) && sink.end_layer().is_ok()
+    }
+
+    /// Like [`Run::to_disk`], but continues an interrupted run and can be continued.
+    fn resume(mut self) -> anyhow::Result<ExitCode> {
+        let is_pinned = self.source.fingerprint().is_strong();
+        if !is_pinned || self.source.access() == Access::Stream {
+            output::print_error(format_args!(
+                "{}: the source has no reliable version or can be read only once, so an interrupted \
+                 run starts again from the beginning",
+                self.source.location()
+            ));
+            return self.to_disk();
+        }
+        let options = self.options();
+        let resume_key = self.resume_key(&options);
+        let stats = Arc::clone(self.stats);
+        let directory = self.args.directory();
+        let (mut sink, resume_point) =
+            Materializer::with_journal(directory, options, stats, &resume_key)?;
+        let place = directory.display().to_string();
+        let counted = Arc::clone(self.stats);
+        let _cleanup =
+            CleanupOnSignal::install(move || report_interrupted(&counted, &place, RESUMABLE_HINT))?;
+        self.scan_options.resume_points = true;
+        let has_checksums = resume_point
+            .as_ref()
+            .is_some_and(|point| point.compression != Compression::None && point.member > Plain(0));
+        self.scan_options.resume = resume_point;
+        let scanned = self.scan(&mut sink);
+        let is_interrupted = match &scanned {
+            Ok(_) => false,
+            Err(ScanError::Sink(_)) => true,
+            Err(ScanError::Archive { error, .. }) => {
+                matches!(error, Error::Source(_) | Error::Interrupted)
+            }
+        };
+        let finished = if is_interrupted {
+            sink.suspend()
+        } else {
+            sink.finish()
+        };
+        let complete = self.report_scan(scanned);
+        let code = self.with_destination(finished).map(|summary| {
+            if !is_interrupted {
+                self.report_summary(&summary);
+            }
+            exit_code(complete, &summary)
+        });
+        if is_interrupted || code.is_err() {
+            output::print_error(format_args!(
+                "{}: incomplete (run the same command again to continue)",
+                directory.display()
+            ));
+        } else if has_checksums {
+            output::print_error(format_args!(
+                "{}: checksums over bytes from before and after an interruption were not verified",
+                self.source.location()
+            ));
+        }
+        code
+    }
+
+    /// Returns the settings that a continued run must share with the first.
+    fn resume_key(&self, options: &Options) -> String {
+        let source = self.source;
+        let scan = &self.scan_options;
+        format!(
+            "{} {} {} {:?} {:?} {:?} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            source.locator(),
+            source.fingerprint(),
+            (scan.compression, scan.tar.ignore_zeros),
+            options.selection,
+            (
+                options.same_owner,
+                options.same_permissions,
+                options.numeric_owner
+            ),
+            options.xattrs,
+        )
+    }
+
+    /// Like [`Run::to_disk`], but removes an incomplete tree, even when a signal ends the process.
+    fn to_disk_atomically(
+        &self,
+        staging: &Arc<Staging>,
+        bundle_cleanup: Option<&CleanupOnSignal>,
+    ) -> anyhow::Result<ExitCode> {
+        let to_interrupt = Arc::clone(staging);
+        let cleanup = move || report_leftover(to_interrupt.interrupt());
+        let _own = match bundle_cleanup {
+            Some(bundle_cleanup) => {
+                bundle_cleanup.run_first(cleanup);
+                None
+            }
+            None => Some(CleanupOnSignal::install(cleanup)?),
+        };
+        let outcome = self.write_and_commit(staging);
+        report_leftover(staging.discard());
+        outcome
+    }
+
+    fn write_and_commit(&self, staging: &Staging) -> anyhow::Result<ExitCode> {
+        let options = self.options();
+        let sink = Materializer::staged(staging, options, Arc::clone(self.stats))?;
+        let (complete, finished) = self.write(sink);
+        let (complete, summary) = (complete?, self.with_destination(finished)?);
+        if complete && summary.errors == 0 {
+            staging.commit(self.args.sync)?;
+            self.report_summary(&summary);
+            self.report_device_placeholders();
+            return Ok(ExitCode::SUCCESS);
+        }
+        let code = exit_code(complete, &summary);
+        let (place, hint) = match &self.args.destination {
+            Some(destination) => (destination.as_path(), ""),
+            None => (
+                self.args.directory(),
+                " (without --atomic the rest is kept)",
+            ),
+        };
+        output::print_error(format_args!(
+            "{}: nothing was written there, because the tree is incomplete{hint}",
+            place.display()
+        ));
+        Ok(code)
+    }
+
+    fn report_device_placeholders(&self) {
+        let count = self.stats.written_device_placeholders.get();
+        if count > 0 {
+            let place = self.args.destination.as_deref();
+            output::print_error(format_args!(
+                "{}: device nodes written as empty files, because this user may not create device nodes: \
+                 {count}",
+                place.unwrap_or(self.args.directory()).display()
+            ));
+        }
+    }
+
+    fn to_stdout(&self) -> anyhow::Result<ExitCode> {
+        let selection = self.args.selection();
+        let mut sink =
+            ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
+        let scanned = self.scan(&mut sink);
+        let finished = sink.finish();
+        let complete = self.report_scan(scanned);
+        Ok(exit_code(complete, &finished?))
+    }
+
+    fn dry_run(&self) -> ExitCode {
+        let selection = self.args.selection();
+        let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.reporter)));
+        let scanned = self.scan(&mut sink);
+        let complete = self.report_scan(scanned);
+        exit_code(complete, &sink.finish())
+    }
+
+    fn scan<S: Sink>(&self, sink: &mut S) -> Result<scan::Summary, ScanError<S::Error>> {
+        self.scan_source(self.source, &self.scan_options, sink)
+    }
+
+    fn scan_source<S: Sink>(
+        &self,
+        source: &Arc<dyn Source>,
+        options: &scan::Options,
+        sink: &mut S,
+    ) -> Result<scan::Summary, ScanError<S::Error>> {
+        let lens = self.layers.iter().map(|layer| &layer.source);
+        let task = ProgressOptions {
+            verb: "materializing",
+            total_bytes: lens.map(|source| source.fingerprint().len).sum(),
+            stats: Arc::clone(self.stats),
+        };
+        let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
+        scan::scan(source, options, self.network.handle(), self.stats, sink)
+    }
+
+    /// Prints why a scan ended early. Returns whether it was complete.
+    ///
+    /// The sink reports its own errors.
+    fn report_scan<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
+        report_scan_error(self.source, scanned)
+    }
+}
+
+/// Like [`Run::report_scan`], for the scan of `source`.
+fn report_scan_error<E>(
+    source: &Arc<dyn Source>,
+    scanned: Result<scan::Summary, ScanError<E>>,
+) -> bool {
+    match scanned {
+        Ok(summary) => summary.damages == 0,
+        Err(ScanError::Sink(_)) => false,
+        Err(ScanError::Archive { error, member, .. }) => {
+            let location = source.location();
+            let place = match member {
+                Some(name) => format!("{location}: in member '{}'", name.escape_ascii()),
+                None => location.to_owned(),
+            };
+            output::print_error(output::format_with_hint(
+                &anyhow::Error::new(error).context(place),
+            ));
+            false
+        }
+    }
+}
+
+/// Removes files of layers that are not in their final places yet.
+fn remove_unplaced(directory: &Path) -> io::Result<()> {
+    let directory = File::open(directory)?;
+    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
+}
+
+/// Refuses a `directory` with contents, because whiteouts in layers could delete them.
+fn ensure_empty(directory: &Path) -> anyhow::Result<()> {
+    let name = directory.display();
+    let mut entries =
+        fs::read_dir(directory).with_context(|| format!("{name}: cannot read the directory"))?;
+    ensure!(
+        entries.next().is_none(),
+        "{name}: is not empty, and whiteouts in layers could delete its files (name an empty directory)"
+    );
+    Ok(())
+}
+
+/// A sink that adds up the sizes of its files.
+struct CountingSink<'a> {
+    sink: &'a mut Materializer,
+    file_bytes: u64,
+}
+
+impl Sink for CountingSink<'_> {
+    type Error = materialize::Error;
+
+    fn member(&mut self, member: Member) -> Result<(), Self::Error> {
+        self.file_bytes = self.file_bytes.saturating_add(member.size);
+        self.sink.member(member)
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error> {
+        self.sink.payload(bytes)
+    }
+
+    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error> {
+        self.sink.member_end(cut)
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.sink.warning(text);
+    }
+
+    fn damage(&mut self, offset: Plain, text: &str) {
+        self.sink.damage(offset, text);
+    }
+}
+
+/// Advice after the interruption of a run without a journal.
+const NOT_RESUMABLE_HINT: &str = "run it again; with --resume an interrupted run can continue";
+
+/// Advice after the interruption of a run with a journal.
+const RESUMABLE_HINT: &str = "run the same command again to continue";
+
+/// Prints how much an interrupted run has written to `place`.
+fn report_interrupted(stats: &Stats, place: &str, hint: &str) {
+    output::print_error(format_args!(
+        "{place}: interrupted, {} entries and {} bytes were written ({hint})",
+        stats.written_entries.get(),
+        stats.written_bytes.get(),
+    ));
+}
+
+fn report_leftover(removed: Result<(), materialize::Error>) {
+    if let Err(error) = removed {
+        output::print_error(output::format_with_hint(&error.into()));
+    }
+}
+
+fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
+    if complete && summary.errors == 0 {
+        return ExitCode::SUCCESS;
+    }
+    // A single problem is on the screen already.
+    if summary.errors > 1 {
+        output::print_error(format_args!(
+            "{} entries are missing or incomplete, for the reasons above",
+            summary.errors
+        ));
+    }
+    ExitCode::from(output::EXIT_FAILURE)
+}
+
+/// Prints entries and problems at once.
+#[derive(Debug)]
+struct TerminalReporter {
+    prints_entries: bool,
+    /// Whether to escape names that could control a terminal, as `ls` does.
+    escapes_names: bool,
+    /// Whether to report truncated members. Otherwise the error that truncated them names them.
+    reports_truncation: bool,
+}
+
+impl Reporter for TerminalReporter {
+    fn entry(&self, path: &ArchivePath) {
+        if self.prints_entries {
+            let mut line = if self.escapes_names {
+                escape(path.as_bytes()).into_bytes()
+            } else {
+                path.as_bytes().to_vec()
+            };
+            line.push(b'\n');
+            // Ignored, because a closed pipe is no failure.
+            drop(stdout().write_all(&line));
+        }
+    }
+
+    fn problem(&self, problem: &Problem) {
+        if self.reports_truncation || !matches!(problem.cause, Cause::Truncated) {
+            output::print_error(error_chain(problem));
+        }
+    }
+
+    fn warning(&self, text: &str) {
+        output::print_error(text);
+    }
+}

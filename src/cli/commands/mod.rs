@@ -1,0 +1,14 @@
+//! The verbs: a file each, with its arguments and its implementation.
+
+pub(crate) mod bundle;
+pub(crate) mod cache;
+pub(crate) mod copy;
+pub(crate) mod generate;
+pub(crate) mod image;
+pub(crate) mod index;
+pub(crate) mod ls;
+pub(crate) mod materialize;
+pub(crate) mod mount;
+pub(crate) mod status;
+pub(crate) mod umount;
+pub(crate) mod verify;

@@ -1,0 +1,1053 @@
+//! `tarfs mount`: mounts an archive and serves it in the background.
+
+use std::cell::OnceCell;
+use std::convert::Infallible;
+use std::fmt;
+use std::fs;
+use std::io::{IsTerminal, stderr};
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::Args;
+use signal_hook::iterator::{Handle, Signals};
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+
+use super::copy::{CopySource, MountCopy};
+use super::status as status_text;
+use crate::cli::args::xattrs::XattrArgs;
+use crate::cli::args::{self, CacheArgs, SourceArgs};
+use crate::cli::daemon::control_socket::{
+    ControlSocket, FailedRead, Phase, Request, Response, Status,
+};
+use crate::cli::daemon::daemonize::{self, DirectoryScope, LogTarget};
+use crate::cli::daemon::inherited_fds::InheritedFds;
+use crate::cli::daemon::metrics_server::MetricsListener;
+use crate::cli::daemon::overlay_dirs::{self, OverlayDirs};
+use crate::cli::daemon::prefetch::{PrefetchArgs, Recording};
+use crate::cli::daemon::sd_notify::{self, ServiceManager};
+use crate::cli::daemon::status_source::StatusSource;
+use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
+use crate::cli::daemon::{control_socket, privileges};
+use crate::cli::environment::{self, Role};
+use crate::cli::layers::LayerArgs;
+use crate::cli::ui::{cleanup_on_signal, exit, logging, output, panic_hook};
+use tarfs::archive::{Callback, WaitFor};
+use tarfs::base::archive_path::ArchivePath;
+use tarfs::base::error_chain::error_chain;
+use tarfs::base::stats::Stats;
+use tarfs::base::thread::Thread;
+use tarfs::base::trusted_dir::TrustedDir;
+use tarfs::fuse::{
+    Content, Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, RecentError,
+    Subtree, TarFilesystem, UnmountError, supports_takeover,
+};
+use tarfs::index::Ino;
+
+/// Extra time for a reply beyond the source's timeout.
+///
+/// A read of the source that times out ends first, and its error says why.
+const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
+
+/// Timeout for the mount's threads to exit after the unmount.
+const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
+
+/// Arguments of `tarfs mount`.
+#[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct MountArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub layers: LayerArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub prefetch: PrefetchArgs,
+    #[command(flatten)]
+    pub xattrs: XattrArgs,
+    /// The directory to mount on
+    pub mountpoint: PathBuf,
+    /// Return only when the whole archive is indexed
+    ///
+    /// Without this flag, the mount is usable at once, and early callers wait for the files that they want.
+    /// --root, --strip-components, --writable, --layer and images imply this flag.
+    #[arg(long)]
+    pub wait_index: bool,
+    /// Restart the process that serves the mount when it dies; open files stay open
+    ///
+    /// Without this flag, a mount whose process dies is unmounted. With --foreground, the process that the
+    /// user started stays alive.
+    #[arg(long)]
+    pub restart: bool,
+    /// With --restart: seconds that a new process may take to read the index before the mount is unmounted
+    ///
+    /// Time in which the source is unreachable does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
+          value_parser = args::seconds_parser(1..=86_400))]
+    pub restart_timeout: u64,
+    /// Version of the archive that a successor must serve, because the kernel has seen it.
+    #[arg(skip)]
+    pub shown_version: Option<String>,
+    /// Stay in the foreground instead of returning once the mount is ready
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Make the mount writable, with an overlay over the archive
+    #[arg(long)]
+    pub writable: bool,
+    /// With --writable: keep changes in DIR/upper for later mounts [default: discard them on unmount]
+    ///
+    /// DIR must be on a local file system.
+    #[arg(long, value_name = "DIR", requires = "writable")]
+    pub upper: Option<PathBuf>,
+    #[arg(
+        short = 'o',
+        value_name = "OPTIONS",
+        value_parser = parse_mount_options,
+        help = "Mount options, separated by commas: allow_other, default_permissions, uid=N, gid=N, \
+                umask=OCTAL, suid, dev, noexec, nosymfollow, ro, fsname=NAME; repeatable"
+    )]
+    pub options: Vec<String>,
+    /// Show only this directory of the archive
+    #[arg(long, value_name = "PATH")]
+    pub root: Option<String>,
+    /// Descend this many levels first, each through the only directory there
+    ///
+    /// Files beside that directory are not shown.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = args::count_parser::<usize>(0..=u64::MAX))]
+    pub strip_components: usize,
+    /// Append log messages to this file [default: the journal or syslog]
+    ///
+    /// Messages before the mount is ready are printed to the terminal. With --foreground, all are printed
+    /// there by default.
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Copy the tree to DIR in the background, and read complete files from there
+    ///
+    /// The kernel reads these files itself if it permits that. DIR must be empty for the first mount. A
+    /// later mount continues the copy.
+    #[arg(long, value_name = "DIR")]
+    pub copy_to: Option<PathBuf>,
+    /// Mount in the mount namespace of process PID, or in that of the file PATH
+    ///
+    /// PATH is a file like /proc/PID/ns/mnt. MOUNTPOINT must be an absolute path in that namespace. All
+    /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
+    #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
+    pub namespace: Option<PathBuf>,
+    /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
+    ///
+    /// Anyone who can connect to the port can read it.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Validates `-o` while clap parses it, so that clap reports the error.
+fn parse_mount_options(argument: &str) -> Result<String, tarfs::fuse::OptionError> {
+    MountOptions::default().apply(argument)?;
+    Ok(argument.to_owned())
+}
+
+/// Returns the file that names a mount namespace, from a process ID or a path.
+fn namespace_path(argument: &str) -> PathBuf {
+    let is_process = !argument.is_empty() && argument.bytes().all(|byte| byte.is_ascii_digit());
+    if is_process {
+        format!("/proc/{argument}/ns/mnt").into()
+    } else {
+        argument.into()
+    }
+}
+
+impl MountArgs {
+    fn mount_options(&self) -> anyhow::Result<MountOptions> {
+        let mut options = MountOptions::default();
+        for argument in &self.options {
+            options.apply(argument)?;
+        }
+        Ok(options)
+    }
+
+    /// Returns the error in the combination of flags, if there is one.
+    fn find_conflict(&self) -> Option<&'static str> {
+        let wants_writing = self.mount_options().ok()?.read_only == Some(false);
+        if wants_writing && !self.writable {
+            return Some(
+                "mount option `rw` asks for writing, but a mount is read-only without --writable",
+            );
+        }
+        if self.writable && self.restart && self.copy_to.is_some() {
+            return Some(
+                "--restart with --copy-to mounts again when the process dies, which is not possible \
+                 with --writable (leave out one of the three)",
+            );
+        }
+        self.namespace.as_ref()?;
+        [
+            (
+                self.writable,
+                "--writable cannot be combined with --namespace: the overlay is created in the \
+                 current namespace",
+            ),
+            (
+                self.restart,
+                "--restart cannot be combined with --namespace: the mount ends with its process",
+            ),
+            (
+                self.copy_to.is_some(),
+                "--copy-to cannot be combined with --namespace: mount here and bind the mount there",
+            ),
+            (
+                !self.mountpoint.is_absolute(),
+                "with --namespace the mountpoint must be an absolute path",
+            ),
+        ]
+        .into_iter()
+        .find_map(|(is_wrong, error)| is_wrong.then_some(error))
+    }
+
+    /// Whether the whole archive must be indexed before the mount.
+    pub(crate) fn waits_for_index(&self) -> bool {
+        // overlayfs requires that its lower layer does not change.
+        self.writable
+            || self.wait_index
+            || self.root.is_some()
+            || self.strip_components > 0
+            || self.layers.is_set()
+    }
+
+    fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
+        let root = self.root.as_deref().unwrap_or_default();
+        let path = ArchivePath::sanitize(root.as_bytes()).path;
+        Ok(Subtree::new(
+            &content.index(),
+            &path,
+            self.strip_components,
+        )?)
+    }
+}
+
+/// An open archive, with its status and statistics.
+pub(crate) struct OpenedArchive {
+    /// The archive's tree and bytes.
+    pub content: Arc<dyn Content>,
+    /// SOURCE as an absolute name without secrets.
+    ///
+    /// The kernel lists it as the mount's source, and mount(8) compares it with fstab.
+    pub name: String,
+    /// Location and number of layers, as logs and the status show it.
+    pub location: String,
+    /// Names of the layers, from the bottom, if there are several.
+    pub layers: Vec<String>,
+    /// Pinned version of the archive.
+    pub version: String,
+    /// Whether `version` differs for any two contents.
+    pub is_strong: bool,
+    /// Counters of the work done so far.
+    pub stats: Arc<Stats>,
+    /// Source of the archive's part of a status.
+    pub status_source: Box<dyn StatusSource>,
+    /// Recorder of read files, if the user wants one; ends with the mount.
+    pub recording: Option<Recording>,
+    /// Source of the files for --copy-to.
+    pub copy_source: CopySource,
+    /// Runtime that reads need. Declared last, so that it is dropped last.
+    pub network: Runtime,
+}
+
+impl fmt::Debug for OpenedArchive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedArchive")
+            .field("location", &self.location)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Mounts the archive that `open_archive` opens.
+///
+/// In the process that the user started, returns when the mount is ready. In the background process, and
+/// with `--foreground`, returns after the unmount.
+///
+/// # Errors
+/// The archive cannot be opened or mounted. Then nothing is mounted.
+pub(crate) fn run(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+) -> anyhow::Result<ExitCode> {
+    if let Some(error) = args.find_conflict() {
+        output::print_error(error);
+        return Ok(ExitCode::from(output::EXIT_USAGE));
+    }
+    let inherited = InheritedFds::collect();
+    let role = environment::role();
+    let is_supervisor = role.is_none() && args.foreground && args.restart;
+    // Otherwise this process starts one that serves the mount, and that one may need the user's descriptors.
+    if role.is_some() || args.foreground && !is_supervisor {
+        inherited.set_cloexec();
+    }
+    privileges::disable_core_dumps(&args.source, &args.layers);
+    let log = || LogTarget::open(args.log_file.as_deref());
+    match role {
+        Some(Role::Supervisor) => supervisor::run(args, inherited),
+        Some(Role::Successor) => {
+            let log = log().or_else(|_| LogTarget::open(None))?;
+            let mode = if args.foreground {
+                supervisor::follow_supervisor()?;
+                ProcessMode::Foreground(log, SupervisorLink::service_manager())
+            } else {
+                // No terminal is left to report to.
+                daemonize::detach(log, inherited)?;
+                ProcessMode::Detached
+            };
+            let takeover = SupervisorLink::receive_takeover()?;
+            // The kernel knows this archive's files already, so the index must be complete before its next
+            // request.
+            let args = MountArgs {
+                wait_index: true,
+                shown_version: Some(takeover.version().to_owned()),
+                ..args.clone()
+            };
+            let served = serve(&args, open_archive, Some(takeover), mode);
+            if let (Err(error), false) = (&served, args.foreground) {
+                // In the foreground, `run`'s caller prints the error.
+                tracing::error!("{error:#}");
+            }
+            served
+        }
+        Some(Role::Background) => {
+            let mode = ProcessMode::Background(log()?, inherited);
+            serve(args, open_archive, None, mode)
+        }
+        Some(Role::SupervisedWorker) => {
+            supervisor::follow_supervisor()?;
+            let mode = ProcessMode::Foreground(log()?, SupervisorLink::service_manager());
+            serve(args, open_archive, None, mode)
+        }
+        None if is_supervisor => supervisor::run_foreground(args, inherited),
+        None if args.foreground => {
+            let mode = ProcessMode::Foreground(log()?, ServiceManager::from_environment());
+            serve(args, open_archive, None, mode)
+        }
+        None => {
+            let words: Vec<_> = std::env::args_os().skip(1).collect();
+            daemonize::spawn_daemon(&words, DirectoryScope::User)
+        }
+    }
+}
+
+/// Where the serving process runs once the mount is ready.
+enum ProcessMode {
+    /// In the foreground, with an optional log file and an optional service manager to notify.
+    Foreground(LogTarget, Option<ServiceManager>),
+    /// In the background, started by a process that waits until the mount is ready.
+    Background(LogTarget, InheritedFds),
+    /// In the background already.
+    Detached,
+}
+
+impl ProcessMode {
+    /// Reports damage to the terminal, or that listings wait for the index.
+    ///
+    /// Returns whether damage was reported.
+    fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
+        match self {
+            Self::Detached => return false,
+            Self::Foreground(..) => {}
+            Self::Background(log, _) => {
+                log.start_copying();
+                wait_for_scan(opened);
+            }
+        }
+        let index = opened.status_source.index();
+        if index.phase == Phase::Scanning && stderr().is_terminal() {
+            output::print_error(format_args!(
+                "mounted; files can be opened by name now, but directory listings (`ls`) wait until the \
+                 archive has been read ({}); `tarfs status` shows the progress",
+                status_text::format_index(&index)
+            ));
+        }
+        let is_over = index.phase != Phase::Scanning;
+        if is_over {
+            report_scan_end(opened);
+        }
+        is_over
+    }
+
+    /// Enters this mode and reports that the mount is ready.
+    fn enter(self) -> anyhow::Result<Option<ServiceManager>> {
+        match self {
+            Self::Detached => Ok(None),
+            Self::Background(log, inherited) => {
+                daemonize::detach_and_report_ready(log, inherited)
+                    .context("cannot stay in the background")?;
+                Ok(None)
+            }
+            Self::Foreground(log, manager) => {
+                log.redirect();
+                logging::never_block();
+                if let Some(manager) = &manager {
+                    manager.notify_ready();
+                }
+                Ok(manager)
+            }
+        }
+    }
+}
+
+/// Timeout of the wait for the scan before the process leaves the terminal.
+///
+/// The wait lets the user see the damage of a small archive on the terminal.
+const SCAN_WAIT_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// First part of [`SCAN_WAIT_TIMEOUT`]. After it, the process stops waiting if a large archive is less than
+/// a fifth scanned.
+const SCAN_CHECK_DELAY: Duration = Duration::from_millis(50);
+
+/// Compressed size above which an archive is large for this purpose.
+const LARGE_ARCHIVE_BYTES: u64 = 64 << 20;
+
+/// Waits for the end of the scan, for at most [`SCAN_WAIT_TIMEOUT`].
+fn wait_for_scan(opened: &OpenedArchive) {
+    let (sender, scanned) = mpsc::channel::<()>();
+    let then = Callback::new(move || drop(sender));
+    opened.content.on_available(WaitFor::End, then);
+    // The callback sends nothing and only drops the sender.
+    let is_over = |wait| scanned.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected);
+    if is_over(SCAN_CHECK_DELAY) {
+        return;
+    }
+    let index = opened.status_source.index();
+    let takes_longer = |all: u64| all > LARGE_ARCHIVE_BYTES && index.scanned_bytes < all / 5;
+    if !index.of_bytes.is_some_and(takes_longer) {
+        is_over(SCAN_WAIT_TIMEOUT.saturating_sub(SCAN_CHECK_DELAY));
+    }
+}
+
+/// Logs the scan's error and the archive's damage after the scan.
+fn report_scan_end(opened: &OpenedArchive) {
+    if let Some(failure) = opened.status_source.index().failure {
+        tracing::error!(
+            failure,
+            "indexing failed; files that were not indexed yet are unavailable"
+        );
+    }
+    report_damage(opened);
+}
+
+/// Logs how many members are damaged or missing from the tree.
+///
+/// Also names the first ones, unless a scan by this process has logged them.
+fn report_damage(opened: &OpenedArchive) {
+    let damage = opened.status_source.damage();
+    if damage.members == 0 {
+        return;
+    }
+    let is_logged = opened.layers.is_empty() && opened.stats.scans.get() > 0;
+    if !is_logged {
+        for member in &damage.named {
+            tracing::warn!("{member}");
+        }
+    }
+    let count = output::format_damaged_members(damage.members);
+    tracing::warn!("{count}; `tarfs status` names the first ones");
+}
+
+/// Sends a response to the client of a request.
+type ResponseFn = Box<dyn FnOnce(Response) + Send>;
+
+/// An event that the serving process handles.
+enum Event {
+    /// The user or the system asked the process to end.
+    Signal,
+    /// The scan ended, or there was none.
+    ScanEnded,
+    /// Another process sent a request.
+    Request(Request, ResponseFn),
+    /// The mount is gone.
+    MountEnded,
+}
+
+fn serve(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+    takeover: Option<TakeoverState>,
+    mode: ProcessMode,
+) -> anyhow::Result<ExitCode> {
+    crate::cli::daemon::malloc::set_mmap_threshold();
+    let options = args.mount_options()?;
+    let namespace = args.namespace.as_deref();
+    let namespace = namespace.map(OpenNamespace::open).transpose()?;
+    if let Some(namespace) = &namespace {
+        Mount::check_in_namespace(namespace, &args.mountpoint)?;
+    } else if takeover
+        .as_ref()
+        .is_none_or(|found| found.session.is_none())
+    {
+        Mount::check(&args.mountpoint)?;
+        if let Some(hidden) = Mount::describe_hidden(&args.mountpoint) {
+            let mountpoint = args.mountpoint.display();
+            tracing::warn!(%mountpoint, "the mount hides {hidden} until it is unmounted");
+        }
+    }
+    // Bound early, like the mountpoint, so that an error appears before the long work.
+    let metrics = args.metrics.map(MetricsListener::bind).transpose()?;
+    let copy = args.copy_to.as_deref();
+    let copy = copy
+        .map(|directory| MountCopy::open(directory, &args.mountpoint, args.xattrs.filter()))
+        .transpose()?;
+    let writable = overlay_dirs::open_overlay_dirs(args, takeover.as_ref())?;
+    create_directories(args);
+    privileges::drop_capabilities(args);
+    if let ProcessMode::Foreground(_, Some(manager)) = &mode {
+        manager.notify_status("reading the archive");
+    }
+    let opened = open_reporting_outages(args, open_archive, takeover.as_ref())?;
+    let result = mount_and_serve(
+        args,
+        &opened,
+        (&options, namespace, writable),
+        takeover,
+        metrics,
+        copy.as_ref(),
+        mode,
+    );
+    if let Some(copy) = &copy {
+        copy.stop();
+    }
+    if result.is_ok() {
+        exit::force_exit_after(THREAD_EXIT_TIMEOUT);
+    }
+    // Writes the recorded files to disk.
+    drop(opened.recording);
+    // No caller is left to wait for requests in flight, such as those of a scan.
+    opened.network.shutdown_background();
+    // Joins the threads of the copy, which are not blocked any more.
+    drop(copy);
+    result
+}
+
+/// Opens the archive, and reports outages of its source to the supervisor.
+///
+/// Only a successor has a supervisor here.
+fn open_reporting_outages(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+    takeover: Option<&TakeoverState>,
+) -> anyhow::Result<OpenedArchive> {
+    let stats = Arc::new(Stats::default());
+    let supervisor = takeover.map(|takeover| &takeover.supervisor);
+    let _watch = supervisor
+        .map(|supervisor| supervisor.watch_reachability(&stats))
+        .transpose()?;
+    let opened = open_archive(args, stats);
+    if let (Err(error), Some(supervisor)) = (&opened, supervisor)
+        && output::is_outage(error)
+    {
+        supervisor.report_unreachable();
+    }
+    opened
+}
+
+/// Creates directories that root cannot create after it drops its capabilities.
+///
+/// They may be inside another user's directory. Errors are ignored, because the later use reports them.
+fn create_directories(args: &MountArgs) {
+    if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
+        drop(TrustedDir::create(&cache_dir));
+    }
+    drop(control_socket::create_private_dir(
+        &environment::runtime_dir(),
+    ));
+}
+
+fn mount_and_serve(
+    args: &MountArgs,
+    opened: &OpenedArchive,
+    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<OverlayDirs>),
+    takeover: Option<TakeoverState>,
+    metrics: Option<MetricsListener>,
+    copy: Option<&MountCopy>,
+    mode: ProcessMode,
+) -> anyhow::Result<ExitCode> {
+    let view = args.view(&*opened.content)?;
+    let (events, inbox) = mpsc::channel();
+    // Until here, a signal ends the process, because there is nothing to clean up.
+    let _signals = SignalWatch::start(events.clone())?;
+    let metrics_url = metrics.as_ref().map(MetricsListener::url);
+    let asking = events.clone();
+    let _metrics = metrics
+        .map(|metrics| metrics.serve(opened.network.handle(), move || request_status(&asking)))
+        .transpose()?;
+    let root = view.root();
+    // `options` are for the FUSE mount, and `overlay_options` for the overlay over it, if there is one.
+    let overlay_options = options;
+    let options = &match writable {
+        Some(_) => overlay_dirs::lower_options(options),
+        None => options.clone(),
+    };
+    let tree = build_filesystem(args, opened, view, options, copy)?;
+    let scanned = events.clone();
+    let then = Callback::new(move || send_event(&scanned, Event::ScanEnded));
+    opened.content.on_available(WaitFor::End, then);
+    let ended = events.clone();
+    let ended = move || send_event(&ended, Event::MountEnded);
+    let is_successor = takeover.is_some();
+    let (supervisor, session) = connect_supervisor(opened, takeover)?;
+    let mount = match (&session, namespace, &writable) {
+        (None, Some(namespace), _) => {
+            let supervisor = supervisor.as_ref();
+            mount_in_namespace(&namespace, args, opened, tree, options, supervisor, ended)?
+        }
+        (Some(session), _, writable) => {
+            let mount = Mount::take_over(tree, session, ended)?;
+            if let Some(writable) = writable {
+                writable.mark_adopted();
+            }
+            mount
+        }
+        (None, None, writable) => {
+            let writable = writable
+                .as_ref()
+                .map(|writable| (writable, overlay_options));
+            mount_here(
+                args,
+                opened,
+                tree,
+                options,
+                writable,
+                supervisor.as_ref(),
+                ended,
+            )?
+        }
+    };
+    // The session holds a duplicate.
+    drop(session);
+    if let Some(supervisor) = &supervisor {
+        supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
+    }
+    if is_successor {
+        // Relative paths are valid until here.
+        std::env::set_current_dir("/").context("cannot leave the directory")?;
+    }
+    if let Some(copy) = copy {
+        copy.start(opened, root)?;
+    }
+    let control = ControlSocket::serve(&environment::runtime_dir(), move |request| {
+        send_and_wait(&events, request)
+    });
+    let _control = control
+        .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
+        .ok();
+    let is_reported = mode.report_to_terminal(opened);
+    let manager = match mode.enter() {
+        Ok(manager) => manager,
+        Err(error) => {
+            // Otherwise a client that asks at this moment waits for a response, and the control socket waits
+            // for it.
+            drop(inbox);
+            return Err(error);
+        }
+    };
+    tracing::info!(
+        source = opened.location,
+        mountpoint = %mount.mountpoint().display(),
+        "mounted"
+    );
+    let state = ServeState {
+        mount: &mount,
+        opened,
+        copy,
+        writable: writable.as_ref(),
+        root,
+        metrics_url: metrics_url.as_deref(),
+        manager: manager.as_ref(),
+        is_reported,
+        unmapped_acl_entries: OnceCell::new(),
+    };
+    let has_ended = event_loop(inbox, &state);
+    if let (true, Some(writable)) = (has_ended, &writable) {
+        writable.mark_lower_ended();
+    }
+    // Fails pending reads now instead of when the connection is aborted.
+    opened.content.close();
+    if let Some(manager) = &manager {
+        manager.notify_stopping();
+    }
+    tracing::info!("unmounted");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Builds the filesystem that answers the kernel's requests.
+fn build_filesystem(
+    args: &MountArgs,
+    opened: &OpenedArchive,
+    view: Subtree,
+    options: &MountOptions,
+    copy: Option<&MountCopy>,
+) -> anyhow::Result<TarFilesystem> {
+    let (content, stats) = (Arc::clone(&opened.content), Arc::clone(&opened.stats));
+    let timeout = Duration::from_secs(args.source.timeout) + REPLY_TIMEOUT_MARGIN;
+    let mut tree = TarFilesystem::new(content, view, options, stats)
+        .with_timeout(timeout)
+        .with_xattrs(args.xattrs.filter());
+    if args.writable {
+        tree = tree.for_overlay();
+    }
+    match copy {
+        Some(copy) => tree
+            .with_backing_files(copy.backing_files())
+            .context("cannot start a thread"),
+        None => Ok(tree),
+    }
+}
+
+/// Mounts `tree` in another mount namespace.
+fn mount_in_namespace(
+    namespace: &OpenNamespace,
+    args: &MountArgs,
+    opened: &OpenedArchive,
+    tree: TarFilesystem,
+    options: &MountOptions,
+    supervisor: Option<&SupervisorLink>,
+    ended: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<Mount> {
+    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
+        if let Some(supervisor) = supervisor {
+            supervisor.report_mounted(site, device);
+        }
+    };
+    let at = (namespace, args.mountpoint.as_path());
+    let mount = Mount::start_in_namespace(tree, &opened.name, at, options, mounted, ended)?;
+    Ok(mount)
+}
+
+/// Mounts `tree`, and an overlay over it if the mount is `writable`.
+fn mount_here(
+    args: &MountArgs,
+    opened: &OpenedArchive,
+    tree: TarFilesystem,
+    options: &MountOptions,
+    writable: Option<(&OverlayDirs, &MountOptions)>,
+    supervisor: Option<&SupervisorLink>,
+    ended: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<Mount> {
+    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
+        if let Some(supervisor) = supervisor {
+            supervisor.report_mounted(site, device);
+        }
+    };
+    let (at, source) = (&args.mountpoint, &opened.name);
+    let Some((writable, overlay_options)) = writable else {
+        return Ok(Mount::start_with_callback(
+            tree, source, at, options, mounted, ended,
+        )?);
+    };
+    overlay_dirs::ensure_restart_possible(args, opened.is_strong)?;
+    let lower = writable.create_lower_dir(supervisor)?;
+    let mut mount = Mount::start_with_callback(tree, source, &lower, options, mounted, ended)?;
+    overlay_dirs::ensure_restart_possible(args, supports_takeover(mount.capabilities()))?;
+    writable.mount_overlay(&mut mount, source, at, overlay_options, supervisor)?;
+    Ok(mount)
+}
+
+/// Starts or inherits the supervisor. Returns it with the session to take over, if there is one.
+///
+/// # Errors
+/// The archive is not the version that the previous process served.
+fn connect_supervisor(
+    opened: &OpenedArchive,
+    takeover: Option<TakeoverState>,
+) -> anyhow::Result<(Option<SupervisorLink>, Option<InheritedSession>)> {
+    let Some(takeover) = takeover else {
+        let supervisor = match environment::role() {
+            Some(Role::SupervisedWorker) => SupervisorLink::from_stdin(),
+            _ => SupervisorLink::spawn(),
+        };
+        let supervisor = supervisor.inspect_err(
+            |error| tracing::warn!(%error, "no supervisor; a crash will leave a dead mount"),
+        );
+        return Ok((supervisor.ok(), None));
+    };
+    takeover.ensure_version(&opened.version)?;
+    Ok((Some(takeover.supervisor), takeover.session))
+}
+
+/// State of the serving process from which a status is built.
+struct ServeState<'a> {
+    mount: &'a Mount,
+    opened: &'a OpenedArchive,
+    copy: Option<&'a MountCopy>,
+    writable: Option<&'a OverlayDirs>,
+    root: Ino,
+    metrics_url: Option<&'a str>,
+    manager: Option<&'a ServiceManager>,
+    /// Whether damaged members were reported before the process left the terminal.
+    is_reported: bool,
+    /// Number of ACL entries that are left out, once the index is complete.
+    unmapped_acl_entries: OnceCell<usize>,
+}
+
+/// Handles events until the mount is gone.
+///
+/// Returns whether the mount's connection has ended. Consumes `inbox`, so that unhandled requests are
+/// refused.
+#[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
+fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
+    let mount = state.mount;
+    let mut signal_force = Force::No;
+    while let Some(event) = next_event(&inbox, state) {
+        match event {
+            Event::MountEnded => return true,
+            Event::ScanEnded => {
+                if !state.is_reported {
+                    report_scan_end(state.opened);
+                }
+                if let Some(copy) = state.copy
+                    && copy.start(state.opened, state.root).is_err()
+                {
+                    tracing::debug!("no copy; the status shows the reason");
+                }
+            }
+            Event::Request(Request::Status, answer) => {
+                let status = build_status(state);
+                answer(Response::Status(Box::new(status)));
+            }
+            Event::Request(Request::Umount { force }, answer) => {
+                let force = if force { Force::Yes } else { Force::No };
+                let result = mount.unmount(force);
+                answer(umount_response(mount, &result, force));
+                if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
+                    return false;
+                }
+            }
+            Event::Signal => match mount.unmount(signal_force) {
+                // The unmount arrives as an event. After a forced one, the last user may keep the mount
+                // alive.
+                Ok(()) if signal_force == Force::No => {}
+                Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
+                Err(error) if signal_force == Force::No => {
+                    tracing::warn!(%error, "still mounted; a second signal unmounts anyway");
+                    signal_force = Force::Yes;
+                }
+                Err(error) => {
+                    // The mount ends with its connection. The supervisor unmounts what is left.
+                    tracing::error!(%error, "cannot unmount; this process ends anyway");
+                    return false;
+                }
+            },
+        }
+    }
+    false
+}
+
+/// Returns the next event, or `None` when all senders are gone.
+///
+/// While it waits, it reports the scan's progress to the service manager.
+fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> {
+    let Some(manager) = state.manager else {
+        return inbox.recv().ok();
+    };
+    loop {
+        let index = state.opened.status_source.index();
+        let location = &state.opened.location;
+        let is_sent = manager.notify_status(&format!(
+            "{location}: {}",
+            status_text::format_index(&index)
+        ));
+        if is_sent && index.phase != Phase::Scanning {
+            return inbox.recv().ok();
+        }
+        match inbox.recv_timeout(sd_notify::STATUS_INTERVAL) {
+            Ok(event) => return Some(event),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return None,
+        }
+    }
+}
+
+fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> Response {
+    match result {
+        Ok(()) => Response::Unmounted {
+            unmounted: mount.mountpoint().to_string_lossy().into_owned(),
+            elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
+        },
+        Err(error) => Response::Error {
+            hint: error.hint().map(str::to_owned),
+            error: error_chain(error),
+        },
+    }
+}
+
+fn build_status(state: &ServeState<'_>) -> Status {
+    let &ServeState {
+        mount,
+        opened,
+        copy,
+        writable,
+        metrics_url,
+        ref unmapped_acl_entries,
+        ..
+    } = state;
+    // Taken first, because the notes below explain states that `progress` reports.
+    let progress = copy.map(MountCopy::progress);
+    let mut notes = opened.status_source.notes();
+    if let Some(copy) = copy {
+        notes.extend(copy.notes(mount));
+    }
+    if let Some(namespace) = mount.namespace() {
+        let path = namespace.path.display();
+        notes.push(format!("it is in another mount namespace: {path}"));
+    }
+    let attachment = mount.attachment();
+    let detached = matches!(attachment, Ok(None));
+    let (mountpoint, mount_id) = match attachment.ok().flatten() {
+        Some(found) => (found.path, Some(found.mount_id)),
+        None => (mount.mountpoint().to_owned(), None),
+    };
+    {
+        let index = opened.content.index();
+        let count = || tarfs::fuse::unmapped_acl_entries(&index);
+        let count = index
+            .is_complete()
+            .then(|| *unmapped_acl_entries.get_or_init(count));
+        if let Some(count @ 1..) = count {
+            notes.push(format!(
+                "{count} entries of ACLs are left out, because they name users or groups that this user \
+                 namespace does not map"
+            ));
+        }
+    }
+    // The index is released above and locked again here. Two nested locks would deadlock while the scan
+    // waits to write.
+    let entries = opened.content.index().entry_count();
+    let damage = opened.status_source.damage();
+    opened.stats.panics.record_max(panic_hook::count());
+    Status {
+        source: opened.location.clone(),
+        layers: opened.layers.clone(),
+        mountpoint: mountpoint.to_string_lossy().into_owned(),
+        device: Some(control_socket::format_device(mount.device())),
+        mount_id,
+        detached,
+        pid: std::process::id(),
+        since_unix_seconds: unix_seconds(mount.mounted_at()),
+        version: opened.version.clone(),
+        entries,
+        index: opened.status_source.index(),
+        resident_bytes: resident_bytes().unwrap_or(0),
+        memory: opened.status_source.memory(),
+        disk_cache: opened.status_source.disk_cache(),
+        prefetch: opened.status_source.prefetch(),
+        metrics: metrics_url.map(str::to_owned),
+        counters: opened
+            .stats
+            .snapshot()
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect(),
+        copy: progress,
+        writable: writable.map(|writable| writable.status(mount)),
+        damaged_members: damage.members,
+        damaged: damage.named,
+        notes,
+        errors: mount.recent_errors().into_iter().map(failed_read).collect(),
+    }
+}
+
+fn failed_read(failure: RecentError) -> FailedRead {
+    FailedRead {
+        last_unix_seconds: unix_seconds(failure.last),
+        count: failure.count,
+        path: failure.path,
+        reason: failure.reason,
+    }
+}
+
+fn unix_seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs())
+}
+
+/// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
+fn resident_bytes() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Sends `request` to the serving thread and waits for its response.
+fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
+    let (sender, answer) = mpsc::sync_channel(1);
+    let taken = Box::new(move |response| send_response(&sender, response));
+    send_event(events, Event::Request(request, taken));
+    answer.recv().unwrap_or_else(|_| Response::Error {
+        error: "the mount is being unmounted already".to_owned(),
+        hint: None,
+    })
+}
+
+/// Like [`send_and_wait`] for a status, without a blocked thread.
+///
+/// The channel closes if there is no response.
+fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
+    let (sender, status) = oneshot::channel();
+    let taken = Box::new(move |answer| {
+        if let Response::Status(status) = answer
+            && sender.send(*status).is_err()
+        {
+            tracing::debug!("the client is gone");
+        }
+    });
+    send_event(events, Event::Request(Request::Status, taken));
+    status
+}
+
+fn send_event(events: &Sender<Event>, event: Event) {
+    if events.send(event).is_err() {
+        tracing::debug!("the serving thread has ended already");
+    }
+}
+
+fn send_response(answer: &SyncSender<Response>, response: Response) {
+    if answer.send(response).is_err() {
+        tracing::debug!("the client is gone");
+    }
+}
+
+/// Turns signals into events until it is dropped.
+struct SignalWatch {
+    handle: Handle,
+    _thread: Thread<()>,
+}
+
+impl SignalWatch {
+    fn start(events: Sender<Event>) -> anyhow::Result<Self> {
+        let signals = Signals::new(cleanup_on_signal::termination_signals());
+        let mut signals = signals.context("cannot watch for signals")?;
+        let handle = signals.handle();
+        let thread = Thread::spawn("signals", move || {
+            for _ in signals.forever() {
+                send_event(&events, Event::Signal);
+            }
+        })
+        .context("cannot watch for signals")?;
+        Ok(Self {
+            handle,
+            _thread: thread,
+        })
+    }
+}
+
+impl Drop for SignalWatch {
+    fn drop(&mut self) {
+        self.handle.close();
+    }
+}

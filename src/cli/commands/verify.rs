@@ -1,0 +1,400 @@
+//! `tarfs verify`: reads an archive from start to end and reports damage.
+
+use std::convert::Infallible;
+use std::io::{Write, stdout};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use bytes::Bytes;
+use serde::Serialize;
+use tokio::runtime::Runtime;
+
+use crate::cli::args::headers;
+use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::daemon::privileges;
+use crate::cli::layers::{self, LayerArgs};
+use crate::cli::open_archive;
+use crate::cli::resolve::{self, OuterArchiveOptions};
+use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use tarfs::archive::scan::{self, Digest, ScanError, Sink};
+use tarfs::archive::{Error, VerifySink};
+use tarfs::base::sha256::Sha256;
+use tarfs::base::stats::Stats;
+use tarfs::codec::Compression;
+use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
+use tarfs::layers::{WhiteoutFormat, merge};
+use tarfs::source::Source;
+use tarfs::tar::Member;
+
+/// Arguments of `tarfs verify`.
+#[derive(clap::Args, Debug)]
+pub(crate) struct VerifyArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    cache_dir: CacheDirArgs,
+
+    /// Also compare this index with the archive
+    #[arg(long, value_name = "FILE")]
+    index: Option<PathBuf>,
+
+    /// Print JSON objects, one per archive, instead of text
+    #[arg(long)]
+    json: bool,
+
+    /// Show no progress
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Result of a check.
+///
+/// Programs read these names. New ones may be added, but none may change or disappear.
+#[derive(Serialize, Debug)]
+struct Report {
+    /// Location without secrets.
+    source: String,
+    is_good: bool,
+    /// `None` if the format is unknown.
+    format: Option<String>,
+    /// `None` if not all bytes were read.
+    packed_bytes: Option<u64>,
+    /// `None` if not all bytes could be decoded.
+    plain_bytes: Option<u64>,
+    /// Members up to the first error.
+    members: u64,
+    /// `None` if not all compressed bytes could be read.
+    sha256: Option<String>,
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
+    let network = open_archive::start_network_runtime()?;
+    let stats = Arc::new(Stats::default());
+    // Checked before anything is fetched.
+    let index = args.index.as_deref();
+    let limit = MemoryLimit::new(args.source.index_memory.0);
+    let index = index.map(|path| store::read(path, &limit));
+    let mut index = index.transpose()?;
+    resolve::reject_single_archive_flags(&args.source, args.index.as_deref())?;
+    let outer = OuterArchiveOptions::new(&args.cache_dir, args.quiet);
+    let no_layers = LayerArgs::default();
+    privileges::disable_core_dumps(&args.source, &no_layers);
+    let headers = headers::load_all(&args.source.headers)?;
+    let layers =
+        layers::open_sources(&args.source, &no_layers, &headers, &outer, &network, &stats)?;
+    let is_image = resolve::image_reference(&args.source).is_some();
+    let mut tree = is_image.then(|| VerifiedLayers {
+        indexes: Vec::new(),
+        limit,
+    });
+    let mut reports = Vec::new();
+    for layer in layers {
+        let stats = Arc::new(Stats::default());
+        let index = index.take();
+        reports.push(verify(
+            args,
+            &layer.source,
+            index,
+            tree.as_mut(),
+            &network,
+            &stats,
+        ));
+    }
+    if let Some(tree) = &tree {
+        tree.add_problems(&mut reports);
+    }
+    for report in &mut reports {
+        report.is_good = report.problems.is_empty();
+        print_report(report, args.json)?;
+    }
+    Ok(if reports.iter().all(|report| report.is_good) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(output::EXIT_FAILURE)
+    })
+}
+
+/// The layers of an image, which are verified in sequence.
+#[derive(Debug)]
+struct VerifiedLayers {
+    /// Indexes of the verified layers, from the bottom.
+    indexes: Vec<Index>,
+    /// Memory limit for all indexes together.
+    limit: MemoryLimit,
+}
+
+impl VerifiedLayers {
+    /// Returns the builder for the next layer's index.
+    fn builder(&self) -> Builder {
+        let builder = Builder::new(index::Options {
+            whiteouts: Some(WhiteoutFormat::Oci),
+            ..index::Options::default()
+        });
+        builder.with_memory_limit(&self.limit)
+    }
+
+    /// Adds the problems of each layer that appear only in the merged tree.
+    fn add_problems(&self, reports: &mut [Report]) {
+        let indexes: Vec<_> = self.indexes.iter().collect();
+        let merged = match merge(&indexes, WhiteoutFormat::Oci, &self.limit) {
+            Ok(merged) => merged,
+            Err(error) => {
+                let last = reports.last_mut();
+                return last.map_or((), |last| last.problems.push(error.to_string()));
+            }
+        };
+        for (layer, problem) in &merged.problems {
+            if let Some(report) = reports.get_mut(*layer) {
+                report.problems.push(problem.to_string());
+            }
+        }
+        let named = merged.problems.len() as u64;
+        let more = merged.index.problem_count().saturating_sub(named);
+        if more > 0
+            && let Some(last) = reports.last_mut()
+        {
+            let text = format!("{more} more members of the image are not in its tree");
+            last.problems.push(text);
+        }
+    }
+}
+
+/// A check of an archive that also indexes it if it is a layer.
+#[derive(Debug)]
+struct VerifyAndIndexSink {
+    check: VerifySink,
+    layer: Option<Builder>,
+}
+
+impl Sink for VerifyAndIndexSink {
+    type Error = TooMuchMemory;
+
+    fn begin(&mut self, compression: Compression) {
+        self.check.begin(compression);
+    }
+
+    fn member(&mut self, member: Member) -> Result<(), TooMuchMemory> {
+        if let Some(builder) = &mut self.layer {
+            // The index records a refused member as a problem.
+            builder.add_member(&member).ok();
+            builder.check_memory()?;
+        }
+        self.check.member(member).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), TooMuchMemory> {
+        self.check.payload(bytes).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn member_end(&mut self, cut: bool) -> Result<(), TooMuchMemory> {
+        self.check.member_end(cut).unwrap_or_else(never);
+        Ok(())
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.check.warning(text);
+    }
+
+    fn span_piece(&mut self, bytes: &Bytes) {
+        self.check.span_piece(bytes);
+    }
+}
+
+fn never(error: Infallible) {
+    match error {}
+}
+
+/// Verifies the archive at `source`, and compares it with `index` if one is given.
+///
+/// For a layer, also adds the index of what was read to `layers`.
+fn verify(
+    args: &VerifyArgs,
+    source: &Arc<dyn Source>,
+    index: Option<Index>,
+    layers: Option<&mut VerifiedLayers>,
+    network: &Runtime,
+    stats: &Arc<Stats>,
+) -> Report {
+    let plain_digest = source.fingerprint().plain_sha256();
+    let mut options = scan::Options {
+        sha256: Digest::Compute,
+        plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Compute),
+        spans: index.is_some(),
+        ..open_archive::scan_options(&args.source)
+    };
+    options.tar.accepts_empty = layers.is_some();
+    let check = index.map_or_else(VerifySink::new, |index| {
+        VerifySink::with_index(Arc::new(index))
+    });
+    let mut sink = VerifyAndIndexSink {
+        check,
+        layer: layers.as_ref().map(|layers| layers.builder()),
+    };
+    let scanned = {
+        let task = ProgressOptions {
+            verb: "verifying",
+            total_bytes: source.fingerprint().len,
+            stats: Arc::clone(stats),
+        };
+        let _progress = Progress::start(task, args.quiet);
+        scan::scan(source, &options, network.handle(), stats, &mut sink)
+    };
+    let VerifyAndIndexSink { check, layer } = sink;
+    let mut report = Report {
+        source: source.location().to_owned(),
+        is_good: false,
+        format: check.compression().map(|format| format.to_string()),
+        packed_bytes: None,
+        plain_bytes: None,
+        members: check.members(),
+        sha256: None,
+        problems: Vec::new(),
+        warnings: check.warnings(),
+    };
+    let sha256 = match scanned {
+        Ok(summary) => {
+            report.packed_bytes = Some(summary.packed_len);
+            report.plain_bytes = Some(summary.plain_len);
+            if summary.damages > 0 {
+                report.problems.push(format!(
+                    "members may be lost at {} damaged places",
+                    summary.damages
+                ));
+            }
+            report.problems.extend(check.differences(&summary));
+            let problem = plain_digest_problem(plain_digest, summary.plain_sha256);
+            report.problems.extend(problem);
+            summary.sha256
+        }
+        Err(ScanError::Archive {
+            error,
+            member,
+            sha256,
+        }) => {
+            let mut error = anyhow::Error::new(error);
+            if let Some(name) = member {
+                error = error.context(format!("in member '{}'", name.escape_ascii()));
+            }
+            report.problems.push(output::format_with_hint(&error));
+            if sha256.is_some() {
+                report.packed_bytes = Some(stats.scanned_packed_bytes.get());
+            }
+            sha256.map(|sha256| *sha256)
+        }
+        Err(ScanError::Sink(error)) => {
+            report.problems.push(error.to_string());
+            None
+        }
+    };
+    if let (Some(layers), Some(builder)) = (layers, layer) {
+        layers.indexes.push(builder.finish(Origin::default()));
+    }
+    // The digest of an image is that of its manifest, which contains that of each layer.
+    let requested = match open_archive::scan_options(&args.source).sha256 {
+        Digest::Expect(digest) => Some(digest),
+        Digest::Compute | Digest::Ignore => None,
+    };
+    let expected = source.fingerprint().sha256().or(requested);
+    let problem = expected.and_then(|expected| digest_problem(expected, sha256));
+    report.problems.extend(problem);
+    report.sha256 = sha256.map(|digest| digest.to_string());
+    report
+}
+
+/// Returns the problem if the digest `found` is not `expected`, or unknown.
+fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
+    match found {
+        Some(found) if found == expected => None,
+        Some(found) => Some(Error::DigestMismatch { expected, found }.to_string()),
+        None => Some("its SHA-256 is unknown, because not all bytes could be read".to_owned()),
+    }
+}
+
+/// Returns the problem if the decompressed bytes do not have the digest `expected`.
+fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Option<String> {
+    let expected = expected?;
+    // A missing digest means that its thread has ended, and nothing was compared.
+    let error = found.map_or(Error::Interrupted, |found| Error::PlainDigestMismatch {
+        expected,
+        found,
+    });
+    (found != Some(expected)).then(|| error.to_string())
+}
+
+fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
+    let mut text = if json {
+        serde_json::to_string(report)?
+    } else {
+        to_text(report)
+    };
+    text.push('\n');
+    let written = stdout().write_all(text.as_bytes());
+    written.context("cannot write the result")?;
+    if !json {
+        for problem in &report.problems {
+            output::print_error(format_args!("{}: {problem}", report.source));
+        }
+        for warning in &report.warnings {
+            output::print_error(format_args!("{}: warning: {warning}", report.source));
+        }
+    }
+    Ok(())
+}
+
+fn to_text(report: &Report) -> String {
+    let number = |known: Option<u64>| known.map(|number| number.to_string());
+    let unknown = || "unknown".to_owned();
+    let lines = [
+        ("format", report.format.clone()),
+        ("packed bytes", number(report.packed_bytes)),
+        ("plain bytes", number(report.plain_bytes)),
+        ("members", Some(report.members.to_string())),
+        ("sha256", report.sha256.clone()),
+    ];
+    let verdict = if report.is_good { "good" } else { "not good" };
+    let mut text = format!("{}: {verdict}", report.source);
+    for (name, value) in lines {
+        let value = value.unwrap_or_else(unknown);
+        text.extend(["\n", name, &" ".repeat(14 - name.len()), &value]);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs read these names. New ones may be added, but none may change or disappear.
+    #[test]
+    fn verify_json_field_names_are_stable() {
+        let report = Report {
+            source: "a.tar".to_owned(),
+            is_good: true,
+            format: Some("gzip".to_owned()),
+            packed_bytes: Some(1),
+            plain_bytes: None,
+            members: 3,
+            sha256: None,
+            problems: Vec::new(),
+            warnings: Vec::new(),
+        };
+        assert_eq!(
+            serde_json::to_string(&report).expect("a report"),
+            r#"{"source":"a.tar","is_good":true,"format":"gzip","packed_bytes":1,"#.to_owned()
+                + r#""plain_bytes":null,"members":3,"sha256":null,"problems":[],"warnings":[]}"#
+        );
+        let words = to_text(&report);
+        assert!(
+            words.starts_with("a.tar: good\nformat        gzip\n"),
+            "{words}"
+        );
+        assert!(words.ends_with("\nsha256        unknown"), "{words}");
+    }
+}

@@ -1,0 +1,159 @@
+//! The background process, and the foreground process that waits until it is ready.
+//!
+//! A multithreaded program cannot fork, so it starts itself again. The second process inherits the terminal
+//! for its errors and a pipe as its stdout. It writes `ready` to the pipe once the mount is ready, and then
+//! detaches. If it ends before, the first process exits with the same code.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+
+use super::inherited_fds::InheritedFds;
+use crate::cli::args::headers;
+use crate::cli::environment::{self, Role};
+use crate::cli::ui::logging;
+use tarfs::base::trusted_dir;
+
+/// Message of the background process when it is ready.
+const READY_MESSAGE: &str = "ready\n";
+
+/// Owner of the directories that a background process uses for its socket and its cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum DirectoryScope {
+    /// The user who starts it.
+    User,
+    /// The system.
+    System,
+}
+
+/// Starts this program again with `arguments`. Returns when the new process is ready or has failed.
+///
+/// A process that fails has printed the error.
+///
+/// # Errors
+/// The process cannot be started.
+pub(crate) fn spawn_daemon(
+    arguments: &[OsString],
+    scope: DirectoryScope,
+) -> anyhow::Result<ExitCode> {
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let mut command = Command::new(&program);
+    if scope == DirectoryScope::System {
+        command.env_remove(environment::RUNTIME_DIR);
+        command.env(environment::CACHE_DIR, environment::system_cache_dir());
+    }
+    environment::copy_argv0(&mut command);
+    let mut child = environment::pass_arguments(
+        &mut command,
+        arguments,
+        &headers::redact_arguments(arguments),
+    )
+    .env(environment::ROLE, Role::Background.name())
+    .stdin(Stdio::null())
+    .stdout(Stdio::piped())
+    .spawn()
+    .with_context(|| format!("cannot start {}", program.display()))?;
+    let mut message = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut message)?;
+    }
+    if message == READY_MESSAGE {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let status = child.wait()?;
+    match status.code() {
+        Some(0) => bail!("the background process ended before it was ready"),
+        Some(code) => Ok(ExitCode::from(u8::try_from(code).unwrap_or(2))),
+        None => bail!(
+            "the background process was ended by signal {}",
+            status.signal().unwrap_or_default()
+        ),
+    }
+}
+
+/// Log of a background process, opened while errors still reach the terminal.
+#[derive(Debug)]
+pub(crate) struct LogTarget {
+    file: Option<File>,
+}
+
+impl LogTarget {
+    /// Opens the file at `path` for appending, or the system's log without a path.
+    ///
+    /// Only this user can read a new file.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
+        let file = path.map(|path| {
+            trusted_dir::open_append(path)
+                .with_context(|| format!("cannot write the log {}", path.display()))
+        });
+        Ok(Self {
+            file: file.transpose()?,
+        })
+    }
+
+    /// Copies events to the log from now on, in addition to the terminal.
+    pub(crate) fn start_copying(&self) {
+        match self.file.as_ref().map(File::try_clone).transpose() {
+            Ok(file) => logging::start_copying_to(file),
+            Err(error) => tracing::warn!(%error, "cannot write to the log yet"),
+        }
+    }
+
+    /// Sends events to the file from now on, if there is one.
+    pub(crate) fn redirect(self) {
+        if let Some(file) = self.file {
+            logging::log_to_file(file);
+        }
+    }
+}
+
+/// Detaches like [`detach`], and reports readiness to the waiting process.
+///
+/// # Errors
+/// The waiting process is gone because the user interrupted it, or a system call fails.
+pub(crate) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
+    detach(log, inherited)?;
+    std::env::set_current_dir("/")?;
+    let mut stdout = io::stdout();
+    stdout.write_all(READY_MESSAGE.as_bytes())?;
+    stdout.flush()?;
+    let dev_null = open_dev_null()?;
+    dup2_stdout(&dev_null)?;
+    dup2_stdin(&dev_null)?;
+    Ok(())
+}
+
+/// Leaves the terminal, the session and the inherited files, and sends events to `log`.
+///
+/// Relative paths stay valid.
+///
+/// # Errors
+/// A system call fails.
+pub(crate) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
+    if let Err(error) = rustix::process::setsid() {
+        tracing::debug!(%error, "already a session leader");
+    }
+    inherited.close();
+    logging::never_block();
+    let dev_null = open_dev_null()?;
+    // The runtime or libc may still write a fatal error to stderr.
+    dup2_stderr(log.file.as_ref().unwrap_or(&dev_null))?;
+    match log.file {
+        Some(file) => logging::log_to_file(file),
+        None => logging::log_to_syslog(),
+    }
+    Ok(())
+}
+
+fn open_dev_null() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open("/dev/null")
+}

@@ -1,0 +1,307 @@
+//! The flags for prefetch, and the profiles that --record writes and --replay reads.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use tokio::runtime::Runtime;
+
+use super::access_profile;
+use crate::cli::args::headers::Header;
+use crate::cli::args::{Size, SourceArgs};
+use crate::cli::environment::{self, Role};
+use crate::cli::open_archive;
+use crate::cli::resolve;
+use tarfs::archive::{AccessedRange, Archive, PrefetchMode, PrefetchOptions, Profile};
+use tarfs::base::buffer_pool::BufferPool;
+use tarfs::base::extent::Packed;
+use tarfs::base::stats::Stats;
+use tarfs::base::sync::Mutex;
+use tarfs::base::thread::Thread;
+use tarfs::fetch;
+use tarfs::source;
+
+/// Maximum length of a profile that is read, in bytes.
+const MAX_PROFILE_BYTES: usize = 64 << 20;
+
+/// Interval at which new reads are written to the recording.
+const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
+
+/// Prefetch in the background.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PrefetchArgs {
+    /// Data to fetch before it is read
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
+          help_heading = "Prefetch")]
+    pub prefetch: Mode,
+
+    /// Maximum rate of the prefetch, in bytes per second [default: no limit]
+    #[arg(long, value_name = "SIZE", help_heading = "Prefetch")]
+    pub prefetch_rate: Option<Size>,
+
+    /// Write the ranges of files that are read to FILE, for --replay
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
+          help_heading = "Prefetch")]
+    pub record: Option<PathBuf>,
+
+    /// Prefetch the ranges in FILE, which --record wrote; a path or URL
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
+          help_heading = "Prefetch")]
+    pub replay: Option<String>,
+}
+
+/// Data to fetch before it is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Mode {
+    /// Nothing
+    None,
+    /// The data that readers want next
+    Ahead,
+    /// Everything, while there are no reads
+    All,
+}
+
+/// Returns notes for the user; called for each status.
+pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
+
+/// Starts the prefetch and the recording that `args` ask for.
+///
+/// Returns the recording, if there is one, and notes about what is not available. The headers are sent only
+/// to the source's own host.
+///
+/// # Errors
+/// The recording cannot be written, or the system cannot create a thread.
+pub(crate) fn start(
+    args: &PrefetchArgs,
+    source: (&SourceArgs, &[Header]),
+    archive: &Arc<Archive>,
+    network: &Runtime,
+) -> anyhow::Result<(Option<Recording>, NotesFn)> {
+    let notes = Arc::<Mutex<Vec<String>>>::default();
+    let replay = args.replay.as_deref().and_then(|location| {
+        // A profile is only a hint, so its errors become notes.
+        match fetch_profile(location, source, network) {
+            Ok(text) => Some(resolve_replay(
+                source::redact(location),
+                text,
+                Arc::clone(&notes),
+            )),
+            Err(error) => {
+                add_note(&notes, format!("nothing is replayed: {error:#}"));
+                None
+            }
+        }
+    });
+    let prefetch = PrefetchOptions {
+        replay,
+        record: args.record.is_some(),
+        ..prefetch_options(args)
+    };
+    archive
+        .start_prefetch(prefetch)
+        .context("cannot start a thread")?;
+    let record = args.record.as_deref();
+    let recording = record
+        .map(|path| Recording::start(path, Arc::clone(archive)))
+        .transpose()?;
+    let read_notes = move || notes.lock().clone();
+    Ok((recording, Box::new(read_notes)))
+}
+
+/// Returns the options in `args`, without replay and recording.
+fn prefetch_options(args: &PrefetchArgs) -> PrefetchOptions {
+    PrefetchOptions {
+        mode: match args.prefetch {
+            Mode::None => PrefetchMode::Off,
+            Mode::Ahead => PrefetchMode::ReadAhead,
+            Mode::All => PrefetchMode::All,
+        },
+        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
+        ..PrefetchOptions::default()
+    }
+}
+
+/// Starts the prefetch that `args` ask for, for one of `count` layers.
+///
+/// # Errors
+/// The system cannot create a thread.
+pub(crate) fn start_for_layer(
+    args: &PrefetchArgs,
+    layer: &Archive,
+    count: usize,
+) -> anyhow::Result<()> {
+    let options = prefetch_options(args);
+    // The layers fetch at the same time and share the rate.
+    let rate = options.bytes_per_second;
+    let prefetch = PrefetchOptions {
+        bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
+        ..options
+    };
+    layer
+        .start_prefetch(prefetch)
+        .context("cannot start a thread")
+}
+
+fn add_note(notes: &Mutex<Vec<String>>, text: String) {
+    tracing::warn!("{text}");
+    let mut notes = notes.lock();
+    notes.push(text);
+}
+
+/// Returns the function that finds the files of the profile `text` in an index.
+fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>) -> Profile {
+    Box::new(
+        move |index| match access_profile::resolve_profile(&text, index) {
+            Ok(found) => {
+                if found.missing_ranges > 0 {
+                    let unknown = found.missing_ranges;
+                    let text = format!(
+                        "{unknown} ranges of {location} are in files that the archive does not have"
+                    );
+                    add_note(&notes, text);
+                }
+                found.ranges
+            }
+            Err(error) => {
+                add_note(&notes, format!("nothing is replayed: {location}: {error}"));
+                Vec::new()
+            }
+        },
+    )
+}
+
+/// Fetches the text at `location`.
+fn fetch_profile(
+    location: &str,
+    (args, mut headers): (&SourceArgs, &[Header]),
+    network: &Runtime,
+) -> anyhow::Result<String> {
+    let archive = resolve::outermost_location(&args.source).unwrap_or_default();
+    if !source::is_same_origin(&archive, location) {
+        // The headers are only for the archive's host.
+        headers = &[];
+    }
+    let mut args = args.clone();
+    args.source = location.into();
+    let stats = Arc::new(Stats::default());
+    let profile = open_archive::open_source_with(headers, &args, None, network, &stats)?;
+    let config = fetch::Config {
+        chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),
+        connections: 1,
+        min_speed: fetch::MinSpeed::default(),
+        retry_forever: source::RetryForever::default(),
+        pool: BufferPool::new(8 << 20),
+        stats,
+    };
+    let mut stream = fetch::Stream::start(network.handle(), profile, Packed(0), config);
+    let mut text = Vec::new();
+    while let Some(chunk) = stream.next()? {
+        if text.len() + chunk.len() > MAX_PROFILE_BYTES {
+            bail!(
+                "{} is longer than a profile may be",
+                source::redact(location)
+            );
+        }
+        text.extend_from_slice(&chunk);
+    }
+    String::from_utf8(text).with_context(|| format!("{} is not UTF-8", source::redact(location)))
+}
+
+/// Writes the read ranges to a file until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    end: Option<Sender<()>>,
+    thread: Option<Thread<()>>,
+}
+
+impl Recording {
+    /// Starts to record.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn start(path: &Path, archive: Arc<Archive>) -> anyhow::Result<Self> {
+        // The process changes its current directory.
+        let path = std::path::absolute(path)?;
+        // The kernel has cached what the dead process served, and does not read it again.
+        let earlier = match environment::role() {
+            Some(Role::Successor) => read_earlier_recording(&path, &archive),
+            _ => Vec::new(),
+        };
+        write_profile(&path, &archive, &earlier)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let (end, ended) = channel();
+        let thread = Thread::spawn("tarfs-record", move || {
+            let mut reads = 0;
+            loop {
+                let is_over =
+                    ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
+                if let Some((ranges, now)) = archive.accesses_since(reads) {
+                    match write_profile(&path, &archive, &[&earlier[..], &ranges].concat()) {
+                        Ok(()) => reads = now,
+                        Err(error) => tracing::warn!(%error, "the recording cannot be written"),
+                    }
+                }
+                if is_over {
+                    return;
+                }
+            }
+        })
+        .context("cannot start a thread")?;
+        Ok(Self {
+            end: Some(end),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        drop(self.thread.take());
+    }
+}
+
+/// Reads the recording of the dead process; empty if that fails.
+fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| {
+        let most = MAX_PROFILE_BYTES as u64;
+        file.take(most).read_to_string(&mut text)
+    });
+    let found = read
+        .ok()
+        .map(|_| access_profile::resolve_profile(&text, &archive.index()));
+    found
+        .and_then(Result::ok)
+        .map_or_else(Vec::new, |found| found.ranges)
+}
+
+/// Writes a profile of `ranges` to `path`, readable only by this user.
+///
+/// It reveals names in the archive. The file is replaced atomically, so a crash leaves a complete one.
+fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(name);
+    let text = access_profile::format_profile(&archive.index(), ranges);
+    // Another user may have created this file.
+    drop(fs::remove_file(&temporary));
+    let written = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&temporary)
+        .and_then(|mut file| file.write_all(text.as_bytes()))
+        .and_then(|()| fs::rename(&temporary, path));
+    if written.is_err() {
+        // It may not exist.
+        drop(fs::remove_file(&temporary));
+    }
+    written
+}

@@ -1,0 +1,157 @@
+//! Drops privileges before a process begins to work.
+//!
+//! Capabilities belong to threads. New threads inherit the reduced set, but existing threads keep theirs. So
+//! this runs while the process has a single thread.
+
+use std::ffi::OsString;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_ambient_set, set_capabilities,
+    set_no_new_privs,
+};
+
+use crate::cli::args::SourceArgs;
+use crate::cli::commands::mount::MountArgs;
+use crate::cli::environment;
+use crate::cli::layers::LayerArgs;
+
+/// Capabilities that a mount needs for its whole lifetime.
+///
+/// It mounts and unmounts, lists names to the kernel in a clone of the mount, and passes files to the
+/// kernel. It must also reach the mountpoint and the archive in directories that other users have closed.
+const MOUNT_CAPABILITIES: CapabilitySet =
+    CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
+
+/// Capabilities for `--record`, which renames a file in a directory of possibly another user.
+const RECORD_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
+
+/// Capabilities for `--restart` with `--metrics` at a low port, which a successor binds again.
+const RESTART_CAPABILITIES: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
+
+/// Capabilities for `--namespace`.
+///
+/// setns(2) changes a thread's root directory. Opening the namespace of a process with more capabilities
+/// counts as tracing it.
+const NAMESPACE_CAPABILITIES: CapabilitySet =
+    CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
+
+/// Capabilities for `--copy-to`, which creates all kinds of files of all owners.
+const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
+    .union(CapabilitySet::CHOWN)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::MKNOD)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::MAC_ADMIN);
+
+/// Capabilities for `--writable`, which copies files to its upper directory.
+///
+/// For any writer, the kernel does that with the capabilities of the process that mounted the overlay.
+const WRITABLE_CAPABILITIES: CapabilitySet =
+    COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
+
+/// Drops all capabilities that the mount of `args` does not need.
+///
+/// This affects the current thread and those that it starts later. A process that can mount by itself also
+/// sets `no_new_privs`. Other processes need fusermount3 for the unmount, which has more privileges than
+/// they have.
+pub(crate) fn drop_capabilities(args: &MountArgs) {
+    if let Err(error) = try_drop_capabilities(needed_capabilities(args)) {
+        tracing::warn!(%error, "cannot drop unneeded capabilities");
+    }
+}
+
+fn try_drop_capabilities(needed: CapabilitySet) -> rustix::io::Result<()> {
+    let had = capabilities(None)?;
+    let has = restrict(had, ambient_capabilities(), needed);
+    set_capabilities(None, has)?;
+    if has.effective.contains(CapabilitySet::SYS_ADMIN) {
+        set_no_new_privs(true)?;
+    }
+    Ok(())
+}
+
+fn needed_capabilities(args: &MountArgs) -> CapabilitySet {
+    let mut needed = MOUNT_CAPABILITIES;
+    if args.prefetch.record.is_some() {
+        needed |= RECORD_CAPABILITIES;
+    }
+    if args.copy_to.is_some() {
+        needed |= COPY_CAPABILITIES;
+    }
+    if args.writable {
+        needed |= WRITABLE_CAPABILITIES;
+    }
+    if args.namespace.is_some() {
+        needed |= NAMESPACE_CAPABILITIES;
+    }
+    if args.restart && args.metrics.is_some_and(|address| address.port() < 1024) {
+        needed |= RESTART_CAPABILITIES;
+    }
+    needed
+}
+
+/// Returns the ambient set, which started programs have at once.
+fn ambient_capabilities() -> CapabilitySet {
+    // Capabilities unknown to the kernel are in no set.
+    let is_ambient = |one: &CapabilitySet| capability_is_in_ambient_set(*one).unwrap_or(false);
+    CapabilitySet::all().iter().filter(is_ambient).collect()
+}
+
+/// Returns the part of `had` that is `needed`.
+///
+/// Started programs inherit nothing, except from the `ambient` set. A service that is not root receives its
+/// capabilities in that set. Without it, the supervisor and successors would have none. fusermount3 and
+/// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
+/// inheritable from the ambient set.
+fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
+    CapabilitySets {
+        effective: had.effective & needed,
+        permitted: had.permitted & needed,
+        inheritable: had.inheritable & ambient & needed,
+    }
+}
+
+/// Disables core files and tracing of a process with secrets.
+///
+/// Secrets are in headers and in URLs, because servers send secrets with redirects.
+pub(crate) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
+    let mut sources = std::iter::once(&args.source).chain(&layers.layers);
+    let is_url = |source: &OsString| source.to_str().is_some_and(|text| text.contains("://"));
+    if !sources.any(is_url) && args.headers.is_empty() && environment::headers().is_none() {
+        return;
+    }
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(%error, "cannot disable core files, which would contain secrets");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unneeded_capabilities_are_dropped_and_none_added() {
+        let had = CapabilitySets {
+            effective: CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT,
+            permitted: MOUNT_CAPABILITIES | CapabilitySet::SYS_BOOT,
+            inheritable: CapabilitySet::SYS_ADMIN,
+        };
+        let has = restrict(
+            had,
+            CapabilitySet::empty(),
+            MOUNT_CAPABILITIES | COPY_CAPABILITIES,
+        );
+        assert_eq!(has.effective, CapabilitySet::SYS_ADMIN);
+        assert_eq!(has.permitted, MOUNT_CAPABILITIES);
+        assert_eq!(has.inheritable, CapabilitySet::empty());
+        let had = CapabilitySets {
+            inheritable: CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT,
+            ..had
+        };
+        let ambient = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_BOOT;
+        let has = restrict(had, ambient, MOUNT_CAPABILITIES | COPY_CAPABILITIES);
+        assert_eq!(has.inheritable, CapabilitySet::SYS_ADMIN);
+    }
+}

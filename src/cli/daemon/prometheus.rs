@@ -1,0 +1,289 @@
+//! Formats a status for Prometheus: text exposition format, version 0.0.4.
+//!
+//! The format is specified at `prometheus.io/docs/instrumenting/exposition_formats`. Names follow its
+//! conventions: base units, and `_total` for counters.
+
+use std::fmt::Write;
+
+use super::control_socket::{CopyProgress, Phase, Status};
+use tarfs::base::stats::{CounterKind, Stats};
+
+/// Content type of the response.
+pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Formats the figures of `status`, each with its mountpoint as a label.
+pub(crate) fn render(status: &Status) -> String {
+    let mut page = Page {
+        text: String::new(),
+        mountpoint: escape_label(&status.mountpoint),
+    };
+    let (memory, prefetch) = (&status.memory, &status.prefetch);
+    for (name, help, value) in [
+        (
+            "mount_timestamp_seconds",
+            "When it was mounted, in seconds since 1970.",
+            status.since_unix_seconds,
+        ),
+        ("entries", "Entries in the index.", status.entries),
+        (
+            "damaged_members",
+            "Members that are damaged or not in the tree.",
+            status.damaged_members,
+        ),
+        (
+            "index_complete",
+            "1 when all of the archive is in the index.",
+            u64::from(status.index.phase == Phase::Complete),
+        ),
+        (
+            "resident_memory_bytes",
+            "Memory of the process that is resident.",
+            status.resident_bytes,
+        ),
+        (
+            "memory_budget_bytes",
+            "Memory that all but the index may take together.",
+            memory.budget_bytes,
+        ),
+        (
+            "memory_spans_bytes",
+            "Decoded blocks that are kept in memory.",
+            memory.spans_bytes,
+        ),
+        (
+            "memory_reads_bytes",
+            "Memory that reads have reserved which decode at this moment.",
+            memory.reads_bytes,
+        ),
+        (
+            "memory_decoders_bytes",
+            "Memory that their decoders have borrowed besides.",
+            memory.decoders_bytes,
+        ),
+        (
+            "memory_index_bytes",
+            "Memory of the index, on top of the budget.",
+            memory.index_bytes,
+        ),
+        (
+            "prefetch_all_spans",
+            "Blocks that prefetching has decoded or found.",
+            prefetch.done_spans,
+        ),
+        (
+            "prefetch_all_complete",
+            "1 when everything is kept and nothing is fetched any more, else 0.",
+            u64::from(prefetch.state == "complete"),
+        ),
+        (
+            "archive_spans",
+            "Blocks of the archive.",
+            prefetch.total_spans,
+        ),
+        (
+            "replayed_spans",
+            "Blocks of the profile that were decoded or found.",
+            prefetch.replayed_spans,
+        ),
+        (
+            "replay_spans",
+            "Blocks of the profile.",
+            prefetch.replay_spans,
+        ),
+    ] {
+        page.add_metric(name, "gauge", help, value);
+    }
+    if let Some(disk_cache) = &status.disk_cache {
+        for (name, help, value) in [
+            (
+                "disk_cache_held_bytes",
+                "Disk that the decoded data of this archive takes.",
+                disk_cache.held_bytes,
+            ),
+            (
+                "disk_cache_all_bytes",
+                "Disk that the decoded data of all archives takes.",
+                disk_cache.all_bytes,
+            ),
+            (
+                "disk_cache_limit_bytes",
+                "Disk that the decoded data of all archives may take.",
+                disk_cache.limit_bytes,
+            ),
+        ] {
+            page.add_metric(name, "gauge", help, value);
+        }
+    }
+    if let Some(copy) = &status.copy {
+        page.add_copy(copy);
+    }
+    for counter in Stats::COUNTERS {
+        // Another version of this program may lack a counter.
+        let Some(&value) = status.counters.get(counter.name) else {
+            continue;
+        };
+        match counter.kind {
+            CounterKind::Sum => {
+                let name = format!("{}_total", counter.name);
+                page.add_metric(&name, "counter", counter.help, value);
+            }
+            CounterKind::Peak => page.add_metric(counter.name, "gauge", counter.help, value),
+        }
+    }
+    page.text
+}
+
+/// A page under construction.
+struct Page {
+    text: String,
+    mountpoint: String,
+}
+
+impl Page {
+    /// Adds the metric `tarfs_{name}`. `help` is a constant that needs no escapes.
+    fn add_metric(&mut self, name: &str, kind: &str, help: &str, value: u64) {
+        let mountpoint = &self.mountpoint;
+        let written = write!(
+            self.text,
+            "# HELP tarfs_{name} {help}\n\
+             # TYPE tarfs_{name} {kind}\n\
+             tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
+        );
+        debug_assert!(written.is_ok(), "a String takes everything");
+    }
+}
+
+impl Page {
+    /// Adds the progress of a copy.
+    fn add_copy(&mut self, copy: &CopyProgress) {
+        for (name, help, value) in [
+            (
+                "copy_files",
+                "Regular files that are whole in the copy.",
+                copy.files,
+            ),
+            (
+                "copy_files_expected",
+                "Regular files that the copy is to have.",
+                copy.total_files,
+            ),
+            (
+                "copy_bytes",
+                "Stored bytes of files that are whole in the copy.",
+                copy.bytes,
+            ),
+            (
+                "copy_bytes_expected",
+                "Stored bytes that the copy is to have.",
+                copy.total_bytes,
+            ),
+            (
+                "copy_failures",
+                "Entries of the copy that could not be written, or were changed.",
+                copy.failures,
+            ),
+            (
+                "copy_complete",
+                "Whether everything is in the copy.",
+                u64::from(copy.state == "complete"),
+            ),
+        ] {
+            self.add_metric(name, "gauge", help, value);
+        }
+    }
+}
+
+/// Escapes the value of a label.
+fn escape_label(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for letter in value.chars() {
+        match letter {
+            '\\' => text.push_str("\\\\"),
+            '"' => text.push_str("\\\""),
+            '\n' => text.push_str("\\n"),
+            _ => text.push(letter),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn status(mountpoint: &str) -> Status {
+        let mut status = Status {
+            mountpoint: mountpoint.into(),
+            ..Status::example()
+        };
+        status.counters.insert("served_bytes".into(), 12_345);
+        status.counters.insert("source_peak_requests".into(), 6);
+        status
+    }
+
+    #[test]
+    fn each_metric_has_help_type_and_value() {
+        let text = render(&status("/mnt"));
+        let expected = [
+            "# HELP tarfs_mount_timestamp_seconds When it was mounted, in seconds since 1970.\n\
+             # TYPE tarfs_mount_timestamp_seconds gauge\n\
+             tarfs_mount_timestamp_seconds{mountpoint=\"/mnt\"} 1000\n",
+            "# TYPE tarfs_entries gauge\ntarfs_entries{mountpoint=\"/mnt\"} 2\n",
+            "# TYPE tarfs_index_complete gauge\ntarfs_index_complete{mountpoint=\"/mnt\"} 1\n",
+            "tarfs_resident_memory_bytes{mountpoint=\"/mnt\"} 20971520\n",
+            "tarfs_prefetch_all_spans{mountpoint=\"/mnt\"} 3\n",
+            "tarfs_prefetch_all_complete{mountpoint=\"/mnt\"} 0\n",
+            "tarfs_replay_spans{mountpoint=\"/mnt\"} 2\n",
+            "tarfs_memory_budget_bytes{mountpoint=\"/mnt\"} 134217728\n",
+            "tarfs_memory_spans_bytes{mountpoint=\"/mnt\"} 41943040\n",
+            "tarfs_memory_reads_bytes{mountpoint=\"/mnt\"} 5\n",
+            "tarfs_memory_decoders_bytes{mountpoint=\"/mnt\"} 6\n",
+            "tarfs_memory_index_bytes{mountpoint=\"/mnt\"} 12345\n",
+            "# TYPE tarfs_disk_cache_held_bytes gauge\n\
+             tarfs_disk_cache_held_bytes{mountpoint=\"/mnt\"} 31457280\n",
+            "tarfs_disk_cache_all_bytes{mountpoint=\"/mnt\"} 52428800\n",
+            "tarfs_disk_cache_limit_bytes{mountpoint=\"/mnt\"} 73400320\n",
+            "# HELP tarfs_served_bytes_total Bytes returned to readers of a mount.\n\
+             # TYPE tarfs_served_bytes_total counter\n\
+             tarfs_served_bytes_total{mountpoint=\"/mnt\"} 12345\n",
+            "# TYPE tarfs_source_peak_requests gauge\n\
+             tarfs_source_peak_requests{mountpoint=\"/mnt\"} 6\n",
+            "tarfs_failed_reads_total{mountpoint=\"/mnt\"} 0\n",
+        ];
+        for part in expected {
+            assert_eq!(text.matches(part).count(), 1, "{part} in {text}");
+        }
+    }
+
+    #[test]
+    fn metric_names_are_unique_and_lines_complete() {
+        let text = render(&status("/mnt"));
+        assert!(text.ends_with('\n'));
+        let names = text.lines().filter_map(|line| {
+            let (name, _) = line.split_once('{')?;
+            Some(name)
+        });
+        let names: Vec<_> = names.collect();
+        assert_eq!(names.len(), 18 + Stats::COUNTERS.len());
+        assert_eq!(names.len(), names.iter().collect::<BTreeSet<_>>().len());
+        let in_order = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+        assert!(names.iter().all(|name| name.bytes().all(in_order)));
+        assert_eq!(text.lines().count(), 3 * names.len());
+        assert!(!text.contains('\\'), "help that would need escapes");
+    }
+
+    #[test]
+    fn mountpoint_in_metric_label_is_escaped() {
+        let text = render(&status("/a\"b\\c\nd\u{fffd}"));
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("tarfs_entries{"))
+            .expect("there");
+        assert_eq!(
+            line,
+            "tarfs_entries{mountpoint=\"/a\\\"b\\\\c\\nd\u{fffd}\"} 2"
+        );
+    }
+}

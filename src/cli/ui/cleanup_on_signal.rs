@@ -1,0 +1,127 @@
+//! Cleanup before a signal ends the process.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
+
+use tarfs::base::sync::{Mutex, MutexGuard};
+use tarfs::base::thread::Thread;
+
+/// Runs a cleanup before a signal ends the process, until it is dropped.
+///
+/// A second signal ends the process at once.
+#[derive(Debug)]
+pub(crate) struct CleanupOnSignal {
+    handle: Handle,
+    ends_at_once: Arc<AtomicBool>,
+    first: Arc<Mutex<PriorCleanup>>,
+    _thread: Thread<()>,
+}
+
+/// A cleanup that runs before all others, if there is one.
+#[derive(Default)]
+pub(crate) struct PriorCleanup(Option<Box<dyn FnOnce() + Send>>);
+
+impl fmt::Debug for PriorCleanup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PriorCleanup")
+            .field(&self.0.is_some())
+            .finish()
+    }
+}
+
+impl CleanupOnSignal {
+    /// Calls `cleanup` on another thread after SIGINT, SIGTERM or SIGHUP.
+    ///
+    /// Then the signal has its default effect.
+    ///
+    /// # Errors
+    /// Signal handlers cannot be installed.
+    pub(crate) fn install(cleanup: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
+        const FAILED: &str = "cannot watch for signals";
+        // Signals that nohup(1) or a shell's background job ignores stay ignored.
+        let handled = [SIGINT, SIGTERM, SIGHUP]
+            .into_iter()
+            .filter(|&signal| !is_ignored(signal));
+        let ends_at_once = Arc::new(AtomicBool::new(false));
+        for signal in handled.clone() {
+            // The order matters: the first signal must find the flag unset.
+            flag::register_conditional_default(signal, Arc::clone(&ends_at_once))
+                .context(FAILED)?;
+            flag::register(signal, Arc::clone(&ends_at_once)).context(FAILED)?;
+        }
+        let mut signals = Signals::new(handled).context(FAILED)?;
+        let handle = signals.handle();
+        let first = Arc::<Mutex<PriorCleanup>>::default();
+        let held = Arc::clone(&first);
+        let thread = Thread::spawn("signals", move || {
+            if let Some(signal) = signals.forever().next() {
+                // Locked until the process ends, so that no file is committed after the cleanup.
+                let mut first = lock(&held);
+                if let Some(first) = first.0.take() {
+                    first();
+                }
+                cleanup();
+                if let Err(error) = emulate_default_handler(signal) {
+                    tracing::error!(%error, "cannot end by the signal");
+                }
+            }
+        })
+        .context(FAILED)?;
+        Ok(Self {
+            handle,
+            ends_at_once,
+            first,
+            _thread: thread,
+        })
+    }
+
+    /// Sets a `cleanup` that runs before the other one.
+    pub(crate) fn run_first(&self, cleanup: impl FnOnce() + Send + 'static) {
+        lock(&self.first).0 = Some(Box::new(cleanup));
+    }
+
+    /// Blocks the cleanup until the returned guard is dropped.
+    ///
+    /// A signal waits meanwhile. If a signal arrived before, this call waits for the end of the process.
+    pub(crate) fn block(&self) -> MutexGuard<'_, PriorCleanup> {
+        lock(&self.first)
+    }
+}
+
+fn lock(first: &Mutex<PriorCleanup>) -> MutexGuard<'_, PriorCleanup> {
+    first.lock()
+}
+
+impl Drop for CleanupOnSignal {
+    fn drop(&mut self) {
+        // From now on, a signal has its default effect.
+        self.ends_at_once.store(true, Ordering::SeqCst);
+        // If a signal has arrived, the thread ends the process, and dropping the thread waits for that.
+        self.handle.close();
+    }
+}
+
+/// Returns the signals that end a mount.
+///
+/// nohup(1) sets SIGHUP to be ignored, which is respected. A shell's background job ignores SIGINT, but a
+/// SIGINT to a mount is intended.
+pub(crate) fn termination_signals() -> impl Iterator<Item = i32> {
+    let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
+    [SIGINT, SIGTERM].into_iter().chain(hangup)
+}
+
+/// Whether the parent process set `signal` to be ignored.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    // Bit 0 is signal 1.
+    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+}

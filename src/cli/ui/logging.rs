@@ -1,0 +1,335 @@
+//! Destinations of log events.
+//!
+//! Events are written to the terminal at first, or to the stderr of a service manager. Once a mount is
+//! ready, they are written to a file, or in the background to the system's log. From then on, a stopped
+//! terminal or an unread pipe loses events instead of blocking the mount.
+
+use std::fs::File;
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixDatagram;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use tracing::{Level, Metadata};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+use crate::cli::environment;
+use tarfs::base::sync::Mutex;
+
+/// Socket of syslog(3), on which journald also listens.
+const SYSLOG_SOCKET: &str = "/dev/log";
+/// Syslog's facility for background processes, in its bit position.
+const SYSLOG_FACILITY_DAEMON: u8 = 3 << 3;
+
+/// Bytes that a writable pipe accepts at once (`PIPE_BUF`, pipe(7)).
+const PIPE_BUF_BYTES: usize = 4096;
+/// Timeout of an event for a blocked destination. Later events do not wait.
+const BLOCKED_WRITE_TIMEOUT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
+const NO_WAIT: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// Whether logging must not block, because others wait for this process.
+static MUST_NOT_BLOCK: AtomicBool = AtomicBool::new(false);
+
+/// Events lost since the last one that was written.
+static LOST_EVENTS: AtomicU64 = AtomicU64::new(0);
+
+/// The progress bar on the terminal, if there is one.
+static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
+
+/// Additional destination of events, until another one is chosen.
+static COPY_SINK: Mutex<LogSink> = Mutex::new(LogSink::Discard);
+
+/// Destination of events.
+#[derive(Debug)]
+enum LogSink {
+    Terminal,
+    /// Stderr leads to the journal, which accepts a priority before each line.
+    Journal,
+    File(File),
+    /// A `--log-file` that is not a regular file, such as a pipe or a terminal.
+    Stream(File),
+    Syslog(UnixDatagram),
+    Discard,
+}
+
+/// Sends events of `level` and above to stderr until another sink is chosen.
+///
+/// Later calls have no effect.
+pub(crate) fn init(level: Level) {
+    if is_stderr(environment::journal_stream()) {
+        set_sink(LogSink::Journal);
+    }
+    let started = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_target(false)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(EventWriter)
+        .try_init();
+    if started.is_err() {
+        tracing::debug!("the log was started before");
+    }
+}
+
+/// Whether stderr is the stream with this device and inode.
+fn is_stderr(stream: Option<(u64, u64)>) -> bool {
+    let Some(stream) = stream else {
+        return false;
+    };
+    // A parent process may replace stderr without clearing the variable.
+    let found = rustix::fs::fstat(io::stderr());
+    found.is_ok_and(|found| stream == (found.st_dev, found.st_ino))
+}
+
+/// Returns the prefix of a line of `level` on stderr: its priority, if the journal reads it.
+pub(crate) fn journal_prefix(level: Level) -> String {
+    match *LOG_SINK.lock() {
+        LogSink::Journal => priority_prefix(level),
+        _ => String::new(),
+    }
+}
+
+/// Formats a priority as in sd-daemon(3).
+fn priority_prefix(level: Level) -> String {
+    format!("<{}>", syslog_severity(level))
+}
+
+/// Sets the progress bar that log lines must not overwrite.
+pub(crate) fn set_progress_bar(bar: Option<ProgressBar>) {
+    *PROGRESS_BAR.lock() = bar;
+}
+
+/// Calls `write`, which writes to the terminal, with the progress bar hidden.
+pub(crate) fn suspend_progress_bar<T>(write: impl FnOnce() -> T) -> T {
+    let bar = PROGRESS_BAR.lock().clone();
+    match bar {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Drops events from now on instead of blocking.
+pub(crate) fn never_block() {
+    MUST_NOT_BLOCK.store(true, Ordering::Relaxed);
+}
+
+/// Copies events to `file`, or to the system's log, until another sink is chosen.
+pub(crate) fn start_copying_to(file: Option<File>) {
+    let sink = file.map_or_else(syslog_sink, file_sink);
+    *COPY_SINK.lock() = sink;
+}
+
+/// Sends events to `file` from now on, with timestamps.
+pub(crate) fn log_to_file(file: File) {
+    set_sink(file_sink(file));
+}
+
+fn file_sink(file: File) -> LogSink {
+    let is_regular = file.metadata().is_ok_and(|found| found.is_file());
+    if is_regular {
+        LogSink::File(file)
+    } else {
+        LogSink::Stream(file)
+    }
+}
+
+/// Sends events to the journal or syslog from now on. Without either, discards them.
+pub(crate) fn log_to_syslog() {
+    set_sink(syslog_sink());
+}
+
+fn syslog_sink() -> LogSink {
+    let socket = UnixDatagram::unbound().and_then(|socket| {
+        // A full log must not block a mount.
+        socket.set_nonblocking(true)?;
+        socket.connect(SYSLOG_SOCKET)?;
+        Ok(socket)
+    });
+    socket.map_or(LogSink::Discard, LogSink::Syslog)
+}
+
+fn set_sink(sink: LogSink) {
+    *COPY_SINK.lock() = LogSink::Discard;
+    *LOG_SINK.lock() = sink;
+}
+
+/// Creates a line for each event.
+#[derive(Clone, Copy, Debug)]
+struct EventWriter;
+
+impl<'a> MakeWriter<'a> for EventWriter {
+    type Writer = EventLine;
+
+    fn make_writer(&'a self) -> EventLine {
+        EventLine::new(Level::INFO)
+    }
+
+    fn make_writer_for(&'a self, event: &Metadata<'_>) -> EventLine {
+        EventLine::new(*event.level())
+    }
+}
+
+/// One event, sent when it is complete.
+struct EventLine {
+    level: Level,
+    text: Vec<u8>,
+}
+
+impl EventLine {
+    fn new(level: Level) -> Self {
+        Self {
+            level,
+            text: Vec::new(),
+        }
+    }
+}
+
+impl Write for EventLine {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.text.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for EventLine {
+    fn drop(&mut self) {
+        for sink in [&LOG_SINK, &COPY_SINK] {
+            let sink = sink.lock();
+            // An error in the log cannot be logged.
+            drop(self.send(&sink));
+        }
+    }
+}
+
+impl EventLine {
+    fn send(&self, sink: &LogSink) -> io::Result<()> {
+        match sink {
+            LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
+            LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
+            LogSink::File(file) => {
+                { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
+            }
+            LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
+            LogSink::Syslog(socket) => socket
+                .send(&syslog_datagram(self.level, &self.text))
+                .map(drop),
+            LogSink::Discard => Ok(()),
+        }
+    }
+}
+
+/// Writes a line with `prefix` to `target`, after the number of lost lines, if any.
+fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::Result<()> {
+    let lost = LOST_EVENTS.load(Ordering::Relaxed);
+    let timeout = match (MUST_NOT_BLOCK.load(Ordering::Relaxed), lost) {
+        (false, _) => None,
+        (true, 0) => Some(&BLOCKED_WRITE_TIMEOUT),
+        (true, _) => Some(&NO_WAIT),
+    };
+    let mut line = prefix.as_bytes().to_vec();
+    if lost > 0 {
+        line.extend(format!(" WARN {lost} messages before this one are lost\n{prefix}").bytes());
+    }
+    line.extend_from_slice(text);
+    match write_with_timeout(target, &line, timeout) {
+        Ok(()) => {
+            LOST_EVENTS.fetch_sub(lost, Ordering::Relaxed);
+            Ok(())
+        }
+        Err(error) => {
+            LOST_EVENTS.fetch_add(1, Ordering::Relaxed);
+            Err(error)
+        }
+    }
+}
+
+/// Writes `bytes` to `target`; waits at most `timeout` for space, if given.
+///
+/// # Errors
+/// `WouldBlock` after the timeout. A part may be written.
+fn write_with_timeout(
+    target: impl AsFd,
+    bytes: &[u8],
+    timeout: Option<&Timespec>,
+) -> io::Result<()> {
+    for mut part in bytes.chunks(PIPE_BUF_BYTES) {
+        while !part.is_empty() {
+            let mut polled = [PollFd::new(&target, PollFlags::OUT)];
+            if poll(&mut polled, timeout)? == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            let written = rustix::io::write(&target, part)?;
+            part = part.get(written..).unwrap_or_default();
+        }
+    }
+    Ok(())
+}
+
+/// Formats a message of syslog(3): severity and facility, name and process, text.
+fn syslog_datagram(level: Level, text: &[u8]) -> Vec<u8> {
+    let priority = SYSLOG_FACILITY_DAEMON | syslog_severity(level);
+    let mut message = format!("<{priority}>tarfs[{}]: ", std::process::id()).into_bytes();
+    message.extend_from_slice(text.trim_ascii());
+    message
+}
+
+fn syslog_severity(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        _ => 7,
+    }
+}
+
+fn format_now() -> String {
+    let mut text = String::new();
+    match SystemTime.format_time(&mut Writer::new(&mut text)) {
+        Ok(()) => text,
+        Err(_) => String::from("(no time)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_to_a_full_pipe_times_out_and_is_lost() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        let line = [b'a'; 3 * PIPE_BUF_BYTES / 2];
+        let soon = Timespec::default();
+        let write = || write_with_timeout(&writer, &line, Some(&soon));
+        let error = (0..1000).find_map(|_| write().err()).expect("full");
+        assert_eq!(error.kind(), ErrorKind::WouldBlock);
+        let mut some = vec![0; 16 << 10];
+        io::Read::read_exact(&mut reader, &mut some).expect("written");
+        write().expect("there is room again");
+    }
+
+    #[test]
+    fn syslog_datagram_has_priority_and_no_newline() {
+        let expected = format!("<27>tarfs[{}]: ERROR it broke", std::process::id());
+        assert_eq!(
+            syslog_datagram(Level::ERROR, b"ERROR it broke\n"),
+            expected.as_bytes()
+        );
+        assert_eq!(syslog_severity(Level::TRACE), 7);
+    }
+}
