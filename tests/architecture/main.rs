@@ -75,7 +75,7 @@ const LAYERS: &[Layer] = &[
         imports: &["base", "index"],
     },
     Layer {
-        name: "cli",
+        name: PROGRAM_LAYER,
         imports: &[
             "base",
             "source",
@@ -92,6 +92,9 @@ const LAYERS: &[Layer] = &[
         ],
     },
 ];
+
+/// The layer that is part of the program, and not of the library.
+const PROGRAM_LAYER: &str = "cli";
 
 /// Layers that know neither files, clocks, sockets nor threads; and their files that do.
 const PURE_LAYERS: &[(&str, &[&str])] = &[
@@ -121,8 +124,8 @@ const UNSAFE_FILES: &[&str] = &[
     "src/codec/gzip/sys.rs",
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",
-    "src/cli/malloc.rs",
-    "src/cli/inherited_fds.rs",
+    "src/cli/daemon/malloc.rs",
+    "src/cli/daemon/inherited_fds.rs",
 ];
 
 struct Source {
@@ -158,10 +161,12 @@ fn code_only(text: &str) -> String {
         .join("\n")
 }
 
-/// Every name that directly follows `crate::`, those in a `crate::{…}` group included.
-fn imported_layers(code: &str) -> BTreeSet<String> {
+/// Every name that directly follows `root`, those in a `root{…}` group included.
+///
+/// `root` is `crate::` in the library, and `tarfs::` in the program.
+fn imported_layers(code: &str, root: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for after in code.split("crate::").skip(1) {
+    for after in code.split(root).skip(1) {
         match after.strip_prefix('{') {
             None => names.extend(identifier(after)),
             Some(group) => {
@@ -262,7 +267,11 @@ fn layers_import_only_lower_layers() {
             );
             continue;
         };
-        for import in imported_layers(&source.code) {
+        let root = match layer.name {
+            PROGRAM_LAYER => "tarfs::",
+            _ => "crate::",
+        };
+        for import in imported_layers(&source.code, root) {
             seen.insert((layer.name, import.clone()));
             if known.contains(import.as_str())
                 && import != layer.name
@@ -372,7 +381,8 @@ fn unsafe_code_is_only_in_listed_files() {
 
 #[test]
 fn import_scan_finds_grouped_imports() {
-    let names = imported_layers("use crate::{codec::{self, Pull}, fetch};\ncrate::tar::Parser");
+    let code = "use crate::{codec::{self, Pull}, fetch};\ncrate::tar::Parser";
+    let names = imported_layers(code, "crate::");
     assert_eq!(
         names.into_iter().collect::<Vec<_>>(),
         ["codec", "fetch", "tar"]
