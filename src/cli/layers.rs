@@ -1,4 +1,4 @@
-//! The flags for layers, and the mount of several layers as one tree.
+//! The mount of several layers as one tree.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -6,56 +6,25 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use bytes::Bytes;
-use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
-use super::args::SourceArgs;
+use super::args::{LayerArgs, MountArgs, SourceArgs};
 use super::open_archive::{self, OpenRequest};
 use super::resolve::{self, OuterArchiveOptions};
 use crate::cli::args::headers::Header;
 use crate::cli::commands::copy::CopySource;
-use crate::cli::commands::mount::{MountArgs, OpenedArchive};
+use crate::cli::commands::mount::OpenedArchive;
 use crate::cli::daemon::prefetch;
 use crate::cli::daemon::status_source::LayeredStatus;
 use tarfs::archive::scan::Digest;
 use tarfs::base::stats::Stats;
-use tarfs::layers::{self, Layer, LayeredArchive};
+use tarfs::layers::{Layer, LayeredArchive};
 use tarfs::source::{self, MemorySource};
 
 /// Maximum number of layers of one tree, including those of images.
 const MAX_LAYERS: usize = 1000;
 
-/// Layers over SOURCE.
-#[derive(Args, Clone, Debug, Default)]
-pub(crate) struct LayerArgs {
-    /// Put this archive over SOURCE and over the layers before it; repeatable
-    #[arg(long = "layer", value_name = "SOURCE", help_heading = "Layers",
-          conflicts_with_all = ["index", "compression"])]
-    pub layers: Vec<OsString>,
-
-    /// How a layer marks deleted files of lower layers [default: oci]
-    #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
-          conflicts_with_all = ["index", "compression"])]
-    pub whiteouts: Option<WhiteoutFormat>,
-}
-
-/// How layers mark deleted files of lower layers.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum WhiteoutFormat {
-    /// `.wh.NAME` deletes NAME, and `.wh..wh..opq` its whole directory, as in container images
-    Oci,
-    /// A character device 0/0 deletes its name, and an attribute a whole directory, as in overlayfs
-    Overlay,
-    /// All names are plain entries
-    Keep,
-}
-
 impl LayerArgs {
-    /// Whether a flag for layers is given.
-    pub(crate) fn is_set(&self) -> bool {
-        !self.layers.is_empty() || self.whiteouts.is_some()
-    }
-
     /// Whether `source` is opened as layers; an image always is, because of its whiteouts.
     ///
     /// # Errors
@@ -78,15 +47,6 @@ impl LayerArgs {
     /// Returns the memory for `source` and its layers, without that for the archives around them.
     pub(crate) fn memory_budget(&self, source: &SourceArgs) -> u64 {
         resolve::memory_without_outer(source.memory.0, self.outer_archive_count(source))
-    }
-
-    /// Returns how whiteouts are marked.
-    pub(crate) fn whiteouts(&self) -> layers::WhiteoutFormat {
-        match self.whiteouts {
-            None | Some(WhiteoutFormat::Oci) => layers::WhiteoutFormat::Oci,
-            Some(WhiteoutFormat::Overlay) => layers::WhiteoutFormat::Overlay,
-            Some(WhiteoutFormat::Keep) => layers::WhiteoutFormat::Keep,
-        }
     }
 }
 

@@ -33,7 +33,7 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Verb {
     /// Mount an archive, read-only unless --writable is given
-    Mount(mount::MountArgs),
+    Mount(args::MountArgs),
     /// Unmount a tarfs mount
     Umount(umount::UmountArgs),
     /// Show the state of mounts

@@ -10,15 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, SavedIndexArgs, SourceArgs};
+use super::args::{CacheArgs, LayerArgs, Mode, MountArgs, SavedIndexArgs, SourceArgs};
 use super::environment;
-use super::layers::{self, LayerArgs};
+use super::layers;
 use super::nested::NestedSource;
 use super::resolve::{self, OuterArchiveOptions};
 use crate::cli::args::headers::{self, Header};
 use crate::cli::commands::copy::CopySource;
-use crate::cli::commands::mount::{MountArgs, OpenedArchive};
-use crate::cli::daemon::prefetch::Mode;
+use crate::cli::commands::mount::OpenedArchive;
 use crate::cli::daemon::privileges;
 use crate::cli::daemon::status_source::ArchiveStatus;
 use crate::cli::ui::output::{Progress, ProgressOptions};

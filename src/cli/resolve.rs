@@ -7,8 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use tokio::runtime::Runtime;
 
-use super::args::{CacheArgs, CacheDirArgs, SourceArgs};
-use super::layers::LayerArgs;
+use super::args::{CacheArgs, CacheDirArgs, LayerArgs, SourceArgs};
 use super::nested::{NestedSource, Part};
 use super::open_archive;
 use crate::cli::args::headers::{self, Header};

@@ -2,12 +2,19 @@
 
 mod cache;
 pub(crate) mod headers;
+mod layers;
+mod mount;
+mod prefetch;
 mod size;
 mod source;
-pub(crate) mod xattrs;
+mod xattrs;
 
 pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
+pub(crate) use layers::LayerArgs;
+pub(crate) use mount::MountArgs;
+pub(crate) use prefetch::{Mode, PrefetchArgs};
 pub(crate) use size::{Size, count_parser, seconds_parser};
 pub(crate) use source::SourceArgs;
 #[cfg(test)]
 pub(crate) use source::tests::parse_source;
+pub(crate) use xattrs::XattrArgs;

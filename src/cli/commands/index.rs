@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::args::{CacheArgs, SourceArgs};
-use crate::cli::layers::LayerArgs;
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive::{self, OpenRequest, OpenedTree};
 use crate::cli::resolve;
 use crate::cli::ui::output;

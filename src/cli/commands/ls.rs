@@ -8,8 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
-use crate::cli::args::{CacheArgs, SourceArgs};
-use crate::cli::layers::LayerArgs;
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive::{self, OpenRequest};
 use crate::cli::ui::output;
 use tarfs::archive::DiskCacheMode;

@@ -14,10 +14,11 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::headers;
-use crate::cli::args::xattrs::XattrArgs;
-use crate::cli::args::{self, CacheDirArgs, SavedIndexArgs, Size, SourceArgs};
+use crate::cli::args::{
+    self, CacheDirArgs, LayerArgs, SavedIndexArgs, Size, SourceArgs, XattrArgs,
+};
 use crate::cli::daemon::privileges;
-use crate::cli::layers::{self, LayerArgs};
+use crate::cli::layers;
 use crate::cli::open_archive;
 use crate::cli::resolve::OuterArchiveOptions;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;

@@ -12,9 +12,9 @@ use serde::Serialize;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::headers;
-use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
 use crate::cli::daemon::privileges;
-use crate::cli::layers::{self, LayerArgs};
+use crate::cli::layers;
 use crate::cli::open_archive;
 use crate::cli::resolve::{self, OuterArchiveOptions};
 use crate::cli::ui::output::{self, Progress, ProgressOptions};

@@ -26,7 +26,7 @@ use rustix::time::Timespec;
 
 use super::control_socket::OverlayStatus;
 use super::supervisor::{SupervisorLink, TakeoverState};
-use crate::cli::commands::mount::MountArgs;
+use crate::cli::args::MountArgs;
 use crate::cli::environment;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,

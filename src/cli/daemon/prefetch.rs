@@ -1,20 +1,19 @@
-//! The flags for prefetch, and the profiles that --record writes and --replay reads.
+//! Prefetch, and the profiles that --record writes and --replay reads.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Args, ValueEnum};
 use tokio::runtime::Runtime;
 
 use super::access_profile;
 use crate::cli::args::headers::Header;
-use crate::cli::args::{Size, SourceArgs};
+use crate::cli::args::{Mode, PrefetchArgs, SourceArgs};
 use crate::cli::environment::{self, Role};
 use crate::cli::open_archive;
 use crate::cli::resolve;
@@ -32,40 +31,6 @@ const MAX_PROFILE_BYTES: usize = 64 << 20;
 
 /// Interval at which new reads are written to the recording.
 const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
-
-/// Prefetch in the background.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct PrefetchArgs {
-    /// Data to fetch before it is read
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
-          help_heading = "Prefetch")]
-    pub prefetch: Mode,
-
-    /// Maximum rate of the prefetch, in bytes per second [default: no limit]
-    #[arg(long, value_name = "SIZE", help_heading = "Prefetch")]
-    pub prefetch_rate: Option<Size>,
-
-    /// Write the ranges of files that are read to FILE, for --replay
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
-          help_heading = "Prefetch")]
-    pub record: Option<PathBuf>,
-
-    /// Prefetch the ranges in FILE, which --record wrote; a path or URL
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
-          help_heading = "Prefetch")]
-    pub replay: Option<String>,
-}
-
-/// Data to fetch before it is read.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Mode {
-    /// Nothing
-    None,
-    /// The data that readers want next
-    Ahead,
-    /// Everything, while there are no reads
-    All,
-}
 
 /// Returns notes for the user; called for each status.
 pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;

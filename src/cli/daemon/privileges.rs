@@ -11,10 +11,8 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
-use crate::cli::args::SourceArgs;
-use crate::cli::commands::mount::MountArgs;
+use crate::cli::args::{LayerArgs, MountArgs, SourceArgs};
 use crate::cli::environment;
-use crate::cli::layers::LayerArgs;
 
 /// Capabilities that a mount needs for its whole lifetime.
 ///

@@ -33,7 +33,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use super::daemonize::{self, LogTarget};
 use super::inherited_fds::InheritedFds;
 use super::{overlay_dirs, privileges};
-use crate::cli::commands::mount::MountArgs;
+use crate::cli::args::MountArgs;
 use crate::cli::environment::{self, Role};
 use crate::cli::ui::{cleanup_on_signal, logging};
 use foreground::ForegroundSupervisor;

@@ -1,0 +1,186 @@
+//! Flags of `tarfs mount`.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{
+    CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
+};
+use tarfs::base::archive_path::ArchivePath;
+use tarfs::fuse::{Content, MountOptions, Subtree};
+
+/// Arguments of `tarfs mount`.
+#[derive(Clone, Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct MountArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    #[command(flatten)]
+    pub layers: LayerArgs,
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    #[command(flatten)]
+    pub prefetch: PrefetchArgs,
+    #[command(flatten)]
+    pub xattrs: XattrArgs,
+    /// The directory to mount on
+    pub mountpoint: PathBuf,
+    /// Return only when the whole archive is indexed
+    ///
+    /// Without this flag, the mount is usable at once, and early callers wait for the files that they want.
+    /// --root, --strip-components, --writable, --layer and images imply this flag.
+    #[arg(long)]
+    pub wait_index: bool,
+    /// Restart the process that serves the mount when it dies; open files stay open
+    ///
+    /// Without this flag, a mount whose process dies is unmounted. With --foreground, the process that the
+    /// user started stays alive.
+    #[arg(long)]
+    pub restart: bool,
+    /// With --restart: seconds that a new process may take to read the index before the mount is unmounted
+    ///
+    /// Time in which the source is unreachable does not count.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, requires = "restart",
+          value_parser = seconds_parser(1..=86_400))]
+    pub restart_timeout: u64,
+    /// Version of the archive that a successor must serve, because the kernel has seen it.
+    #[arg(skip)]
+    pub shown_version: Option<String>,
+    /// Stay in the foreground instead of returning once the mount is ready
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// Make the mount writable, with an overlay over the archive
+    #[arg(long)]
+    pub writable: bool,
+    /// With --writable: keep changes in DIR/upper for later mounts [default: discard them on unmount]
+    ///
+    /// DIR must be on a local file system.
+    #[arg(long, value_name = "DIR", requires = "writable")]
+    pub upper: Option<PathBuf>,
+    #[arg(
+        short = 'o',
+        value_name = "OPTIONS",
+        value_parser = parse_mount_options,
+        help = "Mount options, separated by commas: allow_other, default_permissions, uid=N, gid=N, \
+                umask=OCTAL, suid, dev, noexec, nosymfollow, ro, fsname=NAME; repeatable"
+    )]
+    pub options: Vec<String>,
+    /// Show only this directory of the archive
+    #[arg(long, value_name = "PATH")]
+    pub root: Option<String>,
+    /// Descend this many levels first, each through the only directory there
+    ///
+    /// Files beside that directory are not shown.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = count_parser::<usize>(0..=u64::MAX))]
+    pub strip_components: usize,
+    /// Append log messages to this file [default: the journal or syslog]
+    ///
+    /// Messages before the mount is ready are printed to the terminal. With --foreground, all are printed
+    /// there by default.
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Copy the tree to DIR in the background, and read complete files from there
+    ///
+    /// The kernel reads these files itself if it permits that. DIR must be empty for the first mount. A
+    /// later mount continues the copy.
+    #[arg(long, value_name = "DIR")]
+    pub copy_to: Option<PathBuf>,
+    /// Mount in the mount namespace of process PID, or in that of the file PATH
+    ///
+    /// PATH is a file like /proc/PID/ns/mnt. MOUNTPOINT must be an absolute path in that namespace. All
+    /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
+    #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
+    pub namespace: Option<PathBuf>,
+    /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
+    ///
+    /// Anyone who can connect to the port can read it.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Validates `-o` while clap parses it, so that clap reports the error.
+fn parse_mount_options(argument: &str) -> Result<String, tarfs::fuse::OptionError> {
+    MountOptions::default().apply(argument)?;
+    Ok(argument.to_owned())
+}
+
+/// Returns the file that names a mount namespace, from a process ID or a path.
+fn namespace_path(argument: &str) -> PathBuf {
+    let is_process = !argument.is_empty() && argument.bytes().all(|byte| byte.is_ascii_digit());
+    if is_process {
+        format!("/proc/{argument}/ns/mnt").into()
+    } else {
+        argument.into()
+    }
+}
+
+impl MountArgs {
+    pub(crate) fn mount_options(&self) -> anyhow::Result<MountOptions> {
+        let mut options = MountOptions::default();
+        for argument in &self.options {
+            options.apply(argument)?;
+        }
+        Ok(options)
+    }
+
+    /// Returns the error in the combination of flags, if there is one.
+    pub(crate) fn find_conflict(&self) -> Option<&'static str> {
+        let wants_writing = self.mount_options().ok()?.read_only == Some(false);
+        if wants_writing && !self.writable {
+            return Some(
+                "mount option `rw` asks for writing, but a mount is read-only without --writable",
+            );
+        }
+        if self.writable && self.restart && self.copy_to.is_some() {
+            return Some(
+                "--restart with --copy-to mounts again when the process dies, which is not possible \
+                 with --writable (leave out one of the three)",
+            );
+        }
+        self.namespace.as_ref()?;
+        [
+            (
+                self.writable,
+                "--writable cannot be combined with --namespace: the overlay is created in the \
+                 current namespace",
+            ),
+            (
+                self.restart,
+                "--restart cannot be combined with --namespace: the mount ends with its process",
+            ),
+            (
+                self.copy_to.is_some(),
+                "--copy-to cannot be combined with --namespace: mount here and bind the mount there",
+            ),
+            (
+                !self.mountpoint.is_absolute(),
+                "with --namespace the mountpoint must be an absolute path",
+            ),
+        ]
+        .into_iter()
+        .find_map(|(is_wrong, error)| is_wrong.then_some(error))
+    }
+
+    /// Whether the whole archive must be indexed before the mount.
+    pub(crate) fn waits_for_index(&self) -> bool {
+        // overlayfs requires that its lower layer does not change.
+        self.writable
+            || self.wait_index
+            || self.root.is_some()
+            || self.strip_components > 0
+            || self.layers.is_set()
+    }
+
+    pub(crate) fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
+        let root = self.root.as_deref().unwrap_or_default();
+        let path = ArchivePath::sanitize(root.as_bytes()).path;
+        Ok(Subtree::new(
+            &content.index(),
+            &path,
+            self.strip_components,
+        )?)
+    }
+}
