@@ -50,12 +50,14 @@ mod old_sparse;
 mod parser;
 mod pax;
 mod sparse;
+mod totals;
 
 use crate::base::extent::{Extent, Plain};
 
 pub use error::{Cause, Error, TruncatedIn, Warning};
-pub use limits::{Limit, Limits, MemberTotals};
+pub use limits::{Limit, Limits};
 pub use parser::{Event, Options, Parser};
+pub use totals::MemberTotals;
 
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").
 pub const RECORD: u64 = 512;

@@ -1,0 +1,91 @@
+//! Totals of the members of an archive, held to its limits.
+
+use super::error::printable;
+use super::{Cause, Kind, Limit, Limits, Member, Segment};
+
+/// Totals of the members so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemberTotals {
+    /// Number of members, not counting the root.
+    pub(super) members: u64,
+    /// Bytes of files, holes included.
+    size: u64,
+    /// See [`Limits::metadata_bytes`].
+    metadata_bytes: u64,
+}
+
+impl MemberTotals {
+    /// Converts to the stored form.
+    pub fn to_array(self) -> [u64; 3] {
+        [self.members, self.size, self.metadata_bytes]
+    }
+
+    /// Converts from the stored form.
+    pub fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
+        Self {
+            members,
+            size,
+            metadata_bytes,
+        }
+    }
+
+    /// Adds a member, if it stays within the limits.
+    pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
+        let sums = Self {
+            members: self.members + u64::from(!is_root(&member.name)),
+            size: self.size.saturating_add(member.size),
+            metadata_bytes: self.metadata_bytes.saturating_add(metadata_bytes(member)),
+        };
+        if sums.members > limits.entries {
+            return Err(Cause::too_many_entries(&member.name, limits.entries));
+        }
+        if sums.size > limits.size {
+            return Err(Cause::TooLarge {
+                name: printable(&member.name),
+                size: member.size,
+                total: sums.size,
+                limit: limits.size,
+            });
+        }
+        let limit = limits.max_metadata_bytes(sums.members);
+        if sums.metadata_bytes > limit {
+            let which = Limit::MetadataBytes;
+            return Err(Cause::LimitExceeded { which, limit });
+        }
+        *self = sums;
+        Ok(())
+    }
+}
+
+/// Whether the name is that of the root, such as `.` and `./`.
+fn is_root(name: &[u8]) -> bool {
+    let mut components = name.split(|&byte| byte == b'/');
+    components.all(|component| matches!(component, b"" | b"."))
+}
+
+/// Bytes of metadata of a member, beyond the fixed part.
+fn metadata_bytes(member: &Member) -> u64 {
+    let link = match &member.kind {
+        Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
+        _ => 0,
+    };
+    let xattrs = member.xattrs.iter();
+    let xattrs: usize = xattrs.map(|(key, value)| key.len() + value.len()).sum();
+    let map = member.sparse.as_ref().map_or(0, Vec::len);
+    (member.name.len() + link + xattrs + map * size_of::<Segment>()) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_directory_names_are_recognised() {
+        for name in [".", "./", "", "/", "././/."] {
+            assert!(is_root(name.as_bytes()), "{name}");
+        }
+        for name in ["..", "./a", ".a/", "a/."] {
+            assert!(!is_root(name.as_bytes()), "{name}");
+        }
+    }
+}
