@@ -56,15 +56,31 @@ impl SeekRange {
     }
 }
 
-/// Ranges in stream order that cover the whole stream.
-pub(super) type SeekRanges = Box<dyn Iterator<Item = SeekRange> + Send>;
+/// As [`start`](super::start), for a stream with known seek points.
+///
+/// `ranges` are in stream order and cover the whole stream. Only the hashes of spans verify the decoded
+/// bytes.
+pub fn start_indexed(
+    compression: Compression,
+    context: Context,
+    ranges: impl Iterator<Item = SeekRange> + Send + 'static,
+) -> Box<dyn Decoder> {
+    Box::new(IndexedDecoder {
+        compression,
+        context,
+        input: InputQueue::default(),
+        ranges: Box::new(ranges),
+        state: State::BetweenRanges,
+    })
+}
 
 /// Decodes range by range.
-pub(super) struct IndexedDecoder {
+struct IndexedDecoder {
     compression: Compression,
     context: Context,
     input: InputQueue,
-    ranges: SeekRanges,
+    /// Ranges that follow, in stream order.
+    ranges: Box<dyn Iterator<Item = SeekRange> + Send>,
     state: State,
 }
 
@@ -99,16 +115,6 @@ enum InputState {
 }
 
 impl IndexedDecoder {
-    pub(super) fn new(compression: Compression, context: Context, ranges: SeekRanges) -> Self {
-        Self {
-            compression,
-            context,
-            input: InputQueue::default(),
-            ranges,
-            state: State::BetweenRanges,
-        }
-    }
-
     /// Advances by one step; `None` when there is nothing to return yet.
     fn step(&mut self) -> Result<Option<Pull>, Error> {
         match &mut self.state {
@@ -407,7 +413,7 @@ mod tests {
 
     use crate::base::span_hash;
 
-    use super::super::frame_walker::tests::{Outcome, context, decode, drive, text};
+    use super::super::test_support::{Outcome, context, decode, drive, text};
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::codec;

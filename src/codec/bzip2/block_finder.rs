@@ -153,7 +153,7 @@ fn block_header(reader: &mut BitReader<'_>, level: u8) -> Option<bool> {
 mod tests {
     use super::super::bit_io::BitWriter;
     use super::*;
-    use crate::codec::frame_walker::tests::noise;
+    use crate::codec::test_support::noise;
 
     #[test]
     fn magic_is_found_at_every_bit_and_across_slices() {

@@ -574,7 +574,7 @@ fn run(
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame_walker::tests::{
+    use super::super::test_support::{
         Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
         context, decode, decode_from, noise, text,
     };

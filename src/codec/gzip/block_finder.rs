@@ -176,8 +176,8 @@ pub(super) mod tests {
 
     use super::super::tests::text;
     use super::*;
-    use crate::codec::frame_walker::tests::noise;
     use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
+    use crate::codec::test_support::noise;
 
     pub(in super::super) fn deflate(plain: &[u8], level: u32) -> Vec<u8> {
         let level = flate2::Compression::new(level);

@@ -12,7 +12,7 @@ use super::tests::{member, text};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread::Thread;
-use crate::codec::frame_walker::tests::noise;
+use crate::codec::test_support::noise;
 use crate::codec::{Cause, Context, Decoder as _, Error, Job, Output, Pull, SeekPoint};
 
 /// Partitions so short that little data has many joins.

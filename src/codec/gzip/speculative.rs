@@ -418,8 +418,8 @@ mod tests {
     use super::*;
     use crate::base::buffer_pool::BufferPool;
     use crate::base::extent::Packed;
-    use crate::codec::frame_walker::tests::noise;
     use crate::codec::input_queue::InputQueue;
+    use crate::codec::test_support::noise;
 
     /// Decodes the `partition_len` bytes at `start`, with this number of buffers of 64 KiB.
     fn decode_speculatively(

@@ -226,7 +226,7 @@ pub(super) fn check_content_len(expected: u64, len: u64, ended: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::frame_walker::tests::{noise, text};
+    use crate::codec::test_support::{noise, text};
 
     #[test]
     fn measured_length_equals_decoded_length() {

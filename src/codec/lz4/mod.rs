@@ -568,7 +568,7 @@ impl LinkedBuffer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame_walker::tests::{
+    use super::super::test_support::{
         Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
         context, decode, decode_from, drive, noise, text,
     };
@@ -887,7 +887,7 @@ mod tests {
         let point = decode(Compression::Lz4, &packed, 1 << 20)
             .seek_points
             .remove(0);
-        let context = || super::super::frame_walker::tests::context();
+        let context = || super::super::test_support::context();
         for (state, bit) in [(1, 0), (STATE_BETWEEN_FRAMES, 1), (u32::MAX, 0)] {
             let foreign = SeekPoint {
                 bit,

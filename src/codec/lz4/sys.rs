@@ -54,7 +54,7 @@ pub(super) fn decode(packed: &[u8], buffer: &mut [u8], start: usize) -> Option<u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::frame_walker::tests::{noise, text};
+    use crate::codec::test_support::{noise, text};
     use lz4_flex::block::{compress, compress_with_dict};
 
     #[test]

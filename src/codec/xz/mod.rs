@@ -646,7 +646,7 @@ impl fmt::Debug for Index {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame_walker::tests::{
+    use super::super::test_support::{
         Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
         context, decode, decode_from, drive, noise, text,
     };

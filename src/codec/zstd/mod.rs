@@ -544,11 +544,11 @@ impl fmt::Debug for Stream {
 
 #[cfg(test)]
 mod tests {
-    use super::super::frame_walker::tests::{
+    use super::super::start;
+    use super::super::test_support::{
         Outcome, assert_bit_flips_are_detected, assert_decodes, assert_truncation_is_detected,
         context, decode, drive, noise, text,
     };
-    use super::super::start;
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
     use ::zstd::stream::raw::CParameter;

@@ -1,0 +1,59 @@
+//! Errors of decoding.
+
+use super::Compression;
+use crate::base::buffer_pool::Closed;
+use crate::base::extent::Packed;
+
+/// A decoding error, with its place in the packed stream.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{compression} stream at packed byte {packed}")]
+pub struct Error {
+    /// The format that was being decoded.
+    pub compression: Compression,
+    /// Offset of the frame, block or field at fault, or of the end of input.
+    pub packed: Packed,
+    /// The reason.
+    #[source]
+    pub cause: Cause,
+}
+
+/// Why decoding failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Cause {
+    /// The bytes are not what the format allows.
+    #[error("malformed: {0}")]
+    Malformed(String),
+    /// A stored checksum does not match the decoded bytes.
+    #[error("checksum mismatch: {what} is stored as {expected:#x}, computed as {computed:#x}")]
+    Checksum {
+        /// Which checksum.
+        what: &'static str,
+        /// As stored.
+        expected: u64,
+        /// As computed.
+        computed: u64,
+    },
+    /// The format allows it, but this program does not support it.
+    #[error("not supported: {0}")]
+    Unsupported(String),
+    /// Decoder state would exceed what [`Context::broker`] allow.
+    #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
+    MemoryLimit {
+        /// Memory that the stream needs.
+        needed_bytes: u64,
+        /// The limit.
+        limit_bytes: u64,
+    },
+    /// The packed bytes end in the middle.
+    #[error("truncated")]
+    Truncated,
+    /// The pool or the broker was closed, because no caller needs the bytes any more.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl From<Closed> for Cause {
+    fn from(_: Closed) -> Self {
+        Self::Cancelled
+    }
+}

@@ -1,0 +1,199 @@
+//! Decoding work for other threads, and its output.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Error;
+use crate::base::buffer_pool::Buffer;
+use crate::base::once_job::OnceJob;
+
+/// Maximum number of blocks, frames or members in one job.
+///
+/// Each takes memory even if it makes few bytes, and a stream may consist of empty ones.
+pub(super) const MAX_PARTS_PER_JOB: usize = 4096;
+
+/// Independent work that makes plain bytes, possibly none.
+pub struct Job {
+    work: Box<dyn FnOnce() -> Result<Output, Error> + Send>,
+}
+
+impl Job {
+    /// A job whose `work` makes one piece.
+    pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
+        Self::with_pieces(move || Ok(vec![work()?]))
+    }
+
+    /// A job whose `work` makes any number of pieces.
+    pub fn with_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
+        Self::with_output(move || Ok(Output::from(work()?)))
+    }
+
+    /// A job whose `work` may leave some of its output to be made piece by piece.
+    pub(super) fn with_output(
+        work: impl FnOnce() -> Result<Output, Error> + Send + 'static,
+    ) -> Self {
+        Self {
+            work: Box::new(work),
+        }
+    }
+
+    /// Runs the work on this thread.
+    ///
+    /// # Errors
+    /// As [`Decoder::pull`].
+    pub fn run(self) -> Result<Output, Error> {
+        (self.work)()
+    }
+}
+
+/// Makes the next piece of a job's output, on the consumer's thread; `None` at its end.
+pub(super) trait LazyOutput: Send {
+    fn next_piece(&mut self) -> Result<Option<Bytes>, Error>;
+}
+
+/// The plain bytes of a job, in order.
+///
+/// A job has a buffer for the usual size of a frame or block of its format. If there are more bytes, the
+/// output keeps the decoder, and decodes the rest when the consumer pulls it.
+pub struct Output {
+    /// The first piece, if it has a buffer of its own.
+    buffer: Option<Buffer>,
+    pieces: VecDeque<Bytes>,
+    rest: Option<Box<dyn LazyOutput>>,
+}
+
+impl Output {
+    /// Output that begins with `first` and continues with the bytes of `rest`.
+    pub(super) fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
+        Self {
+            buffer: None,
+            pieces: VecDeque::from([first]),
+            rest: Some(Box::new(rest)),
+        }
+    }
+
+    /// The next piece, never empty; `None` at the end.
+    ///
+    /// May wait for the consumer to drop earlier pieces.
+    ///
+    /// # Errors
+    /// As [`Decoder::pull`]. Nothing follows an error.
+    pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        if let Some(buffer) = self.take_buffer().filter(|buffer| !buffer.is_empty()) {
+            return Ok(Some(buffer.freeze()));
+        }
+        while let Some(piece) = self.pieces.pop_front() {
+            if !piece.is_empty() {
+                return Ok(Some(piece));
+            }
+        }
+        let Some(rest) = &mut self.rest else {
+            return Ok(None);
+        };
+        let made = rest.next_piece();
+        if !matches!(made, Ok(Some(_))) {
+            self.rest = None;
+        }
+        made
+    }
+
+    /// The next piece, if it has a buffer of its own.
+    pub fn take_buffer(&mut self) -> Option<Buffer> {
+        self.buffer.take()
+    }
+
+    /// Concatenates all pieces, for callers with enough memory.
+    ///
+    /// # Errors
+    /// As [`Output::next_piece`].
+    pub fn concat(mut self) -> Result<Vec<u8>, Error> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.next_piece()? {
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole)
+    }
+}
+
+impl From<Vec<Bytes>> for Output {
+    fn from(pieces: Vec<Bytes>) -> Self {
+        Self {
+            buffer: None,
+            pieces: pieces.into(),
+            rest: None,
+        }
+    }
+}
+
+impl From<Buffer> for Output {
+    fn from(buffer: Buffer) -> Self {
+        Self {
+            buffer: Some(buffer),
+            pieces: VecDeque::new(),
+            rest: None,
+        }
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Output")
+            .field("buffer", &self.buffer)
+            .field("pieces", &self.pieces.len())
+            .field("has_rest", &self.rest.is_some())
+            .finish()
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Job")
+    }
+}
+
+/// Work whose result the decoder itself may use.
+#[derive(Clone)]
+pub struct SpeculativeJob {
+    work: Arc<dyn SpeculativeWork>,
+}
+
+trait SpeculativeWork: Send + Sync {
+    fn run(&self);
+    fn wait(&self);
+}
+
+impl<T: Send> SpeculativeWork for OnceJob<T> {
+    fn run(&self) {
+        OnceJob::run(self);
+    }
+
+    fn wait(&self) {
+        OnceJob::wait(self);
+    }
+}
+
+impl SpeculativeJob {
+    /// Wraps `job`, with a result of any type.
+    pub(super) fn new<T: Send + 'static>(job: Arc<OnceJob<T>>) -> Self {
+        Self { work: job }
+    }
+
+    /// Runs the work on this thread, unless it has begun or is cancelled.
+    pub fn run(&self) {
+        self.work.run();
+    }
+
+    /// Waits while the work runs on another thread.
+    pub fn wait(&self) {
+        self.work.wait();
+    }
+}
+
+impl fmt::Debug for SpeculativeJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SpeculativeJob")
+    }
+}
