@@ -52,6 +52,47 @@ pub enum Cause {
     Cancelled,
 }
 
+impl Cause {
+    /// [`Cause::Malformed`] with this text.
+    pub(super) fn malformed(text: impl Into<String>) -> Self {
+        Self::Malformed(text.into())
+    }
+
+    /// [`Cause::Unsupported`] with this text.
+    pub(super) fn unsupported(text: impl Into<String>) -> Self {
+        Self::Unsupported(text.into())
+    }
+
+    /// Compares a stored checksum with the computed one.
+    ///
+    /// # Errors
+    /// [`Cause::Checksum`] when they differ.
+    pub(super) fn compare_checksums(
+        what: &'static str,
+        expected: impl Into<u64>,
+        computed: impl Into<u64>,
+    ) -> Result<(), Self> {
+        let (expected, computed) = (expected.into(), computed.into());
+        if expected == computed {
+            return Ok(());
+        }
+        Err(Self::Checksum {
+            what,
+            expected,
+            computed,
+        })
+    }
+
+    /// The error with this cause at `packed`.
+    pub(super) fn at(self, compression: Compression, packed: Packed) -> Error {
+        Error {
+            compression,
+            packed,
+            cause: self,
+        }
+    }
+}
+
 impl From<Closed> for Cause {
     fn from(_: Closed) -> Self {
         Self::Cancelled

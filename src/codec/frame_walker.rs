@@ -40,6 +40,8 @@ pub(super) enum Step {
     Progressed,
     /// The walker needs more input.
     NeedInput,
+    /// So many bytes of input have no meaning, from the next one on.
+    Skip(u64),
     /// The stream is complete.
     End,
 }
@@ -49,6 +51,8 @@ pub(super) enum Step {
 pub(super) struct FrameDecoder<W> {
     walker: W,
     input: InputQueue,
+    /// Bytes to skip before the next step.
+    skip_len: u64,
     pulls: PullQueue,
     outcome: Option<Result<(), Error>>,
     /// Whether the walk was flushed after it stopped.
@@ -61,17 +65,20 @@ impl<W: FrameWalker> FrameDecoder<W> {
         Self {
             walker,
             input: InputQueue::new(offset),
+            skip_len: 0,
             pulls: PullQueue::new(),
             outcome: None,
             is_flushed: false,
         }
     }
 
-    /// Appends output that the walk held back before it stopped.
-    fn flush_once(&mut self, stop: Result<(), Error>) {
-        self.is_flushed = true;
-        let flushed = self.walker.flush(&mut self.pulls);
-        self.outcome = Some(stop.and(flushed));
+    /// Skips what the walker does not want, or lets it advance.
+    fn step(&mut self) -> Result<Step, Error> {
+        self.skip_len -= self.input.skip(self.skip_len);
+        if self.skip_len > 0 {
+            return Ok(Step::NeedInput);
+        }
+        self.walker.step(&mut self.input, &mut self.pulls)
     }
 }
 
@@ -94,11 +101,14 @@ impl<W: FrameWalker> super::Decoder for FrameDecoder<W> {
                 if self.is_flushed {
                     return stop.map(|()| Pull::End);
                 }
-                self.flush_once(stop);
+                self.is_flushed = true;
+                let flushed = self.walker.flush(&mut self.pulls);
+                self.outcome = Some(stop.and(flushed));
                 continue;
             }
-            match self.walker.step(&mut self.input, &mut self.pulls) {
+            match self.step() {
                 Ok(Step::Progressed) => {}
+                Ok(Step::Skip(len)) => self.skip_len = len,
                 Ok(Step::End) => self.outcome = Some(Ok(())),
                 Err(error) => self.outcome = Some(Err(error)),
                 Ok(Step::NeedInput) if !self.pulls.is_empty() => {}
@@ -118,9 +128,16 @@ impl<W: FrameWalker> super::Decoder for FrameDecoder<W> {
 
 /// An error of the codec `W`.
 pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
-    Error {
-        compression: W::COMPRESSION,
-        packed,
-        cause,
-    }
+    cause.at(W::COMPRESSION, packed)
+}
+
+/// Whether `magic` starts a skippable frame, which lz4 and zstd share.
+pub(super) fn is_skippable(magic: u32) -> bool {
+    magic & 0xffff_fff0 == 0x184d_2a50
+}
+
+/// Skips the skippable frame that begins with the next byte of `input`: magic, length and content.
+pub(super) fn skip_frame(input: &InputQueue) -> Step {
+    let len = input.peek_at(4).map(u32::from_le_bytes);
+    len.map_or(Step::NeedInput, |len| Step::Skip(8 + u64::from(len)))
 }

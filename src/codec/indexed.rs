@@ -178,11 +178,7 @@ impl IndexedDecoder {
         let ration = context
             .pool
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
-        context.pool = ration.map_err(|closed| Error {
-            compression,
-            packed,
-            cause: closed.into(),
-        })?;
+        context.pool = ration.map_err(|closed| Cause::from(closed).at(compression, packed))?;
         Ok(Some(Pull::Job(Job::with_pieces(move || {
             decode(compression, context, &range, &segments, lookahead)
         }))))
@@ -190,11 +186,7 @@ impl IndexedDecoder {
 
     fn need_input(&self) -> Result<Option<Pull>, Error> {
         if self.input.is_finished() {
-            return Err(Error {
-                compression: self.compression,
-                packed: self.input.end(),
-                cause: Cause::Truncated,
-            });
+            return Err(Cause::Truncated.at(self.compression, self.input.end()));
         }
         Ok(Some(Pull::NeedInput))
     }
@@ -373,13 +365,8 @@ impl SpanVerifier {
                 break;
             }
             let (expected, (computed, _)) = (span.hash, self.hasher.finish());
-            if expected != computed {
-                return Err(self.error(Cause::Checksum {
-                    what: "the hash in the saved index",
-                    expected,
-                    computed,
-                }));
-            }
+            Cause::compare_checksums("the hash in the saved index", expected, computed)
+                .map_err(|cause| cause.at(self.compression, self.packed))?;
             self.spans.pop_front();
         }
         Ok(Some(bytes.slice(..passed)).filter(|bytes| !bytes.is_empty()))
@@ -388,23 +375,10 @@ impl SpanVerifier {
     fn index_mismatch(&self) -> Error {
         index_mismatch(self.compression, self.packed)
     }
-
-    fn error(&self, cause: Cause) -> Error {
-        Error {
-            compression: self.compression,
-            packed: self.packed,
-            cause,
-        }
-    }
 }
 
 fn index_mismatch(compression: Compression, packed: Packed) -> Error {
-    let text = "the stream does not decode as its saved index says".to_owned();
-    Error {
-        compression,
-        packed,
-        cause: Cause::Malformed(text),
-    }
+    Cause::malformed("the stream does not decode as its saved index says").at(compression, packed)
 }
 
 #[cfg(test)]

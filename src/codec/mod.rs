@@ -34,8 +34,6 @@ pub use indexed::{ExpectedSpan, SeekRange, start_indexed};
 pub use job::{Job, Output, SpeculativeJob};
 pub use seek_point::SeekPoint;
 
-use job::{LazyOutput, MAX_PARTS_PER_JOB};
-
 /// Maximum bytes that a decoder of `compression` takes from its pool.
 ///
 /// It assumes a pool of [`READ_POOL_BYTES`] bytes, and that the caller drops each piece before the next pull.

@@ -42,7 +42,7 @@ impl Decoder {
             return Err(Error {
                 compression: Compression::None,
                 packed: seek_point.packed,
-                cause: Cause::Malformed("not a seek point of a plain stream".to_owned()),
+                cause: Cause::malformed("not a seek point of a plain stream"),
             });
         }
         Ok(Self {
@@ -77,13 +77,8 @@ impl super::Decoder for Decoder {
         }
         if self.offset.is_multiple_of(MIN_SPAN_LEN) && self.last != Some(self.offset) {
             self.last = Some(self.offset);
-            return Ok(Pull::SeekPoint(SeekPoint {
-                packed: Packed(self.offset),
-                bit: 0,
-                plain: Plain(self.offset),
-                state: 0,
-                window: Bytes::new(),
-            }));
+            let (packed, plain) = (Packed(self.offset), Plain(self.offset));
+            return Ok(Pull::SeekPoint(SeekPoint::without_window(packed, plain, 0)));
         }
         let until_next = MIN_SPAN_LEN - self.offset % MIN_SPAN_LEN;
         let len =

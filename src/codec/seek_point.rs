@@ -49,6 +49,19 @@ pub struct SeekPoint {
     pub window: Bytes,
 }
 
+impl SeekPoint {
+    /// A self-contained seek point at the first bit of `packed`.
+    pub(super) fn without_window(packed: Packed, plain: Plain, state: u32) -> Self {
+        Self {
+            packed,
+            bit: 0,
+            plain,
+            state,
+            window: Bytes::new(),
+        }
+    }
+}
+
 /// Decides which seek points to keep.
 ///
 /// The first is at the start of the stream. One without a window is kept as soon as the span before it has

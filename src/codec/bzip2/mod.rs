@@ -15,10 +15,9 @@ use bytes::Bytes;
 
 use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
 use super::input_queue::{InputQueue, SegmentedBytes};
+use super::job::LazyOutput;
 use super::seek_point::{MIN_SPAN_LEN, Spacing};
-use super::{
-    Cause, Compression, Context, Error, Job, LazyOutput, Output, Pull, SeekPoint, UNKNOWN_PLAIN,
-};
+use super::{Cause, Compression, Context, Error, Job, Output, Pull, SeekPoint, UNKNOWN_PLAIN};
 use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};
 use bit_io::{BitReader, BitWriter, shift};
@@ -83,8 +82,10 @@ impl Decoder {
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let [level, zeros @ ..] = seek_point.state.to_le_bytes();
         if !(1..=9).contains(&level) || zeros != [0; 3] || seek_point.bit > 7 {
-            let text = "a seek point that is not of bzip2".to_owned();
-            return Err(error::<Streams>(seek_point.packed, Cause::Malformed(text)));
+            return Err(error::<Streams>(
+                seek_point.packed,
+                Cause::malformed("a seek point that is not of bzip2"),
+            ));
         }
         let spacing = Spacing::resume(&context, seek_point);
         let stream = Stream {
@@ -206,7 +207,7 @@ impl Streams {
             return Ok(Step::NeedInput);
         }
         if self.is_first {
-            return Err(Cause::Malformed("this is no bzip2 stream".to_owned()));
+            return Err(Cause::malformed("this is no bzip2 stream"));
         }
         let text = "bytes that are no bzip2 stream follow the last stream and are ignored";
         pulls.push_back(Pull::Warning(text.to_owned()));
@@ -229,19 +230,16 @@ impl Streams {
         match magic {
             Some(BLOCK_MAGIC) => self.state = State::Scanning(checksum, MagicScanner::new()),
             Some(STREAM_END_MAGIC) => {
-                if self.stream.has_all_blocks && checksum != self.stream.checksum {
-                    return Err(Cause::Checksum {
-                        what: "stream",
-                        expected: checksum.into(),
-                        computed: self.stream.checksum.into(),
-                    });
+                if self.stream.has_all_blocks {
+                    Cause::compare_checksums("stream", checksum, self.stream.checksum)?;
                 }
                 input.skip(len as u64);
                 self.state = State::BetweenStreams;
             }
             _ => {
-                let text = "neither a block nor the end of the stream";
-                return Err(Cause::Malformed(text.to_owned()));
+                return Err(Cause::malformed(
+                    "neither a block nor the end of the stream",
+                ));
             }
         }
         Ok(Step::Progressed)
@@ -265,8 +263,7 @@ impl Streams {
             let max_block_len =
                 usize::from(level) * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
             if scanner.scanned() > max_block_len {
-                let text = "a block that is longer than any";
-                return Err(Cause::Malformed(text.to_owned()));
+                return Err(Cause::malformed("a block that is longer than any"));
             }
             return Ok(Step::NeedInput);
         };
@@ -551,10 +548,8 @@ fn run(
     read: usize,
     target: &mut [u8],
 ) -> Result<Progress, Cause> {
-    let malformed = || {
-        let text = "a block does not decode, or not to what its checksum says";
-        Cause::Malformed(text.to_owned())
-    };
+    let malformed =
+        || Cause::malformed("a block does not decode, or not to what its checksum says");
     let rest = stream.get(read..).unwrap_or_default();
     let (total_in, total_out) = (decoder.total_in(), decoder.total_out());
     let status = decoder.decompress(rest, target).map_err(|_| malformed())?;

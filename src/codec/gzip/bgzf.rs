@@ -9,17 +9,20 @@ use super::trailer::{MemberChecksum, Trailer};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
-use crate::codec::{Cause, Compression, Error, MAX_PARTS_PER_JOB};
+use crate::codec::job::MAX_PARTS_PER_JOB;
+use crate::codec::{Cause, Compression, Error};
 
 /// Maximum plain bytes of a BGZF member.
 const MAX_PLAIN_LEN: usize = 64 << 10;
 
 /// Whole members, one after the other.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Group {
     members: Vec<Member>,
-    packed_len: usize,
-    plain_len: usize,
+    /// Number of input bytes.
+    pub(super) packed_len: usize,
+    /// Number of plain bytes.
+    pub(super) plain_len: usize,
 }
 
 #[derive(Debug)]
@@ -35,11 +38,7 @@ impl Group {
     /// `None` when there are none, or the first is empty, so that a long row of empty members is scanned only
     /// once. It trusts the stored lengths. Only [`Group::decode`] can find them wrong.
     pub(super) fn parse(input: &[u8], wanted_len: usize) -> Option<Self> {
-        let mut group = Self {
-            members: Vec::new(),
-            packed_len: 0,
-            plain_len: 0,
-        };
+        let mut group = Self::default();
         while group.plain_len < wanted_len && group.members.len() < MAX_PARTS_PER_JOB {
             let Some((member, len)) = Member::parse_at(input, group.packed_len) else {
                 break;
@@ -52,16 +51,6 @@ impl Group {
             group.members.push(member);
         }
         (group.plain_len > 0).then_some(group)
-    }
-
-    /// Number of input bytes of the group.
-    pub(super) fn packed_len(&self) -> usize {
-        self.packed_len
-    }
-
-    /// Number of plain bytes of the group.
-    pub(super) fn plain_len(&self) -> usize {
-        self.plain_len
     }
 
     /// Decodes into `buffer`, which has [`Group::plain_len`] bytes.
@@ -80,13 +69,11 @@ impl Group {
         let mut plain_len = 0;
         for member in &self.members {
             let rest = buffer.get_mut(plain_len..).unwrap_or_default();
-            plain_len += member
-                .decode(&mut inflate, input, rest)
-                .map_err(|cause| Error {
-                    compression: Compression::Gzip,
-                    packed: Packed(packed.0.saturating_add(member.deflate.start as u64)),
-                    cause,
-                })?;
+            let decoded = member.decode(&mut inflate, input, rest);
+            plain_len += decoded.map_err(|cause| {
+                let start = packed.0.saturating_add(member.deflate.start as u64);
+                cause.at(Compression::Gzip, Packed(start))
+            })?;
         }
         Ok(buffer.freeze())
     }
@@ -98,7 +85,7 @@ impl Member {
         let rest = input.get(start..)?;
         let mut header = Header::default();
         let header_len = header.push(rest).ok()?;
-        let len = header.member_len().filter(|_| header.is_done())?;
+        let len = header.member_len.filter(|_| header.is_done())?;
         let (deflate, bytes) = rest.get(header_len..len)?.split_last_chunk::<8>()?;
         let mut trailer = Trailer::default();
         trailer.push(bytes);
@@ -131,15 +118,12 @@ impl Member {
             StopReason::StreamEnd if progress.consumed == deflate.len() => {}
             StopReason::Damaged(text) => return Err(Cause::Malformed(text)),
             _ => {
-                let text = "a BGZF member is not as long as it says";
-                return Err(Cause::Malformed(text.to_owned()));
+                return Err(Cause::malformed("a BGZF member is not as long as it says"));
             }
         }
         let mut check = MemberChecksum::new(Plain(0));
         check.update(output.get(..progress.produced).unwrap_or_default());
-        match check.mismatch(&self.trailer, Plain(progress.produced as u64)) {
-            Some(cause) => Err(cause),
-            None => Ok(progress.produced),
-        }
+        check.compare(&self.trailer, Plain(progress.produced as u64))?;
+        Ok(progress.produced)
     }
 }

@@ -29,11 +29,14 @@ pub(super) struct Header {
     field: Vec<u8>,
     /// Length of the extra field.
     extra_len: usize,
-    /// Member length in the BGZF subfield; see [`Header::member_len`].
-    member_len: Option<usize>,
+    /// Length of a BGZF member with header and trailer, in bytes; at most 64 KiB.
+    ///
+    /// Only BGZF stores it (SAM format specification, section 4.1).
+    pub(super) member_len: Option<usize>,
     /// Over all bytes before [`HeaderPart::Crc`].
     crc: Crc,
-    len: u64,
+    /// Bytes read so far.
+    pub(super) len: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -88,18 +91,6 @@ impl Header {
     /// Whether the header is complete, so that the deflate stream follows.
     pub(super) fn is_done(&self) -> bool {
         self.part == HeaderPart::Done
-    }
-
-    /// Bytes read so far.
-    pub(super) fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Length of a BGZF member with header and trailer, in bytes; at most 64 KiB.
-    ///
-    /// Only BGZF stores it (SAM format specification, section 4.1).
-    pub(super) fn member_len(&self) -> Option<usize> {
-        self.member_len
     }
 
     /// Number of missing bytes of the current part; `None` when it ends with a zero byte.
@@ -170,14 +161,8 @@ impl Header {
 
     fn check_crc(&self, expected: u16) -> Result<(), HeaderError> {
         let computed = self.crc.sum() & 0xffff;
-        if computed == u32::from(expected) {
-            return Ok(());
-        }
-        Err(HeaderError::Invalid(Cause::Checksum {
-            what: "CRC-16 of a gzip header",
-            expected: u64::from(expected),
-            computed: u64::from(computed),
-        }))
+        Cause::compare_checksums("CRC-16 of a gzip header", expected, computed)
+            .map_err(HeaderError::Invalid)
     }
 }
 
@@ -241,8 +226,8 @@ mod tests {
         for step in 1..=bytes.len() {
             let (header, taken) = read(&bytes, step).expect("a header");
             assert!(header.is_done());
-            assert_eq!((taken, header.len()), (len, len as u64));
-            assert_eq!(header.member_len(), Some(0x1100));
+            assert_eq!((taken, header.len), (len, len as u64));
+            assert_eq!(header.member_len, Some(0x1100));
         }
     }
 
@@ -250,7 +235,7 @@ mod tests {
     fn header_without_options_is_ten_bytes() {
         let (header, taken) = read(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff, 0], 11).expect("one");
         assert!(header.is_done());
-        assert_eq!((taken, header.member_len()), (10, None));
+        assert_eq!((taken, header.member_len), (10, None));
     }
 
     #[test]

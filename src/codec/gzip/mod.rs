@@ -23,7 +23,7 @@ use self::bgzf::Group;
 use self::header::{Header, HeaderError};
 use self::output_queue::OutputQueue;
 use self::speculation_queue::{Match, SpeculationLimits, SpeculationQueue};
-use self::speculative::{BlockEnd, SpeculativeOutput};
+use self::speculative::{BlockEnd, SpeculativeOutput, UnresolvedPiece};
 use self::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
 use self::trailer::{MemberChecksum, Trailer};
 use super::input_queue::InputQueue;
@@ -143,11 +143,7 @@ impl Decoder {
                     .into(),
                 check: None,
             },
-            _ => {
-                return Err(error(Cause::Malformed(
-                    "not a seek point of gzip".to_owned(),
-                )));
-            }
+            _ => return Err(error(Cause::malformed("not a seek point of gzip"))),
         };
         let spacing = Spacing::resume(&context, seek_point);
         let offsets = (seek_point.packed, seek_point.plain);
@@ -196,7 +192,7 @@ impl Decoder {
         else {
             return Ok(Step::Progressed);
         };
-        let (seen, is_after_member) = (header.len(), *is_after_member);
+        let (seen, is_after_member) = (header.len, *is_after_member);
         if seen == 0 && self.begin_zeros_or_bgzf(is_after_member)? {
             return Ok(Step::Progressed);
         }
@@ -205,12 +201,10 @@ impl Decoder {
         };
         match header.push(self.input.front()) {
             Err(HeaderError::NoMagic) if is_after_member => Ok(self.end_at_garbage(seen)),
-            Err(HeaderError::NoMagic) => {
-                self.fail(Cause::Malformed("no gzip member begins here".to_owned()))
-            }
+            Err(HeaderError::NoMagic) => self.fail(Cause::malformed("no gzip member begins here")),
             Err(HeaderError::Invalid(cause)) => self.fail(cause),
             Ok(len) if header.is_done() => {
-                let header_len = header.len();
+                let header_len = header.len;
                 self.consume(len);
                 self.begin_member(Packed(self.input.offset().0.saturating_sub(header_len)));
                 Ok(Step::Progressed)
@@ -256,12 +250,12 @@ impl Decoder {
 
     /// Makes a job of the next members.
     fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
-        let (packed, plain_len) = (self.input.offset(), group.plain_len());
+        let (packed, plain_len) = (self.input.offset(), group.plain_len);
         // Taken here and not in the job, because later jobs must not keep an earlier one waiting.
         let taken = self.output.take_buffer(plain_len);
         let buffer = taken.map_err(|closed| error(packed, closed.into()))?;
         self.mark_member(packed);
-        let input = self.input.slice(0..group.packed_len());
+        let input = self.input.slice(0..group.packed_len);
         self.consume(input.len());
         self.plain = Plain(self.plain.0.saturating_add(plain_len as u64));
         let job =
@@ -274,13 +268,8 @@ impl Decoder {
     /// Makes a seek point if one is due before the member whose header is at `packed`.
     fn mark_member(&mut self, packed: Packed) {
         if self.spacing.try_mark_frame(self.plain) {
-            self.output.push_seek_point(SeekPoint {
-                packed,
-                bit: 0,
-                plain: self.plain,
-                state: STATE_MEMBER,
-                window: Bytes::new(),
-            });
+            let seek_point = SeekPoint::without_window(packed, self.plain, STATE_MEMBER);
+            self.output.push_seek_point(seek_point);
         }
     }
 
@@ -311,19 +300,14 @@ impl Decoder {
             // References to before the member's start are errors, which speculation cannot detect.
             _ => Match::Miss,
         };
-        if found == Match::Hit {
+        if let Match::Hit = found {
             self.accept_speculative_output();
             return Ok(Step::Progressed);
         }
         if self.wants_input() {
             return Ok(Step::NeedInput);
         }
-        if found == Match::Running
-            && let Some(work) = self
-                .speculation
-                .as_ref()
-                .and_then(SpeculationQueue::running_job)
-        {
+        if let Match::Running(work) = found {
             self.output.push(Pull::WaitFor(work));
             return Ok(Step::Progressed);
         }
@@ -342,6 +326,7 @@ impl Decoder {
         if self.wants_input() {
             return Ok(Step::NeedInput);
         }
+        let stop = self.next_stop();
         let State::Deflate {
             check,
             has_pending_output,
@@ -352,19 +337,6 @@ impl Decoder {
         if self.input.len() == 0 && !*has_pending_output {
             return self.need_input();
         }
-        let watched = self
-            .speculation
-            .as_ref()
-            .is_some_and(SpeculationQueue::is_busy);
-        let stop = if watched
-            || self
-                .spacing
-                .is_checkpoint_due(self.plain, self.input.offset())
-        {
-            StopAt::BlockEnd
-        } else {
-            StopAt::StreamEnd
-        };
         let buffer_len = self.input.len().saturating_mul(BUFFER_EXPANSION_FACTOR);
         let room = self
             .output
@@ -384,34 +356,41 @@ impl Decoder {
         self.consume(progress.consumed);
         match progress.reason {
             StopReason::Exhausted if stuck => {
-                self.fail(Cause::Malformed("inflate makes no progress".to_owned()))
+                return self.fail(Cause::malformed("inflate makes no progress"));
             }
-            StopReason::Exhausted => Ok(Step::Progressed),
-            StopReason::BlockEnd { unused_bits } => {
-                self.end_block(unused_bits);
-                Ok(Step::Progressed)
-            }
-            StopReason::StreamEnd => {
-                self.end_deflate();
-                Ok(Step::Progressed)
-            }
-            StopReason::Damaged(text) => self.fail(Cause::Malformed(text)),
+            StopReason::Exhausted => {}
+            StopReason::BlockEnd { unused_bits } => self.end_block(unused_bits),
+            StopReason::StreamEnd => self.end_deflate(),
+            StopReason::Damaged(text) => return self.fail(Cause::Malformed(text)),
         }
+        Ok(Step::Progressed)
+    }
+
+    /// Where inflating must stop besides the end of its input and output.
+    fn next_stop(&self) -> StopAt {
+        let speculation = self.speculation.as_ref();
+        let is_busy = speculation.is_some_and(SpeculationQueue::is_busy);
+        if is_busy || self.is_checkpoint_due() {
+            StopAt::BlockEnd
+        } else {
+            StopAt::StreamEnd
+        }
+    }
+
+    fn is_checkpoint_due(&self) -> bool {
+        let packed = self.input.offset();
+        self.spacing.is_checkpoint_due(self.plain, packed)
     }
 
     /// Handles a block end, `unused_bits` before the next packed byte.
     fn end_block(&mut self, unused_bits: u8) {
-        if self
-            .spacing
-            .is_checkpoint_due(self.plain, self.input.offset())
-        {
+        if self.is_checkpoint_due() {
             let (bit, window) = (self.bit(unused_bits), self.inflate.window());
-            let seek_point = checkpoint(&mut self.spacing, bit, self.plain, &window);
-            if let Some(seek_point) = seek_point {
-                self.output.push_seek_point(seek_point);
+            if let Some(point) = checkpoint(&mut self.spacing, bit, self.plain, &window) {
+                self.output.push_seek_point(point);
             }
         }
-        if self.find_match(unused_bits) != Match::Miss
+        if !matches!(self.find_match(unused_bits), Match::Miss)
             && let State::Deflate { check, .. } = &mut self.state
         {
             self.state = State::Block {
@@ -452,12 +431,11 @@ impl Decoder {
         let speculation = self.speculation.get_or_insert_with(|| {
             SpeculationQueue::new(limits, pool.clone(), offset, decoded_lens)
         });
-        let work = speculation.start_next(&self.input, decoded_lens);
-        let begun = work.is_some();
-        if let Some(work) = work {
-            self.output.push_unordered(Pull::Speculative(work));
-        }
-        begun
+        let Some(work) = speculation.start_next(&self.input, decoded_lens) else {
+            return false;
+        };
+        self.output.push_unordered(Pull::Speculative(work));
+        true
     }
 
     /// Whether speculation needs more input.
@@ -486,18 +464,45 @@ impl Decoder {
             bit: self.bit((8 - bit) % 8),
             plain: 0,
         };
-        let mut marks = self.checkpoints(&decoded, start, &window);
+        let marks = self.checkpoints(&decoded, start, &window);
         let end = decoded.end;
         let next_window = decoded.window_at(end.plain, &window);
+        self.push_speculative_pieces(decoded.pieces, marks, &window, check.as_mut());
+        self.plain = Plain(self.plain.0.saturating_add(end.plain as u64));
+        let len = end.bit.div_ceil(8).saturating_sub(self.input.offset().0);
+        self.input.skip(len);
+        self.last_byte = decoded.last_byte;
+        if decoded.is_last {
+            self.state = State::deflate(check);
+            self.end_deflate();
+        } else {
+            self.state = State::Block {
+                bit: u8::try_from(end.bit % 8).unwrap_or_default(),
+                is_byte_pending: false,
+                window: next_window,
+                check,
+            };
+        }
+    }
+
+    /// Pushes jobs that resolve `pieces`, with the seek points `marks` between their bytes.
+    fn push_speculative_pieces(
+        &mut self,
+        pieces: Vec<UnresolvedPiece>,
+        mut marks: Vec<(usize, SeekPoint)>,
+        window: &Bytes,
+        mut check: Option<&mut MemberChecksum>,
+    ) {
         self.output.flush();
         let mut from = 0;
-        for piece in decoded.pieces {
+        for piece in pieces {
             let to = from + piece.len();
             let inside = marks.extract_if(.., |(plain, _)| *plain < to);
             let inside: Vec<_> = inside
                 .map(|(plain, seek_point)| (plain - from, seek_point))
                 .collect();
-            let (window, part) = (window.clone(), check.as_mut().map(MemberChecksum::part));
+            let part = check.as_mut().map(|check| check.part());
+            let window = window.clone();
             let finish = move || {
                 let plain = piece.resolve(&window);
                 if let Some(part) = part {
@@ -515,21 +520,6 @@ impl Decoder {
                 self.output.push_with_seek_points(finish(), inside);
             }
             from = to;
-        }
-        self.plain = Plain(self.plain.0.saturating_add(end.plain as u64));
-        let len = end.bit.div_ceil(8).saturating_sub(self.input.offset().0);
-        self.input.skip(len);
-        self.last_byte = decoded.last_byte;
-        if decoded.is_last {
-            self.state = State::deflate(check);
-            self.end_deflate();
-        } else {
-            self.state = State::Block {
-                bit: u8::try_from(end.bit % 8).unwrap_or_default(),
-                is_byte_pending: false,
-                window: next_window,
-                check,
-            };
         }
     }
 
@@ -585,9 +575,9 @@ impl Decoder {
     /// Compares the finished member with its trailer, or later if jobs decoded it.
     fn check(&mut self, check: MemberChecksum, trailer: Trailer) -> Result<(), Error> {
         let (has_parts, packed, plain) = (check.has_parts(), self.input.offset(), self.plain);
-        let check = move || match check.mismatch(&trailer, plain) {
-            Some(cause) => Err(error(packed, cause)),
-            None => Ok(()),
+        let check = move || {
+            let compared = check.compare(&trailer, plain);
+            compared.map_err(|cause| error(packed, cause))
         };
         if has_parts {
             let job = Job::new(|| check().map(|()| Bytes::new()));
@@ -618,9 +608,8 @@ impl Decoder {
     }
 
     fn consume(&mut self, len: usize) {
-        let last = len.checked_sub(1);
-        if let Some(&byte) = last.and_then(|last| self.input.front().get(last)) {
-            self.last_byte = byte;
+        if let Some([.., byte]) = self.input.front().get(..len) {
+            self.last_byte = *byte;
         }
         self.input.skip(len as u64);
     }
@@ -639,11 +628,7 @@ impl Decoder {
 }
 
 fn error(packed: Packed, cause: Cause) -> Error {
-    Error {
-        compression: Compression::Gzip,
-        packed,
-        cause,
-    }
+    cause.at(Compression::Gzip, packed)
 }
 
 /// A checkpoint at the block that begins at `bit`, if it is due and affordable.
@@ -679,10 +664,7 @@ impl super::Decoder for Decoder {
                 Ok(Step::Progressed) => continue,
                 Ok(Step::NeedInput) => {
                     self.output.flush();
-                    match self.output.pull() {
-                        Some(pull) => return Ok(pull),
-                        None => return Ok(Pull::NeedInput),
-                    }
+                    return Ok(self.output.pull().unwrap_or(Pull::NeedInput));
                 }
                 Ok(Step::End) => self.outcome = Some(Ok(())),
                 Err(error) => self.outcome = Some(Err(error)),
@@ -721,7 +703,8 @@ mod tests {
 
     use super::*;
     use crate::base::memory_reclaim::MemoryBroker;
-    use crate::codec::{self, Decoder as _, MAX_PARTS_PER_JOB};
+    use crate::codec::job::MAX_PARTS_PER_JOB;
+    use crate::codec::{self, Decoder as _};
 
     fn context(seek_points: bool) -> Context {
         Context {
@@ -962,8 +945,8 @@ mod tests {
         let member = bgzf_member(b"1");
         let input = member.repeat(2 * MAX_PARTS_PER_JOB);
         let group = Group::parse(&input, 1 << 20).expect("members");
-        assert_eq!(group.plain_len(), MAX_PARTS_PER_JOB);
-        assert_eq!(group.packed_len(), MAX_PARTS_PER_JOB * member.len());
+        assert_eq!(group.plain_len, MAX_PARTS_PER_JOB);
+        assert_eq!(group.packed_len, MAX_PARTS_PER_JOB * member.len());
     }
 
     #[test]

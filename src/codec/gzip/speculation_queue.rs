@@ -13,7 +13,7 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::once_job::{OnceJob, TakeOutcome};
 use crate::codec::input_queue::InputQueue;
-use crate::codec::{self, Context};
+use crate::codec::{Context, SpeculativeJob};
 
 /// Minimum number of threads. With fewer, decoding twice costs more than it gains.
 const MIN_WORKERS: usize = 4;
@@ -114,12 +114,12 @@ impl Drop for Partition {
 }
 
 /// The speculative output at the start of a block.
-#[derive(PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(super) enum Match {
     /// None, or none yet.
     Miss,
-    /// A thread is still decoding the partition.
-    Running,
+    /// A thread is still decoding the partition by this job.
+    Running(SpeculativeJob),
     /// A speculative output begins here.
     Hit,
 }
@@ -173,7 +173,7 @@ impl SpeculationQueue {
         &mut self,
         input: &InputQueue,
         decoded_lens: (u64, u64),
-    ) -> Option<codec::SpeculativeJob> {
+    ) -> Option<SpeculativeJob> {
         if self.next_start.0 < input.offset().0 {
             // Decoding overtook it, because there was no memory, or no thread to begin it.
             self.next_start = Packed(input.offset().0 + self.partition_len as u64);
@@ -201,7 +201,7 @@ impl SpeculationQueue {
             job: Arc::new(OnceJob::new(move || task.run())),
             output: None,
         };
-        let work = codec::SpeculativeJob::new(Arc::clone(&partition.job));
+        let work = SpeculativeJob::new(Arc::clone(&partition.job));
         self.partitions.push_back(partition);
         self.next_start = Packed(self.next_start.0 + self.partition_len as u64);
         self.partition_len = self.limits.partition_len(decoded_lens);
@@ -216,7 +216,9 @@ impl SpeculationQueue {
             }
             if partition.output.is_none() {
                 match partition.job.try_take() {
-                    TakeOutcome::Running => return Match::Running,
+                    TakeOutcome::Running => {
+                        return Match::Running(SpeculativeJob::new(Arc::clone(&partition.job)));
+                    }
                     TakeOutcome::Done(Some(output)) => partition.output = Some(output),
                     TakeOutcome::Done(None) => self.misses += 1,
                     TakeOutcome::Nothing => {}
@@ -244,11 +246,5 @@ impl SpeculationQueue {
         self.partitions.pop_front();
         self.misses = 0;
         Some(output)
-    }
-
-    /// The matched job that is still running.
-    pub(super) fn running_job(&self) -> Option<codec::SpeculativeJob> {
-        let partition = self.partitions.front()?;
-        Some(codec::SpeculativeJob::new(Arc::clone(&partition.job)))
     }
 }

@@ -20,11 +20,8 @@ impl Trailer {
     /// Reads on, and returns how many bytes of `input` belong to the trailer.
     pub(super) fn push(&mut self, input: &[u8]) -> usize {
         let rest = self.bytes.get_mut(self.len..).unwrap_or_default();
-        let len = rest
-            .iter_mut()
-            .zip(input)
-            .map(|(to, from)| *to = *from)
-            .count();
+        let pairs = rest.iter_mut().zip(input);
+        let len = pairs.map(|(to, from)| *to = *from).count();
         self.len += len;
         len
     }
@@ -87,8 +84,7 @@ impl ChecksumPart {
     }
 
     fn add(self, crc: Crc) {
-        let mut combined = self.combined.lock();
-        let combined = &mut *combined;
+        let combined = &mut *self.combined.lock();
         combined.out_of_order.insert(self.number, crc);
         while let Some(next) = combined.out_of_order.remove(&combined.count) {
             combined.crc.combine(&next);
@@ -129,8 +125,11 @@ impl MemberChecksum {
         self.parts.is_some()
     }
 
-    /// Compares a member, whose plain bytes end at `end`, with `trailer`. Returns the mismatch.
-    pub(super) fn mismatch(mut self, trailer: &Trailer, end: Plain) -> Option<Cause> {
+    /// Compares a member, whose plain bytes end at `end`, with `trailer`.
+    ///
+    /// # Errors
+    /// [`Cause::Checksum`] when they differ.
+    pub(super) fn compare(mut self, trailer: &Trailer, end: Plain) -> Result<(), Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
         if self.has_parts() {
             self.end_part();
@@ -139,23 +138,8 @@ impl MemberChecksum {
             Some(parts) => parts.sum(),
             None => self.crc.sum(),
         };
-        let stored_len = trailer.plain_len().into();
-        let checks = [
-            (
-                "CRC-32 of a gzip member",
-                trailer.crc().into(),
-                computed.into(),
-            ),
-            ("length of a gzip member", stored_len, len),
-        ];
-        let (what, expected, computed) = checks
-            .into_iter()
-            .find(|(_, expected, computed)| expected != computed)?;
-        Some(Cause::Checksum {
-            what,
-            expected,
-            computed,
-        })
+        Cause::compare_checksums("CRC-32 of a gzip member", trailer.crc(), computed)?;
+        Cause::compare_checksums("length of a gzip member", trailer.plain_len(), len)
     }
 }
 
@@ -172,10 +156,7 @@ impl ChecksumParts {
     /// CRC of all parts, which must be set.
     fn sum(&self) -> u32 {
         let combined = self.combined.lock();
-        debug_assert_eq!(
-            combined.count, self.count,
-            "asked before all parts were told"
-        );
+        debug_assert_eq!(combined.count, self.count, "a part is not set");
         combined.crc.sum()
     }
 }
@@ -184,7 +165,7 @@ impl ChecksumParts {
 mod tests {
     use super::*;
 
-    fn check(tell: impl FnOnce(Vec<(ChecksumPart, &[u8])>)) -> Option<Cause> {
+    fn check(tell: impl FnOnce(Vec<(ChecksumPart, &[u8])>)) -> Result<(), Cause> {
         let mut check = MemberChecksum::new(Plain(10));
         check.update(b"ab");
         let second = check.part();
@@ -197,29 +178,29 @@ mod tests {
         let mut trailer = Trailer::default();
         trailer.push(&crc.sum().to_le_bytes());
         trailer.push(&[7, 0, 0, 0]);
-        check.mismatch(&trailer, Plain(17))
+        check.compare(&trailer, Plain(17))
     }
 
     #[test]
     fn checksum_parts_may_arrive_in_any_order() {
         for turn in 0..3 {
-            let mismatch = check(|mut parts| {
+            let compared = check(|mut parts| {
                 parts.rotate_left(turn);
                 for (part, bytes) in parts {
                     part.set_bytes(bytes);
                 }
             });
-            assert_eq!(mismatch, None);
+            assert_eq!(compared, Ok(()));
         }
     }
 
     #[test]
     fn checksum_part_with_wrong_bytes_is_a_mismatch() {
-        let mismatch = check(|parts| {
+        let compared = check(|parts| {
             for (part, bytes) in parts.into_iter().rev() {
                 part.set_bytes(if bytes == b"cd" { b"cx" } else { bytes });
             }
         });
-        assert!(matches!(mismatch, Some(Cause::Checksum { .. })));
+        assert!(matches!(compared, Err(Cause::Checksum { .. })));
     }
 }

@@ -53,15 +53,8 @@ impl Block {
         for slice in self.segments.slices() {
             hash.update(slice);
         }
-        let computed = hash.digest();
-        if computed == expected {
-            return Ok(());
-        }
-        Err(self.error(Cause::Checksum {
-            what: "block",
-            expected: expected.into(),
-            computed: computed.into(),
-        }))
+        Cause::compare_checksums("block", expected, hash.digest())
+            .map_err(|cause| cause.at(Compression::Lz4, self.packed))
     }
 
     /// Decodes into `buffer` from `start` on, and returns the number of bytes.
@@ -107,15 +100,7 @@ impl Block {
     }
 
     fn malformed(&self, text: &str) -> Error {
-        self.error(Cause::Malformed(text.to_owned()))
-    }
-
-    fn error(&self, cause: Cause) -> Error {
-        Error {
-            compression: Compression::Lz4,
-            packed: self.packed,
-            cause,
-        }
+        Cause::malformed(text).at(Compression::Lz4, self.packed)
     }
 }
 
@@ -201,13 +186,11 @@ impl ContentLenCheck {
 
     /// Adds `plain` bytes. After the last part, compares the sum with the expected size.
     pub(super) fn end_part(&self, plain: u64) -> Result<(), Cause> {
-        let sum = self.plain.fetch_add(plain, Ordering::AcqRel) + plain;
+        let mut sum = self.plain.fetch_add(plain, Ordering::AcqRel) + plain;
         let last = self.open_parts.fetch_sub(1, Ordering::AcqRel) == 1;
-        let sum = if last {
-            self.plain.load(Ordering::Acquire)
-        } else {
-            sum
-        };
+        if last {
+            sum = self.plain.load(Ordering::Acquire);
+        }
         check_content_len(self.expected, sum, last)
     }
 }

@@ -32,11 +32,6 @@ const BLOCK_LEN_RESERVED: u8 = 0x8f;
 pub(super) const STATE_BETWEEN_FRAMES: u32 = 0;
 const STATE_LEGACY: u32 = 1 << 8;
 
-/// Whether `magic` starts a skippable frame.
-pub(super) fn is_skippable(magic: u32) -> bool {
-    magic & 0xffff_fff0 == 0x184d_2a50
-}
-
 /// Frame options: the format of its blocks.
 #[expect(
     clippy::struct_excessive_bools,
@@ -98,30 +93,35 @@ impl Header {
         }
         let hashed = descriptor.get(..descriptor.len() - 1).unwrap_or_default();
         let [_, computed, ..] = xxh32(hashed, 0).to_le_bytes();
-        if computed != checksum {
-            return Err(Cause::Checksum {
-                what: "frame header",
-                expected: checksum.into(),
-                computed: computed.into(),
-            });
-        }
+        Cause::compare_checksums("frame header", checksum, computed)?;
         if flags & FLAGS_RESERVED != 0 || block_len & BLOCK_LEN_RESERVED != 0 {
-            let text = "reserved bits are set in a frame header".to_owned();
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::unsupported(
+                "reserved bits are set in a frame header",
+            ));
         }
         if flags & DICTIONARY != 0 {
             let id = middle.last_chunk().copied().map_or(0, u32::from_le_bytes);
-            let text = format!("the frame needs the dictionary with id {id}");
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::Unsupported(format!(
+                "the frame needs the dictionary with id {id}"
+            )));
         }
         let code = block_len >> 4;
+        let header = Self::new(*flags, code)
+            .ok_or_else(|| Cause::Malformed(format!("block size code {code}")))?;
         Ok(Self {
+            content_len: middle.first_chunk().copied().map(u64::from_le_bytes),
+            ..header
+        })
+    }
+
+    /// A header without content size; `None` for an unknown code of the block size.
+    fn new(flags: u8, block_len_code: u8) -> Option<Self> {
+        Some(Self {
             is_linked: flags & INDEPENDENT == 0,
             has_block_checksums: flags & BLOCK_CHECKSUMS != 0,
             has_content_checksum: flags & CONTENT_CHECKSUM != 0,
-            content_len: middle.first_chunk().copied().map(u64::from_le_bytes),
-            max_block_len: block_len_from_code(code)
-                .ok_or_else(|| Cause::Malformed(format!("block size code {code}")))?,
+            content_len: None,
+            max_block_len: block_len_from_code(block_len_code)?,
             is_legacy: false,
         })
     }
@@ -156,14 +156,7 @@ impl Header {
             return Some(Self::LEGACY);
         }
         let [flags, _, code, _] = state.to_le_bytes();
-        let header = Self {
-            is_linked: flags & INDEPENDENT == 0,
-            has_block_checksums: flags & BLOCK_CHECKSUMS != 0,
-            has_content_checksum: flags & CONTENT_CHECKSUM != 0,
-            content_len: None,
-            max_block_len: block_len_from_code(code)?,
-            is_legacy: false,
-        };
+        let header = Self::new(flags, code)?;
         (header.state() == state).then_some(header)
     }
 }

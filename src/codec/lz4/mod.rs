@@ -9,17 +9,19 @@ mod sys;
 
 use std::sync::Arc;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
+use super::frame_walker::{
+    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, skip_frame,
+};
 use super::input_queue::InputQueue;
+use super::job::MAX_PARTS_PER_JOB;
 use super::seek_point::{Spacing, unpack_window};
 use super::{
-    Cause, Compression, ContentChecksum, Context, Error, Job, MAX_PARTS_PER_JOB, Pull, SeekPoint,
-    UNKNOWN_PLAIN,
+    Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Packed, Plain};
 use block::{Block, ContentLenCheck, check_content_len, decode_group};
-use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, STATE_BETWEEN_FRAMES, is_skippable};
+use header::{Header, LEGACY_MAGIC, MAGIC, MAGIC_LEN, STATE_BETWEEN_FRAMES};
 use sys::HISTORY_LEN;
 
 /// Plain bytes of a piece into which small blocks are joined.
@@ -38,10 +40,9 @@ pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
-        let spacing = Spacing::start(&context);
         let frames = Frames {
+            spacing: Spacing::start(&context),
             context,
-            spacing,
             plain_upper_bound: 0,
             is_first: true,
             state: State::BetweenFrames,
@@ -79,15 +80,13 @@ pub(super) struct Frames {
 enum State {
     /// Before a frame's magic, or at the end.
     BetweenFrames,
-    /// So many bytes of a skippable frame are left.
-    Skipping(u64),
     /// At the header of a block.
     Blocks(Frame),
 }
 
 impl State {
     fn resume(seek_point: &SeekPoint) -> Result<Self, Cause> {
-        let foreign = || Cause::Malformed("a seek point that is not of lz4".to_owned());
+        let foreign = || Cause::malformed("a seek point that is not of lz4");
         if seek_point.bit != 0 {
             return Err(foreign());
         }
@@ -188,14 +187,6 @@ impl FrameWalker for Frames {
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         match &mut self.state {
             State::BetweenFrames => self.start_frame(input, pulls),
-            State::Skipping(left) => {
-                *left -= input.skip(*left);
-                if *left > 0 {
-                    return Ok(Step::NeedInput);
-                }
-                self.state = State::BetweenFrames;
-                Ok(Step::Progressed)
-            }
             State::Blocks(_) => self.block(input, pulls),
         }
     }
@@ -229,12 +220,9 @@ impl Frames {
         };
         let packed = input.offset();
         if is_skippable(magic) {
-            let Some(len) = input.peek_at(MAGIC_LEN).map(u32::from_le_bytes) else {
-                return Ok(Step::NeedInput);
-            };
-            self.is_first = false;
-            self.state = State::Skipping(MAGIC_LEN as u64 + 4 + u64::from(len));
-            return Ok(Step::Progressed);
+            let step = skip_frame(input);
+            self.is_first &= step == Step::NeedInput;
+            return Ok(step);
         }
         let (header, len) = match magic {
             LEGACY_MAGIC => (Header::LEGACY, 0),
@@ -248,12 +236,13 @@ impl Frames {
                 } else {
                     "bytes that are no lz4 frame follow the last frame"
                 };
-                return Err(error::<Self>(packed, Cause::Malformed(what.to_owned())));
+                return Err(error::<Self>(packed, Cause::malformed(what)));
             }
         };
         self.is_first = false;
         if self.spacing.try_mark_frame(Plain(self.plain_upper_bound)) {
-            pulls.push_back(seek_point(packed, STATE_BETWEEN_FRAMES));
+            let point = SeekPoint::without_window(packed, UNKNOWN_PLAIN, STATE_BETWEEN_FRAMES);
+            pulls.push_back(Pull::SeekPoint(point));
         }
         input.skip((MAGIC_LEN + len) as u64);
         let frame = Frame::start(header);
@@ -292,8 +281,12 @@ impl Frames {
                 self.state = State::BetweenFrames;
                 return Ok(Step::Progressed);
             }
-            let text = format!("a block of {len} bytes is longer than the frame allows");
-            return Err(error::<Self>(input.offset(), Cause::Malformed(text)));
+            return Err(error::<Self>(
+                input.offset(),
+                Cause::Malformed(format!(
+                    "a block of {len} bytes is longer than the frame allows"
+                )),
+            ));
         }
         let Some(block) = take_block(input, len, stored, header.has_block_checksums) else {
             return Ok(Step::NeedInput);
@@ -314,7 +307,8 @@ impl Frames {
                 if self.spacing.try_mark_frame(plain) {
                     let max_len = frame.header.max_block_len;
                     pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
-                    pulls.push_back(seek_point(block.packed, state));
+                    let point = SeekPoint::without_window(block.packed, UNKNOWN_PLAIN, state);
+                    pulls.push_back(Pull::SeekPoint(point));
                 }
             }
             Body::Linked(linked) => {
@@ -348,8 +342,11 @@ impl Frames {
         };
         let max_len = frame.header.max_block_len;
         let room = block.max_plain_len(max_len);
-        if let Body::Linked(linked) = &mut frame.body {
-            pulls.extend(linked.flush_unless_fits(room));
+        if let Body::Linked(linked) = &mut frame.body
+            && let Some(piece) = &linked.piece
+            && piece.buffer.len() - piece.filled < room
+        {
+            pulls.extend(linked.flush());
         }
         if !pulls.is_empty() {
             frame.pending = Some(block);
@@ -392,14 +389,12 @@ impl Frames {
         let State::Blocks(frame) = &self.state else {
             return Ok(Step::Progressed);
         };
-        let expected = if frame.header.has_content_checksum {
-            let Some(stored) = input.peek_at(4).map(u32::from_le_bytes) else {
-                return Ok(Step::NeedInput);
-            };
-            Some(stored)
-        } else {
-            None
-        };
+        let has_checksum = frame.header.has_content_checksum;
+        let expected = input.peek_at(4).map(u32::from_le_bytes);
+        let expected = expected.filter(|_| has_checksum);
+        if has_checksum && expected.is_none() {
+            return Ok(Step::NeedInput);
+        }
         let packed = input.offset();
         self.flush(pulls)?;
         let State::Blocks(frame) = std::mem::replace(&mut self.state, State::BetweenFrames) else {
@@ -426,32 +421,18 @@ impl Frames {
     }
 }
 
-/// A self-contained seek point.
-fn seek_point(packed: Packed, state: u32) -> Pull {
-    Pull::SeekPoint(SeekPoint {
-        packed,
-        bit: 0,
-        plain: UNKNOWN_PLAIN,
-        state,
-        window: bytes::Bytes::new(),
-    })
-}
-
 /// Takes the next block; `None` when the input does not contain all of it.
 fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) -> Option<Block> {
     let packed = input.offset();
-    let checksum = if checksum {
-        Some(u32::from_le_bytes(input.peek_at(4 + len)?))
-    } else if input.len() < 4 + len {
+    let checksum_len = if checksum { 4 } else { 0 };
+    if input.len() < 4 + len + checksum_len {
         return None;
-    } else {
-        None
-    };
+    }
+    let checksum = input.peek_at(4 + len).map(u32::from_le_bytes);
+    let checksum = checksum.filter(|_| checksum_len > 0);
     input.skip(4);
     let segments = input.take(len)?;
-    if checksum.is_some() {
-        input.skip(4);
-    }
+    input.skip(checksum_len as u64);
     Some(Block {
         packed,
         segments,
@@ -493,16 +474,7 @@ impl Group {
 }
 
 impl LinkedDecoder {
-    /// The decoded bytes, if fewer than `room` bytes are free after them.
-    fn flush_unless_fits(&mut self, room: usize) -> Option<Pull> {
-        let is_full = self
-            .piece
-            .as_ref()
-            .is_some_and(|piece| piece.spare_len() < room);
-        is_full.then(|| self.flush()).flatten()
-    }
-
-    /// Decodes `block` into the `room` bytes that [`Self::flush_unless_fits`] freed.
+    /// Decodes `block` into `room` bytes, which a current piece has free.
     ///
     /// Returns the number of plain bytes.
     fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
@@ -510,13 +482,24 @@ impl LinkedDecoder {
         let piece = if let Some(piece) = self.piece.take() {
             piece
         } else {
-            let len = self.history.len() + room.max(PIECE_LEN);
-            let taken = context.pool.acquire(len);
-            let buffer = taken.map_err(|closed| error::<Frames>(block.packed, closed.into()))?;
-            LinkedBuffer::new(buffer, &self.history)
+            let start = self.history.len();
+            let taken = context.pool.acquire(start + room.max(PIECE_LEN));
+            let mut buffer =
+                taken.map_err(|closed| error::<Frames>(block.packed, closed.into()))?;
+            if let Some(front) = buffer.get_mut(..start) {
+                front.copy_from_slice(&self.history);
+            }
+            LinkedBuffer {
+                buffer,
+                start,
+                filled: start,
+            }
         };
         let piece = self.piece.insert(piece);
-        let len = piece.decode(block, room)?;
+        let end = piece.filled.saturating_add(room).min(piece.buffer.len());
+        let target = piece.buffer.get_mut(..end).unwrap_or_default();
+        let len = block.decode(target, piece.filled)?;
+        piece.filled += len;
         self.plain_len = self.plain_len.saturating_add(len as u64);
         Ok(len)
     }
@@ -535,34 +518,6 @@ impl LinkedDecoder {
             filled,
         } = piece;
         (filled > start).then(|| Pull::Plain(buffer.freeze().slice(start..filled)))
-    }
-}
-
-impl LinkedBuffer {
-    fn new(mut buffer: Buffer, history: &[u8]) -> Self {
-        let start = history.len();
-        if let Some(front) = buffer.get_mut(..start) {
-            front.copy_from_slice(history);
-        }
-        Self {
-            buffer,
-            start,
-            filled: start,
-        }
-    }
-
-    /// Bytes that can still be added.
-    fn spare_len(&self) -> usize {
-        self.buffer.len() - self.filled
-    }
-
-    /// Decodes `block`, at most `room` bytes, and returns the number of bytes.
-    fn decode(&mut self, block: &Block, room: usize) -> Result<usize, Error> {
-        let end = self.filled.saturating_add(room).min(self.buffer.len());
-        let buffer = self.buffer.get_mut(..end).unwrap_or_default();
-        let len = block.decode(buffer, self.filled)?;
-        self.filled += len;
-        Ok(len)
     }
 }
 

@@ -56,7 +56,7 @@ impl Check {
     pub(super) fn parse_stream_header(header: [u8; STREAM_HEADER_LEN]) -> Result<Self, Cause> {
         let [m0, m1, m2, m3, m4, m5, zero, number, crc @ ..] = header;
         if [m0, m1, m2, m3, m4, m5] != MAGIC {
-            return Err(Cause::Malformed("this is no xz stream".to_owned()));
+            return Err(Cause::malformed("this is no xz stream"));
         }
         check_crc("stream header", &[zero, number], u32::from_le_bytes(crc))?;
         let known = Self::new(number).filter(|_| zero == 0);
@@ -80,15 +80,7 @@ impl Check {
 
 /// Holds `bytes` to their stored CRC-32.
 pub(super) fn check_crc(what: &'static str, bytes: &[u8], expected: u32) -> Result<(), Cause> {
-    let computed = crc32(bytes);
-    if computed == expected {
-        return Ok(());
-    }
-    Err(Cause::Checksum {
-        what,
-        expected: expected.into(),
-        computed: computed.into(),
-    })
+    Cause::compare_checksums(what, expected, crc32(bytes))
 }
 
 /// A block header.
@@ -112,15 +104,16 @@ pub(super) fn block_header_len(first: u8) -> usize {
 impl Block {
     /// Reads a whole block header.
     pub(super) fn parse(header: &[u8]) -> Result<Self, Cause> {
-        let malformed = || Cause::Malformed("a block header".to_owned());
+        let malformed = || Cause::malformed("a block header");
         let (body, crc) = header.split_last_chunk().ok_or_else(malformed)?;
         check_crc("block header", body, u32::from_le_bytes(*crc))?;
         let (_, [flags, fields @ ..]) = body.split_first().ok_or_else(malformed)? else {
             return Err(malformed());
         };
         if flags & FLAGS_RESERVED != 0 {
-            let text = "reserved bits are set in a block header".to_owned();
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::unsupported(
+                "reserved bits are set in a block header",
+            ));
         }
         let mut fields = fields;
         let mut field = |present: u8| {
@@ -137,8 +130,9 @@ impl Block {
             dictionary = (id == LZMA2).then_some(properties);
         }
         let Some(dictionary) = dictionary else {
-            let text = "a filter chain that does not end in LZMA2".to_owned();
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::unsupported(
+                "a filter chain that does not end in LZMA2",
+            ));
         };
         let &[code] = dictionary else {
             return Err(malformed());

@@ -38,10 +38,9 @@ pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
-        let spacing = Spacing::start(&context);
         let streams = Streams {
+            spacing: Spacing::start(&context),
             context,
-            spacing,
             plain: Plain(0),
             is_first: true,
             state: State::BetweenStreams,
@@ -54,8 +53,10 @@ impl Decoder {
         let [number, zeros @ ..] = seek_point.state.to_le_bytes();
         let is_valid = zeros == [0; 3] && seek_point.bit == 0;
         let Some(check) = Check::new(number).filter(|_| is_valid) else {
-            let text = "a seek point that is not of xz".to_owned();
-            return Err(error::<Streams>(seek_point.packed, Cause::Malformed(text)));
+            return Err(error::<Streams>(
+                seek_point.packed,
+                Cause::malformed("a seek point that is not of xz"),
+            ));
         };
         let streams = Streams {
             spacing: Spacing::resume(&context, seek_point),
@@ -195,7 +196,7 @@ impl Streams {
             } else {
                 "bytes that are no xz stream follow the last stream"
             };
-            return Err(Cause::Malformed(what.to_owned()));
+            return Err(Cause::malformed(what));
         }
         let Some(header) = input.peek::<STREAM_HEADER_LEN>() else {
             return Ok(Step::NeedInput);
@@ -282,8 +283,9 @@ impl Streams {
             return Ok(Step::NeedInput);
         };
         if footer != expected {
-            let text = "the stream footer does not fit the stream";
-            return Err(Cause::Malformed(text.to_owned()));
+            return Err(Cause::malformed(
+                "the stream footer does not fit the stream",
+            ));
         }
         input.skip(STREAM_HEADER_LEN as u64);
         self.state = State::BetweenStreams;
@@ -333,15 +335,13 @@ fn decode_block(
                 return Ok(buffer.freeze());
             }
             if progress.consumed == 0 && progress.produced == 0 {
-                let text = "a block is longer than its header says";
-                return Err(Cause::Malformed(text.to_owned()));
+                return Err(Cause::malformed("a block is longer than its header says"));
             }
             slice = slice.get(progress.consumed..).unwrap_or_default();
             filled += progress.produced;
         }
     }
-    let text = "a block is shorter than its header says";
-    Err(Cause::Malformed(text.to_owned()))
+    Err(Cause::malformed("a block is shorter than its header says"))
 }
 
 /// Index and footer of a stream of a single block.
@@ -365,14 +365,13 @@ fn decoder() -> Result<Stream, Cause> {
 fn cause(error: LzmaError) -> Cause {
     match error {
         LzmaError::Options | LzmaError::UnsupportedCheck | LzmaError::NoCheck => {
-            Cause::Unsupported("a filter or an option of a block".to_owned())
+            Cause::unsupported("a filter or an option of a block")
         }
         LzmaError::Mem | LzmaError::MemLimit => {
-            Cause::Unsupported("liblzma could not allocate a decoder".to_owned())
+            Cause::unsupported("liblzma could not allocate a decoder")
         }
         LzmaError::Data | LzmaError::Format | LzmaError::Program => {
-            let text = "a block does not decode, or not to what its check says";
-            Cause::Malformed(text.to_owned())
+            Cause::malformed("a block does not decode, or not to what its check says")
         }
     }
 }
@@ -465,8 +464,7 @@ impl Serial {
         let source = front.get(..len).unwrap_or_default();
         let progress = run(&mut self.decoder, source, self.piece.spare_capacity(pool)?)?;
         if progress.is_ended || (progress.consumed == 0 && progress.produced == 0) {
-            let text = "a block ends before its end";
-            return Err(Cause::Malformed(text.to_owned()));
+            return Err(Cause::malformed("a block ends before its end"));
         }
         input.skip(progress.consumed as u64);
         self.left -= progress.consumed as u64;
@@ -506,8 +504,7 @@ impl Serial {
         if run(&mut self.decoder, &rest, &mut [])?.is_ended {
             return Ok(Step::End);
         }
-        let text = "a block does not end at its end";
-        Err(Cause::Malformed(text.to_owned()))
+        Err(Cause::malformed("a block does not end at its end"))
     }
 }
 
@@ -591,7 +588,7 @@ impl Index {
                 {
                     return Ok(None);
                 }
-                None => return Err(Cause::Malformed("an integer in the index".to_owned())),
+                None => return Err(Cause::malformed("an integer in the index")),
             }
         }
         let len = bytes.len() - rest.len();
@@ -610,18 +607,12 @@ impl Index {
         }
         let (padding, stored) = bytes.split_at(padding_len);
         if padding.iter().any(|byte| *byte != 0) {
-            return Err(Cause::Malformed("the padding of the index".to_owned()));
+            return Err(Cause::malformed("the padding of the index"));
         }
         self.crc.update(padding);
         let expected = stored.first_chunk().copied().map(u32::from_le_bytes);
         let (expected, computed) = (expected.unwrap_or_default(), self.crc.sum());
-        if expected != computed {
-            return Err(Cause::Checksum {
-                what: "index",
-                expected: expected.into(),
-                computed: computed.into(),
-            });
-        }
+        Cause::compare_checksums("index", expected, computed)?;
         if self.expected.has_all_blocks && self.expected.hash.digest() != self.found.hash.digest() {
             return Err(mismatch());
         }
@@ -632,7 +623,7 @@ impl Index {
 }
 
 fn mismatch() -> Cause {
-    Cause::Malformed("the index does not fit the blocks".to_owned())
+    Cause::malformed("the index does not fit the blocks")
 }
 
 impl fmt::Debug for Index {

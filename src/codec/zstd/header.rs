@@ -18,11 +18,6 @@ const CHECKSUM: u8 = 1 << 2;
 /// Descriptor, window, dictionary id, content size.
 const MAX_HEADER_LEN: usize = 1 + 1 + 4 + 8;
 
-/// Whether `magic` starts a skippable frame.
-pub(super) fn is_skippable(magic: u32) -> bool {
-    magic & 0xffff_fff0 == 0x184d_2a50
-}
-
 /// Whether `magic` starts a frame as versions before 0.8 of the reference program wrote them.
 pub(super) fn is_legacy(magic: u32) -> bool {
     magic == 0xfd2f_b51e || (0xfd2f_b522..MAGIC).contains(&magic)
@@ -81,12 +76,14 @@ impl Header {
         content_len: &[u8],
     ) -> Result<Self, Cause> {
         if descriptor & RESERVED != 0 {
-            let text = "the reserved bit is set in a frame header".to_owned();
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::unsupported(
+                "the reserved bit is set in a frame header",
+            ));
         }
         if dictionary != 0 {
-            let text = format!("the frame needs the dictionary with id {dictionary}");
-            return Err(Cause::Unsupported(text));
+            return Err(Cause::Unsupported(format!(
+                "the frame needs the dictionary with id {dictionary}"
+            )));
         }
         let dictionary_len = [0, 1, 2, 4].get(usize::from(descriptor & 3)).copied();
         let len = 1

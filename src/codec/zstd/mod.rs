@@ -11,18 +11,20 @@ use std::fmt;
 use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
+use super::frame_walker::{
+    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, skip_frame,
+};
 use super::input_queue::{InputQueue, SegmentedBytes};
+use super::job::MAX_PARTS_PER_JOB;
 use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
 use super::{
-    Cause, Compression, ContentChecksum, Context, Error, Job, MAX_PARTS_PER_JOB, Pull, SeekPoint,
-    UNKNOWN_PLAIN,
+    Cause, Compression, ContentChecksum, Context, Error, Job, Pull, SeekPoint, UNKNOWN_PLAIN,
 };
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::MemoryGrant;
-use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_legacy, is_skippable};
+use header::{BLOCK_HEADER_LEN, Block, Header, MAGIC, MAGIC_LEN, is_legacy};
 use sys::BlockDecoder;
 
 /// Plain bytes of a job into which short frames are joined.
@@ -60,8 +62,10 @@ impl Decoder {
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let packed = seek_point.packed;
         if (seek_point.state, seek_point.bit) != (STATE, 0) {
-            let text = "a seek point that is not of zstd".to_owned();
-            return Err(error::<Frames>(packed, Cause::Malformed(text)));
+            return Err(error::<Frames>(
+                packed,
+                Cause::malformed("a seek point that is not of zstd"),
+            ));
         }
         let spacing = Spacing::resume(&context, seek_point);
         let frames = Frames::new(context, spacing, seek_point.plain.0, false);
@@ -87,8 +91,6 @@ pub(super) struct Frames {
 enum State {
     /// Before a frame's magic, or at the end.
     BetweenFrames,
-    /// So many bytes of a skippable frame are left.
-    Skipping(u64),
     /// Before a frame's magic, looking for the frame's end.
     FindingEnd(FrameEndFinder),
     /// In a frame that is decoded in order.
@@ -116,12 +118,9 @@ impl Frames {
             return Ok(Step::NeedInput);
         };
         if is_skippable(magic) {
-            let Some(len) = input.peek_at(MAGIC_LEN).map(u32::from_le_bytes) else {
-                return Ok(Step::NeedInput);
-            };
-            self.is_first = false;
-            self.state = State::Skipping(MAGIC_LEN as u64 + 4 + u64::from(len));
-            return Ok(Step::Progressed);
+            let step = skip_frame(input);
+            self.is_first &= step == Step::NeedInput;
+            return Ok(step);
         }
         let packed = input.offset();
         if magic != MAGIC {
@@ -134,13 +133,8 @@ impl Frames {
         self.is_first = false;
         if self.spacing.try_mark_frame(Plain(self.plain_upper_bound)) {
             pulls.extend(self.group.flush(&self.context.pool)?);
-            pulls.push_back(Pull::SeekPoint(SeekPoint {
-                packed,
-                bit: 0,
-                plain: UNKNOWN_PLAIN,
-                state: STATE,
-                window: Bytes::new(),
-            }));
+            let point = SeekPoint::without_window(packed, UNKNOWN_PLAIN, STATE);
+            pulls.push_back(Pull::SeekPoint(point));
         }
         if header.content_len.is_some_and(|len| len > MAX_JOB_LEN) {
             return self.start_serial(header, packed, pulls);
@@ -151,15 +145,14 @@ impl Frames {
 
     fn bad_magic(&self, magic: u32) -> Cause {
         if is_legacy(magic) {
-            let text = "a zstd frame of a version before 0.8".to_owned();
-            return Cause::Unsupported(text);
+            return Cause::unsupported("a zstd frame of a version before 0.8");
         }
         let what = if self.is_first {
             "this is no zstd frame"
         } else {
             "bytes that are no zstd frame follow the last frame"
         };
-        Cause::Malformed(what.to_owned())
+        Cause::malformed(what)
     }
 
     fn find_frame_end(
@@ -180,7 +173,8 @@ impl Frames {
                     return Ok(Step::NeedInput);
                 };
                 let room = finder.buffer_len();
-                self.group.push(Frame { packed, segments }, room);
+                self.group.frames.push(Frame { packed, segments });
+                self.group.buffer_len += room;
                 if self.group.buffer_len >= MIN_JOB_LEN
                     || self.group.frames.len() == MAX_PARTS_PER_JOB
                 {
@@ -240,14 +234,6 @@ impl FrameWalker for Frames {
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         match &mut self.state {
             State::BetweenFrames => self.start_frame(input, pulls),
-            State::Skipping(left) => {
-                *left -= input.skip(*left);
-                if *left > 0 {
-                    return Ok(Step::NeedInput);
-                }
-                self.state = State::BetweenFrames;
-                Ok(Step::Progressed)
-            }
             State::FindingEnd(finder) => {
                 let finder = *finder;
                 self.find_frame_end(finder, input, pulls)
@@ -340,11 +326,6 @@ struct Group {
 }
 
 impl Group {
-    fn push(&mut self, frame: Frame, room: usize) {
-        self.frames.push(frame);
-        self.buffer_len += room;
-    }
-
     /// Makes a job of the frames so far.
     ///
     /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
@@ -383,7 +364,7 @@ fn decoder() -> Result<DCtx<'static>, Cause> {
 }
 
 fn no_memory() -> Cause {
-    Cause::Unsupported("libzstd could not allocate a decoder".to_owned())
+    Cause::unsupported("libzstd could not allocate a decoder")
 }
 
 fn cause(code: ErrorCode) -> Cause {
@@ -524,8 +505,7 @@ impl Stream {
             .map_err(cause)?;
         let (read, produced) = (source.pos(), target.pos());
         if read == 0 && produced == 0 && left > 0 && input.len() > 0 {
-            let text = "libzstd makes no progress".to_owned();
-            return Err(Cause::Malformed(text));
+            return Err(Cause::malformed("libzstd makes no progress"));
         }
         self.is_drained = produced < room;
         pulls.extend(self.piece.advance(produced));
