@@ -131,6 +131,15 @@ pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     cause.at(W::COMPRESSION, packed)
 }
 
+/// The cause for bytes that do not begin with the magic of a frame, or of whatever `unit` is.
+pub(super) fn no_magic(is_first: bool, format: &str, unit: &str) -> Cause {
+    Cause::malformed(if is_first {
+        format!("this is no {format} {unit}")
+    } else {
+        format!("bytes that are no {format} {unit} follow the last {unit}")
+    })
+}
+
 /// Whether `magic` starts a skippable frame, which lz4 and zstd share.
 pub(super) fn is_skippable(magic: u32) -> bool {
     magic & 0xffff_fff0 == 0x184d_2a50

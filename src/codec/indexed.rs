@@ -94,7 +94,7 @@ enum State {
     Stopped(Result<(), Error>),
 }
 
-/// Decodes a range that is too long for a job.
+/// Decodes a range in order.
 struct Serial {
     decoder: Box<dyn Decoder>,
     verifier: SpanVerifier,
@@ -151,14 +151,8 @@ impl IndexedDecoder {
         let max_len = self.context.pool.budget() / JOB_POOL_DIVISOR;
         let (packed_len, plain_len) = (range.packed_len(), range.plain_len());
         if packed_len.max(plain_len) > max_len {
-            let decoder = resume(self.compression, self.context.clone(), &range.seek_point)?;
-            self.state = State::Serial(Box::new(Serial {
-                decoder,
-                verifier: SpanVerifier::new(self.compression, range),
-                end: range.end,
-                input_state: InputState::Partial,
-                output: None,
-            }));
+            let serial = Serial::new(self.compression, self.context.clone(), range)?;
+            self.state = State::Serial(Box::new(serial));
             return Ok(None);
         }
         let len = usize::try_from(packed_len).unwrap_or(usize::MAX);
@@ -168,7 +162,10 @@ impl IndexedDecoder {
         let Some(segments) = self.input.take(len) else {
             return self.need_input();
         };
-        let lookahead = peek_lookahead(&self.input);
+        let mut input = InputQueue::new(packed);
+        segments.into_iter().for_each(|slice| input.push(slice));
+        input.push(peek_lookahead(&self.input));
+        input.finish();
         let State::Buffering(range) = std::mem::replace(&mut self.state, State::BetweenRanges)
         else {
             return Ok(None);
@@ -180,7 +177,7 @@ impl IndexedDecoder {
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
         context.pool = ration.map_err(|closed| Cause::from(closed).at(compression, packed))?;
         Ok(Some(Pull::Job(Job::with_pieces(move || {
-            decode(compression, context, &range, &segments, lookahead)
+            decode(compression, context, &range, input)
         }))))
     }
 
@@ -217,14 +214,21 @@ impl Decoder for IndexedDecoder {
 
 impl fmt::Debug for IndexedDecoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IndexedDecoder")
-            .field("compression", &self.compression)
-            .field("input", &self.input)
-            .finish_non_exhaustive()
+        f.debug_struct("IndexedDecoder").finish_non_exhaustive()
     }
 }
 
 impl Serial {
+    fn new(compression: Compression, context: Context, range: &SeekRange) -> Result<Self, Error> {
+        Ok(Self {
+            decoder: resume(compression, context, &range.seek_point)?,
+            verifier: SpanVerifier::new(compression, range),
+            end: range.end,
+            input_state: InputState::Partial,
+            output: None,
+        })
+    }
+
     /// The next plain bytes of the range, or [`Pull::NeedInput`]; `None` when it only advanced.
     fn pull(&mut self, input: &mut InputQueue) -> Result<Option<Pull>, Error> {
         if let Some(output) = &mut self.output {
@@ -290,39 +294,20 @@ fn peek_lookahead(input: &InputQueue) -> Bytes {
     lookahead.into()
 }
 
+/// Decodes a whole range, whose packed bytes and lookahead are in `input`.
 fn decode(
     compression: Compression,
     context: Context,
     range: &SeekRange,
-    segments: &SegmentedBytes,
-    lookahead: Bytes,
+    mut input: InputQueue,
 ) -> Result<Vec<Bytes>, Error> {
-    let mut decoder = resume(compression, context, &range.seek_point)?;
-    let mut verifier = SpanVerifier::new(compression, range);
-    let slices = segments.slices().iter().cloned().chain([lookahead]);
-    let mut slices = slices.filter(|slice| !slice.is_empty());
+    let mut serial = Serial::new(compression, context, range)?;
     let mut plain = Vec::new();
-    while !verifier.is_done() {
-        match decoder.pull()? {
-            Pull::NeedInput => match slices.next() {
-                Some(slice) => decoder.push(slice),
-                None => decoder.finish(),
-            },
-            Pull::Plain(bytes) => plain.extend(verifier.verify(&bytes)?),
-            Pull::Job(job) | Pull::OrderedJob(job) => {
-                let mut output = job.run()?;
-                while let Some(bytes) = output.next_piece()? {
-                    plain.extend(verifier.verify(&bytes)?);
-                }
-            }
-            // From a seek point, decoders do not speculate.
-            Pull::SeekPoint(_)
-            | Pull::Speculative(_)
-            | Pull::WaitFor(_)
-            | Pull::ChecksumStart(_)
-            | Pull::ChecksumEnd { .. }
-            | Pull::Warning(_) => {}
-            Pull::End => return Err(verifier.index_mismatch()),
+    while !serial.verifier.is_done() {
+        match serial.pull(&mut input)? {
+            Some(Pull::Plain(bytes)) => plain.push(bytes),
+            Some(_) => return Err(serial.verifier.index_mismatch()),
+            None => {}
         }
     }
     Ok(plain)

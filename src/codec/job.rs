@@ -58,6 +58,7 @@ pub(super) trait LazyOutput: Send {
 ///
 /// A job has a buffer for the usual size of a frame or block of its format. If there are more bytes, the
 /// output keeps the decoder, and decodes the rest when the consumer pulls it.
+#[derive(Default)]
 pub struct Output {
     /// The first piece, if it has a buffer of its own.
     buffer: Option<Buffer>,
@@ -69,9 +70,8 @@ impl Output {
     /// Output that begins with `first` and continues with the bytes of `rest`.
     pub(super) fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
         Self {
-            buffer: None,
-            pieces: VecDeque::from([first]),
             rest: Some(Box::new(rest)),
+            ..Self::from(vec![first])
         }
     }
 
@@ -121,9 +121,8 @@ impl Output {
 impl From<Vec<Bytes>> for Output {
     fn from(pieces: Vec<Bytes>) -> Self {
         Self {
-            buffer: None,
             pieces: pieces.into(),
-            rest: None,
+            ..Self::default()
         }
     }
 }
@@ -132,19 +131,14 @@ impl From<Buffer> for Output {
     fn from(buffer: Buffer) -> Self {
         Self {
             buffer: Some(buffer),
-            pieces: VecDeque::new(),
-            rest: None,
+            ..Self::default()
         }
     }
 }
 
 impl fmt::Debug for Output {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Output")
-            .field("buffer", &self.buffer)
-            .field("pieces", &self.pieces.len())
-            .field("has_rest", &self.rest.is_some())
-            .finish()
+        f.debug_struct("Output").finish_non_exhaustive()
     }
 }
 

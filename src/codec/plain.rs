@@ -39,11 +39,8 @@ impl Decoder {
         if (offset, 0, 0) != (seek_point.plain.0, seek_point.bit, seek_point.state)
             || !seek_point.window.is_empty()
         {
-            return Err(Error {
-                compression: Compression::None,
-                packed: seek_point.packed,
-                cause: Cause::malformed("not a seek point of a plain stream"),
-            });
+            let cause = Cause::malformed("not a seek point of a plain stream");
+            return Err(cause.at(Compression::None, seek_point.packed));
         }
         Ok(Self {
             offset,
@@ -64,12 +61,10 @@ impl super::Decoder for Decoder {
     }
 
     fn pull(&mut self) -> Result<Pull, Error> {
-        if self.input.is_empty() {
-            return Ok(if self.is_finished {
-                Pull::End
-            } else {
-                Pull::NeedInput
-            });
+        match (self.input.is_empty(), self.is_finished) {
+            (false, _) => {}
+            (true, true) => return Ok(Pull::End),
+            (true, false) => return Ok(Pull::NeedInput),
         }
         if !self.wants_seek_points {
             self.offset = self.offset.saturating_add(self.input.len() as u64);

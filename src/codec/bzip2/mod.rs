@@ -89,10 +89,9 @@ impl Decoder {
         }
         let spacing = Spacing::resume(&context, seek_point);
         let stream = Stream {
-            level,
             has_all_blocks: false,
-            checksum: 0,
             bit: seek_point.bit,
+            ..Stream::start(level)
         };
         let streams = Streams::new(context, spacing, seek_point.plain.0, Some(stream));
         Ok(Self::new(streams, seek_point.packed))
@@ -124,6 +123,17 @@ struct Stream {
     checksum: u32,
     /// Bits of the next byte that belong to the block before, 0 to 7.
     bit: u8,
+}
+
+impl Stream {
+    fn start(level: u8) -> Self {
+        Self {
+            level,
+            has_all_blocks: true,
+            checksum: 0,
+            bit: 0,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -172,12 +182,7 @@ impl Streams {
             is_first: stream.is_none(),
             max_block_len: Arc::default(),
             overflow: None,
-            stream: stream.unwrap_or(Stream {
-                level: 9,
-                has_all_blocks: true,
-                checksum: 0,
-                bit: 0,
-            }),
+            stream: stream.unwrap_or(Stream::start(9)),
             state,
         }
     }
@@ -194,12 +199,7 @@ impl Streams {
         if let Some([b'B', b'Z', b'h', level @ b'1'..=b'9']) = header {
             input.skip(STREAM_HEADER_LEN as u64);
             self.is_first = false;
-            self.stream = Stream {
-                level: level - b'0',
-                has_all_blocks: true,
-                checksum: 0,
-                bit: 0,
-            };
+            self.stream = Stream::start(level - b'0');
             self.state = State::Boundary;
             return Ok(Step::Progressed);
         }
@@ -313,39 +313,40 @@ impl Streams {
     ) -> Result<(), Cause> {
         if self.spacing.try_mark_frame(Plain(self.plain_estimate)) {
             pulls.push_back(Pull::SeekPoint(SeekPoint {
-                packed,
                 bit: block.bit,
-                plain: UNKNOWN_PLAIN,
-                state: block.level.into(),
-                window: Bytes::new(),
+                ..SeekPoint::without_window(packed, UNKNOWN_PLAIN, block.level.into())
             }));
         }
         let usual_len = usize::from(block.level) * BLOCK_LEN_PER_LEVEL;
         let runs = block.segments.len() * RUNS_RATIO < usual_len;
         let len = if runs { MIN_SPAN_LEN } else { usual_len as u64 };
         self.plain_estimate = self.plain_estimate.saturating_add(len);
-        let overflow = Arc::clone(self.overflow()?);
+        // Before the first buffer.
+        let overflow = match self.overflow.take() {
+            Some(overflow) => overflow,
+            None => Arc::new(OverflowPool::new(&self.context.pool)?),
+        };
+        self.overflow = Some(Arc::clone(&overflow));
         let max_block_len = Arc::clone(&self.max_block_len);
         let most = usual_len * MAX_BUFFER_FACTOR;
         let room = max_block_len.load(Ordering::Relaxed).clamp(usual_len, most);
         // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
         let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
         pulls.push_back(Pull::Job(Job::with_output(move || {
-            let decoding = BlockDecoding::new(&block, packed, state, max_block_len);
+            let decoding = BlockDecoding {
+                packed,
+                stream: block.stream(),
+                decoder: Decompress::new(false),
+                is_ended: false,
+                max_block_len,
+                overflow,
+                _state: state,
+            };
             // All of it is in the stream now.
             drop(block);
-            decoding.run(buffer, overflow)
+            decoding.run(buffer)
         })));
         Ok(())
-    }
-
-    /// Memory for blocks longer than their buffers, taken before the first buffer.
-    fn overflow(&mut self) -> Result<&Arc<OverflowPool>, Cause> {
-        let overflow = match self.overflow.take() {
-            Some(overflow) => overflow,
-            None => Arc::new(OverflowPool::new(&self.context.pool)?),
-        };
-        Ok(self.overflow.insert(overflow))
     }
 }
 
@@ -451,49 +452,29 @@ impl OverflowPool {
 }
 
 /// A block being decoded.
+///
+/// What does not fit into the buffer of its job, because of long runs, is decoded when it is pulled.
 struct BlockDecoding {
     packed: Packed,
     stream: Vec<u8>,
     decoder: Decompress,
-    read: usize,
-    plain_len: usize,
     is_ended: bool,
     max_block_len: Arc<AtomicUsize>,
+    overflow: Arc<OverflowPool>,
     /// For the decoder's state and the stream.
     _state: Reservation,
 }
 
 impl BlockDecoding {
-    fn new(
-        block: &Block,
-        packed: Packed,
-        state: Reservation,
-        max_block_len: Arc<AtomicUsize>,
-    ) -> Self {
-        Self {
-            packed,
-            stream: block.stream(),
-            decoder: Decompress::new(false),
-            read: 0,
-            plain_len: 0,
-            is_ended: false,
-            max_block_len,
-            _state: state,
-        }
-    }
-
     /// Decodes into `buffer` until it is full, and leaves the rest to the consumer.
-    fn run(mut self, mut buffer: Buffer, overflow: Arc<OverflowPool>) -> Result<Output, Error> {
+    fn run(mut self, mut buffer: Buffer) -> Result<Output, Error> {
         let filled = self.fill(&mut buffer)?;
         let first = buffer.freeze().slice(..filled);
-        if self.is_ended {
-            return Ok(Output::from(vec![first]));
-        }
-        let rest = LongBlockOutput {
-            decoding: self,
-            overflow,
-        };
-        Ok(Output::with_rest(first, rest))
+        Ok(if self.is_ended {
+            Output::from(vec![first])
+        } else {
+            Output::with_rest(first, self)
+        })
     }
 
     /// Fills `target`, or stops at the end of the block. Returns the number of bytes.
@@ -502,69 +483,42 @@ impl BlockDecoding {
         while !self.is_ended
             && let Some(target) = target.get_mut(filled..).filter(|rest| !rest.is_empty())
         {
-            let progress = run(&mut self.decoder, &self.stream, self.read, target)
-                .map_err(|cause| error::<Streams>(self.packed, cause))?;
-            self.read += progress.consumed;
-            self.is_ended = progress.is_ended;
-            filled += progress.produced;
+            filled += self.decompress(target).ok_or_else(|| {
+                let text = "a block does not decode, or not to what its checksum says";
+                error::<Streams>(self.packed, Cause::malformed(text))
+            })?;
         }
-        self.plain_len += filled;
-        self.max_block_len
-            .fetch_max(self.plain_len, Ordering::Relaxed);
+        let plain_len = usize::try_from(self.decoder.total_out()).unwrap_or(usize::MAX);
+        self.max_block_len.fetch_max(plain_len, Ordering::Relaxed);
         Ok(filled)
     }
+
+    /// Decodes some bytes into `target`; `None` when the block is malformed.
+    ///
+    /// The end is only one when it is that of the whole stream.
+    fn decompress(&mut self, target: &mut [u8]) -> Option<usize> {
+        let (read, made) = (self.decoder.total_in(), self.decoder.total_out());
+        let rest = self.stream.get(usize::try_from(read).ok()?..)?;
+        let status = self.decoder.decompress(rest, target).ok()?;
+        let consumed = self.decoder.total_in() - read;
+        let produced = usize::try_from(self.decoder.total_out() - made).ok()?;
+        self.is_ended = status == Status::StreamEnd;
+        let is_valid = if self.is_ended {
+            consumed == rest.len() as u64
+        } else {
+            consumed > 0 || produced > 0
+        };
+        is_valid.then_some(produced)
+    }
 }
 
-/// The rest of a block that is longer than its buffer, because of long runs.
-struct LongBlockOutput {
-    decoding: BlockDecoding,
-    overflow: Arc<OverflowPool>,
-}
-
-impl LazyOutput for LongBlockOutput {
+impl LazyOutput for BlockDecoding {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         let taken = self.overflow.pieces.acquire(PIECE_LEN);
-        let mut buffer = taken.map_err(|closed| {
-            let packed = self.decoding.packed;
-            error::<Streams>(packed, closed.into())
-        })?;
-        let filled = self.decoding.fill(&mut buffer)?;
+        let mut buffer = taken.map_err(|closed| error::<Streams>(self.packed, closed.into()))?;
+        let filled = self.fill(&mut buffer)?;
         Ok((filled > 0).then(|| buffer.freeze().slice(..filled)))
     }
-}
-
-/// Result of a call of libbz2.
-#[derive(Clone, Copy, Debug)]
-struct Progress {
-    consumed: usize,
-    produced: usize,
-    is_ended: bool,
-}
-
-/// Decodes from `stream` at `read`. The end is only one when it is that of `stream`.
-fn run(
-    decoder: &mut Decompress,
-    stream: &[u8],
-    read: usize,
-    target: &mut [u8],
-) -> Result<Progress, Cause> {
-    let malformed =
-        || Cause::malformed("a block does not decode, or not to what its checksum says");
-    let rest = stream.get(read..).unwrap_or_default();
-    let (total_in, total_out) = (decoder.total_in(), decoder.total_out());
-    let status = decoder.decompress(rest, target).map_err(|_| malformed())?;
-    let since = |now: u64, before: u64| usize::try_from(now - before).unwrap_or_default();
-    let progress = Progress {
-        consumed: since(decoder.total_in(), total_in),
-        produced: since(decoder.total_out(), total_out),
-        is_ended: status == Status::StreamEnd,
-    };
-    let stuck = progress.consumed == 0 && progress.produced == 0 && !progress.is_ended;
-    let early = progress.is_ended && read + progress.consumed != stream.len();
-    if stuck || early {
-        return Err(malformed());
-    }
-    Ok(progress)
 }
 
 #[cfg(test)]

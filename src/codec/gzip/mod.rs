@@ -252,7 +252,7 @@ impl Decoder {
     fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len);
         // Taken here and not in the job, because later jobs must not keep an earlier one waiting.
-        let taken = self.output.take_buffer(plain_len);
+        let taken = self.pool.acquire(plain_len);
         let buffer = taken.map_err(|closed| error(packed, closed.into()))?;
         self.mark_member(packed);
         let input = self.input.slice(0..group.packed_len);

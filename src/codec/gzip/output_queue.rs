@@ -47,14 +47,6 @@ impl OutputQueue {
         Ok(buffer.get_mut(self.filled..).unwrap_or_default())
     }
 
-    /// A buffer of `len` bytes for a job. Waits as [`OutputQueue::spare_capacity`] does.
-    ///
-    /// # Errors
-    /// As [`BufferPool::acquire`].
-    pub(super) fn take_buffer(&self, len: usize) -> Result<Buffer, Closed> {
-        self.pool.acquire(len)
-    }
-
     /// Whether no buffer is held, neither to be filled nor to be pulled.
     pub(super) fn is_drained(&self) -> bool {
         self.buffer.is_none() && self.ready.is_empty()
@@ -63,11 +55,8 @@ impl OutputQueue {
     /// Counts the first `len` bytes of the last [`OutputQueue::spare_capacity`] as filled.
     pub(super) fn advance(&mut self, len: usize) {
         self.filled = self.filled.saturating_add(len);
-        if self
-            .buffer
-            .as_ref()
-            .is_some_and(|buffer| self.filled >= buffer.len())
-        {
+        let buffer = self.buffer.as_ref();
+        if buffer.is_some_and(|buffer| self.filled >= buffer.len()) {
             self.flush();
         }
     }

@@ -10,7 +10,7 @@ mod sys;
 use std::sync::Arc;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, no_magic, skip_frame,
 };
 use super::input_queue::InputQueue;
 use super::job::MAX_PARTS_PER_JOB;
@@ -113,16 +113,26 @@ struct Frame {
 /// State from the previous blocks.
 #[derive(Debug)]
 enum Body {
-    Independent {
-        group: Group,
-        len_check: Option<Arc<ContentLenCheck>>,
-    },
+    Independent(Group),
     Linked(LinkedDecoder),
 }
 
+impl Body {
+    /// Output that was held back in order to join it with more.
+    fn flush(&mut self, context: &Context) -> Result<Option<Pull>, Error> {
+        match self {
+            Self::Independent(group) => group.flush(context),
+            Self::Linked(linked) => Ok(linked.flush()),
+        }
+    }
+}
+
 /// Independent blocks that will be one job.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Group {
+    /// Maximum plain bytes of a block.
+    max_block_len: usize,
+    len_check: Option<Arc<ContentLenCheck>>,
     blocks: Vec<Block>,
     buffer_len: usize,
 }
@@ -162,10 +172,12 @@ impl Frame {
                 plain_len: 0,
             })
         } else {
-            Body::Independent {
-                group: Group::default(),
+            Body::Independent(Group {
+                max_block_len: header.max_block_len,
                 len_check: header.content_len.map(ContentLenCheck::new),
-            }
+                blocks: Vec::new(),
+                buffer_len: 0,
+            })
         };
         Self {
             header,
@@ -192,15 +204,8 @@ impl FrameWalker for Frames {
     }
 
     fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error> {
-        let State::Blocks(frame) = &mut self.state else {
-            return Ok(());
-        };
-        match &mut frame.body {
-            Body::Independent { group, len_check } => {
-                let max_len = frame.header.max_block_len;
-                pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
-            }
-            Body::Linked(linked) => pulls.extend(linked.flush()),
+        if let State::Blocks(frame) = &mut self.state {
+            pulls.extend(frame.body.flush(&self.context)?);
         }
         Ok(())
     }
@@ -231,12 +236,8 @@ impl Frames {
                 Some(read) => read.map_err(|cause| error::<Self>(packed, cause))?,
             },
             _ => {
-                let what = if self.is_first {
-                    "this is no lz4 frame"
-                } else {
-                    "bytes that are no lz4 frame follow the last frame"
-                };
-                return Err(error::<Self>(packed, Cause::malformed(what)));
+                let cause = no_magic(self.is_first, "lz4", "frame");
+                return Err(error::<Self>(packed, cause));
             }
         };
         self.is_first = false;
@@ -303,10 +304,9 @@ impl Frames {
         let plain = Plain(self.plain_upper_bound);
         let state = frame.header.state();
         match &mut frame.body {
-            Body::Independent { group, len_check } => {
+            Body::Independent(group) => {
                 if self.spacing.try_mark_frame(plain) {
-                    let max_len = frame.header.max_block_len;
-                    pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
+                    pulls.extend(group.flush(&self.context)?);
                     let point = SeekPoint::without_window(block.packed, UNKNOWN_PLAIN, state);
                     pulls.push_back(Pull::SeekPoint(point));
                 }
@@ -340,8 +340,7 @@ impl Frames {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
         };
-        let max_len = frame.header.max_block_len;
-        let room = block.max_plain_len(max_len);
+        let room = block.max_plain_len(frame.header.max_block_len);
         if let Body::Linked(linked) = &mut frame.body
             && let Some(piece) = &linked.piece
             && piece.buffer.len() - piece.filled < room
@@ -353,11 +352,11 @@ impl Frames {
             return Ok(());
         }
         match &mut frame.body {
-            Body::Independent { group, len_check } => {
+            Body::Independent(group) => {
                 if block.is_stored && room >= MIN_ZERO_COPY_LEN {
                     block.verify()?;
-                    pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
-                    if let Some(len_check) = len_check {
+                    pulls.extend(group.flush(&self.context)?);
+                    if let Some(len_check) = &group.len_check {
                         len_check.begin_part();
                         let counted = len_check.end_part(room as u64);
                         counted.map_err(|cause| error::<Self>(block.packed, cause))?;
@@ -367,7 +366,7 @@ impl Frames {
                     group.buffer_len += room;
                     group.blocks.push(block);
                     if group.buffer_len >= PIECE_LEN || group.blocks.len() == MAX_PARTS_PER_JOB {
-                        pulls.extend(group.flush(&self.context, max_len, len_check.as_ref())?);
+                        pulls.extend(group.flush(&self.context)?);
                     }
                 }
                 self.plain_upper_bound = self.plain_upper_bound.saturating_add(room as u64);
@@ -405,9 +404,10 @@ impl Frames {
             return Ok(Step::Progressed);
         }
         let len_checked = match (&frame.body, frame.header.content_len) {
-            (Body::Independent { len_check, .. }, _) => len_check
-                .as_ref()
-                .map_or(Ok(()), |len_check| len_check.end_part(0)),
+            (Body::Independent(group), _) => {
+                let len_check = group.len_check.as_ref();
+                len_check.map_or(Ok(()), |len_check| len_check.end_part(0))
+            }
             (Body::Linked(linked), Some(expected)) => {
                 check_content_len(expected, linked.plain_len, true)
             }
@@ -446,19 +446,15 @@ impl Group {
     ///
     /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
     /// wait for consumers of its own bytes.
-    fn flush(
-        &mut self,
-        context: &Context,
-        max_len: usize,
-        len_check: Option<&Arc<ContentLenCheck>>,
-    ) -> Result<Option<Pull>, Error> {
-        let Self { blocks, buffer_len } = std::mem::take(self);
+    fn flush(&mut self, context: &Context) -> Result<Option<Pull>, Error> {
+        let blocks = std::mem::take(&mut self.blocks);
+        let buffer_len = std::mem::take(&mut self.buffer_len);
         let Some(first) = blocks.first().map(|block| block.packed) else {
             return Ok(None);
         };
         let taken = context.pool.acquire(buffer_len);
         let buffer = taken.map_err(|closed| error::<Frames>(first, closed.into()))?;
-        let len_check = len_check.cloned();
+        let (max_len, len_check) = (self.max_block_len, self.len_check.clone());
         if let Some(len_check) = &len_check {
             len_check.begin_part();
         }

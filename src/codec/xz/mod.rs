@@ -14,7 +14,7 @@ use flate2::Crc;
 use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, no_magic};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
@@ -113,6 +113,12 @@ impl BlockRecords {
         }
     }
 
+    /// Moves the records out, for the next state.
+    fn take(&mut self) -> Self {
+        let empty = Self::new(self.check, self.has_all_blocks);
+        std::mem::replace(self, empty)
+    }
+
     /// Adds a block: its bytes without padding, and its plain bytes.
     fn add(&mut self, unpadded_len: u64, plain_len: u64) {
         self.count += 1;
@@ -123,11 +129,7 @@ impl BlockRecords {
 
 impl fmt::Debug for BlockRecords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockRecords")
-            .field("check", &self.check)
-            .field("whole", &self.has_all_blocks)
-            .field("count", &self.count)
-            .finish_non_exhaustive()
+        f.debug_struct("BlockRecords").finish_non_exhaustive()
     }
 }
 
@@ -145,8 +147,7 @@ impl FrameWalker for Streams {
                     Ok(Step::End) => {
                         pulls.extend(serial.piece.flush());
                         records.add(serial.unpadded_len(), serial.plain_len);
-                        let next = BlockRecords::new(records.check, records.has_all_blocks);
-                        self.state = State::Blocks(std::mem::replace(records, next));
+                        self.state = State::Blocks(records.take());
                         Ok(Step::Progressed)
                     }
                     Ok(Step::NeedInput) if self.plain.0 > len => Ok(Step::Progressed),
@@ -191,12 +192,7 @@ impl Streams {
             return Ok(Step::NeedInput);
         };
         if magic != header::MAGIC {
-            let what = if self.is_first {
-                "this is no xz stream"
-            } else {
-                "bytes that are no xz stream follow the last stream"
-            };
-            return Err(Cause::malformed(what));
+            return Err(no_magic(self.is_first, "xz", "stream"));
         }
         let Some(header) = input.peek::<STREAM_HEADER_LEN>() else {
             return Ok(Step::NeedInput);
@@ -222,9 +218,7 @@ impl Streams {
         };
         if first == 0 {
             input.skip(1);
-            let next = BlockRecords::new(check, records.has_all_blocks);
-            let records = std::mem::replace(records, next);
-            self.state = State::Index(Box::new(Index::new(records)));
+            self.state = State::Index(Box::new(Index::new(records.take())));
             return Ok(Step::Progressed);
         }
         let mut header = vec![0; block_header_len(first)];
@@ -236,46 +230,56 @@ impl Streams {
         let job = job_len(&block, check, self.context.pool.budget());
         // A block that is cut is decoded as far as possible.
         let job = job.filter(|len| *len <= input.len() || !input.is_finished());
-        let serial = if let Some(len) = job {
+        if let Some(len) = job {
             let Some(segments) = input.take(len) else {
                 return Ok(Step::NeedInput);
             };
-            Err((segments, block.plain_len.unwrap_or_default()))
+            self.mark_block(packed, check, pulls);
+            self.emit_job(&block, segments, packed, pulls)?;
         } else {
             let grant = self.context.borrow_memory(block.needed_bytes)?;
-            Ok(Serial::new(check, block.header_len, grant)?)
-        };
-        if self.spacing.try_mark_frame(self.plain) {
-            pulls.push_back(Pull::SeekPoint(SeekPoint {
-                packed,
-                bit: 0,
-                plain: self.plain,
-                state: check.number().into(),
-                window: Bytes::new(),
-            }));
-        }
-        match serial {
-            Ok(serial) => {
-                let next = BlockRecords::new(check, records.has_all_blocks);
-                let records = std::mem::replace(records, next);
-                self.state = State::Serial(records, Box::new(serial));
-            }
-            Err((segments, plain_len)) => {
-                let unpadded_len = unpadded_len(&block, check);
-                records.add(unpadded_len, plain_len);
-                let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
-                // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
-                let pool = &self.context.pool;
-                let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
-                self.plain.0 = self.plain.0.saturating_add(plain_len);
-                pulls.push_back(Pull::Job(Job::new(move || {
-                    let decoded = decode_block(&segments, check, unpadded_len, buffer);
-                    drop(state);
-                    decoded.map_err(|cause| error::<Self>(packed, cause))
-                })));
-            }
+            let serial = Serial::new(check, block.header_len, grant)?;
+            let records = records.take();
+            self.mark_block(packed, check, pulls);
+            self.state = State::Serial(records, Box::new(serial));
         }
         Ok(Step::Progressed)
+    }
+
+    /// Makes a seek point if one is due before the block at `packed`.
+    fn mark_block(&mut self, packed: Packed, check: Check, pulls: &mut PullQueue) {
+        if self.spacing.try_mark_frame(self.plain) {
+            let state = check.number().into();
+            let point = SeekPoint::without_window(packed, self.plain, state);
+            pulls.push_back(Pull::SeekPoint(point));
+        }
+    }
+
+    /// Makes a job of the whole block `segments`, which begins at `packed`.
+    fn emit_job(
+        &mut self,
+        block: &Block,
+        segments: SegmentedBytes,
+        packed: Packed,
+        pulls: &mut PullQueue,
+    ) -> Result<(), Cause> {
+        let State::Blocks(records) = &mut self.state else {
+            return Ok(());
+        };
+        let (check, plain_len) = (records.check, block.plain_len.unwrap_or_default());
+        let unpadded_len = unpadded_len(block, check);
+        records.add(unpadded_len, plain_len);
+        let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
+        // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
+        let pool = &self.context.pool;
+        let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
+        self.plain.0 = self.plain.0.saturating_add(plain_len);
+        pulls.push_back(Pull::Job(Job::new(move || {
+            let decoded = decode_block(&segments, check, unpadded_len, buffer);
+            drop(state);
+            decoded.map_err(|cause| error::<Self>(packed, cause))
+        })));
+        Ok(())
     }
 
     fn end_stream(&mut self, input: &mut InputQueue, expected: &[u8]) -> Result<Step, Cause> {
@@ -319,15 +323,15 @@ fn decode_block(
     mut buffer: Buffer,
 ) -> Result<Bytes, Cause> {
     let mut decoder = decoder()?;
-    let before = Bytes::from(check.stream_header());
-    let after = Bytes::from(index_and_footer(check, unpadded_len, buffer.len() as u64));
+    let before = check.stream_header();
+    let after = index_and_footer(check, unpadded_len, buffer.len() as u64);
+    let block = segments.slices().iter().map(Bytes::as_ref);
     let mut filled = 0;
-    for slice in [&before]
+    for mut slice in [before.as_slice()]
         .into_iter()
-        .chain(segments.slices())
-        .chain([&after])
+        .chain(block)
+        .chain([&*after])
     {
-        let mut slice = slice.as_ref();
         while !slice.is_empty() {
             let target = buffer.get_mut(filled..).unwrap_or_default();
             let progress = run(&mut decoder, slice, target)?;
@@ -349,11 +353,9 @@ fn index_and_footer(check: Check, unpadded_len: u64, plain_len: u64) -> Vec<u8> 
     let mut index = vec![0, 1];
     put_integer(&mut index, unpadded_len);
     put_integer(&mut index, plain_len);
-    let padding = padding_len(index.len() as u64);
-    index.extend((0..padding).map(|_| 0));
+    index.resize(index.len().next_multiple_of(4), 0);
     index.extend(header::crc32(&index).to_le_bytes());
-    let len = index.len() as u64;
-    index.extend(check.stream_footer(len));
+    index.extend(check.stream_footer(index.len() as u64));
     index
 }
 
@@ -386,8 +388,9 @@ struct Progress {
 
 fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Progress, Cause> {
     let (read, made) = (decoder.total_in(), decoder.total_out());
-    let status = decoder.process(source, target, Action::Run);
-    let status = status.map_err(cause)?;
+    let status = decoder
+        .process(source, target, Action::Run)
+        .map_err(cause)?;
     let since = |now: u64, before: u64| usize::try_from(now - before).unwrap_or_default();
     Ok(Progress {
         consumed: since(decoder.total_in(), read),
@@ -510,10 +513,7 @@ impl Serial {
 
 impl fmt::Debug for Serial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serial")
-            .field("part", &self.part)
-            .field("left", &self.left)
-            .finish_non_exhaustive()
+        f.debug_struct("Serial").finish_non_exhaustive()
     }
 }
 
@@ -611,8 +611,7 @@ impl Index {
         }
         self.crc.update(padding);
         let expected = stored.first_chunk().copied().map(u32::from_le_bytes);
-        let (expected, computed) = (expected.unwrap_or_default(), self.crc.sum());
-        Cause::compare_checksums("index", expected, computed)?;
+        Cause::compare_checksums("index", expected.unwrap_or_default(), self.crc.sum())?;
         if self.expected.has_all_blocks && self.expected.hash.digest() != self.found.hash.digest() {
             return Err(mismatch());
         }
@@ -628,10 +627,7 @@ fn mismatch() -> Cause {
 
 impl fmt::Debug for Index {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index")
-            .field("left", &self.left)
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Index").finish_non_exhaustive()
     }
 }
 

@@ -58,20 +58,15 @@ impl Header {
         if !peek(bytes) {
             return None;
         }
-        let fields = bytes.get(1..)?;
-        let (window, fields) = fields.split_at_checked(window_len)?;
+        let (window, fields) = bytes.get(1..)?.split_at_checked(window_len)?;
         let (dictionary, content_len) = fields.split_at_checked(dictionary_len)?;
-        Some(Self::parse(
-            descriptor,
-            window.first().copied(),
-            little_endian(dictionary),
-            content_len,
-        ))
+        let header = Self::parse(descriptor, window, little_endian(dictionary), content_len);
+        Some(header.map(|header| Self { len, ..header }))
     }
 
     fn parse(
         descriptor: u8,
-        window: Option<u8>,
+        window: &[u8],
         dictionary: u64,
         content_len: &[u8],
     ) -> Result<Self, Cause> {
@@ -85,17 +80,12 @@ impl Header {
                 "the frame needs the dictionary with id {dictionary}"
             )));
         }
-        let dictionary_len = [0, 1, 2, 4].get(usize::from(descriptor & 3)).copied();
-        let len = 1
-            + usize::from(window.is_some())
-            + dictionary_len.unwrap_or_default()
-            + content_len.len();
         let content_len = match content_len.len() {
             0 => None,
             2 => Some(little_endian(content_len) + 256),
             _ => Some(little_endian(content_len)),
         };
-        let window_len = match window {
+        let window_len = match window.first() {
             Some(byte) => {
                 let base = 1_u64 << (10 + (byte >> 3));
                 base + base / 8 * u64::from(byte & 7)
@@ -103,7 +93,7 @@ impl Header {
             None => content_len.unwrap_or_default(),
         };
         Ok(Self {
-            len,
+            len: 0,
             window_len,
             content_len,
             has_checksum: descriptor & CHECKSUM != 0,

@@ -12,7 +12,7 @@ use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_er
 use bytes::Bytes;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, no_magic, skip_frame,
 };
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::MAX_PARTS_PER_JOB;
@@ -147,12 +147,7 @@ impl Frames {
         if is_legacy(magic) {
             return Cause::unsupported("a zstd frame of a version before 0.8");
         }
-        let what = if self.is_first {
-            "this is no zstd frame"
-        } else {
-            "bytes that are no zstd frame follow the last frame"
-        };
-        Cause::malformed(what)
+        no_magic(self.is_first, "zstd", "frame")
     }
 
     fn find_frame_end(
@@ -516,9 +511,7 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream")
-            .field("piece", &self.piece)
-            .finish_non_exhaustive()
+        f.debug_struct("Stream").finish_non_exhaustive()
     }
 }
 

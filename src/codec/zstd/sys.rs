@@ -222,9 +222,6 @@ impl Drop for BlockDecoder {
 
 impl fmt::Debug for BlockDecoder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks")
-            .field("filled", &self.filled)
-            .field("given", &self.taken)
-            .finish_non_exhaustive()
+        f.debug_struct("Blocks").finish_non_exhaustive()
     }
 }
