@@ -36,7 +36,9 @@ pub(super) fn member(
 ) -> Member {
     let keywords = extensions.keywords.take();
     let keywords = keywords.as_deref().unwrap_or(global);
-    let name = name(header, extensions.long_name, keywords);
+    let pax_name = keywords.sparse.name.as_ref().or(keywords.path.as_ref());
+    let name = pax_name.cloned().or(extensions.long_name);
+    let name = name.unwrap_or_else(|| header.name());
     let kind = kind(header, &name, extensions.long_link, keywords, notes);
     let size = if kind == Kind::File { size } else { 0 };
     let user = keywords.user.as_deref();
@@ -69,11 +71,6 @@ const BEFORE_EPOCH: Timestamp = Timestamp {
     seconds: -1,
     nanoseconds: 0,
 };
-
-fn name(header: Header<'_>, long: Option<Vec<u8>>, keywords: &pax::Keywords) -> Vec<u8> {
-    let pax = keywords.sparse.name.as_ref().or(keywords.path.as_ref());
-    pax.cloned().or(long).unwrap_or_else(|| header.name())
-}
 
 fn kind(
     header: Header<'_>,
@@ -114,11 +111,9 @@ fn device(
     if let (Some(major), Some(minor)) = (keywords.major, keywords.minor) {
         return Device { major, minor };
     }
-    let nothing = Device {
-        major: u32::MAX,
-        minor: u32::MAX,
-    };
-    let device = field_or_default(header.device(), nothing, "device number", name, notes);
+    let (major, minor) = (u32::MAX, u32::MAX);
+    let default = Device { major, minor };
+    let device = field_or_default(header.device(), default, "device number", name, notes);
     Device {
         major: keywords.major.unwrap_or(device.major),
         minor: keywords.minor.unwrap_or(device.minor),

@@ -62,12 +62,7 @@ impl<'a> Header<'a> {
     }
 
     pub(super) fn typeflag(self) -> u8 {
-        let [flag] = self
-            .0
-            .get(156..157)
-            .and_then(|flag| flag.try_into().ok())
-            .unwrap_or([0]);
-        flag
+        self.0.get(156).copied().unwrap_or_default()
     }
 
     /// The name, with ustar's prefix before it.

@@ -37,7 +37,12 @@ impl HeaderMap {
             Dialect::Star if has_inline_map(record) => {
                 Some(Self::read(record, [356, 355, 452], limits))
             }
-            Dialect::Star => Some(Self::star_external_map(record)),
+            // star's later form, with the whole map after the header.
+            Dialect::Star => Some(real_size(record, 452).map(|size| Self {
+                size,
+                pieces: Vec::new(),
+                has_more: true,
+            })),
             Dialect::V7 | Dialect::Ustar => None,
         }
     }
@@ -53,32 +58,15 @@ impl HeaderMap {
             pieces: Vec::new(),
             has_more: false,
         };
-        header_map.add_pieces(
-            record,
-            map..map + PIECES_IN_HEADER * PIECE_LEN,
-            flag,
-            limits,
-        )?;
+        let pieces = map..map + PIECES_IN_HEADER * PIECE_LEN;
+        header_map.add_pieces(record, pieces, flag, limits)?;
         Ok(header_map)
-    }
-
-    /// star's later form, with the whole map after the header.
-    fn star_external_map(record: &Record) -> Result<Self, MapFault> {
-        Ok(Self {
-            size: real_size(record, 452)?,
-            pieces: Vec::new(),
-            has_more: true,
-        })
     }
 
     /// Adds the pieces of a record after the header.
     pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
-        self.add_pieces(
-            record,
-            0..CONTINUATION_FLAG_OFFSET,
-            CONTINUATION_FLAG_OFFSET,
-            limits,
-        )
+        let flag = CONTINUATION_FLAG_OFFSET;
+        self.add_pieces(record, 0..flag, flag, limits)
     }
 
     /// Adds the pieces in a range of the record. The first without a length ends the map.

@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 use super::assemble::{Extensions, member};
 use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
-use super::limits::{Exceeded, Limit};
+use super::limits::Limit;
 use super::old_sparse::HeaderMap;
 use super::sparse::{MapError, MapFault, MapReader, validate_map};
 use super::{Kind, Limits, Member, MemberTotals, RECORD, Segment, pax};
@@ -326,21 +326,21 @@ impl Parser {
         &mut self,
         then: fn(&mut Self, &Record) -> Result<(), Error>,
     ) -> Result<Progress, Error> {
-        if self.partial.is_empty()
+        let record = if self.partial.is_empty()
             && let Some(&record) = self.input.first_chunk::<RECORD_LEN>()
         {
             self.input.advance(RECORD_LEN);
             self.offset += RECORD;
-            then(self, &record)?;
-            return Ok(Progress::Advanced);
-        }
-        let missing = RECORD - self.partial.len() as u64;
-        let piece = self.take(missing);
-        self.partial.extend_from_slice(&piece);
-        let Some(&record) = self.partial.first_chunk::<RECORD_LEN>() else {
-            return Ok(Progress::NeedInput);
+            record
+        } else {
+            let piece = self.take(RECORD - self.partial.len() as u64);
+            self.partial.extend_from_slice(&piece);
+            let Some(&record) = self.partial.first_chunk::<RECORD_LEN>() else {
+                return Ok(Progress::NeedInput);
+            };
+            self.partial.clear();
+            record
         };
-        self.partial.clear();
         then(self, &record)?;
         Ok(Progress::Advanced)
     }
@@ -352,7 +352,7 @@ impl Parser {
             return Ok(());
         }
         if self.last == LastRecord::Zero {
-            self.end_after_lone_zero();
+            self.end_after_lone_zero(at);
             return Ok(());
         }
         let header = Header(record);
@@ -389,8 +389,9 @@ impl Parser {
         self.last = LastRecord::Zero;
     }
 
-    fn end_after_lone_zero(&mut self) {
-        let zero = Plain(self.offset.saturating_sub(2 * RECORD));
+    /// Ends at `end`, behind a zero record.
+    fn end_after_lone_zero(&mut self, end: Plain) {
+        let zero = Plain(end.0.saturating_sub(RECORD));
         self.warn(zero, "a lone zero record ends the archive".to_owned());
         self.state = State::Ended;
     }
@@ -430,7 +431,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Adds bytes of an extension's body and padding.
+    /// Adds bytes of an extension's body and padding. Applies it when it is complete.
     fn extension(&mut self, piece: &[u8]) -> Result<(), Error> {
         let State::Extension(extension) = &mut self.state else {
             return Ok(());
@@ -446,11 +447,6 @@ impl Parser {
         let (flag, at) = (extension.flag, extension.at);
         let body = std::mem::take(&mut extension.body);
         self.state = State::Header;
-        self.apply_extension(flag, at, body)
-    }
-
-    /// Applies a complete extension.
-    fn apply_extension(&mut self, flag: u8, at: Plain, body: Vec<u8>) -> Result<(), Error> {
         let name = || Some(text(&body).to_vec()).filter(|name| !name.is_empty());
         match flag {
             b'g' => return self.apply_global_header(at, &body),
@@ -541,7 +537,7 @@ impl Parser {
             map_bytes: 0,
         };
         match header.typeflag() {
-            b'V' => self.skip(&pending),
+            b'V' => self.skip(pending.rest()),
             b'M' => self.skip_damaged(&pending, "it continues a file of another volume"),
             flag => {
                 self.report_notes(at, notes);
@@ -603,13 +599,13 @@ impl Parser {
 
     fn header_map(&mut self, record: &Record) -> Result<(), Error> {
         let state = std::mem::replace(&mut self.state, State::Header);
-        if let State::HeaderMap(pending, mut map) = state {
-            match map.extend(record, &self.options.limits) {
-                Ok(()) => self.continue_header_map(pending, map)?,
-                Err(fault) => self.handle_map_fault(&pending, fault)?,
-            }
+        let State::HeaderMap(pending, mut map) = state else {
+            return Ok(());
+        };
+        match map.extend(record, &self.options.limits) {
+            Ok(()) => self.continue_header_map(pending, map),
+            Err(fault) => self.handle_map_fault(&pending, fault),
         }
-        Ok(())
     }
 
     fn expect_payload_map(&mut self, pending: PendingMember, reader: MapReader) {
@@ -635,12 +631,10 @@ impl Parser {
 
     fn handle_map_fault(&mut self, pending: &PendingMember, fault: MapFault) -> Result<(), Error> {
         match fault {
-            MapFault::Map(fault) => {
-                self.skip_damaged(pending, &fault.to_string());
-                Ok(())
-            }
-            MapFault::Exceeded(exceeded) => Err(error(pending.at, exceeded.into())),
+            MapFault::Map(fault) => self.skip_damaged(pending, &fault.to_string()),
+            MapFault::Exceeded(exceeded) => return Err(error(pending.at, exceeded.into())),
         }
+        Ok(())
     }
 
     /// Reports a sparse file whose map is complete and valid.
@@ -673,14 +667,15 @@ impl Parser {
         rest: u64,
     ) -> Result<(), Error> {
         // Counts bytes only here, where the parser knows that a map after the header is not content.
-        if let Err(exceeded) = self.check_depth(&member) {
+        let link = match &member.kind {
+            Kind::HardLink(target) => depth(target),
+            _ => 0,
+        };
+        let depth = depth(&member.name).max(link);
+        if let Err(exceeded) = Limit::PathDepth.check(&self.options.limits, depth) {
             let (name, cause) = (printable(&member.name), Cause::from(exceeded));
             self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
-            self.state = State::Content(Content {
-                payload: 0,
-                rest: payload + rest,
-                is_announced: false,
-            });
+            self.skip(payload + rest);
             return Ok(());
         }
         self.totals_before_last = self.sums;
@@ -696,26 +691,18 @@ impl Parser {
         Ok(())
     }
 
-    fn check_depth(&self, member: &Member) -> Result<(), Exceeded> {
-        let link = match &member.kind {
-            Kind::HardLink(target) => target.as_slice(),
-            _ => &[],
-        };
-        let depth = depth(&member.name).max(depth(link));
-        Limit::PathDepth.check(&self.options.limits, depth)
-    }
-
     /// Skips a member, and reports why it is lost.
     fn skip_damaged(&mut self, pending: &PendingMember, why: &str) {
         let name = printable(&pending.member.name);
         self.damaged(pending.at, format!("{name}: skipped, as {why}"));
-        self.skip(pending);
+        self.skip(pending.rest());
     }
 
-    fn skip(&mut self, pending: &PendingMember) {
+    /// Skips `rest` bytes that belong to no reported member.
+    fn skip(&mut self, rest: u64) {
         self.state = State::Content(Content {
             payload: 0,
-            rest: pending.rest(),
+            rest,
             is_announced: false,
         });
     }
@@ -773,18 +760,14 @@ impl Parser {
     }
 
     fn finish_between_members(&mut self) -> Result<(), Error> {
+        let is_empty = self.offset == 0 && self.partial.is_empty();
         if self.last == LastRecord::Zero {
-            let zero = Plain(self.offset.saturating_sub(RECORD));
-            self.warn(zero, "a lone zero record ends the archive".to_owned());
-        } else if !self.is_tar && !self.is_accepted_as_empty() {
+            self.end_after_lone_zero(self.offset());
+        } else if !self.is_tar && !(self.options.accepts_empty && is_empty) {
             return Err(error(Plain(0), Cause::NotTar));
         }
         self.state = State::Ended;
         Ok(())
-    }
-
-    fn is_accepted_as_empty(&self) -> bool {
-        self.options.accepts_empty && self.offset == 0 && self.partial.is_empty()
     }
 
     fn warn(&mut self, offset: Plain, text: String) {

@@ -43,9 +43,8 @@ impl Keywords {
                 }
                 Ok(None) => return Ok(()),
                 Err(malformed) => {
-                    notes.push(Note::Damaged(format!(
-                        "malformed extended header: {malformed}"
-                    )));
+                    let text = format!("malformed extended header: {malformed}");
+                    notes.push(Note::Damaged(text));
                     return Ok(());
                 }
             }
@@ -56,11 +55,7 @@ impl Keywords {
     pub(super) fn bytes(&self) -> u64 {
         let texts = [&self.path, &self.link, &self.user, &self.group];
         let texts = texts.into_iter().flatten().map(Vec::len);
-        let xattrs = self
-            .xattrs
-            .iter()
-            .map(|(key, value)| key.len() + value.len());
-        texts.chain(xattrs).sum::<usize>() as u64
+        texts.sum::<usize>() as u64 + xattr_bytes(&self.xattrs)
     }
 
     fn set(
@@ -146,12 +141,14 @@ impl Keywords {
         self.xattrs.retain(|(other, _)| *other != key);
         self.xattrs.push((key, value));
         Limit::Xattrs.check(limits, self.xattrs.len() as u64)?;
-        let bytes = self
-            .xattrs
-            .iter()
-            .map(|(key, value)| key.len() + value.len());
-        Limit::XattrBytes.check(limits, bytes.sum::<usize>() as u64)
+        Limit::XattrBytes.check(limits, xattr_bytes(&self.xattrs))
     }
+}
+
+/// Bytes of the names and values of extended attributes.
+pub(super) fn xattr_bytes(xattrs: &[(Vec<u8>, Vec<u8>)]) -> u64 {
+    let lens = xattrs.iter().map(|(key, value)| key.len() + value.len());
+    lens.sum::<usize>() as u64
 }
 
 /// A keyword, its value, and the rest of the body.
@@ -210,10 +207,10 @@ fn assign<T>(
         *field = None;
         return None;
     }
-    let Some(parsed) = parse(text(value)) else {
-        return Some(invalid(key, value));
-    };
-    *field = Some(parsed);
+    match parse(text(value)) {
+        None => return Some(invalid(key, value)),
+        parsed => *field = parsed,
+    }
     None
 }
 
@@ -239,14 +236,10 @@ fn decimal_u32(value: &[u8]) -> Option<u32> {
 ///
 /// Ignores text after the number, as GNU tar does.
 fn time(value: &[u8]) -> Option<Timestamp> {
-    let (negative, value) = match value.strip_prefix(b"-") {
-        Some(value) => (true, value),
-        None => (false, value),
-    };
-    let digits = value
-        .iter()
-        .take_while(|byte| byte.is_ascii_digit())
-        .count();
+    let negative = value.starts_with(b"-");
+    let value = value.strip_prefix(b"-").unwrap_or(value);
+    let is_digit = |byte: &&u8| byte.is_ascii_digit();
+    let digits = value.iter().take_while(is_digit).count();
     let (whole, rest) = value.split_at(digits);
     if whole.is_empty() {
         return None;
@@ -256,7 +249,7 @@ fn time(value: &[u8]) -> Option<Timestamp> {
         (seconds <= 1 << 64).then_some(seconds)
     })?;
     let fraction = rest.strip_prefix(b".").unwrap_or_default();
-    let digits = fraction.iter().take_while(|byte| byte.is_ascii_digit());
+    let digits = fraction.iter().take_while(is_digit);
     let (mut nanoseconds, mut unit, mut more) = (0_u32, 100_000_000, false);
     for &digit in digits {
         let digit = u32::from(digit - b'0');

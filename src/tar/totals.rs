@@ -1,6 +1,7 @@
 //! Totals of the members of an archive, held to its limits.
 
 use super::error::printable;
+use super::pax::xattr_bytes;
 use super::{Cause, Kind, Limit, Limits, Member, Segment};
 
 /// Totals of the members so far.
@@ -69,10 +70,9 @@ fn metadata_bytes(member: &Member) -> u64 {
         Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
         _ => 0,
     };
-    let xattrs = member.xattrs.iter();
-    let xattrs: usize = xattrs.map(|(key, value)| key.len() + value.len()).sum();
     let map = member.sparse.as_ref().map_or(0, Vec::len);
-    (member.name.len() + link + xattrs + map * size_of::<Segment>()) as u64
+    let other = (member.name.len() + link + map * size_of::<Segment>()) as u64;
+    other + xattr_bytes(&member.xattrs)
 }
 
 #[cfg(test)]
