@@ -58,9 +58,7 @@ pub struct Limits {
     /// Stops an archive from copying a large header into each of millions of members, at a cost of 512 bytes
     /// each.
     pub global_bytes: u64,
-    /// Maximum number of extended attributes of one member, including ACLs.
-    ///
-    /// Stops quadratic work on duplicates.
+    /// Maximum number of extended attributes of one member, including ACLs. Stops quadratic work on duplicates.
     pub xattrs: u64,
     /// Maximum bytes of the names and values of one member's extended attributes.
     ///

@@ -67,9 +67,7 @@ pub struct Parser {
     extensions: Extensions,
     /// Keywords in force from global pax headers.
     global: pax::Keywords,
-    /// The bodies of these headers.
-    ///
-    /// `None` when they are too long to be stored elsewhere, or partly malformed.
+    /// The bodies of these headers. `None` when they are too long to be stored elsewhere, or partly malformed.
     globals: Option<Arc<Vec<Vec<u8>>>>,
     /// Whether the parser found a header.
     is_tar: bool,
@@ -148,9 +146,6 @@ struct Content {
     /// Whether they belong to a reported member.
     is_announced: bool,
 }
-
-/// The keywords of a pax header, if there is one.
-type Keywords = Option<Box<pax::Keywords>>;
 
 /// The result of one step.
 enum Progress {
@@ -480,7 +475,11 @@ impl Parser {
     }
 
     /// Keywords of the pax header before a member, on top of the global ones.
-    fn local_keywords(&self, at: Plain, extensions: &mut Extensions) -> Result<Keywords, Error> {
+    fn local_keywords(
+        &self,
+        at: Plain,
+        extensions: &mut Extensions,
+    ) -> Result<Option<Box<pax::Keywords>>, Error> {
         let local = extensions.keywords.take();
         if local.is_none() || !extensions.is_stale {
             return Ok(local);
@@ -563,9 +562,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Begins a file of type `S`.
-    ///
-    /// Its map is in the header, after it, or missing in dialects without maps.
+    /// Begins a file of type `S`. Its map is in the header, after it, or missing in dialects without maps.
     fn file_with_header_map(
         &mut self,
         mut pending: PendingMember,

@@ -25,9 +25,7 @@ pub(super) struct Keywords {
 }
 
 impl Keywords {
-    /// Applies a pax header's body.
-    ///
-    /// Faults add to `notes`. Malformed framing loses the rest of the body.
+    /// Applies a pax header's body. Faults add to `notes`. Malformed framing loses the rest of the body.
     pub(super) fn read(
         &mut self,
         body: &[u8],
