@@ -107,9 +107,7 @@ impl fmt::Display for Encryption {
     }
 }
 
-/// Bytes that [`detect`] needs: one tar record.
-///
-/// A longer skippable frame hides the frame after it.
+/// Bytes that [`detect`] needs: one tar record. A longer skippable frame hides the frame after it.
 pub const DETECT_LEN: usize = 512;
 
 /// Magics at the start of a file, in any order, because none is a prefix of another.

@@ -131,6 +131,11 @@ pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     cause.at(W::COMPRESSION, packed)
 }
 
+/// The cause for a seek point that another codec than `W` made.
+pub(super) fn foreign_seek_point<W: FrameWalker>() -> Cause {
+    Cause::malformed(format!("a seek point that is not of {}", W::COMPRESSION))
+}
+
 /// The cause for bytes that do not begin with the magic of a frame, or of whatever `unit` is.
 pub(super) fn no_magic(is_first: bool, format: &str, unit: &str) -> Cause {
     Cause::malformed(if is_first {

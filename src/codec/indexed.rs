@@ -7,7 +7,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::input_queue::{InputQueue, SegmentedBytes};
+use super::input_queue::InputQueue;
 use super::{
     Cause, Compression, Context, Decoder, Error, Job, LOOKAHEAD_LEN, Output, Pull, SeekPoint,
     resume,
@@ -163,7 +163,9 @@ impl IndexedDecoder {
             return self.need_input();
         };
         let mut input = InputQueue::new(packed);
-        segments.into_iter().for_each(|slice| input.push(slice));
+        for slice in segments.slices {
+            input.push(slice);
+        }
         input.push(peek_lookahead(&self.input));
         input.finish();
         let State::Buffering(range) = std::mem::replace(&mut self.state, State::BetweenRanges)
@@ -278,10 +280,9 @@ impl Serial {
         if front == 0 && !input.is_finished() {
             return Some(Pull::NeedInput);
         }
-        if let Some([slice]) = input.take(front).as_ref().map(SegmentedBytes::slices) {
-            self.decoder.push(slice.clone());
-        } else {
-            self.input_state = InputState::Complete;
+        match input.take(front).and_then(|mut taken| taken.slices.pop()) {
+            Some(slice) => self.decoder.push(slice),
+            None => self.input_state = InputState::Complete,
         }
         None
     }

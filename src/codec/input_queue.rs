@@ -176,7 +176,8 @@ thread_local! {
 /// Adjacent packed bytes, in as many slices as were pushed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SegmentedBytes {
-    slices: Vec<Bytes>,
+    /// In order; none is empty.
+    pub(super) slices: Vec<Bytes>,
     len: usize,
 }
 
@@ -184,11 +185,6 @@ impl SegmentedBytes {
     /// Bytes in all slices.
     pub(super) fn len(&self) -> usize {
         self.len
-    }
-
-    /// The slices in order; none is empty.
-    pub(super) fn slices(&self) -> &[Bytes] {
-        &self.slices
     }
 
     /// Calls `f` with all bytes as one slice, copied only if there are several.
@@ -212,14 +208,6 @@ impl SegmentedBytes {
                 result
             }
         }
-    }
-}
-
-impl IntoIterator for SegmentedBytes {
-    type Item = Bytes;
-    type IntoIter = std::vec::IntoIter<Bytes>;
-    fn into_iter(self) -> Self::IntoIter {
-        self.slices.into_iter()
     }
 }
 

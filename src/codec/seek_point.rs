@@ -5,9 +5,7 @@ use bytes::Bytes;
 use super::{Cause, Context};
 use crate::base::extent::{Packed, Plain};
 
-/// Minimum plain bytes between two seek points.
-///
-/// Smaller frames, members and blocks are merged.
+/// Minimum plain bytes between two seek points. Smaller frames, members and blocks are merged.
 pub const MIN_SPAN_LEN: u64 = 1 << 20;
 
 /// Plain bytes between seek points inside long frames.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use ::bzip2::{Decompress, Status};
 use bytes::Bytes;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error};
+use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::LazyOutput;
 use super::seek_point::{MIN_SPAN_LEN, Spacing};
@@ -82,10 +82,8 @@ impl Decoder {
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let [level, zeros @ ..] = seek_point.state.to_le_bytes();
         if !(1..=9).contains(&level) || zeros != [0; 3] || seek_point.bit > 7 {
-            return Err(error::<Streams>(
-                seek_point.packed,
-                Cause::malformed("a seek point that is not of bzip2"),
-            ));
+            let cause = foreign_seek_point::<Streams>();
+            return Err(error::<Streams>(seek_point.packed, cause));
         }
         let spacing = Spacing::resume(&context, seek_point);
         let stream = Stream {

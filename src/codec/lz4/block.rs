@@ -50,7 +50,7 @@ impl Block {
             return Ok(());
         };
         let mut hash = Xxh32::new(0);
-        for slice in self.segments.slices() {
+        for slice in &self.segments.slices {
             hash.update(slice);
         }
         Cause::compare_checksums("block", expected, hash.digest())
@@ -74,7 +74,7 @@ impl Block {
     /// The plain bytes of a stored block to the front of `target`.
     fn copy(&self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
-        for slice in self.segments.slices() {
+        for slice in &self.segments.slices {
             let end = filled + slice.len();
             let Some(target) = target.get_mut(filled..end) else {
                 return Err(self.malformed("a stored block is too long"));
@@ -121,9 +121,7 @@ pub(super) fn decode_group(
     Ok(buffer)
 }
 
-/// Number of plain bytes of the packed block `bytes`, without decoding them.
-///
-/// `None` when it is malformed.
+/// Number of plain bytes of the packed block `bytes`, without decoding them. `None` when it is malformed.
 fn measure_plain_len(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let mut len = 0_usize;

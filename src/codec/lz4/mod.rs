@@ -10,7 +10,8 @@ mod sys;
 use std::sync::Arc;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, no_magic, skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, is_skippable, no_magic,
+    skip_frame,
 };
 use super::input_queue::InputQueue;
 use super::job::MAX_PARTS_PER_JOB;
@@ -86,14 +87,11 @@ enum State {
 
 impl State {
     fn resume(seek_point: &SeekPoint) -> Result<Self, Cause> {
-        let foreign = || Cause::malformed("a seek point that is not of lz4");
-        if seek_point.bit != 0 {
-            return Err(foreign());
-        }
-        if seek_point.state == STATE_BETWEEN_FRAMES {
+        if (seek_point.bit, seek_point.state) == (0, STATE_BETWEEN_FRAMES) {
             return Ok(Self::BetweenFrames);
         }
-        let header = Header::from_state(seek_point.state).ok_or_else(foreign)?;
+        let header = Header::from_state(seek_point.state).filter(|_| seek_point.bit == 0);
+        let header = header.ok_or_else(foreign_seek_point::<Frames>)?;
         let history = unpack_window(&seek_point.window, HISTORY_LEN)?;
         Ok(Self::Blocks(Frame::resume(header, history)))
     }
@@ -361,7 +359,7 @@ impl Frames {
                         let counted = len_check.end_part(room as u64);
                         counted.map_err(|cause| error::<Self>(block.packed, cause))?;
                     }
-                    pulls.extend(block.segments.into_iter().map(Pull::Plain));
+                    pulls.extend(block.segments.slices.into_iter().map(Pull::Plain));
                 } else {
                     group.buffer_len += room;
                     group.blocks.push(block);
@@ -470,9 +468,7 @@ impl Group {
 }
 
 impl LinkedDecoder {
-    /// Decodes `block` into `room` bytes, which a current piece has free.
-    ///
-    /// Returns the number of plain bytes.
+    /// Decodes `block` into `room` bytes, which a current piece has free. Returns the number of plain bytes.
     fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
         block.verify()?;
         let piece = if let Some(piece) = self.piece.take() {

@@ -14,7 +14,9 @@ use flate2::Crc;
 use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::frame_walker::{FrameDecoder, FrameWalker, PullQueue, Step, error, no_magic};
+use super::frame_walker::{
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, no_magic,
+};
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::output_buffer::OutputBuffer;
 use super::seek_point::Spacing;
@@ -53,10 +55,8 @@ impl Decoder {
         let [number, zeros @ ..] = seek_point.state.to_le_bytes();
         let is_valid = zeros == [0; 3] && seek_point.bit == 0;
         let Some(check) = Check::new(number).filter(|_| is_valid) else {
-            return Err(error::<Streams>(
-                seek_point.packed,
-                Cause::malformed("a seek point that is not of xz"),
-            ));
+            let cause = foreign_seek_point::<Streams>();
+            return Err(error::<Streams>(seek_point.packed, cause));
         };
         let streams = Streams {
             spacing: Spacing::resume(&context, seek_point),
@@ -325,7 +325,7 @@ fn decode_block(
     let mut decoder = decoder()?;
     let before = check.stream_header();
     let after = index_and_footer(check, unpadded_len, buffer.len() as u64);
-    let block = segments.slices().iter().map(Bytes::as_ref);
+    let block = segments.slices.iter().map(Bytes::as_ref);
     let mut filled = 0;
     for mut slice in [before.as_slice()]
         .into_iter()

@@ -12,7 +12,8 @@ use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_er
 use bytes::Bytes;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, is_skippable, no_magic, skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, is_skippable, no_magic,
+    skip_frame,
 };
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::MAX_PARTS_PER_JOB;
@@ -62,10 +63,8 @@ impl Decoder {
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let packed = seek_point.packed;
         if (seek_point.state, seek_point.bit) != (STATE, 0) {
-            return Err(error::<Frames>(
-                packed,
-                Cause::malformed("a seek point that is not of zstd"),
-            ));
+            let cause = foreign_seek_point::<Frames>();
+            return Err(error::<Frames>(packed, cause));
         }
         let spacing = Spacing::resume(&context, seek_point);
         let frames = Frames::new(context, spacing, seek_point.plain.0, false);
@@ -401,9 +400,7 @@ impl Serial {
         matches!(self, Self::Stream(_))
     }
 
-    /// Decodes some of the input.
-    ///
-    /// Returns also the number of plain bytes, and whether the frame ended.
+    /// Decodes some of the input. Returns also the number of plain bytes, and whether the frame ended.
     fn run(
         &mut self,
         input: &mut InputQueue,
