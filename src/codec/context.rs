@@ -9,14 +9,13 @@ use crate::base::memory_reclaim::{GrantError, MemoryBroker, MemoryGrant};
 pub struct Context {
     /// Pool for buffers of plain bytes.
     ///
-    /// Taking a buffer may wait. So the caller must already pass pulled pieces on to a consumer that drops
-    /// them.
+    /// Taking a buffer may wait until the consumer of pulled pieces drops some.
     pub pool: BufferPool,
     /// Whether the driver wants seek points. Without them checkpoints cost nothing.
     pub wants_seek_points: bool,
     /// Memory that is not made of buffers: an xz dictionary, a zstd window.
     pub broker: MemoryBroker,
-    /// Number of threads that run jobs and [`Pull::Speculative`]; 0 if only the driver's does.
+    /// Number of threads that run jobs and speculative jobs; 0 if only the driver's does.
     ///
     /// With fewer than four, decoders do not speculate.
     pub workers: usize,

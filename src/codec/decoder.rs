@@ -23,7 +23,8 @@ pub trait Decoder: Send + fmt::Debug {
 
     /// Marks the end of the packed bytes.
     ///
-    /// If the stream is incomplete, the error is [`Cause::Truncated`], after all bytes that can be decoded.
+    /// If the stream is incomplete, the error is [`Truncated`](super::Cause::Truncated), after all bytes that
+    /// can be decoded.
     fn finish(&mut self);
 
     /// Returns the next item of the stream.
@@ -40,9 +41,9 @@ pub enum Pull {
     NeedInput,
     /// Decoding can start again here, before the plain bytes that are pulled next.
     ///
-    /// The end of a job's output is known only after it ran. Therefore the driver, which counts plain bytes
-    /// in stream order, replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It also drops a
-    /// self-contained seek point closer than [`seek_point::MIN_SPAN_LEN`] to the last one it kept.
+    /// The end of a job's output is known only after it ran. Therefore the driver, which counts plain bytes,
+    /// replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It also drops a self-contained seek point
+    /// closer than [`MIN_SPAN_LEN`](super::seek_point::MIN_SPAN_LEN) to the last one it kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
     Plain(Bytes),

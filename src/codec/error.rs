@@ -36,7 +36,7 @@ pub enum Cause {
     /// The format allows it, but this program does not support it.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// Decoder state would exceed what [`Context::broker`] allow.
+    /// Decoder state would exceed what [`Context::broker`](super::Context::broker) allows.
     #[error("decoding needs {needed_bytes} bytes of memory, {limit_bytes} are allowed")]
     MemoryLimit {
         /// Memory that the stream needs.

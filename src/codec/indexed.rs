@@ -15,9 +15,7 @@ use super::{
 use crate::base::extent::Packed;
 use crate::base::span_hash::SpanHasher;
 
-/// Minimum ratio of the buffer budget to the packed or plain bytes of a job.
-///
-/// A larger range is no job, so that several jobs can be in flight.
+/// Minimum ratio of the buffer budget to the bytes of a job, so that several can be in flight.
 const JOB_POOL_DIVISOR: u64 = 4;
 
 /// Bytes from the pool beyond the plain bytes: the rest of the decoder's last buffer.

@@ -43,7 +43,7 @@ impl Job {
     /// Runs the work on this thread.
     ///
     /// # Errors
-    /// As [`Decoder::pull`].
+    /// As [`Decoder::pull`](super::Decoder::pull).
     pub fn run(self) -> Result<Output, Error> {
         (self.work)()
     }
@@ -80,7 +80,7 @@ impl Output {
     /// May wait for the consumer to drop earlier pieces.
     ///
     /// # Errors
-    /// As [`Decoder::pull`]. Nothing follows an error.
+    /// As [`Decoder::pull`](super::Decoder::pull). Nothing follows an error.
     pub fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
         if let Some(buffer) = self.take_buffer().filter(|buffer| !buffer.is_empty()) {
             return Ok(Some(buffer.freeze()));

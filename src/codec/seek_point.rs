@@ -13,8 +13,7 @@ pub const CHECKPOINT_INTERVAL: u64 = 4 << 20;
 
 /// Maximum plain bytes of a span, which is cut here if there is no seek point.
 ///
-/// It is twice [`CHECKPOINT_INTERVAL`], because a checkpoint that is due at `CHECKPOINT_INTERVAL` may have to
-/// wait for the end of a compressed block.
+/// A checkpoint that is due after [`CHECKPOINT_INTERVAL`] may have to wait for the end of a block.
 pub const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
 
 /// Minimum ratio of the packed bytes to all windows together.
@@ -67,10 +66,9 @@ impl SeekPoint {
 /// [`CHECKPOINT_INTERVAL`], or later if all windows would otherwise exceed 1 % of the packed bytes so far.
 ///
 /// In bytes: where data packs to a third, 4 MiB plain are 1.4 MB packed and allow 14 kB, about the packed
-/// size of a window of 32 KiB. So gzip gets a checkpoint every 4 MiB. Incompressible data allows 42 kB every
-/// 4 MiB for windows of 32 kB. Spans grow only where windows pack worse than the data around them. With 32 kB
-/// a window at a packed half they are 6.4 MB plain. Linked lz4's windows of 64 KiB, packed to a half by zstd
-/// where lz4 reached two thirds, give 5 MB.
+/// size of a window of 32 KiB. So gzip gets a checkpoint every 4 MiB. Spans grow only where windows pack
+/// worse than the data around them: to 6.4 MB with windows of 32 kB at a packed half. Linked lz4's windows
+/// of 64 KiB, packed to a half by zstd where lz4 reached two thirds, give 5 MB.
 #[derive(Debug)]
 pub(super) struct Spacing {
     /// Whether the driver wants seek points.

@@ -44,7 +44,7 @@ const STATE_BYTES_PER_BYTE: usize = 4;
 
 /// Minimum ratio of the block length to the packed length of a block with long runs.
 ///
-/// Such a block may be up to 51 times as long as its block length.
+/// Its plain bytes may be up to 51 times its block length.
 const RUNS_RATIO: usize = 8;
 
 /// The longest buffer of a job, as a multiple of what a block works on.
@@ -449,9 +449,7 @@ impl OverflowPool {
     }
 }
 
-/// A block being decoded.
-///
-/// What does not fit into the buffer of its job, because of long runs, is decoded when it is pulled.
+/// A block being decoded. Bytes beyond its buffer, from long runs, are decoded when they are pulled.
 struct BlockDecoding {
     packed: Packed,
     stream: Vec<u8>,

@@ -41,14 +41,11 @@ const STATE_BLOCK: u32 = 1;
 const MAX_BUFFER_LEN: usize = 1 << 20;
 /// Minimum plain bytes of a buffer. The fixed cost of a piece is then still negligible.
 const MIN_BUFFER_LEN: usize = 64 << 10;
-/// Ratio of a buffer's length to the packed bytes in the queue.
-///
-/// So a stream that arrives in small pushes does not leave most of each buffer empty.
+/// Ratio of a buffer's length to the queued packed bytes. So small pushes do not make mostly empty buffers.
 const BUFFER_EXPANSION_FACTOR: usize = 4;
 /// Maximum plain bytes of one call of zlib.
 ///
-/// A checkpoint may be late by as much before the decoder stops at block ends. 64 KiB and 1 MiB are equally
-/// fast.
+/// A checkpoint may be late by as much. 64 KiB and 1 MiB are equally fast.
 const INFLATE_STEP_LEN: usize = 256 << 10;
 
 /// Decodes gzip.

@@ -9,8 +9,7 @@ use crate::codec::{Pull, SeekPoint};
 
 /// Collects plain bytes in pooled buffers, with seek points between them, as pulls.
 ///
-/// It returns a buffer when it is full or when the caller waits, never because of a seek point. The pieces on
-/// both sides of a seek point share the buffer.
+/// It returns a buffer when it is full or when the caller waits. Pieces around a seek point share a buffer.
 #[derive(Debug)]
 pub(super) struct OutputQueue {
     pool: BufferPool,

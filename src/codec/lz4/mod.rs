@@ -28,9 +28,7 @@ use sys::HISTORY_LEN;
 /// Plain bytes of a piece into which small blocks are joined.
 const PIECE_LEN: usize = 1 << 20;
 
-/// Minimum bytes of a stored block that is passed on without copying.
-///
-/// Copying a shorter one costs less than a piece of its own.
+/// Minimum bytes of a stored block for a piece of its own. Copying a shorter one costs less.
 const MIN_ZERO_COPY_LEN: usize = 32 << 10;
 
 /// In a block's header, says that the block is stored.
@@ -442,8 +440,7 @@ fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) 
 impl Group {
     /// Makes a job of the blocks so far.
     ///
-    /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
-    /// wait for consumers of its own bytes.
+    /// Takes its buffer in stream order, or the job could wait for consumers of its own bytes.
     fn flush(&mut self, context: &Context) -> Result<Option<Pull>, Error> {
         let blocks = std::mem::take(&mut self.blocks);
         let buffer_len = std::mem::take(&mut self.buffer_len);

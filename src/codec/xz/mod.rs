@@ -29,10 +29,9 @@ use header::{
     padding_len, put_integer, take_integer,
 };
 
-/// Minimum ratio of the buffer budget to the memory of a job.
+/// Minimum ratio of the buffer budget to the memory of a job, so that several can be in flight.
 ///
-/// The memory is the sum of packed bytes, plain bytes and dictionary. A larger block is no job, so that
-/// several jobs can be in flight.
+/// The memory is the sum of packed bytes, plain bytes and dictionary.
 const JOB_POOL_DIVISOR: u64 = 4;
 
 /// Decodes xz.

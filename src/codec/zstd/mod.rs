@@ -40,9 +40,7 @@ const MAX_JOB_PACKED_LEN: usize = 9 << 20;
 /// Plain bytes of a piece of a frame that is decoded in order.
 const PIECE_LEN: usize = 512 << 10;
 
-/// Number of regions that must fit into the pool.
-///
-/// They are the current one, the one before, and those that the consumer still reads.
+/// Regions that must fit into the pool: the current one, the one before, and those that are still read.
 const REGIONS_IN_POOL: u64 = 4;
 
 /// The largest window, as a power of two, that libzstd knows: the limit is ours to check.
@@ -322,8 +320,7 @@ struct Group {
 impl Group {
     /// Makes a job of the frames so far.
     ///
-    /// Takes its buffer now, so that buffers are taken in stream order. A job that waited for a buffer could
-    /// wait for consumers of its own bytes.
+    /// Takes its buffer in stream order, or the job could wait for consumers of its own bytes.
     fn flush(&mut self, pool: &BufferPool) -> Result<Option<Pull>, Error> {
         let Self { frames, buffer_len } = std::mem::take(self);
         let Some(packed) = frames.first().map(|frame| frame.packed) else {
