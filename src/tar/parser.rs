@@ -758,9 +758,10 @@ impl Parser {
 
     fn finish_between_members(&mut self) -> Result<(), Error> {
         let is_empty = self.offset == 0 && self.partial.is_empty();
+        let is_accepted = self.is_tar || (self.options.accepts_empty && is_empty);
         if self.last == LastRecord::Zero {
             self.end_after_lone_zero(self.offset());
-        } else if !self.is_tar && !(self.options.accepts_empty && is_empty) {
+        } else if !is_accepted {
             return Err(error(Plain(0), Cause::NotTar));
         }
         self.state = State::Ended;
