@@ -119,8 +119,8 @@ const IMPURITIES: &[&str] = &[
 
 /// The only files that may hold unsafe code.
 const UNSAFE_FILES: &[&str] = &[
-    "src/fuse/takeover.rs",
-    "src/fuse/namespace.rs",
+    "src/fuse/mount/takeover.rs",
+    "src/fuse/mount/namespace.rs",
     "src/codec/gzip/sys.rs",
     "src/codec/lz4/sys.rs",
     "src/codec/zstd/sys.rs",

@@ -18,7 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
-use super::Subtree;
+use crate::fuse::subtree::Subtree;
 use crate::index::{Index, Ino};
 
 /// Buffer size of a listing: some 300 names of 50 bytes. Before Linux 6.15 the kernel sent requests
@@ -56,7 +56,7 @@ pub(super) fn prime_dentries(
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,
-        SeekFrom::Start(super::next_offset(child.number)),
+        SeekFrom::Start(crate::fuse::filesystem::next_offset(child.number)),
     )?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
     // One request is enough. Advancing the iterator again would send another one.

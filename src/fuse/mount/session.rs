@@ -9,20 +9,23 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
 
-use fuser::{Config, Session, SessionACL};
+use fuser::{Config, INodeNo, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
-use super::kernel_cache::KernelCache;
 use super::mountinfo::{Attachment, TopMount};
 use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
-use super::recent_errors::{RecentError, RecentErrors};
+
+use super::mountinfo;
 use super::syscalls::{self, MountError, UnmountError};
 use super::takeover::{self, InheritedSession, MountTarget};
-use super::{INodeNo, OpenFiles, TarFilesystem, invalidate, mountinfo};
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
+use crate::fuse::filesystem::TarFilesystem;
+use crate::fuse::passthrough::OpenFiles;
+use crate::fuse::push::{KernelCache, invalidate};
+use crate::fuse::recent_errors::{RecentError, RecentErrors};
 
 /// Number of threads that take requests.
 ///
@@ -620,7 +623,7 @@ pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
 /// Unmounts the mount of type `fs_type` at `mountpoint`.
 ///
 /// With `device`, unmounts only the file system of that number. Retries for a moment, because dentry
-/// priming keeps the mount busy while it lists names (see [`super::dentries`]).
+/// priming keeps the mount busy while it lists names (see [`crate::fuse::push`]).
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,

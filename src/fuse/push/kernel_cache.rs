@@ -15,11 +15,13 @@ use std::sync::{Arc, OnceLock};
 use fuser::{INodeNo, Notifier};
 use rustix::io::Errno;
 
+use super::dentries;
 use super::priming_dir::PrimingDir;
-use super::{Subtree, dentries, is_listable_name};
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::fuse::filesystem::is_listable_name;
+use crate::fuse::subtree::Subtree;
 use crate::index::{Child, Index, Ino};
 
 /// Number of inodes in a leaf of an [`InodeSet`]. A leaf is an allocation of 128 KiB.
@@ -36,13 +38,13 @@ const MAX_CONSECUTIVE_MISSES: u32 = 8;
 const DENTRY_LOOKAHEAD: usize = 16;
 
 /// The daemon's record of the kernel's caches.
-pub(super) struct KernelCache {
+pub(in crate::fuse) struct KernelCache {
     subtree: Subtree,
     stats: Arc<Stats>,
     /// `None` before and after the mount, because a notifier keeps the connection open.
     notifier: Mutex<Option<Notifier>>,
     /// The directory that makes inodes known to the kernel.
-    pub(super) priming_dir: PrimingDir,
+    pub(in crate::fuse) priming_dir: PrimingDir,
     /// Mountpoint and device number. Set once the mount answers.
     mountpoint: Mutex<Option<(PathBuf, u64)>>,
     /// Whether the kernel rejects priming, or this process may not do it.
@@ -59,7 +61,7 @@ pub(super) struct KernelCache {
 
 impl KernelCache {
     /// The caches of a mount that shows `subtree`.
-    pub(super) fn new(subtree: Subtree, stats: Arc<Stats>) -> Self {
+    pub(in crate::fuse) fn new(subtree: Subtree, stats: Arc<Stats>) -> Self {
         Self {
             subtree,
             stats,
@@ -78,7 +80,7 @@ impl KernelCache {
     /// Sets the path and the device number by which the mount can be reached.
     ///
     /// Called when the mount answers, and again when an overlay covers it.
-    pub(super) fn set_mountpoint(&self, mountpoint: &Path, device: u64) {
+    pub(in crate::fuse) fn set_mountpoint(&self, mountpoint: &Path, device: u64) {
         *self.lock_mountpoint() = Some((mountpoint.to_owned(), device));
     }
 
@@ -87,23 +89,23 @@ impl KernelCache {
     }
 
     /// Sets the notifier of the mount.
-    pub(super) fn attach(&self, notifier: Notifier) {
+    pub(in crate::fuse) fn attach(&self, notifier: Notifier) {
         *self.lock() = Some(notifier);
     }
 
     /// Drops the notifier and the invalidation queue when the mount ends.
-    pub(super) fn detach(&self) {
+    pub(in crate::fuse) fn detach(&self) {
         *self.lock() = None;
         *self.invalidations() = None;
     }
 
     /// Sets the queue for invalidations. [`detach`](Self::detach) drops it.
-    pub(super) fn set_invalidator(&self, invalidations: SyncSender<Ino>) {
+    pub(in crate::fuse) fn set_invalidator(&self, invalidations: SyncSender<Ino>) {
         *self.invalidations() = Some(invalidations);
     }
 
     /// Queues the invalidation of the attributes of `ino` if the kernel may know them. Never waits.
-    pub(super) fn queue_invalidation(&self, ino: Ino) {
+    pub(in crate::fuse) fn queue_invalidation(&self, ino: Ino) {
         if (ino == self.subtree.root() || self.known_inodes.contains(ino))
             && let Some(invalidations) = &*self.invalidations()
         {
@@ -113,7 +115,7 @@ impl KernelCache {
     }
 
     /// Invalidates the attributes of `ino` in the kernel.
-    pub(super) fn invalidate_attributes(&self, ino: Ino) {
+    pub(in crate::fuse) fn invalidate_attributes(&self, ino: Ino) {
         let Some(notifier) = self.lock().clone() else {
             return;
         };
@@ -125,12 +127,12 @@ impl KernelCache {
     }
 
     /// Records that a reply makes `ino` known to the kernel.
-    pub(super) fn mark_inode_known(&self, ino: Ino) {
+    pub(in crate::fuse) fn mark_inode_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
     }
 
     /// Records that a reply makes `ino` and its name known to the kernel.
-    pub(super) fn mark_dentry_known(&self, ino: Ino) {
+    pub(in crate::fuse) fn mark_dentry_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
         self.known_dentries.insert(ino);
     }
@@ -139,14 +141,14 @@ impl KernelCache {
     ///
     /// Until the kernel asks for it again the daemon does not push or invalidate it. That is harmless
     /// if the kernel still holds a reference.
-    pub(super) fn forget_inode(&self, ino: Ino) {
+    pub(in crate::fuse) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
         self.stored_inodes.remove(ino);
     }
 
     /// Records that the kernel reads the first bytes of `ino`, and so will cache them.
-    pub(super) fn note_first_read(&self, ino: Ino) {
+    pub(in crate::fuse) fn note_first_read(&self, ino: Ino) {
         if !self.stored_inodes.contains(ino) {
             self.stored_inodes.insert(ino);
             self.consecutive_misses.store(0, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! The mount options of `-o`; pure.
 
-use super::attr::Ownership;
+use crate::fuse::attr::Ownership;
 
 /// The options of a mount.
 ///
@@ -116,7 +116,7 @@ impl MountOptions {
     }
 
     /// Whether the kernel checks permissions.
-    pub(super) fn checks_permissions(&self) -> bool {
+    pub(in crate::fuse) fn checks_permissions(&self) -> bool {
         self.default_permissions || self.allow_other
     }
 }

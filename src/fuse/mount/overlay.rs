@@ -16,11 +16,11 @@ use rustix::mount::MountFlags;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 
-use super::attr::Ownership;
 use super::mountinfo;
 use super::options::MountOptions;
 use super::syscalls::{self, MountError, Mountpoint};
 use crate::base::id_map::IdMap;
+use crate::fuse::attr::Ownership;
 
 /// File system type of overlayfs in the kernel's table of mounts.
 const OVERLAY_FS_TYPE: &str = "overlay";

@@ -27,7 +27,8 @@ use super::namespace::Namespace;
 use super::overlay::OverlayKind;
 use super::pinned::PinnedMount;
 use super::syscalls::UnmountError;
-use super::{TarFilesystem, mountinfo, syscalls};
+use super::{mountinfo, syscalls};
+use crate::fuse::filesystem::TarFilesystem;
 
 /// The first request of a connection, and its protocol version (`FUSE_INIT`,
 /// include/uapi/linux/fuse.h).

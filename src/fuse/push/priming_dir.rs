@@ -23,9 +23,9 @@ use rustix::fs::{Mode, OFlags, RawDir, openat};
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::attr;
 use super::dentries::clone_mount;
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::fuse::attr;
 use crate::index::Ino;
 
 /// Buffer size of a listing: the names of some 700 files. Before Linux 6.15 the kernel sent requests
@@ -40,7 +40,7 @@ const SECRET_BYTES: usize = 16;
 
 /// The priming directory of a mount.
 #[derive(Debug, Default)]
-pub(super) struct PrimingDir {
+pub(in crate::fuse) struct PrimingDir {
     listing: Mutex<Listing>,
 }
 
@@ -64,7 +64,7 @@ impl PrimingDir {
     ///
     /// # Errors
     /// When the listing fails; then the kernel looks up each file. Only root may clone a mount.
-    pub(super) fn prime(
+    pub(in crate::fuse) fn prime(
         &self,
         (mountpoint, device): (&Path, u64),
         mut files: Vec<Ino>,
@@ -126,14 +126,14 @@ impl PrimingDir {
     }
 
     /// The attributes of the priming directory, if `name` is its current name.
-    pub(super) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
+    pub(in crate::fuse) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
         let listing = self.lock_listing();
         let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
         is_current.then(|| directory_attr(inode(listing.generation)))
     }
 
     /// The attributes of the priming directory, if `inode` is its current inode.
-    pub(super) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
+    pub(in crate::fuse) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
         if !Self::is_priming_inode(inode) {
             return None;
         }
@@ -143,14 +143,14 @@ impl PrimingDir {
     }
 
     /// Whether `inode` belongs to a current or former priming directory.
-    pub(super) fn is_priming_inode(inode: INodeNo) -> bool {
+    pub(in crate::fuse) fn is_priming_inode(inode: INodeNo) -> bool {
         inode.0 >= FIRST_PRIMING_INODE
     }
 
     /// Calls `add` for the files of the directory `inode` until `add` is full.
     ///
     /// `add` gets the offset of the next file, too.
-    pub(super) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
+    pub(in crate::fuse) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
         let mut listing = self.lock_listing();
         if inode != self::inode(listing.generation) {
             return;

@@ -6,8 +6,9 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Weak};
 
 use super::kernel_cache::KernelCache;
-use super::{Content, MountError};
 use crate::base::thread::Thread;
+use crate::fuse::filesystem::Content;
+use crate::fuse::mount::MountError;
 use crate::index::Ino;
 
 /// Maximum number of queued invalidations. If the queue is full, the kernel keeps the old attributes
@@ -21,7 +22,7 @@ const MAX_PENDING_INVALIDATIONS: usize = 1024;
 ///
 /// # Errors
 /// When the system cannot start a thread.
-pub(super) fn start(
+pub(in crate::fuse) fn start(
     content: &Arc<dyn Content>,
     kernel_cache: &Arc<KernelCache>,
 ) -> Result<Option<Thread<()>>, MountError> {

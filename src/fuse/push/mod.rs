@@ -1,0 +1,9 @@
+//! Pushing into the kernel's caches, before a caller asks and when attributes change.
+
+mod dentries;
+pub(super) mod invalidate;
+mod kernel_cache;
+mod priming_dir;
+
+pub(super) use kernel_cache::KernelCache;
+pub(super) use priming_dir::PrimingDir;
