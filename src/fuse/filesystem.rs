@@ -1,54 +1,37 @@
 //! The FUSE filesystem: decodes requests, calls the archive, and replies.
 
 use std::ffi::{OsStr, c_long};
-use std::fmt;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use bytes::Bytes;
 use fuser::{
-    AccessFlags, Errno, FileAttr, FileHandle, Filesystem, Generation, INodeNo, InitFlags,
-    IoctlFlags, KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
-    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs,
-    ReplyXattr, Request,
+    AccessFlags, Errno, FileHandle, Filesystem, Generation, INodeNo, InitFlags, IoctlFlags,
+    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr, Request,
 };
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
-use crate::archive::{
-    Archive, Callback, IndexGuard, IsWanted, PageCache, ReadError, WaitFor, Watcher,
-};
+use super::content::Content;
+use super::mount::MountOptions;
+use super::passthrough::{BackingFileIo, BackingFiles};
+use super::pending_replies::{self, PendingReplies, Watchdog};
+use super::push::{KernelCache, PrimingDir};
+use super::read::ReadRequest;
+use super::seek::{self, Whence};
+use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
+use super::subtree::Subtree;
+use super::timed_out_reads::RequestedRange;
+use super::{attr, caller, listing, xattr};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Entry, Index, Ino, Kind};
-use crate::layers::LayeredArchive;
-
-use super::attr::{self, Ownership};
-use super::mount::MountOptions;
-use super::passthrough::{BackingFileIo, BackingFiles};
-use super::pending_replies::{self, FailReply, PendingReplies, WaitError, WaitReason, Watchdog};
-use super::push::{KernelCache, PrimingDir};
-use super::recent_errors::RecentErrors;
-use super::seek::{self, Whence};
-use super::subtree::Subtree;
-use super::timed_out_reads::{RequestedRange, TimedOutReads};
-use super::{caller, errno, xattr};
-
-/// TTL of entries and attributes once the index is complete.
-const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
-
-/// TTL of entries and attributes during the scan.
-///
-/// The daemon never invalidates entries when a later member replaces one. `FUSE_NOTIFY_INVAL_ENTRY`
-/// takes the lock of the parent directory, which a blocked lookup or readdir holds until the scan
-/// answers it.
-const TTL_SCANNING: Duration = Duration::from_secs(1);
+use crate::index::{Index, Ino, Kind};
 
 /// Maximum bytes of a request from the kernel. The kernel's read-ahead sends reads of at most 1 MiB
-/// (see [`session`]). Larger requests were not faster.
+/// (see [`mount`](super::mount)). Larger requests were not faster.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Maximum number of file systems below a mount with passthrough.
@@ -56,10 +39,6 @@ const MAX_REQUEST_BYTES: u32 = 1 << 20;
 /// One is the backing files' own, which must not be stacked itself. With a depth of 2 the kernel
 /// would allow no overlay on top.
 const MAX_STACK_DEPTH: u32 = 1;
-
-/// Longest name that the kernel accepts in a listing (`FUSE_NAME_MAX`). A longer one makes it reject
-/// the whole listing. A lookup of such a name fails, too.
-const FUSE_NAME_MAX_BYTES: usize = 1024;
 
 /// Longest name that statfs(2) reports.
 const NAME_MAX_BYTES: usize = 255;
@@ -72,122 +51,6 @@ const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
 
 /// Bytes of a `struct fsxattr`.
 const FSXATTR_BYTES: usize = 28;
-
-/// Callback that receives the result of a read.
-pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
-
-/// The tree and the bytes behind a mount.
-pub trait Content: Send + Sync + fmt::Debug + 'static {
-    /// As [`Archive::index`].
-    fn index(&self) -> IndexGuard<'_>;
-
-    /// As [`Archive::is_scanned`].
-    fn is_scanned(&self) -> bool;
-
-    /// As [`Archive::on_available`].
-    fn on_available(&self, awaited: WaitFor, then: Callback);
-
-    /// As [`Archive::watch`].
-    fn watch(&self, _watcher: Watcher) {}
-
-    /// As [`Archive::try_read`].
-    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
-
-    /// As [`Archive::read`].
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply);
-
-    /// As [`Archive::note_read`].
-    fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
-
-    /// As [`Archive::note_lookup`].
-    fn note_lookup(&self, _ino: Ino) {}
-
-    /// As [`Archive::set_page_cache`].
-    fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
-
-    /// As [`Archive::close`].
-    fn close(&self) {}
-}
-
-impl Content for Archive {
-    fn index(&self) -> IndexGuard<'_> {
-        Self::index(self)
-    }
-
-    fn is_scanned(&self) -> bool {
-        Self::is_scanned(self)
-    }
-
-    fn on_available(&self, awaited: WaitFor, then: Callback) {
-        Self::on_available(self, awaited, then);
-    }
-
-    fn watch(&self, watcher: Watcher) {
-        Self::watch(self, watcher);
-    }
-
-    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        Self::try_read(self, ino, offset, len)
-    }
-
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
-        Self::read(self, ino, offset, len, wanted, done);
-    }
-
-    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::note_read(self, ino, offset, len);
-    }
-
-    fn note_lookup(&self, ino: Ino) {
-        Self::note_lookup(self, ino);
-    }
-
-    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, page_cache);
-    }
-
-    fn close(&self) {
-        Self::close(self);
-    }
-}
-
-impl Content for LayeredArchive {
-    fn index(&self) -> IndexGuard<'_> {
-        IndexGuard::Complete(Self::index(self))
-    }
-
-    fn is_scanned(&self) -> bool {
-        true
-    }
-
-    fn on_available(&self, _awaited: WaitFor, then: Callback) {
-        then.run();
-    }
-
-    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        Self::try_read(self, ino, offset, len)
-    }
-
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
-        Self::read(self, ino, offset, len, wanted, done);
-    }
-
-    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::note_read(self, ino, offset, len);
-    }
-
-    fn note_lookup(&self, ino: Ino) {
-        Self::note_lookup(self, ino);
-    }
-
-    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, &page_cache);
-    }
-
-    fn close(&self) {
-        Self::close(self);
-    }
-}
 
 /// The pending replies of a filesystem that shows `content`.
 fn new_pending_replies(
@@ -211,25 +74,10 @@ fn new_pending_replies(
 #[derive(Debug)]
 pub struct TarFilesystem {
     pub(super) content: Arc<dyn Content>,
-    subtree: Subtree,
-    ownership: Ownership,
+    pub(super) state: Arc<FilesystemState>,
     checks_permissions: bool,
-    accounts: Arc<Accounts>,
-    /// Whether any entry has a security label. Set once the index is complete.
-    has_labels: OnceLock<bool>,
-    /// Selects the attributes that are shown.
-    xattr_filter: Arc<XattrFilter>,
-    /// Whether a complete index has an attribute that is shown.
-    has_shown_xattrs: OnceLock<bool>,
     /// Whether listxattr(2) shows the names of `trusted.*` to every caller.
     lists_trusted: bool,
-    stats: Arc<Stats>,
-    pub(super) recent_errors: Arc<RecentErrors>,
-    pub(super) kernel_cache: Arc<KernelCache>,
-    /// Replies to requests that wait for the scan or for bytes.
-    pending_replies: Arc<PendingReplies>,
-    /// Reads that timed out a moment ago.
-    timed_out_reads: Arc<TimedOutReads>,
     /// The capability bits that the kernel offers. Set when the kernel connects.
     pub(super) capabilities: Arc<OnceLock<u64>>,
     /// Opens and reads backing files. With it, files are opened with handles.
@@ -255,25 +103,26 @@ impl TarFilesystem {
             Accounts::default()
         };
         drop(index);
-        let kernel_cache = Arc::new(KernelCache::new(subtree, Arc::clone(&stats)));
-        let pending_replies =
-            new_pending_replies(&content, pending_replies::DEFAULT_TIMEOUT, &stats);
-        Self {
+        let timeout = pending_replies::DEFAULT_TIMEOUT;
+        let state = FilesystemState {
             subtree,
-            kernel_cache,
-            pending_replies,
-            timed_out_reads: Arc::default(),
-            capabilities: Arc::default(),
             ownership: options.ownership,
-            checks_permissions: options.checks_permissions(),
             accounts: Arc::new(accounts),
+            xattr_filter: XattrFilter::default(),
             has_labels: OnceLock::new(),
-            xattr_filter: Arc::default(),
             has_shown_xattrs: OnceLock::new(),
-            lists_trusted: false,
-            content,
+            kernel_cache: Arc::new(KernelCache::new(subtree, Arc::clone(&stats))),
+            pending_replies: new_pending_replies(&content, timeout, &stats),
             stats,
             recent_errors: Arc::default(),
+            timed_out_reads: Arc::default(),
+        };
+        Self {
+            content,
+            state: Arc::new(state),
+            checks_permissions: options.checks_permissions(),
+            lists_trusted: false,
+            capabilities: Arc::default(),
             backing_io: None,
             watchdog: None,
         }
@@ -284,14 +133,15 @@ impl TarFilesystem {
     /// A request fails with ETIMEDOUT when nothing was fetched or decoded for it for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.pending_replies = new_pending_replies(&self.content, timeout, &self.stats);
+        let state = Arc::make_mut(&mut self.state);
+        state.pending_replies = new_pending_replies(&self.content, timeout, &state.stats);
         self
     }
 
     /// Shows only the extended attributes that `xattrs` selects.
     #[must_use]
     pub fn with_xattrs(mut self, xattrs: XattrFilter) -> Self {
-        self.xattr_filter = Arc::new(xattrs);
+        Arc::make_mut(&mut self.state).xattr_filter = xattrs;
         self
     }
 
@@ -306,7 +156,7 @@ impl TarFilesystem {
 
     /// Starts the thread that fails pending replies on timeout.
     pub(super) fn with_watchdog(mut self) -> io::Result<Self> {
-        self.watchdog = Some(Watchdog::start(&self.pending_replies)?);
+        self.watchdog = Some(Watchdog::start(&self.state.pending_replies)?);
         Ok(self)
     }
 
@@ -315,207 +165,11 @@ impl TarFilesystem {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn with_backing_files(mut self, backing_files: Arc<dyn BackingFiles>) -> io::Result<Self> {
-        self.backing_io = Some(BackingFileIo::new(backing_files, Arc::clone(&self.stats))?);
+        self.backing_io = Some(BackingFileIo::new(
+            backing_files,
+            Arc::clone(&self.state.stats),
+        )?);
         Ok(self)
-    }
-
-    fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
-        self.subtree.entry(index, inode).ok_or({
-            // The kernel asks only for inodes that it got from us. A missing one means that the live
-            // index was replaced by an empty one, because the archive's digest did not match.
-            if index.is_complete() {
-                Errno::ENOENT
-            } else {
-                Errno::EIO
-            }
-        })
-    }
-
-    /// Whether there may be security labels.
-    ///
-    /// If there are none, the reply to getxattr(2) says "not supported", and ls(1) asks once instead
-    /// of for every entry. ACLs cannot be answered in this way, because the kernel would then deny
-    /// every access.
-    fn has_labels(&self, index: &Index) -> bool {
-        let has_labels = || {
-            self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
-        };
-        !index.is_complete() || *self.has_labels.get_or_init(has_labels)
-    }
-
-    /// Whether any entry may have an extended attribute that is shown.
-    fn may_have_xattrs(&self, index: &Index) -> bool {
-        let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
-        let has_shown = || index.xattr_names().any(is_shown);
-        !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
-    }
-
-    /// The extended attributes of `entry` that are shown.
-    fn shown_xattrs<'a>(&self, entry: &Entry<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
-        let (xattrs, kind) = (entry.xattrs(), entry.kind());
-        xattrs.filter(move |(name, _)| {
-            xattr::is_supported(name, kind) && self.xattr_filter.selects(name)
-        })
-    }
-
-    fn attributes(&self, entry: Entry<'_>) -> FileAttr {
-        let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
-        attr::attributes(
-            entry,
-            mode,
-            self.subtree.inode(entry.ino()),
-            &self.ownership,
-        )
-    }
-
-    /// Replies to the lookup of `name` in `parent` by the thread `caller`.
-    ///
-    /// Replies at once if the index has the name or is complete. Otherwise the reply waits until the
-    /// scan finds the name or ends.
-    fn answer_lookup(&self, caller: u32, parent: INodeNo, name: Vec<u8>, reply: ReplyEntry) {
-        // Read this first: a name that is missing after the end of the scan will not appear later.
-        let is_scanned = self.content.is_scanned();
-        let index = self.content.index();
-        let directory = match self.entry(&index, parent) {
-            Ok(directory) => directory.ino(),
-            Err(errno) => return reply.error(errno),
-        };
-        if let Some(entry) = index.lookup(directory, &name) {
-            self.stats.served_lookups.increment();
-            if index.is_complete() {
-                self.kernel_cache.mark_dentry_known(entry.ino());
-                self.content.note_lookup(entry.ino());
-            } else {
-                // The kernel asks for the name again soon, because its TTL is short.
-                self.kernel_cache.mark_inode_known(entry.ino());
-            }
-            return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));
-        }
-        if index.is_complete() {
-            return reply.entry(&TTL_IMMUTABLE, &attr::negative_entry(), Generation(0));
-        }
-        drop(index);
-        if is_scanned {
-            return reply.error(Errno::EIO);
-        }
-        let upgrade = self.weak_clone();
-        let awaited = WaitFor::Name(directory, name.clone());
-        let pending = self
-            .pending_replies
-            .register(reply, caller, WaitReason::Scan);
-        let wanted = pending.pending_check();
-        let then = move || match (pending.take(), upgrade()) {
-            (Some(reply), Some(filesystem)) => {
-                filesystem.answer_lookup(caller, parent, name, reply);
-            }
-            (Some(reply), None) => reply.fail(WaitError::Closed),
-            // The reply failed already.
-            (None, _) => {}
-        };
-        self.content
-            .on_available(awaited, Callback::while_wanted(wanted, then));
-    }
-
-    /// Calls `answer` with `reply` once the index is complete.
-    fn with_complete_index<R: FailReply>(
-        &self,
-        caller: u32,
-        reply: R,
-        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
-    ) {
-        let index = self.content.index();
-        if index.is_complete() {
-            return answer(self, &index, reply);
-        }
-        drop(index);
-        let upgrade = self.weak_clone();
-        let pending = self
-            .pending_replies
-            .register(reply, caller, WaitReason::Scan);
-        let wanted = pending.pending_check();
-        let then = move || match (pending.take(), upgrade()) {
-            (Some(reply), Some(filesystem)) => {
-                answer(&filesystem, &filesystem.content.index(), reply);
-            }
-            (Some(reply), None) => reply.fail(WaitError::Closed),
-            // The reply failed already.
-            (None, _) => {}
-        };
-        let then = Callback::while_wanted(wanted, then);
-        self.content.on_available(WaitFor::End, then);
-    }
-
-    /// This filesystem for a later reply, if its archive is still open then.
-    ///
-    /// A pending reply must not keep the archive open, because closing the archive ends the scan.
-    fn weak_clone(&self) -> impl FnOnce() -> Option<Self> + Send + use<> {
-        let content = Arc::downgrade(&self.content);
-        let (accounts, stats) = (Arc::clone(&self.accounts), Arc::clone(&self.stats));
-        let (recent_errors, kernel_cache) = (
-            Arc::clone(&self.recent_errors),
-            Arc::clone(&self.kernel_cache),
-        );
-        let pending_replies = Arc::clone(&self.pending_replies);
-        let xattr_filter = Arc::clone(&self.xattr_filter);
-        let (subtree, ownership) = (self.subtree, self.ownership);
-        let (checks_permissions, lists_trusted) = (self.checks_permissions, self.lists_trusted);
-        move || {
-            Some(Self {
-                content: content.upgrade()?,
-                subtree,
-                ownership,
-                checks_permissions,
-                accounts,
-                has_labels: OnceLock::new(),
-                xattr_filter,
-                has_shown_xattrs: OnceLock::new(),
-                lists_trusted,
-                stats,
-                recent_errors,
-                kernel_cache,
-                pending_replies,
-                capabilities: Arc::default(),
-                // Only opens and reads use these, and they do not wait in this way.
-                timed_out_reads: Arc::default(),
-                backing_io: None,
-                watchdog: None,
-            })
-        }
-    }
-
-    /// Calls `add` for each entry of a listing until `add` is full.
-    ///
-    /// Lists `directory` from `offset` on. `add` gets the offset of the next entry, too. `.` has
-    /// offset 0, `..` has 1, and the names follow.
-    fn list<'a>(
-        &self,
-        index: &'a Index,
-        directory: Entry<'a>,
-        offset: u64,
-        mut add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
-    ) {
-        if offset == 0 && add(directory, 1, b".") {
-            return;
-        }
-        let parent = self.subtree.parent(directory);
-        let parent = self.entry(index, parent).unwrap_or(directory);
-        if offset <= 1 && add(parent, 2, b"..") {
-            return;
-        }
-        let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {
-            return;
-        };
-        for child in index.children(directory.ino(), from) {
-            if !is_listable_name(child.name) {
-                continue;
-            }
-            let Some(entry) = index.entry(child.ino) else {
-                continue;
-            };
-            if add(entry, next_offset(child.number), child.name) {
-                return;
-            }
-        }
     }
 
     /// Lists the files of the priming directory in one reply.
@@ -523,156 +177,31 @@ impl TarFilesystem {
         if offset == 0 {
             let index = self.content.index();
             let ttl = ttl(&index);
-            self.kernel_cache
-                .priming_dir
-                .list(priming_dir, |ino, next| {
-                    let Some(entry) = index.entry(ino) else {
-                        return false;
-                    };
-                    let attr = self.attributes(entry);
-                    let name = ino.0.to_string();
-                    let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
-                    if !is_full {
-                        self.kernel_cache.mark_inode_known(ino);
-                    }
-                    is_full
-                });
+            let kernel_cache = &self.state.kernel_cache;
+            kernel_cache.priming_dir.list(priming_dir, |ino, next| {
+                let Some(entry) = index.entry(ino) else {
+                    return false;
+                };
+                let attr = self.state.attributes(entry);
+                let name = ino.0.to_string();
+                let is_full = reply.add(attr.ino, next, &name, &ttl, &attr, Generation(0));
+                if !is_full {
+                    kernel_cache.mark_inode_known(ino);
+                }
+                is_full
+            });
         }
         reply.ok();
     }
 
-    /// The entry of `inode`, if it is a directory whose listing is complete.
-    fn listable_directory<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
-        let entry = self.entry(index, inode)?;
-        // The scan failed, so a listing would lack names.
-        if !index.is_complete() {
-            return Err(Errno::EIO);
-        }
-        match entry.kind() {
-            Kind::Directory => Ok(entry),
-            _ => Err(Errno::ENOTDIR),
-        }
-    }
-
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
         let index = self.content.index();
-        let entry = self.entry(&index, inode)?;
+        let entry = self.state.entry(&index, inode)?;
         let whence = Whence::from_raw(whence).ok_or(Errno::EINVAL)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
         let found = seek::seek(pieces, entry.size(), offset, whence).ok_or(Errno::ENXIO)?;
         i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
-    }
-}
-
-/// A read request, with its reply and the records of its result.
-struct ReadRequest {
-    reply: ReplyData,
-    caller: u32,
-    ino: Ino,
-    offset: u64,
-    len: u32,
-    content: Weak<dyn Content>,
-    stats: Arc<Stats>,
-    recent_errors: Arc<RecentErrors>,
-    pending_replies: Arc<PendingReplies>,
-    timed_out_reads: Arc<TimedOutReads>,
-}
-
-impl ReadRequest {
-    fn requested_range(&self) -> RequestedRange {
-        RequestedRange {
-            caller: self.caller,
-            ino: self.ino,
-            offset: self.offset,
-            len: self.len,
-        }
-    }
-
-    /// Reads from the archive: at once from memory, or on the archive's own threads.
-    fn read(self) {
-        let (ino, offset, len) = (self.ino, self.offset, self.len);
-        let Some(content) = self.content.upgrade() else {
-            return self.fail(WaitError::Closed);
-        };
-        if let Some(result) = content.try_read(ino, offset, len) {
-            return self.finish(result);
-        }
-        if self
-            .timed_out_reads
-            .is_kernel_retry(self.requested_range(), Instant::now())
-        {
-            // The first failure was recorded already.
-            self.stats.failed_reads.increment();
-            return self.reply.error(Errno::ETIMEDOUT);
-        }
-        let (pending_replies, caller) = (Arc::clone(&self.pending_replies), self.caller);
-        let reason = if content.is_scanned() {
-            WaitReason::Bytes
-        } else {
-            WaitReason::Scan
-        };
-        let pending = pending_replies.register(self, caller, reason);
-        let wanted = pending.pending_check();
-        let done = move |result| {
-            // The reply may have failed already.
-            if let Some(request) = pending.take() {
-                request.finish(result);
-            }
-        };
-        content.read(ino, offset, len, wanted, Box::new(done));
-    }
-
-    fn finish(self, result: Result<Bytes, ReadError>) {
-        match result {
-            Ok(bytes) => {
-                self.stats.served_bytes.add(bytes.len() as u64);
-                self.reply.data(&bytes);
-            }
-            Err(error) => self.fail_with(&error, errno::from_read_error(&error)),
-        }
-    }
-
-    fn fail_with(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
-        // Record before the reply, so that a caller that sees the error finds it in the status.
-        self.stats.failed_reads.increment();
-        let content = self.content.upgrade();
-        let path = content.and_then(|content| content.index().path(self.ino));
-        let path = path.unwrap_or_default();
-        self.recent_errors.record(&path.to_string(), error);
-        if errno == Errno::ETIMEDOUT {
-            self.timed_out_reads
-                .record(self.requested_range(), Instant::now());
-        }
-        self.reply.error(errno);
-    }
-}
-
-impl FailReply for ReadRequest {
-    fn fail(self, why: WaitError) {
-        match why {
-            WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
-            WaitError::TimedOut => self.fail_with(&why, why.errno()),
-        }
-    }
-}
-
-/// Whether the kernel accepts `name` in a listing.
-pub(super) fn is_listable_name(name: &[u8]) -> bool {
-    name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
-}
-
-/// The offset of the entry after child `number` in a listing.
-pub(super) fn next_offset(number: u32) -> u64 {
-    u64::from(number) + 3
-}
-
-/// The TTL of entries and attributes from `index`.
-fn ttl(index: &Index) -> Duration {
-    if index.is_complete() {
-        TTL_IMMUTABLE
-    } else {
-        TTL_SCANNING
     }
 }
 
@@ -699,7 +228,7 @@ impl Filesystem for TarFilesystem {
         if self.checks_permissions {
             // Without default_permissions the kernel rejects a mount with this flag.
             wanted |= InitFlags::FUSE_ALLOW_IDMAP;
-            if self.may_have_xattrs(&self.content.index()) {
+            if self.state.may_have_xattrs(&self.content.index()) {
                 wanted |= InitFlags::FUSE_POSIX_ACL;
             }
         }
@@ -725,7 +254,7 @@ impl Filesystem for TarFilesystem {
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent == INodeNo::ROOT
-            && let Some(attr) = self.kernel_cache.priming_dir.lookup(name.as_bytes())
+            && let Some(attr) = self.state.kernel_cache.priming_dir.lookup(name.as_bytes())
         {
             return reply.entry(&TTL_SCANNING, &attr, Generation(0));
         }
@@ -733,23 +262,25 @@ impl Filesystem for TarFilesystem {
             return reply.error(Errno::ENAMETOOLONG);
         }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
-        self.answer_lookup(req.pid(), parent, name.as_bytes().to_vec(), reply);
+        let wanted = (parent, name.as_bytes().to_vec());
+        self.state
+            .answer_lookup(&self.content, req.pid(), wanted, reply);
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
         if let Ok(ino) = u32::try_from(ino.0) {
-            self.kernel_cache.forget_inode(Ino(ino));
+            self.state.kernel_cache.forget_inode(Ino(ino));
         }
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
-        if let Some(attr) = self.kernel_cache.priming_dir.attributes(ino) {
+        if let Some(attr) = self.state.kernel_cache.priming_dir.attributes(ino) {
             return reply.attr(&TTL_SCANNING, &attr);
         }
         let index = self.content.index();
-        match self.entry(&index, ino) {
-            Ok(entry) => reply.attr(&ttl(&index), &self.attributes(entry)),
+        match self.state.entry(&index, ino) {
+            Ok(entry) => reply.attr(&ttl(&index), &self.state.attributes(entry)),
             Err(errno) => reply.error(errno),
         }
     }
@@ -757,7 +288,7 @@ impl Filesystem for TarFilesystem {
     fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
         let _span = trace_span!("readlink", inode = ino.0).entered();
         let index = self.content.index();
-        match self.entry(&index, ino).map(|entry| entry.kind()) {
+        match self.state.entry(&index, ino).map(|entry| entry.kind()) {
             Ok(Kind::Symlink(target)) => reply.data(target),
             Ok(_) => reply.error(Errno::EINVAL),
             Err(errno) => reply.error(errno),
@@ -772,7 +303,7 @@ impl Filesystem for TarFilesystem {
         };
         let found = {
             let index = self.content.index();
-            self.entry(&index, ino).map(|entry| entry.ino())
+            self.state.entry(&index, ino).map(|entry| entry.ino())
         };
         match found {
             Ok(ino) => backing_io.open(ino, reply),
@@ -792,7 +323,7 @@ impl Filesystem for TarFilesystem {
         reply: ReplyData,
     ) {
         let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let (entry, file_size) = match self.entry(&self.content.index(), ino) {
+        let (entry, file_size) = match self.state.entry(&self.content.index(), ino) {
             Ok(entry) => (entry.ino(), entry.size()),
             Err(errno) => return reply.error(errno),
         };
@@ -802,22 +333,21 @@ impl Filesystem for TarFilesystem {
         let len = size.min(MAX_REQUEST_BYTES);
         let left = file_size - offset;
         let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
-        self.stats.served_reads.increment();
+        self.state.stats.served_reads.increment();
         if offset == 0 {
-            self.kernel_cache.note_first_read(entry);
+            self.state.kernel_cache.note_first_read(entry);
         }
         self.content.note_read(entry, offset, len);
         let request = ReadRequest {
             reply,
-            caller: req.pid(),
-            pending_replies: Arc::clone(&self.pending_replies),
-            timed_out_reads: Arc::clone(&self.timed_out_reads),
-            ino: entry,
-            offset,
-            len,
+            range: RequestedRange {
+                caller: req.pid(),
+                ino: entry,
+                offset,
+                len,
+            },
             content: Arc::downgrade(&self.content),
-            stats: Arc::clone(&self.stats),
-            recent_errors: Arc::clone(&self.recent_errors),
+            state: Arc::clone(&self.state),
         };
         let Some(backing_io) = &self.backing_io else {
             return request.read();
@@ -880,19 +410,28 @@ impl Filesystem for TarFilesystem {
             // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
-        self.with_complete_index(req.pid(), reply, move |filesystem, index, mut reply| {
-            match filesystem.listable_directory(index, ino) {
+        let answer =
+            move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectory| match state
+                .listable_directory(index, ino)
+            {
                 Ok(directory) => {
-                    filesystem.list(index, directory, offset, |entry, next, name| {
-                        let inode = filesystem.subtree.inode(entry.ino());
-                        let file_type = attr::file_type(entry.kind());
-                        reply.add(inode, next, file_type, OsStr::from_bytes(name))
-                    });
+                    listing::list(
+                        state.subtree,
+                        index,
+                        directory,
+                        offset,
+                        |entry, next, name| {
+                            let inode = state.subtree.inode(entry.ino());
+                            let file_type = attr::file_type(entry.kind());
+                            reply.add(inode, next, file_type, OsStr::from_bytes(name))
+                        },
+                    );
                     reply.ok();
                 }
                 Err(errno) => reply.error(errno),
-            }
-        });
+            };
+        self.state
+            .with_complete_index(&self.content, req.pid(), reply, answer);
     }
 
     fn readdirplus(
@@ -907,24 +446,40 @@ impl Filesystem for TarFilesystem {
         if PrimingDir::is_priming_inode(ino) {
             return self.list_priming_dir(ino, offset, reply);
         }
-        self.with_complete_index(req.pid(), reply, move |filesystem, index, mut reply| {
-            match filesystem.listable_directory(index, ino) {
+        let answer = move |state: &FilesystemState,
+                           index: &Index,
+                           mut reply: ReplyDirectoryPlus| {
+            match state.listable_directory(index, ino) {
                 Ok(directory) => {
-                    filesystem.list(index, directory, offset, |entry, next, name| {
-                        let attr = filesystem.attributes(entry);
-                        let name = OsStr::from_bytes(name);
-                        let is_full =
-                            reply.add(attr.ino, next, name, &TTL_IMMUTABLE, &attr, Generation(0));
-                        if !is_full {
-                            filesystem.kernel_cache.mark_dentry_known(entry.ino());
-                        }
-                        is_full
-                    });
+                    listing::list(
+                        state.subtree,
+                        index,
+                        directory,
+                        offset,
+                        |entry, next, name| {
+                            let attr = state.attributes(entry);
+                            let name = OsStr::from_bytes(name);
+                            let is_full = reply.add(
+                                attr.ino,
+                                next,
+                                name,
+                                &TTL_IMMUTABLE,
+                                &attr,
+                                Generation(0),
+                            );
+                            if !is_full {
+                                state.kernel_cache.mark_dentry_known(entry.ino());
+                            }
+                            is_full
+                        },
+                    );
                     reply.ok();
                 }
                 Err(errno) => reply.error(errno),
             }
-        });
+        };
+        self.state
+            .with_complete_index(&self.content, req.pid(), reply, answer);
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -939,23 +494,21 @@ impl Filesystem for TarFilesystem {
     fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
         let index = self.content.index();
-        if !self.may_have_xattrs(&index) {
+        if !self.state.may_have_xattrs(&index) {
             return reply.error(Errno::ENOSYS);
         }
-        match self.entry(&index, ino) {
-            Ok(entry) => {
-                match xattr::value(self.shown_xattrs(&entry), name.as_bytes(), &self.accounts) {
-                    Some(value) => reply_xattr(reply, size, &value),
-                    None if name.as_bytes() == xattr::SELINUX_LABEL && !self.has_labels(&index) => {
-                        reply.error(Errno::EOPNOTSUPP);
-                    }
-                    None if !xattr::is_known_namespace(name.as_bytes()) => {
-                        reply.error(Errno::EOPNOTSUPP);
-                    }
-                    None => reply.error(Errno::ENODATA),
-                }
+        let entry = match self.state.entry(&index, ino) {
+            Ok(entry) => entry,
+            Err(errno) => return reply.error(errno),
+        };
+        let (xattrs, name) = (self.state.shown_xattrs(&entry), name.as_bytes());
+        match xattr::value(xattrs, name, &self.state.accounts) {
+            Some(value) => reply_xattr(reply, size, &value),
+            None if name == xattr::SELINUX_LABEL && !self.state.has_labels(&index) => {
+                reply.error(Errno::EOPNOTSUPP);
             }
-            Err(errno) => reply.error(errno),
+            None if !xattr::is_known_namespace(name) => reply.error(Errno::EOPNOTSUPP),
+            None => reply.error(Errno::ENODATA),
         }
     }
 
@@ -966,11 +519,11 @@ impl Filesystem for TarFilesystem {
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
-        match self.entry(&index, ino) {
+        match self.state.entry(&index, ino) {
             Ok(entry) => {
                 let lists_trusted = || self.lists_trusted || caller::has_sys_admin(req.pid());
-                let xattrs = self.shown_xattrs(&entry);
-                let names = xattr::list_names(xattrs, &self.accounts, lists_trusted);
+                let xattrs = self.state.shown_xattrs(&entry);
+                let names = xattr::list_names(xattrs, &self.state.accounts, lists_trusted);
                 reply_xattr(reply, size, &names);
             }
             Err(errno) => reply.error(errno),

@@ -14,20 +14,25 @@
 
 mod attr;
 mod caller;
-mod errno;
+
+mod content;
 mod filesystem;
+mod listing;
 mod mount;
 mod passthrough;
 mod pending_replies;
 mod push;
+mod read;
 mod recent_errors;
 mod seek;
+mod state;
 mod subtree;
 mod timed_out_reads;
 mod xattr;
 
 pub use attr::Ownership;
-pub use filesystem::{Content, ReadReply, TarFilesystem};
+pub use content::{Content, ReadReply};
+pub use filesystem::TarFilesystem;
 pub use mount::{
     Attachment, Force, InheritedSession, LOWER_DIR_NAME, Mount, MountError, MountOptions,
     MountTarget, Namespace, OpenNamespace, OptionError, OverlayKind, SCRATCH_PREFIX,

@@ -20,7 +20,7 @@ use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
 use rustix::io::ReadWriteFlags;
 
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
 
@@ -167,7 +167,7 @@ impl OpenFiles {
 
     /// Why passthrough is disabled; `None` while it is possible.
     pub(super) fn disabled_reason(&self) -> Option<String> {
-        lock(&self.disabled_reason).clone()
+        self.disabled_reason.lock().clone()
     }
 
     /// Chooses how to read `ino`, which is not open yet.
@@ -194,7 +194,7 @@ impl OpenFiles {
 
     /// Adds a handle of `ino` if it is open.
     fn add_handle_if_open(&self, ino: Ino) -> Option<ReadMode> {
-        let mut inodes = lock(&self.inodes);
+        let mut inodes = self.inodes.lock();
         let found = inodes.get_mut(&ino)?;
         found.handle_count += 1;
         Some(found.mode.clone())
@@ -202,7 +202,7 @@ impl OpenFiles {
 
     /// Adds a handle of `ino`. If it was not open, its reads are served as `mode` says.
     fn add_handle(&self, ino: Ino, mode: ReadMode) -> ReadMode {
-        match lock(&self.inodes).entry(ino) {
+        match self.inodes.lock().entry(ino) {
             Entry::Occupied(mut found) => {
                 found.get_mut().handle_count += 1;
                 found.get().mode.clone()
@@ -235,7 +235,7 @@ impl OpenFiles {
 
     /// Removes a handle of `ino`.
     pub(super) fn release(&self, ino: Ino) {
-        let mut inodes = lock(&self.inodes);
+        let mut inodes = self.inodes.lock();
         let Entry::Occupied(mut found) = inodes.entry(ino) else {
             return;
         };
@@ -250,7 +250,7 @@ impl OpenFiles {
 
     /// The open backing file for read requests of `ino`.
     fn backing_file(&self, ino: Ino) -> Option<Arc<File>> {
-        match &lock(&self.inodes).get(&ino)?.mode {
+        match &self.inodes.lock().get(&ino)?.mode {
             ReadMode::Requests(file) => file.clone(),
             // A read that was in flight when the last handle was closed.
             ReadMode::Passthrough(_) => None,
@@ -260,7 +260,7 @@ impl OpenFiles {
     /// Opens the backing file of `ino`, which became complete after the inode was opened.
     fn open_backing_file(&self, ino: Ino) -> Option<Arc<File>> {
         let file = Arc::new(self.backing_files.open(ino)?);
-        if let Some(open) = lock(&self.inodes).get_mut(&ino)
+        if let Some(open) = self.inodes.lock().get_mut(&ino)
             && let ReadMode::Requests(copy @ None) = &mut open.mode
         {
             *copy = Some(Arc::clone(&file));
@@ -269,7 +269,7 @@ impl OpenFiles {
     }
 
     fn record_disabled_reason(&self, why: String) {
-        let mut disabled_reason = lock(&self.disabled_reason);
+        let mut disabled_reason = self.disabled_reason.lock();
         if disabled_reason.is_none() {
             tracing::info!(
                 why,
@@ -314,8 +314,4 @@ fn read_all(file: &File, offset: u64, len: u32) -> Option<Bytes> {
             None
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }

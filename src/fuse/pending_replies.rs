@@ -17,7 +17,7 @@ use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 use crate::archive::IsWanted;
 use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
 /// Interval between two sweeps over the pending requests. A request is not checked before its first
@@ -92,7 +92,7 @@ pub(super) struct PendingReply<R: FailReply>(Arc<Mutex<Option<R>>>);
 impl<R: FailReply> PendingReply<R> {
     /// The reply, unless the request was answered already.
     pub(super) fn take(self) -> Option<R> {
-        lock(&self.0).take()
+        self.0.lock().take()
     }
 
     /// A check that says whether the request is still unanswered.
@@ -118,11 +118,11 @@ trait ReplySlot: Send {
 
 impl<R: FailReply> ReplySlot for Mutex<Option<R>> {
     fn is_answered(&self) -> bool {
-        lock(self).is_none()
+        self.lock().is_none()
     }
 
     fn fail(&self, why: WaitError) -> bool {
-        let reply = lock(self).take();
+        let reply = self.lock().take();
         reply.map(|reply| reply.fail(why)).is_some()
     }
 }
@@ -179,7 +179,7 @@ impl std::fmt::Debug for PendingReplies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PendingReplies")
             .field("timeout", &self.timeout)
-            .field("waiting", &lock(&self.state).requests.len())
+            .field("waiting", &self.state.lock().requests.len())
             .finish_non_exhaustive()
     }
 }
@@ -215,7 +215,7 @@ impl PendingReplies {
             checked_at: Instant::now(),
             progress: self.progress((self.scan_position)(), reason),
         };
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.requests.is_empty() {
             self.changed.notify_one();
         }
@@ -244,7 +244,7 @@ impl PendingReplies {
     fn sweep(&self, now: Instant, suspended: Duration) {
         let scan_position = (self.scan_position)();
         let mut unanswered = Vec::new();
-        lock(&self.state).requests.retain_mut(|request| {
+        self.state.lock().requests.retain_mut(|request| {
             if request.slot.is_answered() {
                 return false;
             }
@@ -277,7 +277,7 @@ impl PendingReplies {
     /// Sweeps at [`SWEEP_INTERVAL`] while requests are pending, until [stopped](Self::stop).
     fn run_watchdog(&self) {
         loop {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             let idle = |state: &mut State| !state.is_stopped && state.requests.is_empty();
             let state = self.changed.wait_while(state, idle);
             let is_running = |state: &mut State| !state.is_stopped;
@@ -299,7 +299,7 @@ impl PendingReplies {
 
     /// Ends the watchdog thread.
     fn stop(&self) {
-        lock(&self.state).is_stopped = true;
+        self.state.lock().is_stopped = true;
         self.changed.notify_all();
     }
 }
@@ -350,10 +350,6 @@ fn has_fatal_signal(status: &str) -> bool {
     let pending = signals(&["SigPnd", "ShdPnd"]);
     let survived = signals(&["SigBlk", "SigIgn", "SigCgt"]);
     pending & (SIGKILL_BIT | CORE_DUMP_BITS & !survived) != 0
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
 }
 
 #[cfg(test)]
@@ -410,7 +406,7 @@ mod tests {
         assert!(pending.take().is_none(), "it was given");
         sweep(&pending_replies, start + DEFAULT_TIMEOUT * 3);
         assert_eq!(pending_replies.stats.timed_out_requests.get(), 1);
-        assert!(lock(&pending_replies.state).requests.is_empty());
+        assert!(pending_replies.state.lock().requests.is_empty());
     }
 
     #[test]
@@ -494,7 +490,7 @@ mod tests {
         drop(pending);
         assert_eq!(errors.try_recv(), Ok(WaitError::Closed));
         sweep(&pending_replies, Instant::now());
-        assert!(lock(&pending_replies.state).requests.is_empty());
+        assert!(pending_replies.state.lock().requests.is_empty());
     }
 
     const TERM: u64 = 1 << 14;

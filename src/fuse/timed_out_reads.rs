@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::index::Ino;
 
 /// Time in which the kernel retries, even on a busy machine. A later read waits for its own timeout.
@@ -54,7 +54,7 @@ impl TimedOutReads {
             // Any thread of a PID namespace that this process cannot see.
             return;
         }
-        let mut failed = self.lock();
+        let mut failed = self.recent.lock();
         if failed.len() == MAX_TIMED_OUT_READS {
             failed.pop_front();
         }
@@ -67,7 +67,7 @@ impl TimedOutReads {
         if !self.is_nonempty.load(Ordering::Acquire) {
             return false;
         }
-        let mut failed = self.lock();
+        let mut failed = self.recent.lock();
         failed.retain(|(_, when)| now.saturating_duration_since(*when) < KERNEL_RETRY_WINDOW);
         let found = failed.iter().position(|(failed, _)| failed.covers(range));
         if let Some(position) = found {
@@ -76,10 +76,6 @@ impl TimedOutReads {
         self.is_nonempty
             .store(!failed.is_empty(), Ordering::Release);
         found.is_some()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(RequestedRange, Instant)>> {
-        self.recent.lock()
     }
 }
 

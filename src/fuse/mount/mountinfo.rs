@@ -1,37 +1,15 @@
-//! The kernel's table of mounts (`/proc/self/mountinfo`); pure except for one read.
+//! The kernel's table of mounts (`/proc/self/mountinfo`), and the ids of mounts.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use super::pinned::mount_id;
+use rustix::fs::{AtFlags, StatxFlags, statx};
 
 const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
-
-/// The type of the top mount at `mountpoint`, an absolute path without symbolic links.
-///
-/// # Errors
-/// When the table cannot be read.
-pub(super) fn fs_type_at(mountpoint: &Path) -> io::Result<Option<String>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
-    Ok(top_fs_type(&table, mountpoint).map(|name| String::from_utf8_lossy(name).into_owned()))
-}
-
-/// Major and minor number of the top mount at `mountpoint`, if it has the type `fs_type`.
-///
-/// `mountpoint` is as for [`fs_type_at`]. Sends no request to the mount itself.
-///
-/// # Errors
-/// When the table cannot be read.
-pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
-    let found =
-        last_mount_at(&table, mountpoint).filter(|found| found.fs_type == fs_type.as_bytes());
-    Ok(found.map(|found| found.device))
-}
 
 /// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,19 +20,33 @@ pub struct TopMount {
     pub device: (u32, u32),
     /// Its file system type.
     pub fs_type: String,
+    /// Its superblock options, still escaped as in the table.
+    pub(super) options: Vec<u8>,
 }
 
-/// The top mount at `mountpoint`, of any type. `mountpoint` is as for [`fs_type_at`].
+/// The top mount at `mountpoint` (see [`canonical_mountpoint`]), of any type.
+///
+/// Sends no request to the mount itself. Other processes may see other mounts.
 ///
 /// # Errors
-/// When the table cannot be read.
-pub(super) fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
+/// When the kernel's table of mounts cannot be read.
+pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     let table = fs::read(MOUNTINFO_PATH)?;
     Ok(last_mount_at(&table, mountpoint).map(|found| TopMount {
         id: found.id,
         device: found.device,
         fs_type: String::from_utf8_lossy(found.fs_type).into_owned(),
+        options: found.options.to_vec(),
     }))
+}
+
+/// Major and minor number of the top mount at `mountpoint`, if it has the type `fs_type`.
+///
+/// # Errors
+/// As [`top_mount`].
+pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
+    let top = top_mount(mountpoint)?.filter(|top| top.fs_type == fs_type);
+    Ok(top.map(|top| top.device))
 }
 
 /// Number of mounts of the file system `device`, including mounts of a part of it.
@@ -111,17 +103,6 @@ pub(super) fn find_in(
     })
 }
 
-/// Major and minor number of mount `id` if it is of the type `fs_type`.
-///
-/// # Errors
-/// When the table cannot be read.
-pub(super) fn device_by_mount_id(id: u32, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
-    Ok(find_by_id(&table, id)
-        .filter(|found| found.fs_type == fs_type.as_bytes())
-        .map(|found| found.device))
-}
-
 /// Device number and mountpoint of the mount that `root` is open on, if it has the type `fs_type`.
 ///
 /// # Errors
@@ -134,9 +115,8 @@ pub(super) fn find_by_root(
         return Ok(None);
     };
     let table = fs::read(MOUNTINFO_PATH)?;
-    Ok(find_by_id(&table, id)
-        .filter(|found| found.fs_type == fs_type.as_bytes())
-        .map(|found| (found.device, found.mountpoint)))
+    let found = find_by_id(&table, id).filter(|found| found.fs_type == fs_type.as_bytes());
+    Ok(found.map(|found| (found.device, found.mountpoint)))
 }
 
 fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
@@ -144,25 +124,22 @@ fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
     lines.find_map(|line| parse_line(line).filter(|found| found.id == id))
 }
 
-/// The superblock options of the top mount at `mountpoint`, if it has the type `fs_type`.
+/// The id of the mount that `descriptor` is on.
 ///
-/// They are still escaped as in the table. `mountpoint` is as for [`fs_type_at`].
-///
-/// # Errors
-/// When the table cannot be read.
-pub(super) fn superblock_options_at(
-    mountpoint: &Path,
-    fs_type: &str,
-) -> io::Result<Option<Vec<u8>>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
-    let found =
-        last_mount_at(&table, mountpoint).filter(|found| found.fs_type == fs_type.as_bytes());
-    Ok(found.map(|found| found.options.to_vec()))
-}
-
-/// The type of the last mount at `mountpoint`, which hides the earlier ones.
-fn top_fs_type<'a>(table: &'a [u8], mountpoint: &Path) -> Option<&'a [u8]> {
-    last_mount_at(table, mountpoint).map(|found| found.fs_type)
+/// statx(2) without attributes sends no request to the file system, and returns the mount's id since
+/// Linux 5.8. Before Linux 5.14 a process that is not dumpable cannot read its own
+/// `/proc/self/fdinfo`, unless it is root's.
+pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
+        && StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID)
+    {
+        return Ok(u32::try_from(found.stx_mnt_id).ok());
+    }
+    let number = descriptor.as_fd().as_raw_fd();
+    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
+    let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"));
+    Ok(id.and_then(|id| id.trim().parse().ok()))
 }
 
 fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a>> {
@@ -242,17 +219,16 @@ fn parse_octal(digits: &[u8]) -> Option<u8> {
 /// Does not resolve the last component if it is a dead mount, so that a dead mount can be named.
 ///
 /// # Errors
-/// When its parent does not exist.
-pub(super) fn canonicalize(path: &Path) -> io::Result<PathBuf> {
+/// When `path` does not exist.
+pub fn canonical_mountpoint(path: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(path) {
-        Ok(canonical) => Ok(canonical),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => {
             let absolute = std::path::absolute(path)?;
             let parent = absolute.parent().unwrap_or(Path::new("/"));
             let name = absolute.file_name().unwrap_or_default();
             Ok(fs::canonicalize(parent)?.join(name))
         }
-        Err(error) => Err(error),
+        result => result,
     }
 }
 
@@ -299,7 +275,7 @@ broken
 
     #[test]
     fn last_mount_at_mountpoint_wins() {
-        let top = |path: &str| top_fs_type(TABLE, Path::new(path));
+        let top = |path: &str| last_mount_at(TABLE, Path::new(path)).map(|found| found.fs_type);
         assert_eq!(top("/mnt/with blank"), Some(&b"fuse.tarfs"[..]));
         assert_eq!(top("/mnt/twice"), Some(&b"tmpfs"[..]));
         assert_eq!(top("/mnt"), None);

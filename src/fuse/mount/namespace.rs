@@ -20,9 +20,9 @@ use rustix::mount::{MoveMountFlags, UnmountFlags, move_mount};
 use rustix::process::fchdir;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use super::mountinfo;
-use super::pinned::mount_id;
-use super::syscalls::{self, MountError, TARFS_FS_TYPE, UnmountError};
+use super::error::{MountError, UnmountError};
+use super::mountinfo::{self, mount_id};
+use super::syscalls::{self, TARFS_FS_TYPE};
 use crate::base::thread::Thread;
 
 /// Timeout for work in another namespace, whose file systems may not answer.
@@ -100,7 +100,7 @@ impl OpenNamespace {
         mountpoint: &Path,
         work: impl FnOnce(&EnteredNamespace) -> io::Result<()> + Send + 'static,
     ) -> Result<(), MountError> {
-        let descriptor = self.descriptor.try_clone().map_err(MountError::System)?;
+        let descriptor = self.descriptor.try_clone()?;
         let result = run_in_namespace(descriptor, work);
         result.map_err(|cause| MountError::at(mountpoint, cause))
     }
@@ -144,15 +144,7 @@ impl Namespace {
                 entered_namespace.unmount(&path, device, force, is_target)
             })
         };
-        let result = unmount();
-        result.map_err(|cause| match Errno::from_io_error(&cause) {
-            Some(Errno::BUSY) => UnmountError::Busy(mountpoint.to_owned()),
-            Some(Errno::INVAL | Errno::NOENT) => UnmountError::NotMounted(mountpoint.to_owned()),
-            _ => UnmountError::System {
-                mountpoint: mountpoint.to_owned(),
-                cause,
-            },
-        })
+        unmount().map_err(|cause| UnmountError::at(mountpoint, cause))
     }
 
     /// Opens the namespace by its path.

@@ -16,9 +16,10 @@ use rustix::mount::MountFlags;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 
+use super::error::MountError;
 use super::mountinfo;
 use super::options::MountOptions;
-use super::syscalls::{self, MountError, Mountpoint};
+use super::syscalls::{self, Mountpoint};
 use crate::base::id_map::IdMap;
 use crate::fuse::attr::Ownership;
 
@@ -137,28 +138,30 @@ fn mount_overlayfs(
     options: &MountOptions,
 ) -> rustix::io::Result<()> {
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    rustix::mount::mount(
-        source,
-        mountpoint,
-        OVERLAY_FS_TYPE,
-        mount_flags(options),
-        data.as_c_str(),
-    )
+    let mut flags = syscalls::mount_flags(options);
+    flags.set(MountFlags::RDONLY, options.read_only == Some(true));
+    rustix::mount::mount(source, mountpoint, OVERLAY_FS_TYPE, flags, data.as_c_str())
 }
 
 /// The mount options of overlayfs.
 fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u8> {
-    let mut data = b"lowerdir=".to_vec();
-    data.extend(escape(lower, b":,\\"));
-    data.extend(b",upperdir=");
-    data.extend(escape(&upper.upper, b",\\"));
-    data.extend(b",workdir=");
-    data.extend(escape(&upper.work, b",\\"));
+    let mut data = layer_options(lower, upper);
     for word in overlay_flags(upper.is_temporary, in_namespace) {
         data.push(b',');
         data.extend(word.as_bytes());
     }
     data
+}
+
+/// The options that name the directories of an overlay.
+fn layer_options(lower: &Path, upper: &UpperDirs) -> Vec<u8> {
+    let mut words = b"lowerdir=".to_vec();
+    words.extend(escape(lower, b":,\\"));
+    words.extend(b",upperdir=");
+    words.extend(escape(&upper.upper, b",\\"));
+    words.extend(b",workdir=");
+    words.extend(escape(&upper.work, b",\\"));
+    words
 }
 
 /// Rejects options that mount(2) would truncate. It reads one page, and the last byte ends the text.
@@ -196,16 +199,6 @@ fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
         words.push("volatile");
     }
     words
-}
-
-fn mount_flags(options: &MountOptions) -> MountFlags {
-    let mut flags = MountFlags::empty();
-    flags.set(MountFlags::RDONLY, options.read_only == Some(true));
-    flags.set(MountFlags::NOSUID, !options.suid);
-    flags.set(MountFlags::NODEV, !options.dev);
-    flags.set(MountFlags::NOEXEC, options.noexec);
-    flags.set(MountFlags::NOSYMFOLLOW, options.nosymfollow);
-    flags
 }
 
 /// `path` with a backslash before each byte of `special`.
@@ -264,7 +257,7 @@ fn mount_in_user_namespace(
     let access = "default_permissions,noatime";
     let words = format!("{},{access},{name}", fuse_overlayfs_flags(options));
     let device = syscalls::mount_with_fusermount(mountpoint, &words)?;
-    fcntl_setfd(&device, FdFlags::empty()).map_err(|errno| MountError::System(errno.into()))?;
+    fcntl_setfd(&device, FdFlags::empty())?;
     let mut command = Command::new(UNSHARE);
     command
         .args(["--user", "--map-current-user", "--keep-caps", "--"])
@@ -272,21 +265,13 @@ fn mount_in_user_namespace(
         .arg("-o")
         .arg(OsStr::from_bytes(layers))
         .arg(format!("/dev/fd/{}", device.as_raw_fd()));
-    run_fuse_overlayfs(&mut command).inspect_err(|_| {
-        if let Err(error) = syscalls::unmount(FUSE_OVERLAYFS_FS_TYPE, mountpoint, None, true) {
-            tracing::warn!(%error, "cannot unmount");
-        }
-    })
+    run_fuse_overlayfs(&mut command)
+        .inspect_err(|_| syscalls::unmount_or_warn(FUSE_OVERLAYFS_FS_TYPE, mountpoint, None))
 }
 
 /// The helper's options for directories and owners.
 fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
-    let mut words = b"lowerdir=".to_vec();
-    words.extend(escape(lower, b":,\\"));
-    words.extend(b",upperdir=");
-    words.extend(escape(&upper.upper, b",\\"));
-    words.extend(b",workdir=");
-    words.extend(escape(&upper.work, b",\\"));
+    let mut words = layer_options(lower, upper);
     if !may_mount() && options.ownership == Ownership::default() {
         // Most files of the archive belong to other users. This user could neither change them nor
         // give files to their owners, so all files belong to this user.
@@ -339,9 +324,7 @@ fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
 
 /// The path of the helper, if it is installed.
 fn find_fuse_overlayfs() -> Option<PathBuf> {
-    let places = FUSE_OVERLAYFS_DIRS
-        .iter()
-        .map(|place| Path::new(place).join(FUSE_OVERLAYFS));
+    let places = FUSE_OVERLAYFS_DIRS.map(|place| Path::new(place).join(FUSE_OVERLAYFS));
     places.into_iter().find(|place| place.is_file())
 }
 
@@ -364,7 +347,7 @@ pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
 ///
 /// The overlay must have the lower layer `lower`, which was a mount of that process alone.
 pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
-    let Ok(mountpoint) = mountinfo::canonicalize(path) else {
+    let Ok(mountpoint) = mountinfo::canonical_mountpoint(path) else {
         return;
     };
     if lower_dir_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
@@ -376,10 +359,11 @@ pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
 
 /// The lower layer of the overlay at `mountpoint`, if there is one.
 fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
-    let Some(words) = mountinfo::superblock_options_at(mountpoint, OVERLAY_FS_TYPE)? else {
+    let top = mountinfo::top_mount(mountpoint)?.filter(|top| top.fs_type == OVERLAY_FS_TYPE);
+    let Some(top) = top else {
         return Ok(None);
     };
-    let mut words = words.split(|&byte| byte == b',');
+    let mut words = top.options.split(|&byte| byte == b',');
     let lower = words.find_map(|word| word.strip_prefix(b"lowerdir="));
     Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(mountinfo::unescape(lower)))))
 }
@@ -434,22 +418,6 @@ mod tests {
             message.ends_with("take 4096 bytes, and the kernel reads 4095"),
             "{message}"
         );
-    }
-
-    #[test]
-    fn overlay_flags_follow_mount_options() {
-        let harmless = MountFlags::NOSUID | MountFlags::NODEV;
-        assert_eq!(mount_flags(&MountOptions::default()), harmless);
-        let root = MountOptions {
-            suid: true,
-            dev: true,
-            noexec: true,
-            nosymfollow: true,
-            read_only: Some(true),
-            ..MountOptions::default()
-        };
-        let asked = MountFlags::NOEXEC | MountFlags::NOSYMFOLLOW | MountFlags::RDONLY;
-        assert_eq!(mount_flags(&root), asked);
     }
 
     #[test]

@@ -9,12 +9,11 @@
 //! prevents this.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, fstatfs, open, openat, statx};
+use rustix::fs::{Mode, OFlags, fstatfs, open, openat};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
@@ -47,11 +46,8 @@ impl PinnedMount {
         let name = mountpoint.file_name().unwrap_or(".".as_ref()).to_owned();
         let parent = open(parent, flags, Mode::empty())?;
         let mount = openat(&parent, &name, flags, Mode::empty())?;
-        let found = match mount_id(&mount)? {
-            Some(id) => mountinfo::device_by_mount_id(id, fs_type)?,
-            None => None,
-        };
-        Ok(found.map(|device| Self {
+        let found = mountinfo::find_by_root(&mount, fs_type)?;
+        Ok(found.map(|(device, _)| Self {
             parent,
             name,
             mount,
@@ -129,22 +125,4 @@ impl MountpointEntry {
 /// The path through `/proc` to the file of `descriptor`, for this process.
 pub(super) fn proc_fd_path(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
-}
-
-/// The id of the mount that `descriptor` is on.
-///
-/// statx(2) without attributes sends no request to the file system, and returns the mount's id since
-/// Linux 5.8. Before Linux 5.14 a process that is not dumpable cannot read its own
-/// `/proc/self/fdinfo`, unless it is root's.
-pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
-    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-    if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
-        && StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::MNT_ID)
-    {
-        return Ok(u32::try_from(found.stx_mnt_id).ok());
-    }
-    let number = descriptor.as_fd().as_raw_fd();
-    let fdinfo = fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
-    let id = fdinfo.lines().find_map(|line| line.strip_prefix("mnt_id:"));
-    Ok(id.and_then(|id| id.trim().parse().ok()))
 }

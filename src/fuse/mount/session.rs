@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant, SystemTime};
@@ -12,19 +12,19 @@ use std::time::{Duration, Instant, SystemTime};
 use fuser::{Config, INodeNo, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
-use super::mountinfo::{Attachment, TopMount};
+use super::error::{MountError, UnmountError};
+use super::mountinfo::{self, Attachment, TopMount};
 use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
-
-use super::mountinfo;
-use super::syscalls::{self, MountError, UnmountError};
-use super::takeover::{self, InheritedSession, MountTarget};
+use super::syscalls::{self, NewMount, TARFS_FS_TYPE};
+use super::takeover::{self, InheritedSession};
+use super::target::MountTarget;
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
 use crate::fuse::filesystem::TarFilesystem;
 use crate::fuse::passthrough::OpenFiles;
-use crate::fuse::push::{KernelCache, invalidate};
+use crate::fuse::push::KernelCache;
 use crate::fuse::recent_errors::{RecentError, RecentErrors};
 
 /// Number of threads that take requests.
@@ -103,8 +103,8 @@ impl Mount {
         let mountpoint = syscalls::open_mountpoint(mountpoint).ok()?;
         let mountpoint = mountpoint.path().ok()?;
         // Check the table of mounts first: a mount may be slow to answer a listing.
-        if let Some(kind) = mountinfo::fs_type_at(&mountpoint).ok()? {
-            return Some(format!("a mount of the type {kind}"));
+        if let Some(top) = mountinfo::top_mount(&mountpoint).ok()? {
+            return Some(format!("a mount of the type {}", top.fs_type));
         }
         let is_empty = fs::read_dir(&mountpoint).ok()?.next().is_none();
         (!is_empty).then(|| "what is in that directory".to_owned())
@@ -142,20 +142,18 @@ impl Mount {
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
         let mountpoint = syscalls::open_mountpoint(mountpoint)?;
-        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
+        let filesystem = filesystem.with_watchdog()?;
         let source = options.fsname.as_deref().unwrap_or(source);
         let mount = syscalls::mount(&mountpoint, source, options)?;
         // Fail if the table cannot be read, because a later cleanup needs it, too.
         let found = if let Some(root) = &mount.root {
-            mountinfo::find_by_root(root, syscalls::TARFS_FS_TYPE)
+            mountinfo::find_by_root(root, TARFS_FS_TYPE)?
         } else {
             let path = mountpoint.path()?;
-            let found = mountinfo::device_at(&path, syscalls::TARFS_FS_TYPE);
-            found.map(|device| device.map(|device| (device, path)))
+            let device = mountinfo::device_at(&path, TARFS_FS_TYPE)?;
+            device.map(|device| (device, path))
         };
-        let Some((device, mountpoint)) = found.map_err(MountError::System)? else {
-            return Err(MountError::NotReady);
-        };
+        let (device, mountpoint) = found.ok_or(MountError::NotReady)?;
         let target = MountTarget {
             mountpoint,
             device,
@@ -163,9 +161,7 @@ impl Mount {
             namespace: None,
         };
         on_mounted(&target, mount.device.as_fd());
-        let session =
-            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
-        Self::serve(filesystem, target, mount.root, session, on_end)
+        Self::serve_new(filesystem, target, mount, on_end)
     }
 
     /// Mounts on the directory `mountpoint` of another mount namespace.
@@ -182,7 +178,7 @@ impl Mount {
         on_mounted: impl FnOnce(&MountTarget, BorrowedFd<'_>),
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
+        let filesystem = filesystem.with_watchdog()?;
         let source = options.fsname.as_deref().unwrap_or(source);
         let mount = syscalls::create_detached(source, options)?;
         let target = MountTarget {
@@ -193,9 +189,7 @@ impl Mount {
         };
         on_mounted(&target, mount.device.as_fd());
         namespace.attach(mount.clone_root()?, mountpoint)?;
-        let session =
-            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
-        Self::serve(filesystem, target, mount.root, session, on_end)
+        Self::serve_new(filesystem, target, mount, on_end)
     }
 
     /// Checks for a FUSE device, and for the directory `mountpoint` in `namespace`.
@@ -224,7 +218,7 @@ impl Mount {
         if !is_still_mounted(&inherited.target, inherited.descriptor.as_fd()) {
             return Err(MountError::NotReady);
         }
-        let filesystem = filesystem.with_watchdog().map_err(MountError::System)?;
+        let filesystem = filesystem.with_watchdog()?;
         let session =
             |filesystem| takeover::take_over_session(filesystem, inherited, SESSION_ACL, config());
         let target = MountTarget {
@@ -232,6 +226,18 @@ impl Mount {
             ..inherited.target.clone()
         };
         Self::serve(filesystem, target, None, session, on_end)
+    }
+
+    /// Serves `filesystem` by the new mount `mount`, which is at `target`.
+    fn serve_new(
+        filesystem: TarFilesystem,
+        target: MountTarget,
+        mount: NewMount,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
+        let session =
+            |filesystem| Session::from_fd(filesystem, mount.device, SESSION_ACL, config());
+        Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
     /// Serves `filesystem` at `target`, with the open root `root` if there is one.
@@ -242,71 +248,65 @@ impl Mount {
         session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
-        let recent_errors = Arc::clone(&filesystem.recent_errors);
-        let kernel_cache = Arc::clone(&filesystem.kernel_cache);
-        let cache = Arc::clone(&kernel_cache);
+        let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
         let content = Arc::clone(&filesystem.content);
-        let open_files = filesystem
-            .backing_io
-            .as_ref()
-            .map(|backing_io| Arc::clone(&backing_io.open_files));
-        let capabilities = Arc::clone(&filesystem.capabilities);
-        let session = match session(filesystem) {
-            Ok(session) => session,
-            Err(error) => {
-                unmount_or_force(&target);
-                return Err(MountError::System(error));
-            }
-        };
-        kernel_cache.attach(session.notifier());
-        let invalidator = invalidate::start(&content, &kernel_cache)
-            .inspect_err(|_| unmount_or_force(&target))?;
-        let connection = session.as_fd().try_clone_to_owned().inspect_err(|_| {
+        let started = Self::start_session(filesystem, target.clone(), session, on_end);
+        let mut mount = started.inspect_err(|_| {
+            // Otherwise the invalidation thread would not end.
             kernel_cache.detach();
             unmount_or_force(&target);
-        });
-        let connection = connection.map_err(MountError::System)?;
-        let (end_sender, end) = mpsc::channel();
+        })?;
+        let device = mount.wait_until_ready(root)?;
+        mount.device = Some(device);
+        // Paths of this process do not reach another namespace.
+        if target.namespace.is_none() {
+            kernel_cache.set_mountpoint(&target.mountpoint, target.device);
+        }
+        content.set_page_cache(kernel_cache as Arc<dyn PageCache>);
+        set_read_ahead(device);
+        Ok(mount)
+    }
+
+    /// Starts the threads of the session that `session` creates.
+    fn start_session(
+        filesystem: TarFilesystem,
+        target: MountTarget,
+        session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
+        on_end: impl FnOnce() + Send + 'static,
+    ) -> Result<Self, MountError> {
+        let recent_errors = Arc::clone(&filesystem.state.recent_errors);
+        let kernel_cache = Arc::clone(&filesystem.state.kernel_cache);
+        let content = Arc::clone(&filesystem.content);
+        let backing_io = filesystem.backing_io.as_ref();
+        let open_files = backing_io.map(|backing_io| Arc::clone(&backing_io.open_files));
+        let capabilities = Arc::clone(&filesystem.capabilities);
+        let session = session(filesystem)?;
+        kernel_cache.attach(session.notifier());
+        let invalidator = kernel_cache.start_invalidator(&content)?;
+        let connection = session.as_fd().try_clone_to_owned()?;
+        let (end_sender, session_end) = mpsc::channel();
+        let thread_cache = Arc::clone(&kernel_cache);
         let thread = Thread::spawn("fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
             }
-            kernel_cache.detach();
+            thread_cache.detach();
             drop(end_sender);
             on_end();
-        });
-        let session = thread.map_err(|error| {
-            // Otherwise the invalidation thread would not end.
-            cache.detach();
-            unmount_or_force(&target);
-            MountError::System(error)
         })?;
-        let mut mount = Self {
+        Ok(Self {
             target,
             device: None,
             capabilities: capabilities.get().copied().unwrap_or(0),
             mounted_at: SystemTime::now(),
             recent_errors,
             open_files,
-            session: Some(session),
+            session: Some(thread),
             connection,
             _invalidator: invalidator,
-            kernel_cache: cache,
-            session_end: end,
-        };
-        let device = mount.wait_until_ready(root)?;
-        mount.device = Some(device);
-        let (major, minor) = mount.target.device;
-        let seen = makedev(major, minor);
-        // Paths of this process do not reach another namespace.
-        if mount.target.namespace.is_none() {
-            mount
-                .kernel_cache
-                .set_mountpoint(&mount.target.mountpoint, seen);
-        }
-        content.set_page_cache(Arc::clone(&mount.kernel_cache) as Arc<dyn PageCache>);
-        set_read_ahead(device);
-        Ok(mount)
+            kernel_cache,
+            session_end,
+        })
     }
 
     /// Checks that an overlay can be mounted, without mounting one.
@@ -337,17 +337,10 @@ impl Mount {
         let lower = &self.target.mountpoint;
         let overlay = overlay::mount_overlay(lower, upper, &mountpoint, source, options)?;
         let mountpoint = mountpoint.path()?;
-        let found = mountinfo::device_at(&mountpoint, overlay.fs_type());
-        let found = found.map_err(MountError::System);
-        let device = match found.and_then(|device| device.ok_or(MountError::NotReady)) {
-            Ok(device) => device,
-            Err(error) => {
-                if let Err(error) = syscalls::unmount(overlay.fs_type(), &mountpoint, None, true) {
-                    tracing::warn!(%error, "cannot unmount");
-                }
-                return Err(error);
-            }
-        };
+        let device = mountinfo::device_at(&mountpoint, overlay.fs_type())
+            .map_err(MountError::System)
+            .and_then(|device| device.ok_or(MountError::NotReady))
+            .inspect_err(|_| syscalls::unmount_or_warn(overlay.fs_type(), &mountpoint, None))?;
         let target = MountTarget {
             mountpoint,
             device,
@@ -355,29 +348,17 @@ impl Mount {
             namespace: None,
         };
         on_overlaid(&target);
-        let (major, minor) = target.device;
         self.kernel_cache
-            .set_mountpoint(&target.mountpoint, makedev(major, minor));
+            .set_mountpoint(&target.mountpoint, target.device);
         let lower_target = std::mem::replace(&mut self.target, target);
         // The overlay has cloned the mount and keeps it alive.
-        let detached = syscalls::detach_if(
-            syscalls::TARFS_FS_TYPE,
-            &lower_target.mountpoint,
-            lower_target.device,
-            |_| true,
-        );
+        let (mountpoint, device) = (&lower_target.mountpoint, lower_target.device);
+        let detached = syscalls::detach_if(TARFS_FS_TYPE, mountpoint, device, |_| true);
         detached.map_err(|error| {
-            let overlay_target = std::mem::replace(&mut self.target, lower_target);
-            let device = Some(overlay_target.device);
-            if let Err(error) = syscalls::unmount(
-                overlay_target.fs_type(),
-                &overlay_target.mountpoint,
-                device,
-                true,
-            ) {
-                tracing::warn!(%error, "cannot unmount");
-            }
-            MountError::System(io::Error::other(error))
+            let overlay = std::mem::replace(&mut self.target, lower_target);
+            let device = Some(overlay.device);
+            syscalls::unmount_or_warn(overlay.fs_type(), &overlay.mountpoint, device);
+            io::Error::other(error).into()
         })
     }
 
@@ -474,20 +455,18 @@ impl Mount {
     fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
-        let (major, minor) = self.target.device;
-        let device = makedev(major, minor);
+        let number = |(major, minor)| makedev(major, minor);
+        let device = number(self.target.device);
         // An overlay answers with its own root and device number.
         let has_overlay = self.target.overlay.is_some();
-        let (major, minor) = self.target.lower_device();
-        let own_device = makedev(major, minor);
+        let own_device = number(self.target.lower_device());
         let _stat_thread = Thread::spawn("fuse-ready", move || {
             // The receiver may have timed out.
             drop(sender.send(match root {
                 Some(root) => File::from(root).metadata(),
                 None => fs::symlink_metadata(path),
             }));
-        })
-        .map_err(MountError::System)?;
+        })?;
         let error = match answer.recv_timeout(READY_TIMEOUT) {
             Ok(Ok(found))
                 if found.st_dev() == device
@@ -528,26 +507,6 @@ impl Drop for Mount {
     }
 }
 
-/// `path` in the form of [`Mount::mountpoint`]: absolute, without symbolic links.
-///
-/// Works for a dead mount, too.
-///
-/// # Errors
-/// When `path` does not exist.
-pub fn canonical_mountpoint(path: &Path) -> io::Result<PathBuf> {
-    mountinfo::canonicalize(path)
-}
-
-/// The top mount at `mountpoint` (see [`canonical_mountpoint`]), of any type.
-///
-/// Other processes may see other mounts.
-///
-/// # Errors
-/// When the kernel's table of mounts cannot be read.
-pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
-    mountinfo::top_mount(mountpoint)
-}
-
 /// Whether this process sees any mount of the file system `device`.
 ///
 /// A mount of a part of it counts, too.
@@ -557,7 +516,7 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
 
 /// Unmounts `copy`, another mount of a served file system, such as a bind mount.
 ///
-/// `copy` is at `mountpoint` (see [`canonical_mountpoint`]). `force` detaches it while it is in use.
+/// `copy` is at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)). `force` detaches it while it is in use.
 /// Its users can continue, because ending the connection would end all mounts of the file system.
 ///
 /// # Errors
@@ -573,7 +532,7 @@ pub fn unmount_bind_mount(
     }
 }
 
-/// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`]), mounted by any process.
+/// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)), mounted by any process.
 ///
 /// Never unmounts anything but an archive. With `device`, unmounts only the file system of that
 /// number.
@@ -588,7 +547,7 @@ pub fn unmount(
     let fs_type = if overlay::is_tarfs_overlay(mountpoint).unwrap_or(false) {
         OverlayKind::Overlayfs.fs_type()
     } else {
-        syscalls::TARFS_FS_TYPE
+        TARFS_FS_TYPE
     };
     unmount_at(fs_type, mountpoint, device, force)
 }
@@ -623,7 +582,7 @@ pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
 /// Unmounts the mount of type `fs_type` at `mountpoint`.
 ///
 /// With `device`, unmounts only the file system of that number. Retries for a moment, because dentry
-/// priming keeps the mount busy while it lists names (see [`crate::fuse::push`]).
+/// priming keeps the mount busy while it lists names.
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,

@@ -23,204 +23,22 @@ use rustix::net::{
 };
 use rustix::process::{getgid, getuid};
 
+use super::error::{FUSE_DEVICE, FUSERMOUNT, MountError, UnmountError};
 use super::mountinfo;
 use super::options::MountOptions;
 use super::pinned::{MountpointEntry, PinnedMount, is_dead, proc_fd_path};
 use crate::base::passwd::Accounts;
 
-const FUSE_DEVICE: &str = "/dev/fuse";
 /// Major number of the FUSE device, the same on every Linux: a miscellaneous character device.
 const FUSE_MAJOR: u32 = 10;
 /// Minor number of the FUSE device.
 const FUSE_MINOR: u32 = 229;
-/// The helper that mounts for ordinary users. It is setuid root and part of libfuse 3.
-const FUSERMOUNT: &str = "fusermount3";
 /// Environment variable with the socket on which the helper sends the device.
 const FUSERMOUNT_SOCKET_ENV: &str = "_FUSE_COMMFD";
 /// Subtype, which mount(8) shows after `fuse.`.
 const SUBTYPE: &str = "tarfs";
 /// The type of our mounts in the kernel's table of mounts.
 pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
-
-/// Why a mount failed.
-#[derive(Debug, thiserror::Error)]
-pub enum MountError {
-    /// The kernel has no FUSE, or this container hides it.
-    #[error("cannot mount: there is no FUSE device at {FUSE_DEVICE}")]
-    NoDevice,
-    /// This process may not mount, and the helper is not installed.
-    #[error("cannot mount: not permitted, and {FUSERMOUNT} is not installed")]
-    NoFusermount,
-    /// The helper failed.
-    #[error("cannot mount on {}: {message}", .mountpoint.display())]
-    Fusermount {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// The helper's message.
-        message: String,
-    },
-    /// The mountpoint is missing or out of reach.
-    #[error("cannot mount on {}", .path.display())]
-    Mountpoint {
-        /// The mountpoint.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
-    /// The mountpoint is not a directory.
-    #[error("cannot mount on {}: not a directory", .0.display())]
-    NotADirectory(PathBuf),
-    /// This process cannot enter the mount namespace.
-    #[error("cannot enter the mount namespace {}", .path.display())]
-    Namespace {
-        /// The file that names it.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel rejected the mount, or another system call failed.
-    #[error("cannot mount")]
-    System(#[source] io::Error),
-    /// The overlay failed.
-    #[error("cannot make it writable")]
-    Overlay {
-        /// The cause.
-        #[source]
-        cause: io::Error,
-        /// Whether fuse-overlayfs is installed.
-        has_fuse_overlayfs: bool,
-    },
-    /// The paths of the overlay's directories are longer than the kernel reads.
-    #[error(
-        "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
-         kernel reads {max_len}"
-    )]
-    OverlayOptionsTooLong {
-        /// Bytes of all options.
-        len: usize,
-        /// Bytes of them that the kernel reads.
-        max_len: usize,
-    },
-    /// The mount did not answer, and was unmounted again.
-    #[error("the mount did not answer in time")]
-    NotReady,
-}
-
-impl MountError {
-    /// The error for a mount on `path` that failed because of `cause`.
-    pub(super) fn at(path: &Path, cause: io::Error) -> Self {
-        match cause.kind() {
-            io::ErrorKind::NotADirectory => Self::NotADirectory(path.to_owned()),
-            _ => Self::Mountpoint {
-                path: path.to_owned(),
-                cause,
-            },
-        }
-    }
-
-    /// Advice for the user.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::NoDevice => Some(
-                "load the module (`modprobe fuse`) or give the container the device \
-                 (`--device /dev/fuse --cap-add SYS_ADMIN`); \
-                 `tarfs materialize` works without it",
-            ),
-            Self::NoFusermount => Some(
-                "install it (Debian: `apt install fuse3`) or mount as root; \
-                 `tarfs materialize` works without it",
-            ),
-            Self::Fusermount { message, .. } if message.contains("user_allow_other") => {
-                Some("add the line `user_allow_other` to /etc/fuse.conf, or mount as root")
-            }
-            Self::Fusermount { message, .. } if message.contains(FUSE_DEVICE) => {
-                Some("`tarfs materialize` works without it")
-            }
-            Self::Fusermount { message, .. } if message.contains("no write access") => {
-                Some("mount on a directory of your own, or as root")
-            }
-            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
-                Some("make the directory first")
-            }
-            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotConnected => {
-                Some("a dead mount is in the way: `umount -l` removes it")
-            }
-            Self::NotADirectory(_) => Some("mount on a directory"),
-            Self::Namespace { .. } => {
-                Some("name a process, or a file like /proc/PID/ns/mnt, and mount as root")
-            }
-            Self::Overlay {
-                cause,
-                has_fuse_overlayfs,
-            } => overlay_hint(cause, *has_fuse_overlayfs),
-            Self::OverlayOptionsTooLong { .. } => {
-                Some("name a directory with a shorter path with --upper")
-            }
-            Self::Fusermount { .. }
-            | Self::Mountpoint { .. }
-            | Self::System(_)
-            | Self::NotReady => None,
-        }
-    }
-}
-
-/// Advice for an overlay that failed because of `cause`.
-fn overlay_hint(cause: &io::Error, has_fuse_overlayfs: bool) -> Option<&'static str> {
-    match Errno::from_io_error(cause)? {
-        Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_fuse_overlayfs => Some(
-            "mount as root with overlayfs in the kernel, or install fuse-overlayfs \
-             (Debian: `apt install fuse-overlayfs`)",
-        ),
-        Errno::INVAL | Errno::OPNOTSUPP => Some(
-            "overlayfs takes changes on a local file system only, not on an overlay, FUSE or NFS: \
-             name a directory on another one with --upper",
-        ),
-        _ => None,
-    }
-}
-
-/// Why an unmount failed.
-#[derive(Debug, thiserror::Error)]
-pub enum UnmountError {
-    /// A process has an open file or its working directory in it.
-    #[error("{} is in use", .0.display())]
-    Busy(PathBuf),
-    /// No tarfs mount is at that path.
-    #[error("{} is not a tarfs mount", .0.display())]
-    NotMounted(PathBuf),
-    /// Another user mounted it.
-    #[error("cannot unmount {}: it was mounted by {owner}", .mountpoint.display())]
-    NotOwner {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// Name and number of that user.
-        owner: String,
-    },
-    /// The system call failed.
-    #[error("cannot unmount {}", .mountpoint.display())]
-    System {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
-}
-
-impl UnmountError {
-    /// Advice for the user.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Busy(_) => {
-                Some("`fuser -vm` lists the processes that use it; `--lazy` unmounts anyway")
-            }
-            Self::NotOwner { .. } => Some("unmount as that user or as root"),
-            Self::NotMounted(_) | Self::System { .. } => None,
-        }
-    }
-}
 
 /// An open directory to mount on.
 ///
@@ -237,7 +55,7 @@ impl Mountpoint {
 
     /// Its path now: absolute, without symbolic links.
     pub(super) fn path(&self) -> Result<PathBuf, MountError> {
-        fs::read_link(self.proc_fd_path()).map_err(MountError::System)
+        Ok(fs::read_link(self.proc_fd_path())?)
     }
 }
 
@@ -245,12 +63,11 @@ impl Mountpoint {
 ///
 /// As with every mount(8), the mount hides the files of a directory that is not empty.
 pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
-    let at = |cause| MountError::at(path, cause);
+    let at = |errno: Errno| MountError::at(path, errno.into());
     unmount_dead(path);
     let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let directory = rustix::fs::open(path, flags, Mode::empty());
-    let directory = directory.map_err(|errno| at(errno.into()))?;
-    let stat = fstat(&directory).map_err(|errno| at(errno.into()))?;
+    let directory = rustix::fs::open(path, flags, Mode::empty()).map_err(at)?;
+    let stat = fstat(&directory).map_err(at)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
         Ok(Mountpoint(directory))
     } else {
@@ -260,16 +77,14 @@ pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
 
 /// Unmounts a dead tarfs mount at `path`, if there is one.
 pub fn unmount_dead(path: &Path) {
-    let Ok(canonical) = mountinfo::canonicalize(path) else {
+    let Ok(canonical) = mountinfo::canonical_mountpoint(path) else {
         return;
     };
     if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
         && mount.is_dead()
     {
         match unmount_pinned(mount, &canonical, true) {
-            Ok(()) => {
-                tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount");
-            }
+            Ok(()) => tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount"),
             Err(error) => tracing::debug!(%error, "cannot unmount a dead mount"),
         }
     }
@@ -326,15 +141,14 @@ impl NewMount {
     pub(super) fn device_number(&self) -> Result<(u32, u32), MountError> {
         let root = self.root.as_ref().ok_or(MountError::NotReady)?;
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let found = statx(root, "", flags, StatxFlags::empty());
-        let found = found.map_err(|errno| MountError::System(errno.into()))?;
+        let found = statx(root, "", flags, StatxFlags::empty())?;
         Ok((found.stx_dev_major, found.stx_dev_minor))
     }
 
     /// Another descriptor of its root.
     pub(super) fn clone_root(&self) -> Result<OwnedFd, MountError> {
         let root = self.root.as_ref().ok_or(MountError::NotReady)?;
-        root.try_clone().map_err(MountError::System)
+        Ok(root.try_clone()?)
     }
 }
 
@@ -346,11 +160,9 @@ pub(super) fn create_detached(
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
     let device = open_fuse_device().map_err(device_open_error)?;
-    let root = fsmount_fuse(&device, source, options);
-    Ok(NewMount {
-        device: device.into(),
-        root: Some(root.map_err(|errno| MountError::System(errno.into()))?),
-    })
+    let root = Some(fsmount_fuse(&device, source, options)?);
+    let device = device.into();
+    Ok(NewMount { device, root })
 }
 
 fn fsmount_fuse(
@@ -399,8 +211,7 @@ fn mount_by_fsmount(
     let mount = create_detached(source, options)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     if let Some(root) = &mount.root {
-        let moved = move_mount(root, "", &mountpoint.0, "", flags);
-        moved.map_err(|errno| MountError::System(errno.into()))?;
+        move_mount(root, "", &mountpoint.0, "", flags)?;
     }
     Ok(mount)
 }
@@ -434,7 +245,7 @@ fn mount_by_path(
             Ok(()) => Ok(device.into()),
             Err(Errno::PERM) => mount_with_fusermount(),
             Err(Errno::NODEV) => Err(MountError::NoDevice),
-            Err(errno) => Err(MountError::System(errno.into())),
+            Err(errno) => Err(errno.into()),
         },
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => mount_with_fusermount(),
         Err(error) => Err(device_open_error(error)),
@@ -458,14 +269,8 @@ fn mount_directly(
         data.push_str(word);
     }
     let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    let fs_type = format!("fuse.{SUBTYPE}");
-    rustix::mount::mount(
-        source,
-        mountpoint,
-        fs_type,
-        mount_flags(options),
-        data.as_c_str(),
-    )
+    let flags = MountFlags::RDONLY | mount_flags(options);
+    rustix::mount::mount(source, mountpoint, TARFS_FS_TYPE, flags, data.as_c_str())
 }
 
 /// Options that are specific to FUSE.
@@ -478,8 +283,9 @@ fn fuse_flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     .filter_map(|(wanted, word)| wanted.then_some(word))
 }
 
-fn mount_flags(options: &MountOptions) -> MountFlags {
-    let mut flags = MountFlags::RDONLY;
+/// The flags of mount(2), without `MS_RDONLY`.
+pub(super) fn mount_flags(options: &MountOptions) -> MountFlags {
+    let mut flags = MountFlags::empty();
     flags.set(MountFlags::NOSUID, !options.suid);
     flags.set(MountFlags::NODEV, !options.dev);
     flags.set(MountFlags::NOEXEC, options.noexec);
@@ -492,16 +298,14 @@ pub(super) fn mount_with_fusermount(
     mountpoint: &Path,
     options: &str,
 ) -> Result<OwnedFd, MountError> {
-    let system = |errno: Errno| MountError::System(errno.into());
     // Without close-on-exec, because the helper must inherit its end.
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
         SocketFlags::empty(),
         None,
-    )
-    .map_err(system)?;
-    fcntl_setfd(&ours, FdFlags::CLOEXEC).map_err(system)?;
+    )?;
+    fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     let helper = Command::new(FUSERMOUNT)
         .arg("-o")
         .arg(options)
@@ -519,7 +323,7 @@ pub(super) fn mount_with_fusermount(
     drop(theirs);
     let device = receive_device(&ours);
     drop(ours);
-    let output = helper.wait_with_output().map_err(MountError::System)?;
+    let output = helper.wait_with_output()?;
     match device {
         Ok(Some(device)) if output.status.success() => Ok(device),
         _ => Err(MountError::Fusermount {
@@ -530,20 +334,18 @@ pub(super) fn mount_with_fusermount(
 }
 
 fn fusermount_options(source: &str, options: &MountOptions) -> String {
-    let mut words = vec!["ro".to_owned()];
     // The helper always mounts nosuid and nodev for ordinary users. It warns about other options.
-    words.extend(["nosuid".to_owned(), "nodev".to_owned()]);
+    let mut words = vec!["ro", "nosuid", "nodev"];
     if options.noexec {
-        words.push("noexec".to_owned());
+        words.push("noexec");
     }
     if options.nosymfollow {
         // A helper that does not know the option fails, and says so.
-        words.push("nosymfollow".to_owned());
+        words.push("nosymfollow");
     }
-    words.extend(fuse_flags(options).map(str::to_owned));
-    words.push(format!("fsname={}", MountOptions::escape(source)));
-    words.push(format!("subtype={SUBTYPE}"));
-    words.join(",")
+    words.extend(fuse_flags(options));
+    let (words, source) = (words.join(","), MountOptions::escape(source));
+    format!("{words},fsname={source},subtype={SUBTYPE}")
 }
 
 /// Receives a descriptor from `socket`; `None` if the socket closes without one.
@@ -616,6 +418,13 @@ pub(super) fn unmount(
     unmount_if(fs_type, mountpoint, device, force, |_| true)
 }
 
+/// As [`unmount`] by force, and logs a failure.
+pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {
+    if let Err(error) = unmount(fs_type, mountpoint, device, true) {
+        tracing::warn!(%error, "cannot unmount");
+    }
+}
+
 /// As [`unmount`], if `is_target` accepts the mount.
 pub(super) fn unmount_if(
     fs_type: &str,
@@ -654,17 +463,11 @@ fn find_pinned(
     mountpoint: &Path,
     device: Option<(u32, u32)>,
 ) -> Result<PinnedMount, UnmountError> {
-    let found = match PinnedMount::open(mountpoint, fs_type) {
-        Ok(found) => found.filter(|mount| device.is_none_or(|device| mount.device == device)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(cause) => {
-            return Err(UnmountError::System {
-                mountpoint: mountpoint.to_owned(),
-                cause,
-            });
-        }
-    };
-    found.ok_or_else(|| UnmountError::NotMounted(mountpoint.to_owned()))
+    let found = PinnedMount::open(mountpoint, fs_type);
+    let found = found.map_err(|cause| UnmountError::at(mountpoint, cause))?;
+    found
+        .filter(|mount| device.is_none_or(|device| mount.device == device))
+        .ok_or_else(|| UnmountError::NotMounted(mountpoint.to_owned()))
 }
 
 /// Unmounts `mount`, which the user knows as `mountpoint`.
@@ -682,15 +485,8 @@ fn map_unmount_result(
 ) -> Result<(), UnmountError> {
     match result {
         Ok(()) => Ok(()),
-        Err((Errno::BUSY, _)) => Err(UnmountError::Busy(mountpoint.to_owned())),
-        Err((Errno::INVAL | Errno::NOENT, _)) => {
-            Err(UnmountError::NotMounted(mountpoint.to_owned()))
-        }
         Err((Errno::PERM, entry)) => unmount_with_fusermount(&entry, mountpoint, force),
-        Err((errno, _)) => Err(UnmountError::System {
-            mountpoint: mountpoint.to_owned(),
-            cause: errno.into(),
-        }),
+        Err((errno, _)) => Err(UnmountError::at(mountpoint, errno.into())),
     }
 }
 
@@ -733,9 +529,8 @@ fn unmount_with_fusermount(
 /// Returns the name and the number.
 fn other_owner(mountpoint: &Path) -> Option<String> {
     let top = mountinfo::top_mount(mountpoint).ok()??;
-    let options = mountinfo::superblock_options_at(mountpoint, &top.fs_type).ok()??;
     let word = |prefix: &[u8]| {
-        let mut words = options.split(|&byte| byte == b',');
+        let mut words = top.options.split(|&byte| byte == b',');
         words.find_map(|word| word.strip_prefix(prefix))
     };
     let number = if let Some(number) = word(b"user_id=") {
@@ -847,16 +642,17 @@ mod tests {
     }
 
     #[test]
-    fn mount_is_read_only_nosuid_nodev_by_default() {
-        let harmless = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    fn mount_is_nosuid_and_nodev_by_default() {
+        let harmless = MountFlags::NOSUID | MountFlags::NODEV;
         assert_eq!(mount_flags(&MountOptions::default()), harmless);
         let root = MountOptions {
             suid: true,
             dev: true,
+            noexec: true,
             nosymfollow: true,
             ..MountOptions::default()
         };
-        let asked = MountFlags::RDONLY | MountFlags::NOSYMFOLLOW;
+        let asked = MountFlags::NOEXEC | MountFlags::NOSYMFOLLOW;
         assert_eq!(mount_flags(&root), asked);
     }
 

@@ -56,7 +56,7 @@ pub(super) fn prime_dentries(
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,
-        SeekFrom::Start(crate::fuse::filesystem::next_offset(child.number)),
+        SeekFrom::Start(crate::fuse::listing::next_offset(child.number)),
     )?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
     // One request is enough. Advancing the iterator again would send another one.

@@ -9,18 +9,21 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
 use fuser::{INodeNo, Notifier};
+use rustix::fs::makedev;
 use rustix::io::Errno;
 
 use super::dentries;
 use super::priming_dir::PrimingDir;
 use crate::archive::PageCache;
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
-use crate::fuse::filesystem::is_listable_name;
+use crate::base::sync::Mutex;
+use crate::base::thread::Thread;
+use crate::fuse::content::Content;
+use crate::fuse::listing::is_listable_name;
 use crate::fuse::subtree::Subtree;
 use crate::index::{Child, Index, Ino};
 
@@ -36,6 +39,10 @@ const MAX_CONSECUTIVE_MISSES: u32 = 8;
 /// Number of following names to check before priming. If the kernel knows all of them, nothing is
 /// primed.
 const DENTRY_LOOKAHEAD: usize = 16;
+
+/// Maximum number of queued invalidations. If the queue is full, the kernel keeps the old attributes
+/// until their TTL ends.
+const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
 /// The daemon's record of the kernel's caches.
 pub(in crate::fuse) struct KernelCache {
@@ -80,34 +87,61 @@ impl KernelCache {
     /// Sets the path and the device number by which the mount can be reached.
     ///
     /// Called when the mount answers, and again when an overlay covers it.
-    pub(in crate::fuse) fn set_mountpoint(&self, mountpoint: &Path, device: u64) {
-        *self.lock_mountpoint() = Some((mountpoint.to_owned(), device));
-    }
-
-    fn lock_mountpoint(&self) -> MutexGuard<'_, Option<(PathBuf, u64)>> {
-        self.mountpoint.lock()
+    pub(in crate::fuse) fn set_mountpoint(&self, mountpoint: &Path, (major, minor): (u32, u32)) {
+        *self.mountpoint.lock() = Some((mountpoint.to_owned(), makedev(major, minor)));
     }
 
     /// Sets the notifier of the mount.
     pub(in crate::fuse) fn attach(&self, notifier: Notifier) {
-        *self.lock() = Some(notifier);
+        *self.notifier.lock() = Some(notifier);
     }
 
     /// Drops the notifier and the invalidation queue when the mount ends.
     pub(in crate::fuse) fn detach(&self) {
-        *self.lock() = None;
-        *self.invalidations() = None;
+        *self.notifier.lock() = None;
+        *self.invalidations.lock() = None;
     }
 
-    /// Sets the queue for invalidations. [`detach`](Self::detach) drops it.
-    pub(in crate::fuse) fn set_invalidator(&self, invalidations: SyncSender<Ino>) {
-        *self.invalidations() = Some(invalidations);
+    /// Starts the thread that invalidates attributes of `content` in the kernel.
+    ///
+    /// A separate thread sends the notifications, so that the scan never waits for the kernel. It ends
+    /// after [`detach`](Self::detach). Returns `None` if the index is complete, because nothing will
+    /// change.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub(in crate::fuse) fn start_invalidator(
+        self: &Arc<Self>,
+        content: &Arc<dyn Content>,
+    ) -> io::Result<Option<Thread<()>>> {
+        if content.index().is_complete() {
+            return Ok(None);
+        }
+        let (sender, changed_inodes) = sync_channel(MAX_PENDING_INVALIDATIONS);
+        let kernel_cache = Arc::downgrade(self);
+        let thread = Thread::spawn("fuse-inval", move || {
+            while let Ok(ino) = changed_inodes.recv() {
+                if let Some(kernel_cache) = kernel_cache.upgrade() {
+                    kernel_cache.invalidate_attributes(ino);
+                }
+            }
+        })?;
+        *self.invalidations.lock() = Some(sender);
+        let kernel_cache = Arc::downgrade(self);
+        content.watch(Box::new(move |changed| {
+            if let Some(kernel_cache) = kernel_cache.upgrade() {
+                for ino in changed {
+                    kernel_cache.queue_invalidation(ino);
+                }
+            }
+        }));
+        Ok(Some(thread))
     }
 
     /// Queues the invalidation of the attributes of `ino` if the kernel may know them. Never waits.
-    pub(in crate::fuse) fn queue_invalidation(&self, ino: Ino) {
+    fn queue_invalidation(&self, ino: Ino) {
         if (ino == self.subtree.root() || self.known_inodes.contains(ino))
-            && let Some(invalidations) = &*self.invalidations()
+            && let Some(invalidations) = &*self.invalidations.lock()
         {
             // If the queue is full, the TTL ends soon enough.
             let _sent = invalidations.try_send(ino).is_ok();
@@ -115,8 +149,8 @@ impl KernelCache {
     }
 
     /// Invalidates the attributes of `ino` in the kernel.
-    pub(in crate::fuse) fn invalidate_attributes(&self, ino: Ino) {
-        let Some(notifier) = self.lock().clone() else {
+    fn invalidate_attributes(&self, ino: Ino) {
+        let Some(notifier) = self.notifier.lock().clone() else {
             return;
         };
         // A negative offset keeps the page cache. The call fails harmlessly if the kernel has
@@ -168,7 +202,7 @@ impl KernelCache {
         }
         // Copy the path and release the lock: `prime` waits for the kernel, which may wait for this
         // process.
-        let Some((mountpoint, device)) = self.lock_mountpoint().clone() else {
+        let Some((mountpoint, device)) = self.mountpoint.lock().clone() else {
             return;
         };
         if let Err(error) = prime((&mountpoint, device)) {
@@ -178,14 +212,6 @@ impl KernelCache {
                 self.is_priming_disabled.store(true, Ordering::Relaxed);
             }
         }
-    }
-
-    fn invalidations(&self) -> MutexGuard<'_, Option<SyncSender<Ino>>> {
-        self.invalidations.lock()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Notifier>> {
-        self.notifier.lock()
     }
 }
 
@@ -224,7 +250,7 @@ impl PageCache for KernelCache {
 
     fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
         // Do not hold the lock: the kernel may wait for a page that is being read.
-        let Some(notifier) = self.lock().clone() else {
+        let Some(notifier) = self.notifier.lock().clone() else {
             return Err(io::ErrorKind::NotConnected.into());
         };
         if offset == 0 {

@@ -1,7 +1,6 @@
 //! Pushing into the kernel's caches, before a caller asks and when attributes change.
 
 mod dentries;
-pub(super) mod invalidate;
 mod kernel_cache;
 mod priming_dir;
 

@@ -16,7 +16,6 @@ use std::fmt::Write;
 use std::io;
 use std::mem::MaybeUninit;
 use std::path::Path;
-use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
 use rustix::fs::{Mode, OFlags, RawDir, openat};
@@ -24,7 +23,7 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::dentries::clone_mount;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::fuse::attr;
 use crate::index::Ino;
 
@@ -102,7 +101,7 @@ impl PrimingDir {
         for byte in secret {
             write!(name, "{byte:02x}").map_err(io::Error::other)?;
         }
-        let mut listing = self.lock_listing();
+        let mut listing = self.listing.lock();
         *listing = Listing {
             generation: listing.generation + 1,
             name: name.clone(),
@@ -117,7 +116,7 @@ impl PrimingDir {
     /// # Errors
     /// When it listed no file.
     fn take_unknown(&self) -> io::Result<Vec<Ino>> {
-        let mut listing = self.lock_listing();
+        let mut listing = self.listing.lock();
         let known_count = listing.known_count.min(listing.files.len());
         if known_count == 0 {
             return Err(Errno::NODATA.into());
@@ -127,7 +126,7 @@ impl PrimingDir {
 
     /// The attributes of the priming directory, if `name` is its current name.
     pub(in crate::fuse) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
-        let listing = self.lock_listing();
+        let listing = self.listing.lock();
         let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
         is_current.then(|| directory_attr(inode(listing.generation)))
     }
@@ -137,7 +136,7 @@ impl PrimingDir {
         if !Self::is_priming_inode(inode) {
             return None;
         }
-        let listing = self.lock_listing();
+        let listing = self.listing.lock();
         let is_current = !listing.name.is_empty() && inode == self::inode(listing.generation);
         is_current.then(|| directory_attr(inode))
     }
@@ -151,7 +150,7 @@ impl PrimingDir {
     ///
     /// `add` gets the offset of the next file, too.
     pub(in crate::fuse) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
-        let mut listing = self.lock_listing();
+        let mut listing = self.listing.lock();
         if inode != self::inode(listing.generation) {
             return;
         }
@@ -160,10 +159,6 @@ impl PrimingDir {
             .position(|(next, file)| add(*file, next));
         listing.known_count = full.unwrap_or(listing.files.len());
     }
-
-    fn lock_listing(&self) -> MutexGuard<'_, Listing> {
-        self.listing.lock()
-    }
 }
 
 /// Ends the listing when dropped.
@@ -171,7 +166,7 @@ struct HideOnDrop<'a>(&'a PrimingDir);
 
 impl Drop for HideOnDrop<'_> {
     fn drop(&mut self) {
-        let mut listing = self.0.lock_listing();
+        let mut listing = self.0.listing.lock();
         listing.name.clear();
         listing.files.clear();
     }
@@ -183,23 +178,12 @@ fn inode(generation: u64) -> INodeNo {
 
 /// The attributes of a directory that only root can enter.
 fn directory_attr(inode: INodeNo) -> FileAttr {
-    let never = SystemTime::UNIX_EPOCH;
     FileAttr {
         ino: inode,
-        size: 0,
-        blocks: 0,
-        atime: never,
-        mtime: never,
-        ctime: never,
-        crtime: never,
         kind: FileType::Directory,
-        perm: 0,
         nlink: 2,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
         blksize: attr::BLKSIZE,
-        flags: 0,
+        ..attr::negative_entry()
     }
 }
 

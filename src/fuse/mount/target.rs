@@ -1,0 +1,115 @@
+//! The place and the identity of a mount.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+
+use super::error::UnmountError;
+use super::mountinfo::{self, Attachment};
+use super::namespace::Namespace;
+use super::overlay::OverlayKind;
+use super::pinned::PinnedMount;
+use super::syscalls;
+
+/// The place and the identity of a mount in the kernel's table of mounts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MountTarget {
+    /// Absolute, without symbolic links.
+    pub mountpoint: PathBuf,
+    /// Major and minor number of the top file system: the overlay or the mount itself.
+    pub device: (u32, u32),
+    /// The overlay over the mount, with the mount's own device number.
+    pub overlay: Option<(OverlayKind, (u32, u32))>,
+    /// The mount's namespace, unless it is this process's own.
+    pub namespace: Option<Namespace>,
+}
+
+impl MountTarget {
+    /// Whether it is attached, on top or below another mount.
+    ///
+    /// Sends no request to the mount itself. False if the kernel's table cannot be read, so that the
+    /// caller leaves the mount alone.
+    pub(super) fn is_mounted(&self) -> bool {
+        self.find().is_ok_and(|found| found.is_some())
+    }
+
+    /// Finds the mount's place now, because a directory above it may have been renamed.
+    ///
+    /// Its device number identifies it while a process holds its connection.
+    ///
+    /// # Errors
+    /// When the kernel's table of mounts cannot be read.
+    pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
+        let (device, kind, mountpoint) = (self.device, self.fs_type(), &self.mountpoint);
+        match &self.namespace {
+            Some(namespace) => {
+                let table = namespace.table()?;
+                Ok(mountinfo::find_in(&table, device, kind, mountpoint))
+            }
+            None => mountinfo::find(device, kind, mountpoint),
+        }
+    }
+
+    /// Unmounts the top file system. `force` does so while it is in use, and ends its connection.
+    ///
+    /// With `connection`, unmounts only the mount with that connection. After a mount ends, the
+    /// kernel gives its device number to another one.
+    ///
+    /// # Errors
+    /// As [`Mount::unmount`](super::Mount::unmount).
+    pub(super) fn unmount(
+        &self,
+        force: bool,
+        connection: Option<BorrowedFd<'_>>,
+    ) -> Result<(), UnmountError> {
+        if let Some(namespace) = &self.namespace {
+            return namespace.unmount(&self.mountpoint, self.device, force, connection);
+        }
+        syscalls::unmount_if(
+            self.fs_type(),
+            &self.current_mountpoint(),
+            Some(self.device),
+            force,
+            is_target(connection),
+        )
+    }
+
+    /// Whether this process's namespace has other mounts of the file system, such as bind mounts.
+    pub(super) fn has_bind_mounts(&self) -> bool {
+        self.namespace.is_none()
+            && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
+    }
+
+    /// Detaches the mount while it is in use, and leaves the connection to other mounts.
+    ///
+    /// # Errors
+    /// As [`unmount`](Self::unmount).
+    pub(super) fn detach(&self, connection: BorrowedFd<'_>) -> Result<(), UnmountError> {
+        let (mountpoint, is_target) = (self.current_mountpoint(), is_target(Some(connection)));
+        syscalls::detach_if(self.fs_type(), &mountpoint, self.device, is_target)
+    }
+
+    /// Its mountpoint now, or the last known one if it is detached.
+    pub(super) fn current_mountpoint(&self) -> PathBuf {
+        let found = self.find().ok().flatten();
+        found.map_or_else(|| self.mountpoint.clone(), |found| found.path)
+    }
+
+    /// The type of the top file system.
+    pub(super) fn fs_type(&self) -> &'static str {
+        let overlay = self.overlay.map(|(overlay, _)| overlay.fs_type());
+        overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
+    }
+
+    /// Major and minor number of the mount itself, without any overlay.
+    pub(super) fn lower_device(&self) -> (u32, u32) {
+        self.overlay.map_or(self.device, |(_, device)| device)
+    }
+}
+
+/// Accepts only a mount with `connection`, if that is given.
+fn is_target(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&PinnedMount) -> bool {
+    move |mount| {
+        connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+    }
+}

@@ -1,0 +1,139 @@
+//! Read requests: from memory at once, or on the archive's own threads.
+
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use bytes::Bytes;
+use fuser::{Errno, ReplyData};
+
+use super::content::Content;
+use super::pending_replies::{FailReply, WaitError, WaitReason};
+use super::state::FilesystemState;
+use super::timed_out_reads::RequestedRange;
+use crate::archive::ReadError;
+
+/// A read request with its reply.
+pub(super) struct ReadRequest {
+    pub(super) reply: ReplyData,
+    pub(super) range: RequestedRange,
+    pub(super) content: Weak<dyn Content>,
+    pub(super) state: Arc<FilesystemState>,
+}
+
+impl ReadRequest {
+    /// Reads from the archive.
+    pub(super) fn read(self) {
+        let RequestedRange {
+            caller,
+            ino,
+            offset,
+            len,
+        } = self.range;
+        let Some(content) = self.content.upgrade() else {
+            return self.fail(WaitError::Closed);
+        };
+        if let Some(result) = content.try_read(ino, offset, len) {
+            return self.finish(result);
+        }
+        let timed_out_reads = &self.state.timed_out_reads;
+        if timed_out_reads.is_kernel_retry(self.range, Instant::now()) {
+            // The first failure was recorded already.
+            self.state.stats.failed_reads.increment();
+            return self.reply.error(Errno::ETIMEDOUT);
+        }
+        let pending_replies = Arc::clone(&self.state.pending_replies);
+        let reason = if content.is_scanned() {
+            WaitReason::Bytes
+        } else {
+            WaitReason::Scan
+        };
+        let pending = pending_replies.register(self, caller, reason);
+        let wanted = pending.pending_check();
+        let done = move |result| {
+            // The reply may have failed already.
+            if let Some(request) = pending.take() {
+                request.finish(result);
+            }
+        };
+        content.read(ino, offset, len, wanted, Box::new(done));
+    }
+
+    /// Replies with the result of the read.
+    pub(super) fn finish(self, result: Result<Bytes, ReadError>) {
+        match result {
+            Ok(bytes) => {
+                self.state.stats.served_bytes.add(bytes.len() as u64);
+                self.reply.data(&bytes);
+            }
+            Err(error) => self.fail_with(&error, errno_of(&error)),
+        }
+    }
+
+    fn fail_with(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
+        // Record before the reply, so that a caller that sees the error finds it in the status.
+        self.state.stats.failed_reads.increment();
+        let content = self.content.upgrade();
+        let path = content.and_then(|content| content.index().path(self.range.ino));
+        let path = path.unwrap_or_default();
+        self.state.recent_errors.record(&path.to_string(), error);
+        if errno == Errno::ETIMEDOUT {
+            let timed_out_reads = &self.state.timed_out_reads;
+            timed_out_reads.record(self.range, Instant::now());
+        }
+        self.reply.error(errno);
+    }
+}
+
+impl FailReply for ReadRequest {
+    fn fail(self, why: WaitError) {
+        match why {
+            WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
+            WaitError::TimedOut => self.fail_with(&why, why.errno()),
+        }
+    }
+}
+
+/// The errno for a read that failed.
+///
+/// The match is exhaustive, so a new error needs an errno before the crate compiles.
+fn errno_of(error: &ReadError) -> Errno {
+    match error {
+        ReadError::NotAFile => Errno::EINVAL,
+        // NFS uses ESTALE for the same case: the handle is good, but its file has disappeared.
+        ReadError::Changed(_) | ReadError::NotFound(_) => Errno::ESTALE,
+        // Network file systems that do not wait for ever return this (nfs(5), softerr).
+        ReadError::TimedOut(_) => Errno::ETIMEDOUT,
+        ReadError::AccessDenied(_) => Errno::EACCES,
+        ReadError::Unreachable(_)
+        | ReadError::Damaged { .. }
+        | ReadError::Unscanned
+        | ReadError::Index => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::archive::Error;
+
+    fn failure() -> Arc<Error> {
+        Arc::new(Error::Empty)
+    }
+
+    #[test]
+    fn read_errors_map_to_errnos() {
+        for (error, number) in [
+            (ReadError::NotAFile, Errno::EINVAL),
+            (ReadError::Changed(failure()), Errno::ESTALE),
+            (ReadError::NotFound(failure()), Errno::ESTALE),
+            (ReadError::TimedOut(failure()), Errno::ETIMEDOUT),
+            (ReadError::AccessDenied(failure()), Errno::EACCES),
+            (ReadError::Unreachable(failure()), Errno::EIO),
+            (ReadError::Unscanned, Errno::EIO),
+        ] {
+            assert_eq!(errno_of(&error), number, "{error}");
+        }
+    }
+}

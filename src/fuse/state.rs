@@ -1,0 +1,227 @@
+//! State that the requests of a filesystem share: the tree as it is shown, and its records.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use fuser::{Errno, FileAttr, Generation, INodeNo, ReplyEntry};
+
+use super::attr::{self, Ownership};
+use super::content::Content;
+use super::pending_replies::{FailReply, PendingReplies, WaitError, WaitReason};
+use super::push::KernelCache;
+use super::recent_errors::RecentErrors;
+use super::subtree::Subtree;
+use super::timed_out_reads::TimedOutReads;
+use super::xattr;
+use crate::archive::{Callback, WaitFor};
+use crate::base::passwd::Accounts;
+use crate::base::stats::Stats;
+use crate::base::xattr_filter::XattrFilter;
+use crate::index::{Entry, Index, Kind};
+
+/// TTL of entries and attributes once the index is complete.
+pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
+
+/// TTL of entries and attributes during the scan.
+///
+/// The daemon never invalidates entries when a later member replaces one. `FUSE_NOTIFY_INVAL_ENTRY`
+/// takes the lock of the parent directory, which a blocked lookup or readdir holds until the scan
+/// answers it.
+pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
+
+/// The TTL of entries and attributes from `index`.
+pub(super) fn ttl(index: &Index) -> Duration {
+    if index.is_complete() {
+        TTL_IMMUTABLE
+    } else {
+        TTL_SCANNING
+    }
+}
+
+/// The state of a filesystem, without its archive.
+///
+/// Pending replies hold it. They must not keep the archive open, because closing the archive ends
+/// the scan.
+#[derive(Clone, Debug)]
+pub(super) struct FilesystemState {
+    pub(super) subtree: Subtree,
+    pub(super) ownership: Ownership,
+    pub(super) accounts: Arc<Accounts>,
+    /// Selects the attributes that are shown.
+    pub(super) xattr_filter: XattrFilter,
+    /// Whether any entry has a security label. Set once the index is complete.
+    pub(super) has_labels: OnceLock<bool>,
+    /// Whether a complete index has an attribute that is shown.
+    pub(super) has_shown_xattrs: OnceLock<bool>,
+    pub(super) stats: Arc<Stats>,
+    pub(super) recent_errors: Arc<RecentErrors>,
+    pub(super) kernel_cache: Arc<KernelCache>,
+    /// Replies to requests that wait for the scan or for bytes.
+    pub(super) pending_replies: Arc<PendingReplies>,
+    /// Reads that timed out a moment ago.
+    pub(super) timed_out_reads: Arc<TimedOutReads>,
+}
+
+impl FilesystemState {
+    /// The entry with the kernel's inode number `inode`.
+    pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        self.subtree.entry(index, inode).ok_or({
+            // The kernel asks only for inodes that it got from us. A missing one means that the live
+            // index was replaced by an empty one, because the archive's digest did not match.
+            if index.is_complete() {
+                Errno::ENOENT
+            } else {
+                Errno::EIO
+            }
+        })
+    }
+
+    /// The entry of `inode`, if it is a directory whose listing is complete.
+    pub(super) fn listable_directory<'a>(
+        &self,
+        index: &'a Index,
+        inode: INodeNo,
+    ) -> Result<Entry<'a>, Errno> {
+        let entry = self.entry(index, inode)?;
+        // The scan failed, so a listing would lack names.
+        if !index.is_complete() {
+            return Err(Errno::EIO);
+        }
+        match entry.kind() {
+            Kind::Directory => Ok(entry),
+            _ => Err(Errno::ENOTDIR),
+        }
+    }
+
+    /// Whether there may be security labels.
+    ///
+    /// If there are none, the reply to getxattr(2) says "not supported", and ls(1) asks once instead
+    /// of for every entry. ACLs cannot be answered in this way, because the kernel would then deny
+    /// every access.
+    pub(super) fn has_labels(&self, index: &Index) -> bool {
+        let has_labels = || {
+            self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
+        };
+        !index.is_complete() || *self.has_labels.get_or_init(has_labels)
+    }
+
+    /// Whether any entry may have an extended attribute that is shown.
+    pub(super) fn may_have_xattrs(&self, index: &Index) -> bool {
+        let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
+        let has_shown = || index.xattr_names().any(is_shown);
+        !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
+    }
+
+    /// The extended attributes of `entry` that are shown.
+    pub(super) fn shown_xattrs<'a>(
+        &self,
+        entry: &Entry<'a>,
+    ) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        let (xattrs, kind) = (entry.xattrs(), entry.kind());
+        xattrs.filter(move |(name, _)| {
+            xattr::is_supported(name, kind) && self.xattr_filter.selects(name)
+        })
+    }
+
+    /// The attributes of `entry` for stat(2).
+    pub(super) fn attributes(&self, entry: Entry<'_>) -> FileAttr {
+        let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
+        let inode = self.subtree.inode(entry.ino());
+        attr::attributes(entry, mode, inode, &self.ownership)
+    }
+
+    /// Replies to the lookup of `name` in `parent` by the thread `caller`.
+    ///
+    /// Replies at once if the index has the name or is complete. Otherwise the reply waits until the
+    /// scan finds the name or ends.
+    pub(super) fn answer_lookup(
+        self: &Arc<Self>,
+        content: &Arc<dyn Content>,
+        caller: u32,
+        (parent, name): (INodeNo, Vec<u8>),
+        reply: ReplyEntry,
+    ) {
+        // Read this first: a name that is missing after the end of the scan will not appear later.
+        let is_scanned = content.is_scanned();
+        let index = content.index();
+        let directory = match self.entry(&index, parent) {
+            Ok(directory) => directory.ino(),
+            Err(errno) => return reply.error(errno),
+        };
+        if let Some(entry) = index.lookup(directory, &name) {
+            self.stats.served_lookups.increment();
+            if index.is_complete() {
+                self.kernel_cache.mark_dentry_known(entry.ino());
+                content.note_lookup(entry.ino());
+            } else {
+                // The kernel asks for the name again soon, because its TTL is short.
+                self.kernel_cache.mark_inode_known(entry.ino());
+            }
+            return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));
+        }
+        if index.is_complete() {
+            return reply.entry(&TTL_IMMUTABLE, &attr::negative_entry(), Generation(0));
+        }
+        drop(index);
+        if is_scanned {
+            return reply.error(Errno::EIO);
+        }
+        let awaited = WaitFor::Name(directory, name.clone());
+        self.wait_for_scan(
+            content,
+            awaited,
+            caller,
+            reply,
+            move |state, content, reply| {
+                state.answer_lookup(content, caller, (parent, name), reply);
+            },
+        );
+    }
+
+    /// Calls `answer` with `reply` once the index is complete.
+    pub(super) fn with_complete_index<R: FailReply>(
+        self: &Arc<Self>,
+        content: &Arc<dyn Content>,
+        caller: u32,
+        reply: R,
+        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
+    ) {
+        let index = content.index();
+        if index.is_complete() {
+            return answer(self, &index, reply);
+        }
+        drop(index);
+        self.wait_for_scan(
+            content,
+            WaitFor::End,
+            caller,
+            reply,
+            |state, content, reply| {
+                answer(state, &content.index(), reply);
+            },
+        );
+    }
+
+    /// Calls `answer` with `reply` once the scan has reached `awaited`, if the archive is still open.
+    fn wait_for_scan<R: FailReply>(
+        self: &Arc<Self>,
+        content: &Arc<dyn Content>,
+        awaited: WaitFor,
+        caller: u32,
+        reply: R,
+        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Content>, R) + Send + 'static,
+    ) {
+        let pending = self
+            .pending_replies
+            .register(reply, caller, WaitReason::Scan);
+        let wanted = pending.pending_check();
+        let (state, weak_content) = (Arc::clone(self), Arc::downgrade(content));
+        let then = move || match (pending.take(), weak_content.upgrade()) {
+            (Some(reply), Some(content)) => answer(&state, &content, reply),
+            (Some(reply), None) => reply.fail(WaitError::Closed),
+            // The reply failed already.
+            (None, _) => {}
+        };
+        content.on_available(awaited, Callback::while_wanted(wanted, then));
+    }
+}
