@@ -9,11 +9,9 @@ use std::sync::Arc;
 
 use tokio::runtime::Handle;
 
-use super::config::Config;
 use super::error::{Cause, Error};
-use super::layout::{Digests, Layout};
 use super::manifest::{self, DockerImage};
-use super::{Image, ImageSelector, Layer};
+use super::opener::{self, Digests, Image, ImageOpener};
 use crate::archive::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
@@ -30,70 +28,45 @@ const DEFAULT_REGISTRY: &str = "docker.io/library/";
 const DEFAULT_HOST: &str = "docker.io/";
 const DEFAULT_TAG: &str = ":latest";
 
-/// Opens the image in `layout` that `wish` selects.
-pub(super) fn open(
-    layout: &Layout,
-    selector: &ImageSelector,
-    network: &Handle,
-) -> Result<Image, Error> {
-    let error = |cause| Error {
-        location: layout.location().to_owned(),
-        document: None,
-        cause: Box::new(cause),
-    };
-    if !layout.has_file(MANIFEST)? {
-        let (missing, kind) = (MANIFEST, selector.kind);
-        return Err(error(Cause::NotAnImage { missing, kind }));
-    }
-    let bytes = layout.read_document(MANIFEST, network)?;
+/// Opens the image that `opener` selects.
+pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
+    let (layout, network) = (opener.layout, opener.network);
+    let bytes = opener.read_marker(MANIFEST)?;
     let images =
         manifest::parse_docker_manifest(&bytes).map_err(|cause| layout.error(MANIFEST, cause))?;
-    let image = choose_image(images, selector.name.as_deref()).map_err(error)?;
-
+    let image = choose_image(images, opener.name).map_err(|cause| opener.error(cause))?;
     let bytes = layout.read_document(&image.config, network)?;
-    let wrong = |cause| layout.error(&image.config, cause);
     let found = sha256(&bytes);
     if let Some(expected) = digest_from_path(&image.config).filter(|&expected| expected != found) {
-        return Err(wrong(Cause::DigestMismatch { expected, found }));
+        let cause = Cause::DigestMismatch { expected, found };
+        return Err(layout.error(&image.config, cause));
     }
-    let config = Config::parse(&bytes).map_err(wrong)?;
-    selector.check_platform(&config.platform).map_err(error)?;
+    let config = opener.parse_config(&image.config, &bytes)?;
     let count = image.layers.len();
-    if config.diff_ids.len() != count {
-        let diff_id_count = config.diff_ids.len();
-        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
-        return Err(wrong(Cause::Malformed(what)));
-    }
-    let mut layers = Vec::with_capacity(count);
-    for (number, (path, diff_id)) in image.layers.iter().zip(&config.diff_ids).enumerate() {
+    opener.check_layer_count(&image.config, &config, count)?;
+    let files = image.layers.iter().zip(&config.diff_ids).enumerate();
+    let layers = files.map(|(number, (path, diff_id))| {
         let file = layout.file(path)?;
         let is_plain = is_plain(&file, network).map_err(|cause| layout.error(path, cause))?;
-        let digests = if is_plain {
-            Digests {
-                packed: Some(*diff_id),
-                plain: None,
-            }
+        let (packed, plain) = if is_plain {
+            (Some(*diff_id), None)
         } else {
-            Digests {
-                packed: digest_from_path(path),
-                plain: Some(*diff_id),
-            }
+            (digest_from_path(path), Some(*diff_id))
         };
-        let name = super::layer_name(layout, number, count, digests.packed);
-        layers.push(Layer {
-            source: layout.layer_source(path, &name, digests, None)?,
-            digest: digests.packed,
-            size: file.fingerprint().len.unwrap_or_default(),
-            media_type: None,
-        });
-    }
+        opener.layer(
+            (file, path),
+            (number, count),
+            Digests { packed, plain },
+            None,
+        )
+    });
     Ok(Image {
         location: layout.location().to_owned(),
-        names: image.repo_tags,
         digest: found,
         config_digest: found,
+        layers: layers.collect::<Result<_, _>>()?,
+        names: image.repo_tags,
         config,
-        layers,
     })
 }
 
@@ -121,7 +94,7 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
 fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
     let display_names = |images: &[DockerImage]| {
         let display_names = |image: &DockerImage| {
-            super::display_names(&image.repo_tags, digest_from_path(&image.config))
+            opener::display_names(&image.repo_tags, digest_from_path(&image.config))
         };
         images.iter().flat_map(display_names).collect()
     };

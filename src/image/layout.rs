@@ -10,21 +10,11 @@ use super::manifest::Descriptor;
 use crate::archive::{Archive, sha256};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
-use crate::base::sha256::Sha256;
 use crate::fetch;
-use crate::source::{self, Slice, Source, SourceDirectory};
+use crate::source::{self, Source, SourceDirectory};
 
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
-
-/// Expected digests of a layer, as far as a trusted document has them.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Digests {
-    /// Of the bytes as they are stored.
-    pub(super) packed: Option<Sha256>,
-    /// Of the decompressed bytes.
-    pub(super) plain: Option<Sha256>,
-}
 
 /// Container of an image's files.
 #[derive(Debug)]
@@ -116,33 +106,5 @@ impl Layout {
             _ => return Ok(bytes),
         };
         Err(self.error(&path, cause))
-    }
-
-    /// The file at `path` as a layer called `name`, with the known digests of its bytes.
-    ///
-    /// # Errors
-    /// When it is missing, or does not have `size` bytes.
-    pub(super) fn layer_source(
-        &self,
-        path: &str,
-        name: &str,
-        digests: Digests,
-        size: Option<u64>,
-    ) -> Result<Arc<dyn Source>, Error> {
-        let file = self.file(path)?;
-        let found = file.fingerprint().len.unwrap_or_default();
-        if let Some(expected) = size.filter(|&expected| expected != found) {
-            return Err(self.error(path, Cause::SizeMismatch { expected, found }));
-        }
-        let whole = Extent::with_len(Packed(0), found);
-        let layer = Slice::new(file, whole, name).map_err(|error| self.error(path, error))?;
-        let layer = match digests.packed {
-            Some(digest) => layer.with_digest(digest),
-            None => layer,
-        };
-        Ok(Arc::new(match digests.plain {
-            Some(digest) => layer.with_plain_digest(digest),
-            None => layer,
-        }))
     }
 }

@@ -4,12 +4,11 @@ use std::collections::HashMap;
 
 use tokio::runtime::Handle;
 
-use super::config::Config;
 use super::error::{Cause, Error};
-use super::layout::{Digests, Layout};
+use super::layout::Layout;
 use super::manifest::{self, Descriptor, DescriptorKind};
+use super::opener::{self, Digests, Image, ImageOpener};
 use super::platform::Platform;
-use super::{Image, ImageSelector, Layer};
 use crate::base::sha256::Sha256;
 
 /// Maximum depth of nested indexes.
@@ -34,7 +33,7 @@ struct Candidate {
 impl Candidate {
     /// Names by which the user can select it.
     fn display_names(&self) -> Vec<String> {
-        super::display_names(&self.names, Some(self.manifest.digest))
+        opener::display_names(&self.names, Some(self.manifest.digest))
     }
 }
 
@@ -47,28 +46,59 @@ struct Search<'a> {
     found: Vec<Candidate>,
 }
 
-/// Opens the image in `layout` that `wish` selects.
-pub(super) fn open(
-    layout: &Layout,
-    selector: &ImageSelector,
-    network: &Handle,
-) -> Result<Image, Error> {
-    let error = |cause| Error {
-        location: layout.location().to_owned(),
-        document: None,
-        cause: Box::new(cause),
-    };
-    if !layout.has_file(INDEX)? {
-        let (missing, kind) = (INDEX, selector.kind);
-        return Err(error(Cause::NotAnImage { missing, kind }));
+/// Opens the image that `opener` selects.
+pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
+    let (layout, network) = (opener.layout, opener.network);
+    let chosen = choose_manifest(opener)?;
+    let bytes = layout.read_verified(&chosen.manifest, network)?;
+    let manifest = manifest::parse_manifest(&bytes)
+        .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
+    let config_path = manifest.config.blob_path();
+    let bytes = layout.read_verified(&manifest.config, network)?;
+    let config = opener.parse_config(&config_path, &bytes)?;
+    let count = manifest.layers.len();
+    // An artifact other than a container image may have a configuration without layers.
+    if !config.diff_ids.is_empty() {
+        opener.check_layer_count(&config_path, &config, count)?;
     }
-    let bytes = layout.read_document(INDEX, network)?;
+    let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
+        let path = layer.blob_path();
+        let file = layout.file(&path)?;
+        let (expected, found) = (layer.size, file.fingerprint().len.unwrap_or_default());
+        if found != expected {
+            return Err(layout.error(&path, Cause::SizeMismatch { expected, found }));
+        }
+        // A layer that is not packed has one digest for both.
+        let (packed, plain) = (Some(layer.digest), config.diff_ids.get(number).copied());
+        let plain = plain.filter(|_| plain != packed);
+        let media_type = Some(layer.media_type.clone());
+        opener.layer(
+            (file, &path),
+            (number, count),
+            Digests { packed, plain },
+            media_type,
+        )
+    });
+    Ok(Image {
+        location: layout.location().to_owned(),
+        names: chosen.names,
+        digest: chosen.manifest.digest,
+        config_digest: manifest.config.digest,
+        layers: layers.collect::<Result<_, Error>>()?,
+        config,
+    })
+}
+
+/// Searches the indexes for the manifest that `opener` selects.
+fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
+    let layout = opener.layout;
+    let error = |cause| opener.error(cause);
+    let bytes = opener.read_marker(INDEX)?;
     let listed = manifest::parse_index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
-    let NameMatch { listed, manifest } =
-        match_name(listed, selector.name.as_deref()).map_err(error)?;
+    let NameMatch { listed, manifest } = match_name(listed, opener.name).map_err(error)?;
     let mut search = Search {
         layout,
-        network,
+        network: opener.network,
         remaining_indexes: MAX_INDEXES,
         found: Vec::new(),
     };
@@ -79,46 +109,7 @@ pub(super) fn open(
     if let Some(wanted) = manifest {
         search.retain_digest(wanted).map_err(error)?;
     }
-    let chosen = choose_for_platform(&search.found, selector.platform.as_ref()).map_err(error)?;
-    let path = chosen.manifest.blob_path();
-    let bytes = layout.read_verified(&chosen.manifest, network)?;
-    let manifest = manifest::parse_manifest(&bytes).map_err(|cause| layout.error(&path, cause))?;
-    let bytes = layout.read_verified(&manifest.config, network)?;
-    let config =
-        Config::parse(&bytes).map_err(|cause| layout.error(&manifest.config.blob_path(), cause))?;
-    selector.check_platform(&config.platform).map_err(error)?;
-    let count = manifest.layers.len();
-    // An artifact other than a container image may have a configuration without layers.
-    let diff_id_count = config.diff_ids.len();
-    if diff_id_count != 0 && diff_id_count != count {
-        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
-        return Err(layout.error(&manifest.config.blob_path(), Cause::Malformed(what)));
-    }
-    let diff_ids = config.diff_ids.clone();
-    let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
-        let name = super::layer_name(layout, number, count, Some(layer.digest));
-        let (path, digest) = (layer.blob_path(), Some(layer.digest));
-        // A layer that is not packed has one digest for both.
-        let plain = diff_ids.get(number).copied();
-        let digests = Digests {
-            packed: digest,
-            plain: plain.filter(|_| plain != digest),
-        };
-        Ok(Layer {
-            source: layout.layer_source(&path, &name, digests, Some(layer.size))?,
-            digest,
-            size: layer.size,
-            media_type: Some(layer.media_type.clone()),
-        })
-    });
-    Ok(Image {
-        location: layout.location().to_owned(),
-        names: chosen.names,
-        digest: chosen.manifest.digest,
-        config_digest: manifest.config.digest,
-        config,
-        layers: layers.collect::<Result<_, Error>>()?,
-    })
+    choose_for_platform(&search.found, opener.platform).map_err(error)
 }
 
 /// The result of matching a name.
@@ -151,7 +142,7 @@ fn match_name(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<NameMatch
     let images = others
         .iter()
         .filter(|other| other.kind() != DescriptorKind::Other);
-    let known = images.flat_map(|one| super::display_names(&one.names, Some(one.digest)));
+    let known = images.flat_map(|one| opener::display_names(&one.names, Some(one.digest)));
     Err(Cause::NoSuchName {
         wanted: wanted.to_owned(),
         known: known.collect(),

@@ -1,0 +1,185 @@
+//! Steps of opening an image that all kinds of images share.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+
+use super::config::Config;
+use super::error::{Cause, Error};
+use super::image_ref::Transport;
+use super::layout::Layout;
+use super::platform::Platform;
+use crate::base::extent::{Extent, Packed};
+use crate::base::sha256::Sha256;
+use crate::source::{Slice, Source};
+
+/// An image whose documents are verified. The bytes of its layers are not yet.
+#[derive(Debug)]
+pub struct Image {
+    /// Its location, without secrets.
+    pub location: String,
+    /// Its names there.
+    pub names: Vec<String>,
+    /// Digest of its manifest, or of its configuration if there is no manifest.
+    pub digest: Sha256,
+    /// Digest of its configuration.
+    pub config_digest: Sha256,
+    /// Its configuration.
+    pub config: Config,
+    /// Its layers, the lowest first.
+    pub layers: Vec<Layer>,
+}
+
+/// A layer: an archive of changes to the layers below it.
+#[derive(Debug)]
+pub struct Layer {
+    /// The packed bytes. If the digest is known, it identifies the source.
+    pub source: Arc<dyn Source>,
+    /// Digest of the packed bytes, if known.
+    pub digest: Option<Sha256>,
+    /// Length of the packed bytes.
+    pub size: u64,
+    /// Its media type, if given.
+    pub media_type: Option<String>,
+}
+
+/// Expected digests of a layer, as far as a trusted document has them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Digests {
+    /// Of the bytes as they are stored.
+    pub(super) packed: Option<Sha256>,
+    /// Of the decompressed bytes.
+    pub(super) plain: Option<Sha256>,
+}
+
+/// A request to open an image in a layout.
+pub(super) struct ImageOpener<'a> {
+    pub(super) layout: &'a Layout,
+    pub(super) network: &'a Handle,
+    /// The kind of image that the user named.
+    pub(super) transport: Transport,
+    /// Name or digest of the image, if given.
+    pub(super) name: Option<&'a str>,
+    pub(super) platform: Option<&'a Platform>,
+}
+
+impl ImageOpener<'_> {
+    /// An error about the image as a whole.
+    pub(super) fn error(&self, cause: Cause) -> Error {
+        Error {
+            location: self.layout.location().to_owned(),
+            document: None,
+            cause: Box::new(cause),
+        }
+    }
+
+    /// Reads the document at `path`, which marks an image of this kind.
+    pub(super) fn read_marker(&self, path: &'static str) -> Result<Bytes, Error> {
+        if !self.layout.has_file(path)? {
+            let (missing, kind) = (path, self.transport.name());
+            return Err(self.error(Cause::NotAnImage { missing, kind }));
+        }
+        self.layout.read_document(path, self.network)
+    }
+
+    /// Parses the configuration `bytes` from `path`, and checks that it is for the wanted platform.
+    pub(super) fn parse_config(&self, path: &str, bytes: &[u8]) -> Result<Config, Error> {
+        let config = Config::parse(bytes).map_err(|cause| self.layout.error(path, cause))?;
+        check_platform(&config.platform, self.platform).map_err(|cause| self.error(cause))?;
+        Ok(config)
+    }
+
+    /// Checks that the configuration at `path` has digests for `count` layers.
+    pub(super) fn check_layer_count(
+        &self,
+        path: &str,
+        config: &Config,
+        count: usize,
+    ) -> Result<(), Error> {
+        let diff_id_count = config.diff_ids.len();
+        if diff_id_count == count {
+            return Ok(());
+        }
+        let what = format!("it speaks of {diff_id_count} layers, and there are {count}");
+        Err(self.layout.error(path, Cause::Malformed(what)))
+    }
+
+    /// Layer `number` of `count`: the file at `path`, with the known digests of its bytes.
+    pub(super) fn layer(
+        &self,
+        (file, path): (Arc<dyn Source>, &str),
+        (number, count): (usize, usize),
+        digests: Digests,
+        media_type: Option<String>,
+    ) -> Result<Layer, Error> {
+        let size = file.fingerprint().len.unwrap_or_default();
+        let whole = Extent::with_len(Packed(0), size);
+        let name = layer_name(self.layout.location(), number, count, digests.packed);
+        let source = Slice::new(file, whole, &name);
+        let mut source = source.map_err(|error| self.layout.error(path, error))?;
+        if let Some(digest) = digests.packed {
+            source = source.with_digest(digest);
+        }
+        if let Some(digest) = digests.plain {
+            source = source.with_plain_digest(digest);
+        }
+        Ok(Layer {
+            source: Arc::new(source),
+            digest: digests.packed,
+            size,
+            media_type,
+        })
+    }
+}
+
+/// Checks that a configuration for `platform` fits the wanted one.
+///
+/// Many configurations omit the variant, even if the index has one. Then any variant fits.
+fn check_platform(platform: &Platform, wanted: Option<&Platform>) -> Result<(), Cause> {
+    let Some(wanted) = wanted else {
+        return Ok(());
+    };
+    let completed = Platform {
+        variant: platform.variant.clone().or(wanted.variant.clone()),
+        ..platform.clone()
+    };
+    let distance = completed.distance(wanted);
+    distance.map(drop).ok_or_else(|| Cause::NoSuchPlatform {
+        wanted: wanted.clone(),
+        known: vec![platform.to_string()],
+    })
+}
+
+/// The `names` of an image; its digest if it has none.
+pub(super) fn display_names(names: &[String], digest: Option<Sha256>) -> Vec<String> {
+    match digest {
+        Some(digest) if names.is_empty() => vec![format!("sha256:{digest}")],
+        _ => names.to_vec(),
+    }
+}
+
+/// Display name of layer `number` of `count`.
+fn layer_name(location: &str, number: usize, count: usize, digest: Option<Sha256>) -> String {
+    let digits = digest.map(|digest| digest.to_string());
+    let digits = digits.as_deref().and_then(|digits| digits.get(..12));
+    let digits = digits.map_or_else(String::new, |digits| format!(" ({digits})"));
+    format!("{location}: layer {} of {count}{digits}", number + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn config_without_a_variant_matches_any_variant() {
+        let platform = |text: &str| text.parse::<Platform>().expect("a platform");
+        let fits = |wanted: &str, said: &str| {
+            check_platform(&platform(said), Some(&platform(wanted))).is_ok()
+        };
+        assert!(fits("linux/arm/v6", "linux/arm"));
+        assert!(fits("linux/arm/v6", "linux/arm/v6"));
+        assert!(!fits("linux/arm/v6", "linux/arm/v7"));
+        assert!(!fits("linux/arm/v6", "linux/arm64"));
+    }
+}
