@@ -10,8 +10,7 @@ use crate::tar::{Device, Timestamp};
 
 /// Unit of `st_blocks`, by POSIX.
 const BLOCK_BYTES: u64 = 512;
-/// `st_blksize`: the page size. The kernel derives the inode's block shift from it. Readers that want
-/// larger reads get them by read-ahead.
+/// `st_blksize`: the page size. The kernel derives the inode's block shift from it.
 pub(super) const BLKSIZE: u32 = 4096;
 
 /// The owners and modes that a mount shows.
@@ -85,9 +84,7 @@ pub(super) fn file_type(kind: Kind<'_>) -> FileType {
     }
 }
 
-/// The size of an entry, cut to the largest signed offset.
-///
-/// The kernel reads file offsets as signed numbers. It could not read a file of a larger size at all.
+/// The size of an entry, cut to the largest signed offset, because the kernel reads no larger file.
 fn size(kind: Kind<'_>, size: u64) -> u64 {
     match kind {
         Kind::File | Kind::Symlink(_) => size.min(i64::MAX as u64),
@@ -101,9 +98,7 @@ fn permissions(mode: u32, umask: u32) -> u16 {
     u16::try_from(bits).unwrap_or(0)
 }
 
-/// A device number as FUSE sends it: 32 bits, 12 for the major and 20 for the minor number.
-///
-/// Linux has the same widths, so a number that does not fit belongs to no possible device.
+/// A device number as FUSE sends it: 12 bits for the major and 20 for the minor number, as in Linux.
 fn rdev(kind: Kind<'_>) -> u32 {
     let (Kind::CharDevice(device) | Kind::BlockDevice(device)) = kind else {
         return 0;

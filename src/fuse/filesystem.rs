@@ -30,14 +30,12 @@ use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Index, Ino, Kind};
 
-/// Maximum bytes of a request from the kernel. The kernel's read-ahead sends reads of at most 1 MiB
-/// (see [`mount`](super::mount)). Larger requests were not faster.
+/// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
 /// Maximum number of file systems below a mount with passthrough.
 ///
-/// One is the backing files' own, which must not be stacked itself. With a depth of 2 the kernel
-/// would allow no overlay on top.
+/// One is the backing files' own. With a depth of 2 the kernel would allow no overlay on top.
 const MAX_STACK_DEPTH: u32 = 1;
 
 /// Longest name that statfs(2) reports.
@@ -205,8 +203,7 @@ impl TarFilesystem {
     }
 }
 
-/// Replies to getxattr or listxattr: with the length if `size` is 0, otherwise with the bytes if they
-/// fit.
+/// Replies to getxattr or listxattr: with the length if `size` is 0, else with the bytes if they fit.
 fn reply_xattr(reply: ReplyXattr, size: u32, bytes: &[u8]) {
     match u32::try_from(bytes.len()) {
         Ok(len) if size == 0 => reply.size(len),
@@ -486,8 +483,7 @@ impl Filesystem for TarFilesystem {
         let index = self.content.index();
         let blocks = index.stored_bytes().div_ceil(u64::from(attr::BLKSIZE));
         let files = index.entry_count();
-        // No free space, as on any read-only filesystem. 255 is the longest name that Linux programs
-        // expect.
+        // No free space, as on any read-only filesystem. Linux programs expect names of at most 255.
         reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
     }
 
@@ -514,8 +510,7 @@ impl Filesystem for TarFilesystem {
 
     /// Returns an empty list if no attribute is shown.
     ///
-    /// With ENOSYS the kernel would say that lists are not supported. Then tar(1) and getfattr(1)
-    /// print an error for every file.
+    /// With ENOSYS, tar(1) and getfattr(1) would print an error for every file.
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
@@ -554,8 +549,7 @@ impl Filesystem for TarFilesystem {
 
     /// ENOSYS tells the kernel to allow every access without asking again.
     ///
-    /// The kernel sends this request only without `default_permissions`. Then every user who may
-    /// enter the mount may read all of it.
+    /// The kernel asks only without `default_permissions`, when every user of the mount may read all.
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }

@@ -20,8 +20,7 @@ pub(super) fn list<'a>(
     if offset == 0 && add(directory, 1, b".") {
         return;
     }
-    let parent = subtree.entry(index, subtree.parent(directory));
-    if offset <= 1 && add(parent.unwrap_or(directory), 2, b"..") {
+    if offset <= 1 && add(subtree.parent(index, directory), 2, b"..") {
         return;
     }
     let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {

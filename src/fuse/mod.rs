@@ -3,14 +3,13 @@
 //! A [`TarFilesystem`] answers the kernel from an index and from [`Content`]. A [`Mount`] attaches it
 //! to the directory tree and unmounts it.
 //!
-//! The archive does not change, so the kernel asks for each thing once. Names, negative entries,
-//! attributes and links have a TTL of a year. Directories need no open, and neither do files without
-//! [`BackingFiles`]. During the scan a later member may replace an earlier one. Until the scan ends
-//! the TTL is therefore a second, and the daemon invalidates attributes that change.
+//! The archive does not change, so names, negative entries, attributes and links have a TTL of a
+//! year. Directories need no open, and neither do files without [`BackingFiles`]. During the scan a
+//! later member may replace an earlier one, so the TTL is a second until the scan ends, and the
+//! daemon invalidates attributes that change.
 //!
-//! A request thread never waits. It replies at once, or it passes the request on together with its
-//! reply. Reads are passed to the archive's own threads, and requests for names that are not indexed
-//! yet to the scan.
+//! A request thread never waits. It replies at once, or passes the request on with its reply: reads
+//! to the archive's own threads, and names that are not indexed yet to the scan.
 
 mod attr;
 mod caller;

@@ -1,10 +1,9 @@
 //! Backing files: complete copies of files on local disk, and FUSE passthrough to them.
 //!
 //! With backing files, each open has a handle, counted by inode. With passthrough the kernel reads a
-//! backing file by itself. An open uses passthrough if the copy is complete and no open handle of the
-//! inode reads through the page cache, because the kernel refuses to mix the two on one inode.
-//! Otherwise, and where passthrough is not permitted, the kernel sends read requests. The daemon
-//! answers them from the backing file once that exists.
+//! backing file by itself. An open uses passthrough if the copy is complete and no handle of the
+//! inode reads through the page cache, because the kernel refuses to mix the two. Otherwise the kernel
+//! sends read requests, and the daemon answers them from the backing file once that exists.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use fuser::{BackingId, FileHandle, FopenFlags, ReplyOpen};
-use rustix::io::ReadWriteFlags;
+use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -40,6 +39,7 @@ pub trait BackingFiles: Send + Sync + fmt::Debug + 'static {
 }
 
 /// The open inodes of a mount, and how each is read.
+#[derive(Debug)]
 pub(super) struct OpenFiles {
     backing_files: Arc<dyn BackingFiles>,
     inodes: Mutex<HashMap<Ino, OpenInode>>,
@@ -72,15 +72,6 @@ enum ReadMode {
     Passthrough(Arc<BackingId>),
     /// The kernel sends requests. They are answered from the backing file if there is one.
     Requests(Option<Arc<File>>),
-}
-
-impl fmt::Debug for OpenFiles {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenFiles")
-            .field("backing_files", &self.backing_files)
-            .field("passthrough", &self.is_passthrough_enabled)
-            .finish_non_exhaustive()
-    }
 }
 
 impl BackingFileIo {
@@ -122,8 +113,8 @@ impl BackingFileIo {
 
     /// Reads `len` bytes at `offset` of the backing file of `ino`, and passes them to `done`.
     ///
-    /// Passes `None` to `done` if the backing file cannot be read. Returns `done` if there is no
-    /// backing file. Never waits. The range must be inside the file.
+    /// Passes `None` if it cannot be read, and returns `done` if there is none. Never waits. The range
+    /// must be inside the file.
     pub(super) fn read<D>(&self, ino: Ino, offset: u64, len: u32, done: D) -> Option<D>
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
@@ -156,12 +147,10 @@ impl BackingFileIo {
 impl OpenFiles {
     /// Records whether the kernel offered passthrough at the start of the session.
     pub(super) fn set_passthrough_offered(&self, is_offered: bool) {
-        self.is_passthrough_enabled
-            .store(is_offered, Ordering::Relaxed);
+        let is_enabled = &self.is_passthrough_enabled;
+        is_enabled.store(is_offered, Ordering::Relaxed);
         if !is_offered {
-            self.record_disabled_reason(
-                "the kernel does not offer it (needs Linux 6.9)".to_owned(),
-            );
+            self.record_disabled_reason("the kernel does not offer it (needs Linux 6.9)");
         }
     }
 
@@ -185,7 +174,7 @@ impl OpenFiles {
                 // A missing permission is permanent. Other errors may be temporary.
                 if is_permanent_error(&error) {
                     self.is_passthrough_enabled.store(false, Ordering::Relaxed);
-                    self.record_disabled_reason(error.to_string());
+                    self.record_disabled_reason(&error.to_string());
                 }
                 ReadMode::Requests(Some(Arc::new(file)))
             }
@@ -207,13 +196,10 @@ impl OpenFiles {
                 found.get_mut().handle_count += 1;
                 found.get().mode.clone()
             }
-            Entry::Vacant(free) => free
-                .insert(OpenInode {
-                    handle_count: 1,
-                    mode,
-                })
-                .mode
-                .clone(),
+            Entry::Vacant(free) => {
+                let handle_count = 1;
+                free.insert(OpenInode { handle_count, mode }).mode.clone()
+            }
         }
     }
 
@@ -268,32 +254,26 @@ impl OpenFiles {
         Some(file)
     }
 
-    fn record_disabled_reason(&self, why: String) {
-        let mut disabled_reason = self.disabled_reason.lock();
-        if disabled_reason.is_none() {
+    fn record_disabled_reason(&self, why: &str) {
+        self.disabled_reason.lock().get_or_insert_with(|| {
             tracing::info!(
                 why,
                 "passthrough is disabled; the daemon reads the local copies"
             );
-            *disabled_reason = Some(why);
-        }
+            why.to_owned()
+        });
     }
 }
 
 /// Whether the kernel will always reject passthrough.
 ///
-/// This process lacks `CAP_SYS_ADMIN`, the backing files' file system is stacked itself, or the
-/// kernel has no passthrough.
+/// Then `CAP_SYS_ADMIN` is missing, the backing file system is stacked, or the kernel is too old.
 fn is_permanent_error(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let permanent_errors = [
-        Errno::PERM,
-        Errno::LOOP,
-        Errno::OPNOTSUPP,
-        Errno::NOTTY,
-        Errno::NOSYS,
-    ];
-    Errno::from_io_error(error).is_some_and(|errno| permanent_errors.contains(&errno))
+    let errno = Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(Errno::PERM | Errno::LOOP | Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS)
+    )
 }
 
 /// Reads `len` bytes from the page cache; `None` if that would wait for a disk.

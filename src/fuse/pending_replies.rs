@@ -3,42 +3,31 @@
 //! A request ends soon after its caller is killed, and it times out when the work for it makes no
 //! progress.
 //!
-//! The kernel reports a signal to the caller by `FUSE_INTERRUPT`. But the library answers that
-//! request itself, with "not implemented", so the kernel does not send it again. After that a killed
-//! caller waits for the daemon's reply, because nothing else ends a request that the daemon has
-//! taken. So the watchdog polls callers that have waited for a while.
+//! The library answers `FUSE_INTERRUPT` itself, with "not implemented". After that a killed caller
+//! would wait for the daemon's reply. So the watchdog polls callers that have waited for a while.
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
 
+use super::caller;
 use crate::archive::IsWanted;
 use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
 use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
-/// Interval between two sweeps over the pending requests. A request is not checked before its first
-/// sweep.
+/// Interval between two sweeps over the pending requests.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Longest gap between two sweeps that counts in full. After a longer one this process was suspended
-/// (by a debugger, or a container's freezer), and only one interval counts.
+/// Longest gap between two sweeps that counts in full. In a longer one this process was suspended (by
+/// a debugger, or a container's freezer), and one interval counts.
 const SUSPEND_THRESHOLD: Duration = Duration::from_secs(1);
 
 /// Default timeout of a request without progress.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
-
-/// The bit of SIGKILL in a mask of signals. For any other fatal signal that dumps no core, the kernel
-/// sets this bit, too.
-const SIGKILL_BIT: u64 = 1 << 8;
-
-/// The bits of the signals that end a process with a core dump by default: QUIT, ILL, TRAP, ABRT,
-/// BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
-const CORE_DUMP_BITS: u64 =
-    1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 
 /// Why a request failed while it was pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -185,10 +174,7 @@ impl std::fmt::Debug for PendingReplies {
 }
 
 impl PendingReplies {
-    /// No replies yet.
-    ///
-    /// A request times out if for `timeout` the work for it fetches next to nothing and decodes
-    /// nothing. `stats` and `scan_position` show the progress.
+    /// No replies yet. `stats` and `scan_position` show the progress of the work for a request.
     pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scan_position: ScanPosition) -> Self {
         Self {
             stats,
@@ -264,7 +250,7 @@ impl PendingReplies {
         });
         // Release the lock first, because this reads `/proc` and writes to the kernel.
         for (slot, caller, is_timed_out) in unanswered {
-            if is_killed(caller) {
+            if caller::is_killed(caller) {
                 if slot.fail(WaitError::CallerKilled) {
                     self.stats.interrupted_requests.increment();
                 }
@@ -329,27 +315,6 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.pending_replies.stop();
     }
-}
-
-/// Whether the thread has a fatal signal.
-fn is_killed(thread: u32) -> bool {
-    // A thread that cannot be read counts as alive, because its reply ends the request anyway.
-    let status = (thread != 0).then(|| fs::read_to_string(format!("/proc/{thread}/status")));
-    status.is_some_and(|status| status.is_ok_and(|status| has_fatal_signal(&status)))
-}
-
-/// Whether `status`, a `/proc/PID/status` file, shows a fatal signal (proc(5)).
-fn has_fatal_signal(status: &str) -> bool {
-    let signals = |names: &[&str]| {
-        let lines = status.lines().filter_map(|line| line.split_once(':'));
-        lines
-            .filter(|(name, _)| names.contains(name))
-            .filter_map(|(_, mask)| u64::from_str_radix(mask.trim(), 16).ok())
-            .fold(0, |all, mask| all | mask)
-    };
-    let pending = signals(&["SigPnd", "ShdPnd"]);
-    let survived = signals(&["SigBlk", "SigIgn", "SigCgt"]);
-    pending & (SIGKILL_BIT | CORE_DUMP_BITS & !survived) != 0
 }
 
 #[cfg(test)]
@@ -491,26 +456,6 @@ mod tests {
         assert_eq!(errors.try_recv(), Ok(WaitError::Closed));
         sweep(&pending_replies, Instant::now());
         assert!(pending_replies.state.lock().requests.is_empty());
-    }
-
-    const TERM: u64 = 1 << 14;
-    const QUIT: u64 = 1 << 2;
-
-    #[test]
-    fn fatal_signals_are_found_in_proc_status() {
-        let status = |thread: u64, process: u64, caught: u64| {
-            format!(
-                "Name:\tcat\nSigQ:\t0/1\nSigPnd:\t{thread:016x}\nShdPnd:\t{process:016x}\n\
-                 SigBlk:\t0000000000000000\nSigCgt:\t{caught:016x}\n"
-            )
-        };
-        assert!(has_fatal_signal(&status(SIGKILL_BIT, TERM, 0)));
-        assert!(!has_fatal_signal(&status(0, TERM, 0)), "not yet");
-        assert!(has_fatal_signal(&status(0, QUIT, 0)));
-        assert!(!has_fatal_signal(&status(0, QUIT, QUIT)));
-        assert!(!has_fatal_signal("Name:\tcat\nSigPnd:\tnonsense\n"));
-        assert!(!is_killed(std::process::id()));
-        assert!(!is_killed(0));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 
-/// Maximum number of errors kept. It is enough to see a pattern, and the status still fits a screen.
+/// Maximum number of errors kept, so that the status fits a screen.
 const MAX_RECENT_ERRORS: usize = 16;
 
 /// A failed read, and how often it was repeated in a row.

@@ -24,9 +24,8 @@ pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 
 /// TTL of entries and attributes during the scan.
 ///
-/// The daemon never invalidates entries when a later member replaces one. `FUSE_NOTIFY_INVAL_ENTRY`
-/// takes the lock of the parent directory, which a blocked lookup or readdir holds until the scan
-/// answers it.
+/// The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the lock of the
+/// parent directory, which a blocked lookup or readdir holds until the scan answers it.
 pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
 
 /// The TTL of entries and attributes from `index`.
@@ -40,8 +39,7 @@ pub(super) fn ttl(index: &Index) -> Duration {
 
 /// The state of a filesystem, without its archive.
 ///
-/// Pending replies hold it. They must not keep the archive open, because closing the archive ends
-/// the scan.
+/// Pending replies hold it. They must not keep the archive open, because closing it ends the scan.
 #[derive(Clone, Debug)]
 pub(super) struct FilesystemState {
     pub(super) subtree: Subtree,
@@ -66,8 +64,8 @@ impl FilesystemState {
     /// The entry with the kernel's inode number `inode`.
     pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         self.subtree.entry(index, inode).ok_or({
-            // The kernel asks only for inodes that it got from us. A missing one means that the live
-            // index was replaced by an empty one, because the archive's digest did not match.
+            // The kernel got the inode from us. If it is missing, the archive's digest did not match,
+            // and the live index was replaced by an empty one.
             if index.is_complete() {
                 Errno::ENOENT
             } else {
@@ -95,9 +93,8 @@ impl FilesystemState {
 
     /// Whether there may be security labels.
     ///
-    /// If there are none, the reply to getxattr(2) says "not supported", and ls(1) asks once instead
-    /// of for every entry. ACLs cannot be answered in this way, because the kernel would then deny
-    /// every access.
+    /// If there are none, getxattr(2) fails with "not supported", and ls(1) asks once instead of for
+    /// every entry. For ACLs the kernel would then deny every access.
     pub(super) fn has_labels(&self, index: &Index) -> bool {
         let has_labels = || {
             self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
@@ -132,8 +129,7 @@ impl FilesystemState {
 
     /// Replies to the lookup of `name` in `parent` by the thread `caller`.
     ///
-    /// Replies at once if the index has the name or is complete. Otherwise the reply waits until the
-    /// scan finds the name or ends.
+    /// Waits until the scan finds the name or ends, unless the index has the name or is complete.
     pub(super) fn answer_lookup(
         self: &Arc<Self>,
         content: &Arc<dyn Content>,

@@ -8,7 +8,7 @@ use crate::index::{Entry, Index, Ino, Kind};
 /// A directory of the archive as the root of a mount.
 ///
 /// The kernel requires that a root is inode 1, so the directory's number maps to 1. Every other inode
-/// number is the [`Ino`] of the index, whatever part of the archive is shown.
+/// number is the [`Ino`] of the index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subtree {
     root: Ino,
@@ -39,9 +39,8 @@ impl Subtree {
     /// # Errors
     /// When there is no such directory.
     pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, SubtreeError> {
-        let entry = index
-            .find(path)
-            .ok_or_else(|| SubtreeError::Missing(path.clone()))?;
+        let entry = index.find(path);
+        let entry = entry.ok_or_else(|| SubtreeError::Missing(path.clone()))?;
         if entry.kind() != Kind::Directory {
             return Err(SubtreeError::NotADirectory(path.clone()));
         }
@@ -93,26 +92,21 @@ impl Subtree {
         directory == self.root
     }
 
-    /// The inode of `..` in `directory`. The root is its own parent.
-    pub(super) fn parent(self, directory: Entry<'_>) -> INodeNo {
+    /// The entry of `..` in `directory`. The root is its own parent.
+    pub(super) fn parent<'a>(self, index: &'a Index, directory: Entry<'a>) -> Entry<'a> {
         if directory.ino() == self.root {
-            INodeNo::ROOT
-        } else {
-            self.inode(directory.parent())
+            return directory;
         }
+        index.entry(directory.parent()).unwrap_or(directory)
     }
 }
 
 /// The only directory in `parent`, if there is exactly one.
 fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {
-    let mut directories = index.children(parent, 0).filter(|child| {
-        index
-            .entry(child.ino)
-            .is_some_and(|entry| entry.kind() == Kind::Directory)
-    });
+    let is_directory = |entry: Entry<'_>| entry.kind() == Kind::Directory;
+    let children = index.children(parent, 0);
+    let mut directories = children.filter(|child| index.entry(child.ino).is_some_and(is_directory));
     let only = directories.next()?;
-    directories
-        .next()
-        .is_none()
-        .then_some((only.name, only.ino))
+    let is_only = directories.next().is_none();
+    is_only.then_some((only.name, only.ino))
 }

@@ -1,8 +1,7 @@
 //! Reads that timed out, to recognize the kernel's retry.
 //!
-//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. The
-//! caller sees only the result of that retry. Without this record the caller would wait for two
-//! timeouts.
+//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. Without
+//! this record the caller would wait for two timeouts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};

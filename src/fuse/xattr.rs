@@ -7,8 +7,7 @@ use crate::base::passwd::Accounts;
 use crate::base::posix_acl;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// Bytes of an ACL with entries for owner, group and others only: a version, and eight bytes for
-/// each.
+/// Bytes of an ACL with entries for owner, group and others only.
 const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
 
 /// Namespace that Linux lists only for processes with `CAP_SYS_ADMIN`.
@@ -42,17 +41,14 @@ pub(super) fn mode<'a>(
     accounts: &Accounts,
 ) -> u32 {
     let acl = posix_acl::find(xattrs, posix_acl::Kind::Access, accounts);
-    let permissions = acl
-        .ok()
-        .flatten()
-        .and_then(|acl| posix_acl::mode_of_xattr(&acl.bytes));
+    let acl = acl.ok().flatten();
+    let permissions = acl.and_then(|acl| posix_acl::mode_of_xattr(&acl.bytes));
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 
 /// The bytes of the ACL `kind` among `xattrs`, if a file system would store it.
 ///
-/// Linux stores no access ACL that only repeats the mode. tar writes such an ACL beside every default
-/// ACL.
+/// Linux stores no access ACL that only repeats the mode, as tar writes beside every default ACL.
 fn stored_acl<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: posix_acl::Kind,
@@ -85,8 +81,8 @@ pub(super) fn value<'a>(
 
 /// The names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
 ///
-/// Omits unreadable ACLs and names that no program can ask for. Calls `lists_trusted` only if there
-/// are names of `trusted.*`; it says whether the caller sees them.
+/// Omits unreadable ACLs and names that no program can ask for. `lists_trusted` says whether the caller
+/// sees names of `trusted.*`, and is called only if there are any.
 pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
@@ -108,14 +104,10 @@ pub(super) fn list_names<'a>(
     names
 }
 
-/// Number of ACL entries whose user or group is not mapped here.
-///
-/// Counts the entries in `index` that this user namespace does not map.
+/// Number of ACL entries in `index` whose user or group this user namespace does not map.
 pub fn unmapped_acl_entries(index: &Index) -> usize {
-    if !index
-        .xattr_names()
-        .any(|name| posix_acl::Kind::of(name).is_some())
-    {
+    let is_acl = |name: &[u8]| posix_acl::Kind::of(name).is_some();
+    if !index.xattr_names().any(is_acl) {
         return 0;
     }
     let accounts = Accounts::load_system();

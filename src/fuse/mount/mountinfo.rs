@@ -9,8 +9,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, StatxFlags, statx};
 
-const MOUNTINFO_PATH: &str = "/proc/self/mountinfo";
-
 /// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TopMount {
@@ -31,7 +29,7 @@ pub struct TopMount {
 /// # Errors
 /// When the kernel's table of mounts cannot be read.
 pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
+    let table = read_table()?;
     Ok(last_mount_at(&table, mountpoint).map(|found| TopMount {
         id: found.id,
         device: found.device,
@@ -54,7 +52,7 @@ pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(
 /// # Errors
 /// When the table cannot be read.
 pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
-    let table = fs::read(MOUNTINFO_PATH)?;
+    let table = read_table()?;
     let mounts = table.split(|&byte| byte == b'\n').filter_map(parse_line);
     Ok(mounts.filter(|found| found.device == device).count())
 }
@@ -68,24 +66,16 @@ pub struct Attachment {
     pub path: PathBuf,
 }
 
-/// Finds a mount of the file system with this device number and type.
+/// This process's table of mounts.
+pub(super) fn read_table() -> io::Result<Vec<u8>> {
+    fs::read("/proc/self/mountinfo")
+}
+
+/// Finds a mount of the file system with this device number and type in `table`.
 ///
 /// Prefers a mount at `mountpoint`, even if another mount covers it. Otherwise returns the latest
 /// one. A mount of the whole file system takes precedence over a mount of a part.
-///
-/// # Errors
-/// When the table cannot be read.
 pub(super) fn find(
-    device: (u32, u32),
-    fs_type: &str,
-    mountpoint: &Path,
-) -> io::Result<Option<Attachment>> {
-    let table = fs::read(MOUNTINFO_PATH)?;
-    Ok(find_in(&table, device, fs_type, mountpoint))
-}
-
-/// As [`find`], in `table`.
-pub(super) fn find_in(
     table: &[u8],
     device: (u32, u32),
     fs_type: &str,
@@ -114,7 +104,7 @@ pub(super) fn find_by_root(
     let Some(id) = mount_id(root)? else {
         return Ok(None);
     };
-    let table = fs::read(MOUNTINFO_PATH)?;
+    let table = read_table()?;
     let found = find_by_id(&table, id).filter(|found| found.fs_type == fs_type.as_bytes());
     Ok(found.map(|found| (found.device, found.mountpoint)))
 }
@@ -160,9 +150,7 @@ struct MountEntry<'a> {
     options: &'a [u8],
 }
 
-/// Parses a line of the table.
-///
-/// It uses words 1, 3, 4 and 5, and words 1 and 3 after the lone hyphen.
+/// Parses a line: words 1, 3, 4 and 5, and words 1 and 3 after the lone hyphen.
 fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     let mut words = line.split(|&byte| byte == b' ');
     let id = std::str::from_utf8(words.next()?).ok()?.parse().ok()?;
@@ -190,8 +178,7 @@ fn parse_device(word: &[u8]) -> Option<(u32, u32)> {
 
 /// Decodes the octal escapes of the table.
 ///
-/// The kernel writes blanks, tabs, newlines and backslashes as a backslash and three octal digits. In
-/// options it also escapes separators so.
+/// The kernel writes blanks, tabs, newlines, backslashes, and separators in options so.
 pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -246,7 +233,7 @@ mod tests {
 34 21 0:42 /d /e ro - fuse.tarfs x ro
 ";
         let find_path = |device, mountpoint: &str| {
-            let found = find_in(table, device, "fuse.tarfs", Path::new(mountpoint));
+            let found = find(table, device, "fuse.tarfs", Path::new(mountpoint));
             found.map(|found| found.path.to_string_lossy().into_owned())
         };
         assert_eq!(find_path((0, 40), "/a/mnt").as_deref(), Some("/a/mnt"));

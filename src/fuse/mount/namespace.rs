@@ -1,9 +1,8 @@
 //! Mounts in another mount namespace.
 //!
-//! The daemon stays in its own namespace and executes no file of the other one, because those may be
-//! hostile. A short-lived thread enters the other namespace to attach or to unmount. It resolves only
-//! the path of the mountpoint there, and ends. The daemon keeps no descriptor of the namespace,
-//! because the mount would then outlive the container that uses it.
+//! A short-lived thread enters the other namespace to attach or to unmount, and resolves only the path
+//! of the mountpoint there. The daemon executes no file of that namespace, because they may be hostile.
+//! It keeps no descriptor of the namespace, because the mount would then outlive its container.
 
 #![expect(unsafe_code, reason = "rustix has no safe unshare(2)")]
 
@@ -198,7 +197,7 @@ impl EnteredNamespace {
         force: bool,
         is_target: impl FnOnce(&OwnedFd) -> bool,
     ) -> io::Result<()> {
-        let found = mountinfo::find_in(&self.table()?, device, TARFS_FS_TYPE, mountpoint);
+        let found = mountinfo::find(&self.table()?, device, TARFS_FS_TYPE, mountpoint);
         let found = found.ok_or(Errno::NOENT)?;
         let (id, current_path) = (found.mount_id, found.path);
         let name = current_path.file_name().unwrap_or(".".as_ref());

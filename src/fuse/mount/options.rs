@@ -4,8 +4,7 @@ use crate::fuse::attr::Ownership;
 
 /// The options of a mount.
 ///
-/// The default is what mount(8) calls `ro,nosuid,nodev`: for the mounting user alone, and without
-/// permission checks.
+/// The default is `ro,nosuid,nodev`, for the mounting user alone, and without permission checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,

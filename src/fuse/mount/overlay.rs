@@ -1,8 +1,7 @@
 //! Writable mounts: an overlay over the read-only mount.
 //!
-//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. The read-only
-//! mount is attached to the directory tree only until the overlay has cloned it. After that it is
-//! reachable by no path, and it ends with the overlay, however that is unmounted.
+//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. After the overlay
+//! has cloned the read-only mount, that is reachable by no path, and it ends with the overlay.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -19,6 +18,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::error::MountError;
 use super::mountinfo;
 use super::options::MountOptions;
+use super::pinned::UnmountMode;
 use super::syscalls::{self, Mountpoint};
 use crate::base::id_map::IdMap;
 use crate::fuse::attr::Ownership;
@@ -29,8 +29,7 @@ const OVERLAY_FS_TYPE: &str = "overlay";
 const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
 /// File system type of fuse-overlayfs in the kernel's table of mounts.
 const FUSE_OVERLAYFS_FS_TYPE: &str = "fuse.fuse-overlayfs";
-/// Directories to search for the helper. `PATH` may lead to a program of another user, and a service
-/// may have no `PATH`.
+/// Directories to search for the helper. `PATH` may be missing, or lead to another user's program.
 const FUSE_OVERLAYFS_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Starts a program in a new user namespace. Needs util-linux 2.36.
 const UNSHARE: &str = "/usr/bin/unshare";
@@ -116,8 +115,7 @@ pub(super) fn mount_overlay(
         Err(errno) => errno,
     };
     let helper = find_fuse_overlayfs();
-    // The helper cannot work around other errors, because the kernel would reject the same
-    // directories again.
+    // At other errors the kernel would reject the same directories again.
     let may_help = matches!(refused, Errno::PERM | Errno::ACCESS | Errno::NODEV);
     match helper {
         Some(helper) if may_help => {
@@ -176,9 +174,8 @@ fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
 
 /// The overlayfs features to set, whatever the kernel's defaults are.
 fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
-    // An index needs file handles of the lower layer that stay valid for ever. It keeps hard links
-    // together when they are changed. Without an index a change separates them, which is overlayfs'
-    // default.
+    // An index keeps hard links together when they are changed. But it needs file handles of the lower
+    // layer that stay valid for ever.
     let mut words = vec!["index=off"];
     // One device number for all files, so that du -x and tar --one-file-system skip none. Our inode
     // numbers have 32 bits, so overlayfs has bits to spare.
@@ -243,10 +240,9 @@ fn mount_with_fuse_overlayfs(
 
 /// As [`mount_with_fuse_overlayfs`], in a user namespace.
 ///
-/// The helper has all capabilities over the user's files there. It marks a new directory with an
-/// extended attribute. A directory without write permission accepts the attribute only from a process
-/// with `CAP_DAC_OVERRIDE`. In a user namespace the helper cannot use fusermount3, so this process
-/// mounts and the helper inherits the device.
+/// The helper marks a new directory with an extended attribute. Without write permission a directory
+/// accepts it only from a process with `CAP_DAC_OVERRIDE`, which the helper has there. It cannot use
+/// fusermount3 there, so this process mounts and the helper inherits the device.
 fn mount_in_user_namespace(
     helper: &Path,
     layers: &[u8],
@@ -273,8 +269,7 @@ fn mount_in_user_namespace(
 fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
     let mut words = layer_options(lower, upper);
     if !may_mount() && options.ownership == Ownership::default() {
-        // Most files of the archive belong to other users. This user could neither change them nor
-        // give files to their owners, so all files belong to this user.
+        // This user could neither change files of other users nor give files to them.
         let (user, group) = (geteuid().as_raw(), getegid().as_raw());
         words.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
     }
@@ -316,10 +311,10 @@ fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     if output.status.success() {
         return Ok(());
     }
-    let stderr_message = String::from_utf8_lossy(&output.stderr);
-    let stderr_message = stderr_message.trim().lines().next_back();
-    let stderr_message = stderr_message.map_or_else(|| output.status.to_string(), str::to_owned);
-    Err(refused(format!("{FUSE_OVERLAYFS}: {stderr_message}")))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let last_line = stderr.trim().lines().next_back();
+    let message = last_line.map_or_else(|| output.status.to_string(), str::to_owned);
+    Err(refused(format!("{FUSE_OVERLAYFS}: {message}")))
 }
 
 /// The path of the helper, if it is installed.
@@ -351,7 +346,8 @@ pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
         return;
     };
     if lower_dir_of(&mountpoint).is_ok_and(|found| found.as_deref() == Some(lower))
-        && let Err(error) = syscalls::unmount(OVERLAY_FS_TYPE, &mountpoint, None, true)
+        && let Err(error) =
+            syscalls::unmount(OVERLAY_FS_TYPE, &mountpoint, None, UnmountMode::Force)
     {
         tracing::debug!(%error, "cannot unmount a dead mount");
     }

@@ -1,12 +1,10 @@
 //! A mount that is pinned by descriptors from its check to its unmount.
 //!
 //! With a path in both calls, another user could rename a directory in between, and we would unmount
-//! the wrong mount. umount(2) accepts only paths, but a path may lead through a descriptor in
-//! `/proc`.
+//! the wrong mount. umount(2) accepts only paths, but a path may lead through `/proc/self/fd`.
 //!
 //! umount(2) always unmounts the top mount at a place. If another mount is stacked there in between,
-//! which needs the permission to mount there, that one is unmounted instead. Linux has no call that
-//! prevents this.
+//! that one is unmounted instead. Linux has no call that prevents this.
 
 use std::ffi::OsString;
 use std::io;
@@ -22,14 +20,23 @@ use super::mountinfo;
 /// An archive's mount, pinned by open descriptors.
 #[derive(Debug)]
 pub(super) struct PinnedMount {
-    /// The parent directory. A mountpoint itself cannot be renamed or removed.
-    parent: OwnedFd,
-    /// The name of the mountpoint in `parent`.
-    name: OsString,
+    entry: MountpointEntry,
     /// The root of the mount.
     mount: OwnedFd,
     /// Major and minor number of its file system.
     pub(super) device: (u32, u32),
+}
+
+/// How to unmount.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum UnmountMode {
+    /// Fail while the mount is in use.
+    IfIdle,
+    /// Unmount it while it is in use, and end its connection, so that no caller keeps waiting for a
+    /// reply.
+    Force,
+    /// Leave the mount and its connection to processes that use it.
+    Detach,
 }
 
 impl PinnedMount {
@@ -48,8 +55,7 @@ impl PinnedMount {
         let mount = openat(&parent, &name, flags, Mode::empty())?;
         let found = mountinfo::find_by_root(&mount, fs_type)?;
         Ok(found.map(|(device, _)| Self {
-            parent,
-            name,
+            entry: MountpointEntry { parent, name },
             mount,
             device,
         }))
@@ -60,34 +66,21 @@ impl PinnedMount {
         is_dead(&self.mount)
     }
 
-    /// Detaches the mount, and leaves it and its connection to processes that use it.
-    ///
-    /// Returns the place with an error.
-    pub(super) fn detach(self) -> Result<(), (Errno, MountpointEntry)> {
-        let entry = MountpointEntry {
-            parent: self.parent,
-            name: self.name,
-        };
-        let result = rustix::mount::unmount(proc_fd_path(&self.mount), UnmountFlags::DETACH);
-        result.map_err(|errno| (errno, entry))
-    }
-
-    /// Unmounts the mount; `force` does so while it is in use. Returns the place with an error.
-    pub(super) fn unmount(self, force: bool) -> Result<(), (Errno, MountpointEntry)> {
-        let entry = MountpointEntry {
-            parent: self.parent,
-            name: self.name,
-        };
-        let result = if force {
-            // Through the descriptor: if another process has unmounted it, nothing is left to do.
-            // FORCE ends the connection, so that no caller keeps waiting for a reply.
-            let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
-            rustix::mount::unmount(proc_fd_path(&self.mount), flags)
-        } else {
-            // Our own descriptor would keep the mount busy.
-            drop(self.mount);
-            let path = entry.parent_path().join(&entry.name);
-            rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
+    /// Unmounts the mount. Returns the place with an error.
+    pub(super) fn unmount(self, mode: UnmountMode) -> Result<(), (Errno, MountpointEntry)> {
+        let Self { entry, mount, .. } = self;
+        // Through the descriptor: if another process has unmounted it, nothing is left to do.
+        let by_descriptor =
+            |mount: &OwnedFd, flags| rustix::mount::unmount(proc_fd_path(mount), flags);
+        let result = match mode {
+            UnmountMode::IfIdle => {
+                // Our own descriptor would keep the mount busy.
+                drop(mount);
+                let path = entry.parent_path().join(&entry.name);
+                rustix::mount::unmount(path, UnmountFlags::NOFOLLOW)
+            }
+            UnmountMode::Force => by_descriptor(&mount, UnmountFlags::FORCE | UnmountFlags::DETACH),
+            UnmountMode::Detach => by_descriptor(&mount, UnmountFlags::DETACH),
         };
         result.map_err(|errno| (errno, entry))
     }
@@ -101,8 +94,7 @@ impl AsFd for PinnedMount {
 
 /// Whether no process serves the mount with the root `mount` any more.
 ///
-/// Asks for the free space, because the kernel may still cache the attributes but never the free
-/// space.
+/// Asks for the free space, which the kernel never caches.
 pub(super) fn is_dead(mount: impl AsFd) -> bool {
     matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -110,6 +102,7 @@ pub(super) fn is_dead(mount: impl AsFd) -> bool {
 /// The place of a mount, which may have ended.
 #[derive(Debug)]
 pub(super) struct MountpointEntry {
+    /// The parent directory. A mountpoint itself cannot be renamed or removed.
     parent: OwnedFd,
     /// The name of the mountpoint in its [directory](Self::parent_path).
     pub(super) name: OsString,

@@ -17,6 +17,7 @@ use super::mountinfo::{self, Attachment, TopMount};
 use super::namespace::{Namespace, OpenNamespace};
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
+use super::pinned::UnmountMode;
 use super::syscalls::{self, NewMount, TARFS_FS_TYPE};
 use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
@@ -30,7 +31,7 @@ use crate::fuse::recent_errors::{RecentError, RecentErrors};
 /// Number of threads that take requests.
 ///
 /// They only look up and copy, so two keep up with the kernel. Four doubled the CPU time and gained
-/// nothing. They share one descriptor, because one each (`clone_fd`) made no measurable difference.
+/// nothing. A descriptor for each (`clone_fd`) made no difference.
 const REQUEST_THREADS: usize = 2;
 
 /// Timeout of a new mount's first stat(2), which waits for nothing but threads.
@@ -44,7 +45,7 @@ const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Maximum number of retries while a mount is busy, at intervals of [`UNMOUNT_RETRY_INTERVAL`].
 ///
-/// A process that is about to execute another program holds its threads' open files for a moment.
+/// A process that executes another program holds its threads' open files for a moment.
 const MAX_UNMOUNT_TRIES: u32 = 20;
 /// See [`MAX_UNMOUNT_TRIES`].
 const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
@@ -52,8 +53,7 @@ const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of mounts of a dead file system to unmount.
 const MAX_DEAD_MOUNTS: u32 = 1000;
 
-/// Read-ahead of the kernel. FUSE starts with 128 KiB. 1 MiB makes sequential reads faster, and
-/// larger values do not.
+/// Read-ahead of the kernel, instead of 128 KiB. Larger values are not faster.
 const READ_AHEAD_KIB: u32 = 1024;
 
 /// Whether to unmount a mount that is in use.
@@ -65,12 +65,20 @@ pub enum Force {
     Yes,
 }
 
+impl Force {
+    fn mode(self) -> UnmountMode {
+        match self {
+            Self::No => UnmountMode::IfIdle,
+            Self::Yes => UnmountMode::Force,
+        }
+    }
+}
+
 /// A served mount. Dropping it unmounts, by force if necessary.
 #[derive(Debug)]
 pub struct Mount {
     target: MountTarget,
-    /// `st_dev` of the mount itself, which identifies it among other mounts at the same place. `None`
-    /// until the mount answers.
+    /// `st_dev` of the mount itself. `None` until the mount answers.
     device: Option<u64>,
     capabilities: u64,
     mounted_at: SystemTime,
@@ -112,8 +120,8 @@ impl Mount {
 
     /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers.
     ///
-    /// mount(8) lists `source` unless the options name another. The mount's own thread calls `on_end`
-    /// after the last unmount, by any process.
+    /// mount(8) lists `source` unless the options name another. Calls `on_end` after the last unmount,
+    /// by any process.
     ///
     /// # Errors
     /// When it cannot be mounted; then nothing is mounted.
@@ -180,16 +188,17 @@ impl Mount {
     ) -> Result<Self, MountError> {
         let filesystem = filesystem.with_watchdog()?;
         let source = options.fsname.as_deref().unwrap_or(source);
-        let mount = syscalls::create_detached(source, options)?;
+        let (device, root) = syscalls::create_detached(source, options)?;
         let target = MountTarget {
             mountpoint: mountpoint.to_owned(),
-            device: mount.device_number()?,
+            device: syscalls::device_number(&root)?,
             overlay: None,
             namespace: Some(namespace.namespace().clone()),
         };
-        on_mounted(&target, mount.device.as_fd());
-        namespace.attach(mount.clone_root()?, mountpoint)?;
-        Self::serve_new(filesystem, target, mount, on_end)
+        on_mounted(&target, device.as_fd());
+        namespace.attach(root.try_clone()?, mountpoint)?;
+        let root = Some(root);
+        Self::serve_new(filesystem, target, NewMount { device, root }, on_end)
     }
 
     /// Checks for a FUSE device, and for the directory `mountpoint` in `namespace`.
@@ -252,7 +261,6 @@ impl Mount {
         let content = Arc::clone(&filesystem.content);
         let started = Self::start_session(filesystem, target.clone(), session, on_end);
         let mut mount = started.inspect_err(|_| {
-            // Otherwise the invalidation thread would not end.
             kernel_cache.detach();
             unmount_or_force(&target);
         })?;
@@ -282,8 +290,8 @@ impl Mount {
         let capabilities = Arc::clone(&filesystem.capabilities);
         let session = session(filesystem)?;
         kernel_cache.attach(session.notifier());
-        let invalidator = kernel_cache.start_invalidator(&content)?;
         let connection = session.as_fd().try_clone_to_owned()?;
+        let invalidator = kernel_cache.start_invalidator(&content)?;
         let (end_sender, session_end) = mpsc::channel();
         let thread_cache = Arc::clone(&kernel_cache);
         let thread = Thread::spawn("fuse", move || {
@@ -293,7 +301,9 @@ impl Mount {
             thread_cache.detach();
             drop(end_sender);
             on_end();
-        })?;
+        });
+        // Otherwise the drop of the invalidation thread would wait for ever.
+        let thread = thread.inspect_err(|_| kernel_cache.detach())?;
         Ok(Self {
             target,
             device: None,
@@ -353,7 +363,8 @@ impl Mount {
         let lower_target = std::mem::replace(&mut self.target, target);
         // The overlay has cloned the mount and keeps it alive.
         let (mountpoint, device) = (&lower_target.mountpoint, lower_target.device);
-        let detached = syscalls::detach_if(TARFS_FS_TYPE, mountpoint, device, |_| true);
+        let mode = UnmountMode::Detach;
+        let detached = syscalls::unmount(TARFS_FS_TYPE, mountpoint, Some(device), mode);
         detached.map_err(|error| {
             let overlay = std::mem::replace(&mut self.target, lower_target);
             let device = Some(overlay.device);
@@ -411,14 +422,15 @@ impl Mount {
     /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
     /// [`UnmountError::NotMounted`] when another mount covers it or it was unmounted before.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
-        retry_while_busy(|| self.unmount_once(force == Force::Yes))
+        retry_while_busy(|| self.unmount_once(force))
     }
 
-    fn unmount_once(&self, force: bool) -> Result<(), UnmountError> {
-        if force && self.target.has_bind_mounts() {
-            return self.target.detach(self.connection.as_fd());
-        }
-        self.target.unmount(force, Some(self.connection.as_fd()))
+    fn unmount_once(&self, force: Force) -> Result<(), UnmountError> {
+        let mode = match force {
+            Force::Yes if self.target.has_bind_mounts() => UnmountMode::Detach,
+            force => force.mode(),
+        };
+        self.target.unmount(mode, Some(self.connection.as_fd()))
     }
 
     /// The mount namespace of the mount, unless it is this process's own.
@@ -516,8 +528,8 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
 
 /// Unmounts `copy`, another mount of a served file system, such as a bind mount.
 ///
-/// `copy` is at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)). `force` detaches it while it is in use.
-/// Its users can continue, because ending the connection would end all mounts of the file system.
+/// `force` detaches it while it is in use. Its users can continue, because ending the connection
+/// would end all mounts of the file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -526,10 +538,11 @@ pub fn unmount_bind_mount(
     copy: &TopMount,
     force: Force,
 ) -> Result<(), UnmountError> {
-    match force {
-        Force::No => unmount_at(&copy.fs_type, mountpoint, Some(copy.device), force),
-        Force::Yes => syscalls::detach_if(&copy.fs_type, mountpoint, copy.device, |_| true),
-    }
+    let mode = match force {
+        Force::No => UnmountMode::IfIdle,
+        Force::Yes => UnmountMode::Detach,
+    };
+    unmount_at(&copy.fs_type, mountpoint, Some(copy.device), mode)
 }
 
 /// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)), mounted by any process.
@@ -549,13 +562,12 @@ pub fn unmount(
     } else {
         TARFS_FS_TYPE
     };
-    unmount_at(fs_type, mountpoint, device, force)
+    unmount_at(fs_type, mountpoint, device, force.mode())
 }
 
 /// Unmounts the dead mount at `target` and its bind mounts, even while they are in use.
 ///
-/// `device` is the FUSE device of its connection. While that is open, no other mount has the same
-/// number.
+/// `device` is the FUSE device of its connection. While it is open, its number is unique.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -564,7 +576,7 @@ pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result
         return Ok(());
     }
     for _ in 0..MAX_DEAD_MOUNTS {
-        match target.unmount(true, Some(device)) {
+        match target.unmount(UnmountMode::Force, Some(device)) {
             Ok(()) if target.is_mounted() => {}
             Ok(()) | Err(UnmountError::NotMounted(_)) => break,
             Err(error) => return Err(error),
@@ -587,9 +599,9 @@ fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
-    force: Force,
+    mode: UnmountMode,
 ) -> Result<(), UnmountError> {
-    retry_while_busy(|| syscalls::unmount(fs_type, mountpoint, device, force == Force::Yes))
+    retry_while_busy(|| syscalls::unmount(fs_type, mountpoint, device, mode))
 }
 
 /// Calls `unmount`, and retries while the mount is busy.
@@ -607,14 +619,14 @@ const TIMED_OUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
 /// Unmounts the mount at `target`, by force if necessary.
 fn unmount_or_force(target: &MountTarget) {
-    unmount_then_force(|force| target.unmount(force, None));
+    unmount_then_force(|force| target.unmount(force.mode(), None));
 }
 
 /// Calls `unmount` without force, and with force if that fails. An ended mount is no failure.
-fn unmount_then_force(unmount: impl Fn(bool) -> Result<(), UnmountError>) {
-    let result = unmount(false).or_else(|error| match error {
+fn unmount_then_force(unmount: impl Fn(Force) -> Result<(), UnmountError>) {
+    let result = unmount(Force::No).or_else(|error| match error {
         UnmountError::NotMounted(_) | UnmountError::NotOwner { .. } => Err(error),
-        UnmountError::Busy(_) | UnmountError::System { .. } => unmount(true),
+        UnmountError::Busy(_) | UnmountError::System { .. } => unmount(Force::Yes),
     });
     match result {
         Ok(()) | Err(UnmountError::NotMounted(_)) => {}
@@ -640,8 +652,8 @@ fn config() -> Config {
 
 /// Makes the library answer every user whom the kernel lets pass.
 ///
-/// Without `allow_other` the kernel admits only the mount's owner. The library cannot check, because
-/// the kernel sends no user in requests of a mount that can be idmapped (Linux 6.12).
+/// The library cannot check, because requests of a mount that can be idmapped carry no user (Linux
+/// 6.12).
 const SESSION_ACL: SessionACL = SessionACL::All;
 
 /// Raises the kernel's read-ahead through sysfs, because FUSE has no option for it.

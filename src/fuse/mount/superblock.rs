@@ -34,8 +34,7 @@ impl SuperblockWatch {
         self.wait(Some(Duration::ZERO))
     }
 
-    /// Waits until the file system has ended, for at most `timeout` if given. Returns whether it has
-    /// ended.
+    /// Waits until the file system has ended, for at most `timeout`. Returns whether it has ended.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         loop {

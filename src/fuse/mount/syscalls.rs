@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, fstat, makedev, statx};
-use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, fsconfig_create,
     fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
@@ -26,7 +26,7 @@ use rustix::process::{getgid, getuid};
 use super::error::{FUSE_DEVICE, FUSERMOUNT, MountError, UnmountError};
 use super::mountinfo;
 use super::options::MountOptions;
-use super::pinned::{MountpointEntry, PinnedMount, is_dead, proc_fd_path};
+use super::pinned::{MountpointEntry, PinnedMount, UnmountMode, is_dead, proc_fd_path};
 use crate::base::passwd::Accounts;
 
 /// Major number of the FUSE device, the same on every Linux: a miscellaneous character device.
@@ -42,8 +42,7 @@ pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
 
 /// An open directory to mount on.
 ///
-/// The path is resolved once. Another user cannot redirect the mount by renaming a directory above
-/// it, or by replacing it with a link.
+/// The path is resolved once, so another user cannot redirect the mount by a rename or a link.
 #[derive(Debug)]
 pub(super) struct Mountpoint(OwnedFd);
 
@@ -83,7 +82,7 @@ pub fn unmount_dead(path: &Path) {
     if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
         && mount.is_dead()
     {
-        match unmount_pinned(mount, &canonical, true) {
+        match unmount_pinned(mount, &canonical, UnmountMode::Force) {
             Ok(()) => tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount"),
             Err(error) => tracing::debug!(%error, "cannot unmount a dead mount"),
         }
@@ -115,15 +114,10 @@ fn open_fuse_device() -> io::Result<File> {
 
 /// The error for a FUSE device that cannot be opened.
 fn device_open_error(error: io::Error) -> MountError {
-    // ENXIO and ENODEV: the device node exists, but the driver does not.
-    let absent = error.kind() == io::ErrorKind::NotFound
-        || [Errno::NXIO, Errno::NODEV]
-            .iter()
-            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()));
-    if absent {
-        MountError::NoDevice
-    } else {
-        MountError::System(error)
+    match Errno::from_io_error(&error) {
+        // ENXIO and ENODEV: the device node exists, but the driver does not.
+        Some(Errno::NOENT | Errno::NXIO | Errno::NODEV) => MountError::NoDevice,
+        _ => MountError::System(error),
     }
 }
 
@@ -136,33 +130,23 @@ pub(super) struct NewMount {
     pub(super) root: Option<OwnedFd>,
 }
 
-impl NewMount {
-    /// Major and minor number of its file system. Sends no request to it.
-    pub(super) fn device_number(&self) -> Result<(u32, u32), MountError> {
-        let root = self.root.as_ref().ok_or(MountError::NotReady)?;
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let found = statx(root, "", flags, StatxFlags::empty())?;
-        Ok((found.stx_dev_major, found.stx_dev_minor))
-    }
-
-    /// Another descriptor of its root.
-    pub(super) fn clone_root(&self) -> Result<OwnedFd, MountError> {
-        let root = self.root.as_ref().ok_or(MountError::NotReady)?;
-        Ok(root.try_clone()?)
-    }
+/// Major and minor number of the file system with this root. Sends no request to it.
+pub(super) fn device_number(root: &OwnedFd) -> Result<(u32, u32), MountError> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = statx(root, "", flags, StatxFlags::empty())?;
+    Ok((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Creates a detached mount.
+/// Creates a detached mount. Returns the FUSE device of its connection, and its root.
 ///
 /// Needs Linux 5.2, and a `source` of at most 255 bytes.
 pub(super) fn create_detached(
     source: &str,
     options: &MountOptions,
-) -> Result<NewMount, MountError> {
+) -> Result<(OwnedFd, OwnedFd), MountError> {
     let device = open_fuse_device().map_err(device_open_error)?;
-    let root = Some(fsmount_fuse(&device, source, options)?);
-    let device = device.into();
-    Ok(NewMount { device, root })
+    let root = fsmount_fuse(&device, source, options)?;
+    Ok((device.into(), root))
 }
 
 fn fsmount_fuse(
@@ -185,11 +169,8 @@ fn fsmount_fuse(
         fsconfig_set_flag(&context, word)?;
     }
     fsconfig_create(&context)?;
-    fsmount(
-        &context,
-        FsMountFlags::FSMOUNT_CLOEXEC,
-        mount_attrs(options),
-    )
+    let flags = FsMountFlags::FSMOUNT_CLOEXEC;
+    fsmount(&context, flags, mount_attrs(options))
 }
 
 /// As [`mount_flags`], for fsmount(2).
@@ -208,12 +189,11 @@ fn mount_by_fsmount(
     source: &str,
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
-    let mount = create_detached(source, options)?;
+    let (device, root) = create_detached(source, options)?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    if let Some(root) = &mount.root {
-        move_mount(root, "", &mountpoint.0, "", flags)?;
-    }
-    Ok(mount)
+    move_mount(&root, "", &mountpoint.0, "", flags)?;
+    let root = Some(root);
+    Ok(NewMount { device, root })
 }
 
 /// Mounts on `mountpoint`, by the new mount calls or by mount(2).
@@ -222,8 +202,7 @@ pub(super) fn mount(
     source: &str,
     options: &MountOptions,
 ) -> Result<NewMount, MountError> {
-    // mount(2) may work where the new calls are missing or forbidden. Otherwise its error is the
-    // better one.
+    // mount(2) may work where the new calls are missing or forbidden, and its error is the better one.
     match mount_by_fsmount(mountpoint, source, options) {
         Ok(mount) => return Ok(mount),
         Err(error) => tracing::debug!(error = format!("{error:?}"), "falls back to mount(2)"),
@@ -299,12 +278,8 @@ pub(super) fn mount_with_fusermount(
     options: &str,
 ) -> Result<OwnedFd, MountError> {
     // Without close-on-exec, because the helper must inherit its end.
-    let (ours, theirs) = socketpair(
-        AddressFamily::UNIX,
-        SocketType::STREAM,
-        SocketFlags::empty(),
-        None,
-    )?;
+    let flags = SocketFlags::empty();
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     let helper = Command::new(FUSERMOUNT)
         .arg("-o")
@@ -353,18 +328,10 @@ fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    loop {
-        match recvmsg(
-            &socket,
-            &mut [IoSliceMut::new(&mut byte)],
-            &mut control,
-            RecvFlags::CMSG_CLOEXEC,
-        ) {
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno),
-            Ok(_) => break,
-        }
-    }
+    retry_on_intr(|| {
+        let buffers = &mut [IoSliceMut::new(&mut byte)];
+        recvmsg(&socket, buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
     Ok(control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
         _ => None,
@@ -374,10 +341,11 @@ fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
 /// The helper's last message, in one line and without its name.
 fn stderr_message(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);
-    let line = text
+    let prefix = format!("{FUSERMOUNT}: ");
+    let mut lines = text
         .lines()
-        .map(|line| line.trim_start_matches(&format!("{FUSERMOUNT}: ")).trim())
-        .rfind(|line| !line.is_empty());
+        .map(|line| line.trim_start_matches(&prefix).trim());
+    let line = lines.rfind(|line| !line.is_empty());
     line.map_or_else(
         || format!("{FUSERMOUNT} failed ({})", output.status),
         str::to_owned,
@@ -399,30 +367,28 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
 /// Whether `mount` belongs to `connection`, if both have the same device number.
 ///
 /// `mount` is a descriptor of the mount's root. The number is unique while the connection is alive.
-/// After that a dead mount of the same number can be unmounted: if it belongs to another connection,
-/// it is of no use either.
+/// A dead mount of the same number may be unmounted, even if it belongs to another connection.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
     is_connected(connection) || is_dead(mount)
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint`.
+/// Unmounts the mount of type `fs_type` at `mountpoint` by force, and logs a failure.
+pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {
+    if let Err(error) = unmount(fs_type, mountpoint, device, UnmountMode::Force) {
+        tracing::warn!(%error, "cannot unmount");
+    }
+}
+
+/// Unmounts the mount of type `fs_type` at `mountpoint`, which must be canonical.
 ///
-/// With `device`, unmounts only the file system of that number. `mountpoint` must be canonical.
-/// `force` unmounts it while it is in use.
+/// With `device`, unmounts only the file system of that number.
 pub(super) fn unmount(
     fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
-    force: bool,
+    mode: UnmountMode,
 ) -> Result<(), UnmountError> {
-    unmount_if(fs_type, mountpoint, device, force, |_| true)
-}
-
-/// As [`unmount`] by force, and logs a failure.
-pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {
-    if let Err(error) = unmount(fs_type, mountpoint, device, true) {
-        tracing::warn!(%error, "cannot unmount");
-    }
+    unmount_if(fs_type, mountpoint, device, mode, |_| true)
 }
 
 /// As [`unmount`], if `is_target` accepts the mount.
@@ -430,78 +396,45 @@ pub(super) fn unmount_if(
     fs_type: &str,
     mountpoint: &Path,
     device: Option<(u32, u32)>,
-    force: bool,
+    mode: UnmountMode,
     is_target: impl FnOnce(&PinnedMount) -> bool,
 ) -> Result<(), UnmountError> {
-    let mount = find_pinned(fs_type, mountpoint, device)?;
-    if is_target(&mount) {
-        unmount_pinned(mount, mountpoint, force)
-    } else {
-        Err(UnmountError::NotMounted(mountpoint.to_owned()))
-    }
-}
-
-/// Detaches the mount at `mountpoint`, and leaves it to processes that use it.
-///
-/// The mount must have the type `fs_type` and the number `device`, and `is_target` must accept it.
-pub(super) fn detach_if(
-    fs_type: &str,
-    mountpoint: &Path,
-    device: (u32, u32),
-    is_target: impl FnOnce(&PinnedMount) -> bool,
-) -> Result<(), UnmountError> {
-    let mount = find_pinned(fs_type, mountpoint, Some(device))?;
-    if is_target(&mount) {
-        map_unmount_result(mount.detach(), mountpoint, true)
-    } else {
-        Err(UnmountError::NotMounted(mountpoint.to_owned()))
-    }
-}
-
-fn find_pinned(
-    fs_type: &str,
-    mountpoint: &Path,
-    device: Option<(u32, u32)>,
-) -> Result<PinnedMount, UnmountError> {
     let found = PinnedMount::open(mountpoint, fs_type);
     let found = found.map_err(|cause| UnmountError::at(mountpoint, cause))?;
-    found
-        .filter(|mount| device.is_none_or(|device| mount.device == device))
-        .ok_or_else(|| UnmountError::NotMounted(mountpoint.to_owned()))
-}
-
-/// Unmounts `mount`, which the user knows as `mountpoint`.
-fn unmount_pinned(mount: PinnedMount, mountpoint: &Path, force: bool) -> Result<(), UnmountError> {
-    map_unmount_result(mount.unmount(force), mountpoint, force)
-}
-
-/// Converts the result of an unmount. If permission was missing, tries again with the helper.
-///
-/// The user knows the mount as `mountpoint`.
-fn map_unmount_result(
-    result: Result<(), (Errno, MountpointEntry)>,
-    mountpoint: &Path,
-    force: bool,
-) -> Result<(), UnmountError> {
-    match result {
-        Ok(()) => Ok(()),
-        Err((Errno::PERM, entry)) => unmount_with_fusermount(&entry, mountpoint, force),
-        Err((errno, _)) => Err(UnmountError::at(mountpoint, errno.into())),
+    match found.filter(|mount| device.is_none_or(|device| mount.device == device)) {
+        Some(mount) if is_target(&mount) => unmount_pinned(mount, mountpoint, mode),
+        _ => Err(UnmountError::NotMounted(mountpoint.to_owned())),
     }
+}
+
+/// Unmounts `mount`, which the user knows as `mountpoint`. Without permission, by the helper.
+fn unmount_pinned(
+    mount: PinnedMount,
+    mountpoint: &Path,
+    mode: UnmountMode,
+) -> Result<(), UnmountError> {
+    mount.unmount(mode).or_else(|(errno, entry)| match errno {
+        Errno::PERM => unmount_with_fusermount(&entry, mountpoint, mode),
+        errno => Err(UnmountError::at(mountpoint, errno.into())),
+    })
 }
 
 /// Unmounts with the helper, which runs in the parent directory and gets the mountpoint's name.
 fn unmount_with_fusermount(
     entry: &MountpointEntry,
     mountpoint: &Path,
-    force: bool,
+    mode: UnmountMode,
 ) -> Result<(), UnmountError> {
     let system = |cause| UnmountError::System {
         mountpoint: mountpoint.to_owned(),
         cause,
     };
     let output = Command::new(FUSERMOUNT)
-        .arg(if force { "-uz" } else { "-u" })
+        .arg(if mode == UnmountMode::IfIdle {
+            "-u"
+        } else {
+            "-uz"
+        })
         .arg("--")
         .arg(&entry.name)
         .current_dir(entry.parent_path())
@@ -544,9 +477,8 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
         return None;
     }
     let accounts = Accounts::load_system();
-    let name = accounts
-        .user_name(number)
-        .unwrap_or(b"a user without a name");
+    let name = accounts.user_name(number);
+    let name = name.unwrap_or(b"a user without a name");
     Some(format!("{} ({number})", String::from_utf8_lossy(name)))
 }
 
@@ -564,7 +496,7 @@ mod tests {
 
     #[test]
     fn unmount_follows_pinned_mount_after_rename() {
-        for force in [true, false] {
+        for mode in [UnmountMode::Force, UnmountMode::IfIdle] {
             let directory = tempfile::tempdir().expect("a directory");
             let top = fs::canonicalize(directory.path()).expect("there");
             let (before, after) = (top.join("before"), top.join("after"));
@@ -573,19 +505,19 @@ mod tests {
             let pinned = pinned.expect("readable").expect("mounted");
             fs::rename(&before, &after).expect("renamed");
             let other = mounted(&before.join("mnt"));
-            unmount_pinned(pinned, &before.join("mnt"), force).expect("unmounted");
+            unmount_pinned(pinned, &before.join("mnt"), mode).expect("unmounted");
             let left = |path: &Path| mountinfo::device_at(&path.join("mnt"), TARFS_FS_TYPE);
-            assert_eq!(left(&after).expect("readable"), None, "{force}");
+            assert_eq!(left(&after).expect("readable"), None, "{mode:?}");
             let number = left(&before).expect("readable");
-            assert!(number.is_some() && is_connected(&other), "{force}");
+            assert!(number.is_some() && is_connected(&other), "{mode:?}");
             // A mount of another number on the same directory is not unmounted either.
             let wrong = number.map(|(major, minor)| (major, minor + 1));
             assert!(matches!(
-                unmount(TARFS_FS_TYPE, &before.join("mnt"), wrong, force),
+                unmount(TARFS_FS_TYPE, &before.join("mnt"), wrong, mode),
                 Err(UnmountError::NotMounted(_))
             ));
-            unmount(TARFS_FS_TYPE, &before.join("mnt"), number, force).expect("unmounted");
-            assert_eq!(left(&before).expect("readable"), None, "{force}");
+            unmount(TARFS_FS_TYPE, &before.join("mnt"), number, mode).expect("unmounted");
+            assert_eq!(left(&before).expect("readable"), None, "{mode:?}");
             drop((device, other));
         }
     }
@@ -621,7 +553,12 @@ mod tests {
         };
         let (victim, opened) = (number("victim/mnt"), number("after/mnt"));
         for path in ["victim/mnt", "after/mnt"] {
-            drop(unmount(TARFS_FS_TYPE, &top.join(path), None, true));
+            drop(unmount(
+                TARFS_FS_TYPE,
+                &top.join(path),
+                None,
+                UnmountMode::Force,
+            ));
         }
         drop(device);
         assert!(victim.is_none() && opened.is_some(), "{by_path}");

@@ -3,15 +3,12 @@
 //! The tree and the inode numbers stay the same, and open files stay open.
 //!
 //! A mount lives while a process holds its connection, the descriptor of the FUSE device. Requests
-//! wait meanwhile. A new process with that descriptor has two problems.
-//!
-//! First, the FUSE library begins with a handshake, which the kernel does once for each connection.
-//! So the library does the handshake with this process over a socket, and then its descriptor is
+//! wait meanwhile. The FUSE library begins with a handshake, which the kernel does once for each
+//! connection. So the library does it with this process over a socket, and then its descriptor is
 //! replaced by the device.
 //!
-//! Second, the dead process may have read requests that it did not answer. `FUSE_NOTIFY_RESEND`
-//! (Linux 6.9) makes the kernel queue them again. All requests only read, so it is harmless to serve
-//! one twice.
+//! The dead process may have read requests that it did not answer. `FUSE_NOTIFY_RESEND` (Linux 6.9)
+//! makes the kernel queue them again. All requests only read, so one may be served twice.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -124,10 +121,12 @@ fn replace_descriptor(session: &Session<TarFilesystem>, device: impl AsFd) -> io
 
 /// Makes the kernel queue the requests again that were read and not answered.
 fn resend_requests(device: impl AsFd) -> io::Result<()> {
-    let mut word = Vec::with_capacity(16);
-    word.extend(16_u32.to_ne_bytes());
-    word.extend(FUSE_NOTIFY_RESEND.to_ne_bytes());
-    word.extend(0_u64.to_ne_bytes());
-    rustix::io::write(device, &word)?;
+    let header = [
+        16_u32.to_ne_bytes(),
+        FUSE_NOTIFY_RESEND.to_ne_bytes(),
+        [0; 4],
+        [0; 4],
+    ];
+    rustix::io::write(device, header.as_flattened())?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::error::UnmountError;
 use super::mountinfo::{self, Attachment};
 use super::namespace::Namespace;
 use super::overlay::OverlayKind;
-use super::pinned::PinnedMount;
+use super::pinned::{PinnedMount, UnmountMode};
 use super::syscalls;
 
 /// The place and the identity of a mount in the kernel's table of mounts.
@@ -27,8 +27,7 @@ pub struct MountTarget {
 impl MountTarget {
     /// Whether it is attached, on top or below another mount.
     ///
-    /// Sends no request to the mount itself. False if the kernel's table cannot be read, so that the
-    /// caller leaves the mount alone.
+    /// Sends no request to the mount itself. False if the kernel's table cannot be read.
     pub(super) fn is_mounted(&self) -> bool {
         self.find().is_ok_and(|found| found.is_some())
     }
@@ -40,17 +39,15 @@ impl MountTarget {
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
     pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
-        let (device, kind, mountpoint) = (self.device, self.fs_type(), &self.mountpoint);
-        match &self.namespace {
-            Some(namespace) => {
-                let table = namespace.table()?;
-                Ok(mountinfo::find_in(&table, device, kind, mountpoint))
-            }
-            None => mountinfo::find(device, kind, mountpoint),
-        }
+        let table = match &self.namespace {
+            Some(namespace) => namespace.table()?,
+            None => mountinfo::read_table()?,
+        };
+        let (fs_type, mountpoint) = (self.fs_type(), &self.mountpoint);
+        Ok(mountinfo::find(&table, self.device, fs_type, mountpoint))
     }
 
-    /// Unmounts the top file system. `force` does so while it is in use, and ends its connection.
+    /// Unmounts the top file system.
     ///
     /// With `connection`, unmounts only the mount with that connection. After a mount ends, the
     /// kernel gives its device number to another one.
@@ -59,34 +56,24 @@ impl MountTarget {
     /// As [`Mount::unmount`](super::Mount::unmount).
     pub(super) fn unmount(
         &self,
-        force: bool,
+        mode: UnmountMode,
         connection: Option<BorrowedFd<'_>>,
     ) -> Result<(), UnmountError> {
         if let Some(namespace) = &self.namespace {
+            let force = mode != UnmountMode::IfIdle;
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
-        syscalls::unmount_if(
-            self.fs_type(),
-            &self.current_mountpoint(),
-            Some(self.device),
-            force,
-            is_target(connection),
-        )
+        let is_target = |mount: &PinnedMount| {
+            connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
+        };
+        let (mountpoint, device) = (self.current_mountpoint(), Some(self.device));
+        syscalls::unmount_if(self.fs_type(), &mountpoint, device, mode, is_target)
     }
 
     /// Whether this process's namespace has other mounts of the file system, such as bind mounts.
     pub(super) fn has_bind_mounts(&self) -> bool {
         self.namespace.is_none()
             && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
-    }
-
-    /// Detaches the mount while it is in use, and leaves the connection to other mounts.
-    ///
-    /// # Errors
-    /// As [`unmount`](Self::unmount).
-    pub(super) fn detach(&self, connection: BorrowedFd<'_>) -> Result<(), UnmountError> {
-        let (mountpoint, is_target) = (self.current_mountpoint(), is_target(Some(connection)));
-        syscalls::detach_if(self.fs_type(), &mountpoint, self.device, is_target)
     }
 
     /// Its mountpoint now, or the last known one if it is detached.
@@ -104,12 +91,5 @@ impl MountTarget {
     /// Major and minor number of the mount itself, without any overlay.
     pub(super) fn lower_device(&self) -> (u32, u32) {
         self.overlay.map_or(self.device, |(_, device)| device)
-    }
-}
-
-/// Accepts only a mount with `connection`, if that is given.
-fn is_target(connection: Option<BorrowedFd<'_>>) -> impl FnOnce(&PinnedMount) -> bool {
-    move |mount| {
-        connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
     }
 }

@@ -1,11 +1,7 @@
 //! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names.
 //!
-//! A caller that opens one file after another by path makes the kernel look up each name. A listing
-//! returns some hundred names in one request, and the daemon can push the files behind them into the
-//! page cache.
-//!
-//! We list a detached clone of the mount, so that umount(8) never finds the mount busy. The clone
-//! ends with its descriptor.
+//! A listing returns some hundred names in one request, instead of a lookup for each. The daemon can
+//! push the files behind them into the page cache.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -21,8 +17,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::fuse::subtree::Subtree;
 use crate::index::{Index, Ino};
 
-/// Buffer size of a listing: some 300 names of 50 bytes. Before Linux 6.15 the kernel sent requests
-/// of one page, some 20 names.
+/// Buffer size of a listing: some 300 names. Before Linux 6.15 a request had one page, some 20 names.
 const READDIR_BUFFER_BYTES: usize = 64 << 10;
 
 /// Minimum number of following names that justifies the four requests of a listing.
@@ -65,7 +60,9 @@ pub(super) fn prime_dentries(
     Ok(())
 }
 
-/// A detached clone of the mount at `mountpoint`.
+/// A detached clone of the mount at `mountpoint`, which ends with its descriptor.
+///
+/// With it, umount(8) never finds the mount busy.
 pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = open_tree(CWD, mountpoint, flags)?;

@@ -1,9 +1,8 @@
 //! The kernel's caches of a mount: inodes, dentries and pages, as the daemon fills them.
 //!
-//! The kernel accepts pushed bytes only for inodes that it knows. So this module keeps three bits for
-//! each inode. They say that the kernel knows the inode, that it knows the inode's name, and that its
-//! page cache has the file's bytes. All three are cleared when the kernel forgets the inode, because
-//! it drops the pages, too.
+//! The kernel accepts pushed bytes only for inodes that it knows. Three bits for each inode say that
+//! the kernel knows the inode, that it knows the inode's name, and that its page cache has the file's
+//! bytes. All are cleared when the kernel forgets the inode, because it drops the pages, too.
 
 use std::fmt;
 use std::io;
@@ -36,8 +35,7 @@ const LEAF_COUNT: usize = 1 << 12;
 /// Number of consecutive cache misses that shows that the kernel has evicted pages.
 const MAX_CONSECUTIVE_MISSES: u32 = 8;
 
-/// Number of following names to check before priming. If the kernel knows all of them, nothing is
-/// primed.
+/// Number of following names of which the kernel must know all, or they are primed.
 const DENTRY_LOOKAHEAD: usize = 16;
 
 /// Maximum number of queued invalidations. If the queue is full, the kernel keeps the old attributes
@@ -173,8 +171,7 @@ impl KernelCache {
 
     /// Records that the kernel has dropped `ino`, or a part of its references.
     ///
-    /// Until the kernel asks for it again the daemon does not push or invalidate it. That is harmless
-    /// if the kernel still holds a reference.
+    /// Until the kernel asks for it again the daemon does not push or invalidate it.
     pub(in crate::fuse) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
@@ -262,17 +259,14 @@ impl PageCache for KernelCache {
 
 /// Whether an error will repeat for every directory.
 ///
-/// Either the caller lacks permission, the kernel lacks the call, another mount covers ours, or the
-/// kernel asked for nothing in spite of the listing.
+/// Then permission or the system call is missing, another mount covers ours, or the kernel asked for
+/// nothing in spite of the listing.
 fn is_permanent_error(error: &io::Error) -> bool {
-    let permanent_errors = [
-        Errno::PERM,
-        Errno::NOSYS,
-        Errno::INVAL,
-        Errno::XDEV,
-        Errno::NODATA,
-    ];
-    Errno::from_io_error(error).is_some_and(|error| permanent_errors.contains(&error))
+    let errno = Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(Errno::PERM | Errno::NOSYS | Errno::INVAL | Errno::XDEV | Errno::NODATA)
+    )
 }
 
 impl fmt::Debug for KernelCache {

@@ -1,16 +1,13 @@
 //! Inode priming: a hidden directory makes inodes known to the kernel before a caller asks for them.
 //!
-//! The kernel accepts pushed bytes only for inodes that it knows. A lookup by path costs a request
-//! for each file and switches between two threads, which takes longer than pushing the bytes. Listing
-//! the real directories would have to wait for the end of the scan. So a hidden directory in the root
-//! lists any files by inode number, and two requests make hundreds of inodes known.
+//! The kernel accepts pushed bytes only for inodes that it knows. A lookup of each file takes longer
+//! than pushing its bytes, and listings of the real directories wait for the end of the scan. So a
+//! hidden directory in the root lists any files by inode number, and two requests make hundreds of
+//! inodes known.
 //!
 //! A file in it can be opened without passing the real directories, which check permissions. So the
 //! directory has mode 0, and only root can enter it, who passes every check anyway. Its name is
 //! random, new for each listing, and invalid after the listing.
-//!
-//! We list a detached clone of the mount, so that umount(8) never finds the mount busy. The clone
-//! ends with its descriptor.
 
 use std::fmt::Write;
 use std::io;
@@ -27,8 +24,7 @@ use crate::base::sync::Mutex;
 use crate::fuse::attr;
 use crate::index::Ino;
 
-/// Buffer size of a listing: the names of some 700 files. Before Linux 6.15 the kernel sent requests
-/// of one page, some 20 names.
+/// Buffer size of a listing: the names of some 700 files.
 const READDIR_BUFFER_BYTES: usize = 128 << 10;
 
 /// Lowest inode number of a priming directory, above the numbers of any index.
@@ -83,8 +79,7 @@ impl PrimingDir {
                     Errno::ACCESS => Errno::PERM,
                     other => other,
                 })?;
-            // One request is enough: the kernel would ask for names without attributes in the next
-            // ones.
+            // One request is enough: the next ones would ask for names without attributes.
             RawDir::new(&directory, &mut buffer).next().transpose()?;
             files = self.take_unknown()?;
         }
