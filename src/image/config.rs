@@ -11,9 +11,8 @@ use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
-/// Maximum number of command words, variables, labels and so on, of each kind.
-///
-/// Linux starts no program with many more words, because all of them must fit into 2 MiB.
+/// Maximum number of words, variables, labels and so on, of each kind. Linux starts no program with many
+/// more, because all must fit into 2 MiB.
 const MAX_WORDS: usize = 65_536;
 
 /// Maximum number of volumes. Each takes much more in a runtime's configuration.

@@ -1,8 +1,8 @@
 //! Reads images from archives of `docker save`: `manifest.json`, config and layers.
 //!
-//! No digest verifies `manifest.json`. The configuration's own name is its digest. The configuration's
-//! `rootfs.diff_ids` are the digests of the layers' plain bytes. A packed layer is compared with them after
-//! decompression, whatever its file name is, because `manifest.json` chooses that name.
+//! No digest verifies `manifest.json`. The configuration's own name is its digest. Its `rootfs.diff_ids` are
+//! the digests of the layers' plain bytes. A packed layer is compared with them after decompression,
+//! whatever its file name is, because `manifest.json` chooses that name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,9 +23,8 @@ use crate::source::Source;
 /// The document that lists the images.
 const MANIFEST: &str = "manifest.json";
 
-/// Default registry and namespace, which short names omit.
-const DEFAULT_REGISTRY: &str = "docker.io/library/";
-const DEFAULT_HOST: &str = "docker.io/";
+/// Default registries, the longest first, which short names omit.
+const DEFAULT_REGISTRIES: [&str; 2] = ["docker.io/library/", "docker.io/"];
 const DEFAULT_TAG: &str = ":latest";
 
 /// Opens the image that `opener` selects.
@@ -84,19 +83,14 @@ fn is_plain(file: &Arc<dyn Source>, network: &Handle) -> Result<bool, Cause> {
     let len = file.fingerprint().len.unwrap_or_default();
     let extent = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
     let bytes = fetch::read(network, file, extent, &BufferPool::new(extent.len().max(1)))?;
-    let packed = |found| !matches!(found, Detected::Supported(Compression::None));
-    Ok(!packed(codec::detect(&bytes)))
+    let found = codec::detect(&bytes);
+    Ok(matches!(found, Detected::Supported(Compression::None)))
 }
 
-/// The one of `images` with the name or configuration digest `wanted`.
-///
-/// Without `wanted`, the only image.
+/// The one of `images` with the name or configuration digest `wanted`, or else the only image.
 fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<DockerImage, Cause> {
-    let display_names = |images: &[DockerImage]| {
-        let display_names = |image: &DockerImage| {
-            opener::display_names(&image.repo_tags, digest_from_path(&image.config))
-        };
-        images.iter().flat_map(display_names).collect()
+    let names_of = |image: &DockerImage| {
+        opener::display_names(&image.repo_tags, digest_from_path(&image.config))
     };
     if let Some(wanted) = wanted {
         let digest = manifest::parse_digest(wanted).ok();
@@ -110,22 +104,24 @@ fn choose_image(mut images: Vec<DockerImage>, wanted: Option<&str>) -> Result<Do
         }
         return Err(Cause::NoSuchName {
             wanted: wanted.to_owned(),
-            known: display_names(&images),
+            known: images.iter().flat_map(names_of).collect(),
         });
     }
     match images.len() {
         0 => Err(Cause::Malformed("it lists no image".to_owned())),
         1 => Ok(images.swap_remove(0)),
-        _ => Err(Cause::AmbiguousImage(display_names(&images))),
+        _ => {
+            let known = images.iter().flat_map(names_of);
+            Err(Cause::AmbiguousImage(known.collect()))
+        }
     }
 }
 
 /// The name without the default registry, and with the default tag.
 fn normalize_name(name: &str) -> String {
-    let short = name
-        .strip_prefix(DEFAULT_REGISTRY)
-        .or_else(|| name.strip_prefix(DEFAULT_HOST))
-        .unwrap_or(name);
+    let mut registries = DEFAULT_REGISTRIES.iter();
+    let short = registries.find_map(|registry| name.strip_prefix(registry));
+    let short = short.unwrap_or(name);
     let last = short.rsplit('/').next().unwrap_or_default();
     let tag = if last.contains(':') { "" } else { DEFAULT_TAG };
     format!("{short}{tag}")

@@ -29,10 +29,8 @@ impl Transport {
 /// A reference to an image, with transport, location and name.
 ///
 /// The forms are `oci:DIR[:TAG]`, `oci-archive:FILE[:TAG]` and `docker-archive:FILE[:NAME]`. FILE may be a
-/// URL, or a part of another file: `tar:FILE!/PATH`, `slice:START+LEN:FILE`.
-///
-/// The first colon after DIR or FILE ends it. In a URL, this is the first one after host and port. A colon
-/// inside a URL must be written as `%3A`.
+/// URL, or a part of another file: `tar:FILE!/PATH`, `slice:START+LEN:FILE`. The first colon after DIR or
+/// FILE ends it, in a URL the first one after host and port. A later colon in a URL is written as `%3A`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ImageRef {
     /// How the image is stored.
@@ -55,9 +53,8 @@ impl ImageRef {
             return None;
         }
         let name_search_start = name_search_start(rest);
-        let colon = rest
-            .get(name_search_start..)
-            .and_then(|rest| rest.find(':'));
+        let tail = rest.get(name_search_start..);
+        let colon = tail.and_then(|tail| tail.find(':'));
         let (location, name) = match colon.map(|colon| rest.split_at(name_search_start + colon)) {
             Some((location, name)) => (location, name.strip_prefix(':')),
             None => (rest, None),

@@ -94,17 +94,14 @@ impl Layout {
     ) -> Result<Bytes, Error> {
         let path = descriptor.blob_path();
         let bytes = self.read_document(&path, network)?;
-        let cause = match (bytes.len() as u64, sha256(&bytes)) {
-            (len, _) if len != descriptor.size => Cause::SizeMismatch {
-                expected: descriptor.size,
-                found: len,
-            },
-            (_, found) if found != descriptor.digest => Cause::DigestMismatch {
-                expected: descriptor.digest,
-                found,
-            },
-            _ => return Ok(bytes),
-        };
-        Err(self.error(&path, cause))
+        let (expected, found) = (descriptor.size, bytes.len() as u64);
+        if found != expected {
+            return Err(self.error(&path, Cause::SizeMismatch { expected, found }));
+        }
+        let (expected, found) = (descriptor.digest, sha256(&bytes));
+        if found != expected {
+            return Err(self.error(&path, Cause::DigestMismatch { expected, found }));
+        }
+        Ok(bytes)
     }
 }

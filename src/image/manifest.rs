@@ -1,7 +1,6 @@
 //! The documents of OCI and Docker images; pure.
 //!
-//! Parsing checks all that a single document allows: digests of a supported kind, known media types, bounded
-//! lists.
+//! Parsing checks that digests are of a supported kind, media types are known, and lists are bounded.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -133,7 +132,7 @@ struct RawAnnotations {
 
 /// An index or a manifest as stored.
 ///
-/// A document that is both is rejected, because different programs would see different images.
+/// A document that is both is rejected, because programs would see different images.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawDocument {

@@ -1,6 +1,6 @@
 //! Reads images from OCI layouts: `index.json`, manifest, config and layers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use tokio::runtime::Handle;
 
@@ -95,7 +95,7 @@ fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
     let error = |cause| opener.error(cause);
     let bytes = opener.read_marker(INDEX)?;
     let listed = manifest::parse_index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
-    let NameMatch { listed, manifest } = match_name(listed, opener.name).map_err(error)?;
+    let (listed, manifest) = match_name(listed, opener.name).map_err(error)?;
     let mut search = Search {
         layout,
         network: opener.network,
@@ -112,36 +112,28 @@ fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
     choose_for_platform(&search.found, opener.platform).map_err(error)
 }
 
-/// The result of matching a name.
-#[derive(Debug)]
-struct NameMatch {
-    /// Descriptors to follow.
-    listed: Vec<Descriptor>,
-    /// The only manifest to take from them, if the name is its digest.
-    manifest: Option<Sha256>,
-}
-
 /// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`.
 ///
-/// If none matches a digest, all are followed to find its manifest.
-fn match_name(listed: Vec<Descriptor>, wanted: Option<&str>) -> Result<NameMatch, Cause> {
-    let all = |listed, manifest| Ok(NameMatch { listed, manifest });
+/// If none matches a digest, all are followed to find its manifest, and the digest is returned.
+fn match_name(
+    listed: Vec<Descriptor>,
+    wanted: Option<&str>,
+) -> Result<(Vec<Descriptor>, Option<Sha256>), Cause> {
     let Some(wanted) = wanted else {
-        return all(listed, None);
+        return Ok((listed, None));
     };
     let digest = manifest::parse_digest(wanted).ok();
     let (found, others): (Vec<_>, Vec<_>) = listed.into_iter().partition(|descriptor| {
         descriptor.names.iter().any(|name| name == wanted) || digest == Some(descriptor.digest)
     });
     if !found.is_empty() {
-        return all(found, None);
+        return Ok((found, None));
     }
     if digest.is_some() {
-        return all(others, digest);
+        return Ok((others, digest));
     }
-    let images = others
-        .iter()
-        .filter(|other| other.kind() != DescriptorKind::Other);
+    let images = others.iter();
+    let images = images.filter(|other| other.kind() != DescriptorKind::Other);
     let known = images.flat_map(|one| opener::display_names(&one.names, Some(one.digest)));
     Err(Cause::NoSuchName {
         wanted: wanted.to_owned(),
@@ -183,16 +175,17 @@ impl Search<'_> {
             }),
             DescriptorKind::Index => {
                 let path = descriptor.blob_path();
-                let malformed = |what: &str| Cause::Malformed(what.to_owned());
+                let malformed = |what: &str| {
+                    let cause = Cause::Malformed(what.to_owned());
+                    Err(self.layout.error(&path, cause))
+                };
                 if depth == 0 {
-                    let cause = malformed("it is an index in too many others");
-                    return Err(self.layout.error(&path, cause));
+                    return malformed("it is an index in too many others");
                 }
-                self.remaining_indexes =
-                    self.remaining_indexes.checked_sub(1).ok_or_else(|| {
-                        let cause = malformed("there are too many indexes");
-                        self.layout.error(&path, cause)
-                    })?;
+                if self.remaining_indexes == 0 {
+                    return malformed("there are too many indexes");
+                }
+                self.remaining_indexes -= 1;
                 let bytes = self.layout.read_verified(&descriptor, self.network)?;
                 let listed = manifest::parse_index(&bytes)
                     .map_err(|cause| self.layout.error(&path, cause))?;
@@ -213,20 +206,12 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
     let platform = wanted.unwrap_or(&host);
     let distance = |candidate: &Candidate| candidate.manifest.platform.as_ref()?.distance(platform);
     let nearest = found.iter().filter_map(distance).min();
-    let has_no_platform = |candidate: &Candidate| candidate.manifest.platform.is_none();
-    let mut best: Vec<Candidate> = match nearest {
-        Some(_) => found
-            .iter()
-            .filter(|one| distance(one) == nearest)
-            .cloned()
-            .collect(),
+    let is_best = |candidate: &&Candidate| match nearest {
+        Some(_) => distance(candidate) == nearest,
         // Their manifests name no platform. Their configurations, read later, may do so.
-        None => found
-            .iter()
-            .filter(|one| has_no_platform(one))
-            .cloned()
-            .collect(),
+        None => candidate.manifest.platform.is_none(),
     };
+    let mut best: Vec<_> = found.iter().filter(is_best).cloned().collect();
     // Two entries with the same manifest are one image with two names.
     best.dedup_by(|next, before| {
         let is_same = next.manifest.digest == before.manifest.digest;
@@ -244,11 +229,11 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
             let platforms = found
                 .iter()
                 .filter_map(|one| one.manifest.platform.as_ref());
-            let mut known: Vec<_> = platforms.map(ToString::to_string).collect();
-            known.sort_unstable();
-            known.dedup();
-            let wanted = platform.clone();
-            Err(Cause::NoSuchPlatform { wanted, known })
+            let known: BTreeSet<_> = platforms.map(ToString::to_string).collect();
+            Err(Cause::NoSuchPlatform {
+                wanted: platform.clone(),
+                known: known.into_iter().collect(),
+            })
         }
         1 => Ok(best.swap_remove(0)),
         _ => {
@@ -342,7 +327,7 @@ mod tests {
                 descriptor
             });
             let named = match_name(listed.collect(), Some(wanted));
-            named.map(|named| (named.listed.len(), named.manifest))
+            named.map(|(listed, manifest)| (listed.len(), manifest))
         };
         let digest = |byte: u8| format!("sha256:{}", format!("{byte:02x}").repeat(32));
         assert_eq!(named("b").expect("one"), (1, None));

@@ -4,11 +4,8 @@
 //! - Capabilities and the filter of system calls are nearly those of containers of Docker and Podman.
 //!   Programs may gain the privileges of their files, because the entry points of many images change owners
 //!   and users.
-//! - The tree is writable.
+//! - The tree is writable, HOME is set, the host name is the bundle's name, and there are no `rlimits`.
 //! - There is a terminal, and TERM, only if the caller wants one.
-//! - HOME is set.
-//! - The host name is the bundle's name.
-//! - There are no limits (`rlimits`).
 
 use std::collections::BTreeMap;
 
@@ -26,10 +23,7 @@ const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/b
 /// The `TERM` of Docker and `runc spec`.
 const DEFAULT_TERM: &str = "TERM=xterm";
 
-/// Default capabilities of root in a container.
-///
-/// They are those of Docker, Podman and containerd without `CAP_MKNOD` and `CAP_NET_RAW`, which few images
-/// need.
+/// Default capabilities of root: Docker's without `CAP_MKNOD` and `CAP_NET_RAW`, which few images need.
 pub const DEFAULT_CAPABILITIES: [&str; 12] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -93,9 +87,7 @@ pub struct BundleOptions {
     pub rootless: Option<(u32, u32)>,
 }
 
-/// The text of `config.json` for a bundle of an image with this configuration.
-///
-/// The writable tree is at `rootfs` beside it.
+/// The text of `config.json` for a bundle, with its writable tree at `rootfs` beside it.
 ///
 /// # Errors
 /// When the configuration has no command.
@@ -105,7 +97,7 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
     let user = &bundle.user;
     let mut user_object = json!({ "uid": user.uid, "gid": user.gid });
     if !user.groups.is_empty() && bundle.rootless.is_none() {
-        insert_field(&mut user_object, "additionalGids", json!(user.groups));
+        user_object["additionalGids"] = json!(user.groups);
     }
     // Other users start without capabilities, and may get those of a program file.
     let own: &[String] = if user.uid == 0 {
@@ -138,26 +130,16 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
             "" => Platform::host().architecture,
             architecture => architecture.to_owned(),
         };
-        let filter = profile.filter(&architecture, &bundle.capabilities);
-        if let Some(linux) = document.get_mut("linux") {
-            insert_field(linux, "seccomp", filter);
-        }
+        document["linux"]["seccomp"] = profile.filter(&architecture, &bundle.capabilities);
     }
     let annotations = annotations(config);
     if !annotations.is_empty() {
-        insert_field(&mut document, "annotations", json!(annotations));
+        document["annotations"] = json!(annotations);
     }
     let mut text = serde_json::to_string_pretty(&document)
         .map_err(|error| Cause::Malformed(error.to_string()))?;
     text.push('\n');
     Ok(text)
-}
-
-/// Adds `name` to an object.
-fn insert_field(object: &mut Value, name: &str, value: Value) {
-    if let Some(object) = object.as_object_mut() {
-        object.insert(name.to_owned(), value);
-    }
 }
 
 fn args(execution: &Execution, arguments: &[String]) -> Result<Vec<String>, Cause> {
@@ -167,10 +149,7 @@ fn args(execution: &Execution, arguments: &[String]) -> Result<Vec<String>, Caus
         arguments
     };
     let args = [execution.entrypoint.as_slice(), rest].concat();
-    if args.is_empty() {
-        return Err(Cause::NoCommand);
-    }
-    Ok(args)
+    (!args.is_empty()).then_some(args).ok_or(Cause::NoCommand)
 }
 
 fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
@@ -198,8 +177,7 @@ const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// Whether a volume at `path` would hide a mount of the runtime.
 ///
-/// These mounts are at or below `/proc`, `/sys` and `/dev`, and a bundle does not get such volumes. `path`
-/// must be absolute and without links.
+/// A bundle does not get such volumes. `path` must be absolute and without links.
 pub fn hides_system_directory(path: &str) -> bool {
     let is_at_or_below = |directory: &&str| {
         let rest = path.strip_prefix(directory);
@@ -218,23 +196,18 @@ fn hostname(execution: &Execution, name: &str) -> String {
         .filter(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '.'));
     let hostname: String = letters.take(MAX_HOSTNAME_LEN).collect();
     let hostname = hostname.trim_matches(['-', '.']);
-    if hostname.is_empty() {
-        "container".to_owned()
-    } else {
-        hostname.to_owned()
-    }
+    let hostname = Some(hostname).filter(|hostname| !hostname.is_empty());
+    hostname.unwrap_or("container").to_owned()
 }
 
 /// Prefix of labels that become annotations.
 ///
-/// The image specification wants all labels. But runtimes treat some annotations as commands, and the image's
-/// author writes the labels. Examples are crun's `run.oci.*`, one of which names libraries to load outside of
-/// the container, and `org.criu.*` and `org.systemd.property.*` of runc and crun.
+/// The image specification wants all labels. But runtimes treat some annotations as commands, such as crun's
+/// `run.oci.*`, one of which names libraries to load outside of the container, and `org.criu.*` and
+/// `org.systemd.property.*` of runc and crun.
 const ALLOWED_LABEL_PREFIX: &str = "org.opencontainers.image.";
 
-/// Annotations by the image specification, as far as they are harmless.
-///
-/// They are labels, and fields without a place of their own.
+/// Harmless annotations by the image specification: labels, and fields without a place of their own.
 fn annotations(config: &Config) -> BTreeMap<String, String> {
     let execution = &config.execution;
     let ports: Vec<_> = execution.exposed_ports.iter().cloned().collect();
@@ -254,15 +227,13 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
         .map(|(name, value)| (format!("org.opencontainers.image.{name}"), value));
     // Explicit labels override derived annotations.
     let labels = execution.labels.clone().into_iter();
-    metadata
-        .chain(labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX)))
-        .collect()
+    let labels = labels.filter(|(name, _)| name.starts_with(ALLOWED_LABEL_PREFIX));
+    metadata.chain(labels).collect()
 }
 
 /// Directory of volume `number` of [`BundleOptions::volumes`], relative to the bundle.
 ///
-/// It is outside of the tree, because a container could replace a directory in the tree by a link, and the
-/// runtime of the next container would follow it.
+/// It is outside of the tree, because a container could replace a directory there by a link.
 pub fn volume_directory(number: usize) -> String {
     format!("{VOLUMES_DIR}/{number}")
 }
@@ -312,16 +283,9 @@ fn mounts(volumes: &[String], is_rootless: bool) -> Value {
 }
 
 fn linux(rootless: Option<(u32, u32)>) -> Value {
-    let mut namespaces = vec!["pid", "ipc", "uts", "mount", "cgroup"];
-    namespaces.push(if rootless.is_some() {
-        "user"
-    } else {
-        "network"
-    });
-    let namespaces: Vec<_> = namespaces
-        .iter()
-        .map(|kind| json!({ "type": kind }))
-        .collect();
+    let last = rootless.map_or("network", |_| "user");
+    let namespaces = ["pid", "ipc", "uts", "mount", "cgroup", last];
+    let namespaces = namespaces.map(|kind| json!({ "type": kind }));
     let mut linux = json!({
         "namespaces": namespaces,
         "maskedPaths": MASKED_PATHS,
@@ -329,11 +293,10 @@ fn linux(rootless: Option<(u32, u32)>) -> Value {
     });
     if let Some((uid, gid)) = rootless {
         let mapping = |id| json!([{ "containerID": 0, "hostID": id, "size": 1 }]);
-        insert_field(&mut linux, "uidMappings", mapping(uid));
-        insert_field(&mut linux, "gidMappings", mapping(gid));
+        linux["uidMappings"] = mapping(uid);
+        linux["gidMappings"] = mapping(gid);
     } else {
-        let devices = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
-        insert_field(&mut linux, "resources", devices);
+        linux["resources"] = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
     }
     linux
 }

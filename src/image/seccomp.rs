@@ -1,7 +1,7 @@
 //! Seccomp profiles of Docker and Podman, and the filters for runtimes; pure.
 //!
-//! The format is that of the runtime specification, with two differences. Rules may depend on capabilities,
-//! architecture and kernel. Architectures may be a map.
+//! The format is that of the runtime specification, but rules may depend on capabilities, architecture and
+//! kernel, and architectures may be a map.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -73,12 +73,8 @@ impl SeccompProfile {
         let mut rules = Vec::new();
         for rule in profile.syscalls.take().unwrap_or_default() {
             let is_reached = |condition: &Condition| {
-                let least = condition
-                    .min_kernel
-                    .as_deref()
-                    .map(parse_kernel_version)
-                    .transpose()?;
-                Ok::<_, Cause>(least.map(|least| kernel >= least))
+                let least = condition.min_kernel.as_deref().map(parse_kernel_version);
+                Ok::<_, Cause>(least.transpose()?.map(|least| kernel >= least))
             };
             if is_reached(&rule.includes)? != Some(false)
                 && is_reached(&rule.excludes)? != Some(true)
@@ -115,15 +111,12 @@ impl SeccompProfile {
     fn architectures(&self, architecture: &str) -> Option<Vec<String>> {
         let name = libseccomp_name(architecture)?;
         self.arch_map.iter().flatten().find_map(|entry| {
-            let with_others = [
-                std::slice::from_ref(&entry.architecture),
-                entry.sub_architectures.as_deref().unwrap_or_default(),
-            ]
-            .concat();
-            with_others
-                .iter()
-                .any(|known| known == name)
-                .then_some(with_others)
+            let others = entry.sub_architectures.iter().flatten();
+            let all: Vec<_> = std::iter::once(&entry.architecture)
+                .chain(others)
+                .cloned()
+                .collect();
+            all.iter().any(|known| known == name).then_some(all)
         })
     }
 }
