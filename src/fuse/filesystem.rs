@@ -20,11 +20,10 @@ use super::passthrough::{BackingFileIo, BackingFiles};
 use super::pending_replies::{self, PendingReplies, Watchdog};
 use super::push::{KernelCache, PrimingDir};
 use super::read::ReadRequest;
-use super::seek::{self, Whence};
 use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
 use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
-use super::{attr, caller, listing, xattr};
+use super::{attr, caller, listing, seek, xattr};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
@@ -32,6 +31,10 @@ use crate::index::{Index, Ino, Kind};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
+
+/// Arguments of lseek(2).
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
 
 /// Maximum number of file systems below a mount with passthrough.
 ///
@@ -195,10 +198,15 @@ impl TarFilesystem {
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
         let index = self.content.index();
         let entry = self.state.entry(&index, inode)?;
-        let whence = Whence::from_raw(whence).ok_or(Errno::EINVAL)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let pieces = entry.pieces(offset, entry.size().saturating_sub(offset));
-        let found = seek::seek(pieces, entry.size(), offset, whence).ok_or(Errno::ENXIO)?;
+        let found = match whence {
+            SEEK_DATA => seek::next_data(pieces, entry.size(), offset),
+            SEEK_HOLE => seek::next_hole(pieces, entry.size(), offset),
+            // The kernel handles the others itself.
+            _ => return Err(Errno::EINVAL),
+        };
+        let found = found.ok_or(Errno::ENXIO)?;
         i64::try_from(found).map_err(|_| Errno::EOVERFLOW)
     }
 }

@@ -2,56 +2,38 @@
 
 use crate::index::Piece;
 
-/// The kind of range that lseek(2) looks for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whence {
-    /// Stored bytes: `SEEK_DATA`.
-    Data,
-    /// A hole: `SEEK_HOLE`. Every file ends with one.
-    Hole,
-}
-
-impl Whence {
-    /// Converts lseek's third argument. `None` for all others, which the kernel handles itself.
-    pub(super) fn from_raw(raw: i32) -> Option<Self> {
-        match raw {
-            3 => Some(Self::Data),
-            4 => Some(Self::Hole),
-            _ => None,
-        }
-    }
-}
-
-/// The first offset at or after `offset` where data or a hole begins, as `whence` says.
+/// The first stored byte at or after `offset` (`SEEK_DATA`); `None` if there is none.
 ///
 /// The file has `size` bytes. `pieces` are its stored pieces from `offset` on, in ascending order.
-/// Returns `None` past the end, and for `SEEK_DATA` if only a hole follows.
-pub(super) fn seek(
+pub(super) fn next_data(
     mut pieces: impl Iterator<Item = Piece>,
     size: u64,
     offset: u64,
-    whence: Whence,
 ) -> Option<u64> {
-    if offset >= size {
-        return None;
-    }
-    let end = |piece: &Piece| piece.offset.saturating_add(piece.plain.len());
-    match whence {
-        Whence::Data => pieces
-            .find(|piece| end(piece) > offset && !piece.plain.is_empty())
-            .map(|piece| piece.offset.max(offset))
-            .filter(|&found| found < size),
-        Whence::Hole => {
-            let mut found = offset;
-            for piece in pieces {
-                if piece.offset > found {
-                    break;
-                }
-                found = found.max(end(&piece));
-            }
-            Some(found.min(size))
+    let piece = pieces.find(|piece| end(piece) > offset && !piece.plain.is_empty())?;
+    Some(piece.offset.max(offset)).filter(|&found| found < size)
+}
+
+/// The first hole at or after `offset` (`SEEK_HOLE`); `None` past the end.
+///
+/// Otherwise as [`next_data`]. Every file ends with a hole.
+pub(super) fn next_hole(
+    pieces: impl Iterator<Item = Piece>,
+    size: u64,
+    offset: u64,
+) -> Option<u64> {
+    let mut found = offset;
+    for piece in pieces {
+        if piece.offset > found {
+            break;
         }
+        found = found.max(end(&piece));
     }
+    (offset < size).then_some(found.min(size))
+}
+
+fn end(piece: &Piece) -> u64 {
+    piece.offset.saturating_add(piece.plain.len())
 }
 
 #[cfg(test)]
@@ -70,11 +52,11 @@ mod tests {
     }
 
     fn data(offset: u64) -> Option<u64> {
-        seek(pieces(), 100, offset, Whence::Data)
+        next_data(pieces(), 100, offset)
     }
 
     fn hole(offset: u64) -> Option<u64> {
-        seek(pieces(), 100, offset, Whence::Hole)
+        next_hole(pieces(), 100, offset)
     }
 
     #[test]
@@ -97,7 +79,7 @@ mod tests {
             offset: 0,
             plain: Extent::with_len(Plain(0), 100),
         }];
-        assert_eq!(seek(whole.into_iter(), 100, 0, Whence::Hole), Some(100));
+        assert_eq!(next_hole(whole.into_iter(), 100, 0), Some(100));
     }
 
     #[test]
@@ -106,11 +88,11 @@ mod tests {
             offset: 90,
             plain: Extent::with_len(Plain(0), u64::MAX),
         }];
-        assert_eq!(seek(wild.into_iter(), 100, 95, Whence::Hole), Some(100));
+        assert_eq!(next_hole(wild.into_iter(), 100, 95), Some(100));
         let outside = [Piece {
             offset: 200,
             plain: Extent::with_len(Plain(0), 5),
         }];
-        assert_eq!(seek(outside.into_iter(), 100, 95, Whence::Data), None);
+        assert_eq!(next_data(outside.into_iter(), 100, 95), None);
     }
 }

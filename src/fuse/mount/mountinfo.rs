@@ -183,10 +183,9 @@ pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, tail)) = rest.split_first() {
-        let code = tail
-            .get(..3)
-            .and_then(parse_octal)
-            .filter(|_| byte == b'\\');
+        let digits = tail.get(..3).filter(|_| byte == b'\\');
+        let digits = digits.and_then(|digits| std::str::from_utf8(digits).ok());
+        let code = digits.and_then(|digits| u8::from_str_radix(digits, 8).ok());
         text.push(code.unwrap_or(byte));
         rest = match code {
             Some(_) => tail.get(3..).unwrap_or_default(),
@@ -194,11 +193,6 @@ pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
         };
     }
     text
-}
-
-fn parse_octal(digits: &[u8]) -> Option<u8> {
-    let digits = std::str::from_utf8(digits).ok()?;
-    u8::from_str_radix(digits, 8).ok()
 }
 
 /// `path` as the table writes it: absolute, without symbolic links.

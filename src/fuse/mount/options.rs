@@ -59,17 +59,12 @@ impl MountOptions {
     /// # Errors
     /// At the first option that is unknown or malformed. The options before it have been applied.
     pub fn apply(&mut self, argument: &str) -> Result<(), OptionError> {
-        split(argument)
-            .iter()
-            .filter(|option| !option.is_empty())
-            .try_for_each(|option| self.apply_option(option))
-    }
-
-    fn apply_option(&mut self, option: &str) -> Result<(), OptionError> {
-        match option.split_once('=') {
+        let options = split(argument);
+        let mut options = options.iter().filter(|option| !option.is_empty());
+        options.try_for_each(|option| match option.split_once('=') {
             Some((name, value)) => self.apply_value(name, value, option),
             None => self.apply_flag(option),
-        }
+        })
     }
 
     fn apply_flag(&mut self, option: &str) -> Result<(), OptionError> {

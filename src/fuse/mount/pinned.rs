@@ -61,11 +61,6 @@ impl PinnedMount {
         }))
     }
 
-    /// Whether no process serves the mount any more.
-    pub(super) fn is_dead(&self) -> bool {
-        is_dead(&self.mount)
-    }
-
     /// Unmounts the mount. Returns the place with an error.
     pub(super) fn unmount(self, mode: UnmountMode) -> Result<(), (Errno, MountpointEntry)> {
         let Self { entry, mount, .. } = self;

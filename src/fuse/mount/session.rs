@@ -169,7 +169,7 @@ impl Mount {
             namespace: None,
         };
         on_mounted(&target, mount.device.as_fd());
-        Self::serve_new(filesystem, target, mount, on_end)
+        Self::serve_new(filesystem, &target, mount, on_end)
     }
 
     /// Mounts on the directory `mountpoint` of another mount namespace.
@@ -198,7 +198,7 @@ impl Mount {
         on_mounted(&target, device.as_fd());
         namespace.attach(root.try_clone()?, mountpoint)?;
         let root = Some(root);
-        Self::serve_new(filesystem, target, NewMount { device, root }, on_end)
+        Self::serve_new(filesystem, &target, NewMount { device, root }, on_end)
     }
 
     /// Checks for a FUSE device, and for the directory `mountpoint` in `namespace`.
@@ -234,13 +234,13 @@ impl Mount {
             mountpoint: inherited.target.current_mountpoint(),
             ..inherited.target.clone()
         };
-        Self::serve(filesystem, target, None, session, on_end)
+        Self::serve(filesystem, &target, None, session, on_end)
     }
 
     /// Serves `filesystem` by the new mount `mount`, which is at `target`.
     fn serve_new(
         filesystem: TarFilesystem,
-        target: MountTarget,
+        target: &MountTarget,
         mount: NewMount,
         on_end: impl FnOnce() + Send + 'static,
     ) -> Result<Self, MountError> {
@@ -252,7 +252,7 @@ impl Mount {
     /// Serves `filesystem` at `target`, with the open root `root` if there is one.
     fn serve(
         filesystem: TarFilesystem,
-        target: MountTarget,
+        target: &MountTarget,
         root: Option<OwnedFd>,
         session: impl FnOnce(TarFilesystem) -> io::Result<Session<TarFilesystem>>,
         on_end: impl FnOnce() + Send + 'static,
@@ -262,7 +262,7 @@ impl Mount {
         let started = Self::start_session(filesystem, target.clone(), session, on_end);
         let mut mount = started.inspect_err(|_| {
             kernel_cache.detach();
-            unmount_or_force(&target);
+            unmount_or_force(target);
         })?;
         let device = mount.wait_until_ready(root)?;
         mount.device = Some(device);

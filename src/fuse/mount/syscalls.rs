@@ -80,7 +80,7 @@ pub fn unmount_dead(path: &Path) {
         return;
     };
     if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
-        && mount.is_dead()
+        && is_dead(&mount)
     {
         match unmount_pinned(mount, &canonical, UnmountMode::Force) {
             Ok(()) => tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount"),

@@ -45,7 +45,9 @@ pub(super) fn prime_dentries(
         return Ok(());
     }
     let root = clone_mount(mountpoint, device)?;
-    let directory = open_directory(&root, &path, OFlags::RDONLY)?;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let directory = openat2(&root, &path[..], flags, Mode::empty(), resolve)?;
     // A listing contains attributes only from its start on, and only if the kernel has just looked up
     // a name in the directory.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -86,10 +88,4 @@ fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<
     let below = path.starts_with(&root).then_some(path)?;
     let below = below.strip_components(root.components().count())?;
     Some(below.as_bytes().to_vec())
-}
-
-fn open_directory(root: &OwnedFd, path: &[u8], access: OFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = access | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    openat2(root, path, flags, Mode::empty(), resolve)
 }
