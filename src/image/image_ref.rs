@@ -49,7 +49,9 @@ impl ImageRef {
         let (transport, rest) = spec.split_once(':')?;
         let mut transports = Transport::ALL.into_iter();
         let transport = transports.find(|known| known.name() == transport)?;
-        if transport == Transport::Oci && has_url_host(rest) {
+        // The scheme of a URL, as in `oci://HOST/NAME`.
+        let host = rest.strip_prefix("//");
+        if transport == Transport::Oci && host.is_some_and(|host| !host.starts_with('/')) {
             return None;
         }
         let name_search_start = name_search_start(rest);
@@ -65,12 +67,6 @@ impl ImageRef {
             name: name.filter(|name| !name.is_empty()).map(str::to_owned),
         })
     }
-}
-
-/// Whether `rest` follows the scheme of a URL, as in `oci://HOST/NAME`.
-fn has_url_host(rest: &str) -> bool {
-    let host = rest.strip_prefix("//");
-    host.is_some_and(|host| !host.starts_with('/'))
 }
 
 /// Number of bytes of `rest` that belong to the location, including their colons.

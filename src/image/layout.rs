@@ -58,15 +58,6 @@ impl Layout {
         })
     }
 
-    /// Whether `path` exists.
-    pub(super) fn has_file(&self, path: &str) -> Result<bool, Error> {
-        match self.file(path) {
-            Ok(_) => Ok(true),
-            Err(error) if matches!(*error.cause, Cause::Missing) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Reads the whole document at `path`.
     ///
     /// # Errors

@@ -76,11 +76,14 @@ impl ImageOpener<'_> {
 
     /// Reads the document at `path`, which marks an image of this kind.
     pub(super) fn read_marker(&self, path: &'static str) -> Result<Bytes, Error> {
-        if !self.layout.has_file(path)? {
-            let (missing, kind) = (path, self.transport.name());
-            return Err(self.error(Cause::NotAnImage { missing, kind }));
-        }
-        self.layout.read_document(path, self.network)
+        let document = self.layout.read_document(path, self.network);
+        document.map_err(|error| match *error.cause {
+            Cause::Missing => {
+                let (missing, kind) = (path, self.transport.name());
+                self.error(Cause::NotAnImage { missing, kind })
+            }
+            _ => error,
+        })
     }
 
     /// Parses the configuration `bytes` from `path`, and checks that it is for the wanted platform.

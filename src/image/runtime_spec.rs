@@ -97,7 +97,7 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
     let user = &bundle.user;
     let mut user_object = json!({ "uid": user.uid, "gid": user.gid });
     if !user.groups.is_empty() && bundle.rootless.is_none() {
-        user_object["additionalGids"] = json!(user.groups);
+        insert_field(&mut user_object, "additionalGids", json!(user.groups));
     }
     // Other users start without capabilities, and may get those of a program file.
     let own: &[String] = if user.uid == 0 {
@@ -105,6 +105,15 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
     } else {
         &[]
     };
+    let mut linux = linux(bundle.rootless);
+    if let Some(profile) = &bundle.seccomp {
+        let architecture = match config.platform.architecture.as_str() {
+            "" => Platform::host().architecture,
+            architecture => architecture.to_owned(),
+        };
+        let filter = profile.filter(&architecture, &bundle.capabilities);
+        insert_field(&mut linux, "seccomp", filter);
+    }
     let mut document = json!({
         "ociVersion": "1.0.2",
         "process": {
@@ -123,23 +132,23 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
         "root": { "path": "rootfs", "readonly": false },
         "hostname": hostname(execution, &bundle.name),
         "mounts": mounts(&bundle.volumes, bundle.rootless.is_some()),
-        "linux": linux(bundle.rootless),
+        "linux": linux,
     });
-    if let Some(profile) = &bundle.seccomp {
-        let architecture = match config.platform.architecture.as_str() {
-            "" => Platform::host().architecture,
-            architecture => architecture.to_owned(),
-        };
-        document["linux"]["seccomp"] = profile.filter(&architecture, &bundle.capabilities);
-    }
     let annotations = annotations(config);
     if !annotations.is_empty() {
-        document["annotations"] = json!(annotations);
+        insert_field(&mut document, "annotations", json!(annotations));
     }
     let mut text = serde_json::to_string_pretty(&document)
         .map_err(|error| Cause::Malformed(error.to_string()))?;
     text.push('\n');
     Ok(text)
+}
+
+/// Adds `name` to an object.
+fn insert_field(object: &mut Value, name: &str, value: Value) {
+    if let Some(object) = object.as_object_mut() {
+        object.insert(name.to_owned(), value);
+    }
 }
 
 fn args(execution: &Execution, arguments: &[String]) -> Result<Vec<String>, Cause> {
@@ -293,10 +302,11 @@ fn linux(rootless: Option<(u32, u32)>) -> Value {
     });
     if let Some((uid, gid)) = rootless {
         let mapping = |id| json!([{ "containerID": 0, "hostID": id, "size": 1 }]);
-        linux["uidMappings"] = mapping(uid);
-        linux["gidMappings"] = mapping(gid);
+        insert_field(&mut linux, "uidMappings", mapping(uid));
+        insert_field(&mut linux, "gidMappings", mapping(gid));
     } else {
-        linux["resources"] = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
+        let devices = json!({ "devices": [{ "allow": false, "access": "rwm" }] });
+        insert_field(&mut linux, "resources", devices);
     }
     linux
 }
