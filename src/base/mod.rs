@@ -17,6 +17,7 @@ pub mod memory_reclaim;
 pub mod once_job;
 pub mod passwd;
 pub mod posix_acl;
+pub mod publish;
 pub mod random_reads;
 pub mod regular_file;
 pub mod resolve;
