@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::direct_io::DirectIo;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{FreeList, RecycledBuffer};
+use crate::base::publish::random_suffix;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::trusted_dir::TrustedDir;
 
@@ -33,7 +34,7 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval between attempts to lock, because flock(2) has no timeout.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Maximum number of attempts to find a free name, or a file that is not being removed.
+/// Maximum number of attempts to find a file that is not being removed.
 const MAX_ATTEMPTS: u32 = 1000;
 
 /// Prefix of the names of unfinished files.
@@ -52,20 +53,14 @@ impl CacheFile {
 
     /// Creates a file in `directory` under a temporary name.
     pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
-        let process = std::process::id();
-        for attempt in 0..MAX_ATTEMPTS {
-            let name = format!("{TEMPORARY_PREFIX}{process}-{attempt}.data");
-            match directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL) {
-                Ok(file) => {
-                    let file = Self::new(file, directory, &name);
-                    file.lock_shared()?;
-                    // A process that cleans up may have removed it as a dead process's file.
-                    if file.has_name() {
-                        return Ok(file);
-                    }
-                }
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
+        for _ in 0..MAX_ATTEMPTS {
+            let name = format!("{TEMPORARY_PREFIX}{}.data", random_suffix());
+            let file = directory.file(&name, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL)?;
+            let file = Self::new(file, directory, &name);
+            file.lock_shared()?;
+            // A process that cleans up may have removed it as a dead process's file.
+            if file.has_name() {
+                return Ok(file);
             }
         }
         Err(ErrorKind::AlreadyExists.into())
