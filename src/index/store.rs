@@ -5,14 +5,12 @@
 //! another file by the time the lock is granted, so a process checks the name after locking. Renaming and
 //! removing exclude each other by a lock on the directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::hash::{BuildHasher, RandomState};
+use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
@@ -20,6 +18,7 @@ use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
 use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
+use crate::base::publish::{TEMPORARY_PREFIX, publish_private, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
 use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 
@@ -39,9 +38,6 @@ const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 
 /// Maximum number of replacements of a file between its opening and its lock.
 const MAX_REOPENS: usize = 8;
-
-/// Prefix of the names of temporary files.
-const TEMPORARY_PREFIX: &str = ".tmp-";
 
 /// Name of this directory inside the cache directory.
 const DIRECTORY_NAME: &str = "index";
@@ -397,7 +393,11 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
 /// # Errors
 /// When it cannot be written. An existing file is unchanged then.
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
-    write_atomically(path, &index.origin.locator, index).map_err(|error| store_error(path, error))
+    let write = |file| {
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        format::write(index, &index.origin.locator, file)
+    };
+    publish_private(path, write).map_err(|error| store_error(path, error))
 }
 
 fn store_error(path: &Path, error: io::Error) -> Error {
@@ -439,38 +439,9 @@ fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
     Ok(index)
 }
 
-/// Writes a temporary file beside `path`, then renames it.
-fn write_atomically(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
-    let temporary = path.with_file_name(temporary_name());
-    let written = write_new(&temporary, locator, index).and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        fs::remove_file(&temporary).ok();
-    }
-    written
-}
-
-fn write_new(path: &Path, locator: &Locator, index: &Index) -> io::Result<()> {
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
-}
-
-/// A name that no other writer uses or has used.
-///
-/// It contains a random part, because containers that share a cache reuse process numbers.
-fn temporary_name() -> String {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    // The random keys of the standard library.
-    let random = RandomState::new().hash_one(number);
-    format!("{TEMPORARY_PREFIX}{}-{random:016x}", std::process::id())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
     use super::super::Origin;
