@@ -1,6 +1,5 @@
 //! Atomic output: builds a tree under a temporary name, then renames it.
 
-use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -18,14 +17,10 @@ use super::destination::DestinationRoot;
 use super::error::{Error, StepError, WithAction};
 use super::sidecar::MAX_NAME_BYTES;
 use super::{fsync, remove_tree, umask};
+use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, MutexGuard};
 
-/// Length of the random suffix of a temporary name. Killed runs leave their directories.
-///
-/// The alphabet's size divides 256, so a random byte selects each letter equally often.
-const SUFFIX_LEN: usize = 8;
-const SUFFIX_ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 /// Maximum number of temporary names to try.
 const MAX_NAME_ATTEMPTS: usize = 16;
 /// Maximum number of attempts to remove a tree, and their delay. A writer may still use it.
@@ -348,19 +343,13 @@ pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     Ok(true)
 }
 
-/// A hidden, random name that contains `name`.
+/// A hidden, random name that contains `name`. Killed runs leave their directories.
 fn temporary_name(name: &[u8]) -> Vec<u8> {
     const MARK: &[u8] = b".tarfs-";
     let name = name
         .get(..MAX_NAME_BYTES - 1 - MARK.len() - SUFFIX_LEN)
         .unwrap_or(name);
-    let random = RandomState::new().hash_one(std::process::id());
-    let suffix = random.to_le_bytes().into_iter();
-    let suffix =
-        suffix.filter_map(|byte| SUFFIX_ALPHABET.get(usize::from(byte) % SUFFIX_ALPHABET.len()));
-    let mut temporary = [b".", name, MARK].concat();
-    temporary.extend(suffix.take(SUFFIX_LEN));
-    temporary
+    [b".", name, MARK, random_suffix().as_bytes()].concat()
 }
 
 #[cfg(test)]
