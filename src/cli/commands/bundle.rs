@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -30,6 +29,7 @@ use tarfs::base::regular_file;
 use tarfs::base::resolve::MAX_LINKS;
 use tarfs::base::stats::Stats;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
+use tarfs::base::publish::random_suffix;
 
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";
@@ -324,8 +324,8 @@ struct BundleInProgress {
 
 impl BundleInProgress {
     fn in_directory(directory: &Path) -> Self {
-        let number = RandomState::new().hash_one(std::process::id());
-        let temporary_path = |name: &str| directory.join(format!(".{name}-{number:016x}"));
+        let suffix = random_suffix();
+        let temporary_path = |name: &str| directory.join(format!(".{name}-{suffix}"));
         Self {
             directory: directory.to_owned(),
             rootfs: temporary_path(ROOTFS),

@@ -25,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use tarfs::base::thread::Thread;
 use tarfs::fuse::TopMount;
+use tarfs::base::publish::publish;
 
 /// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;
@@ -328,15 +329,11 @@ impl ControlSocket {
         let path = directory.join(socket_name());
         // A client that finds a socket without a listener removes it as stale. So it gets its name only once
         // it listens.
-        let temporary = path.with_extension("new");
-        // Left behind by a process with the same ID.
-        match fs::remove_file(&temporary) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = Arc::new(UnixListener::bind(&temporary)?);
-        fs::set_permissions(&temporary, Permissions::from_mode(0o600))?;
-        fs::rename(&temporary, &path)?;
+        let listener = publish(&path, |temporary| {
+            let listener = UnixListener::bind(temporary)?;
+            fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
+            Ok(Arc::new(listener))
+        })?;
         let is_stopping = Arc::new(AtomicBool::new(false));
         let thread = Thread::spawn("control", {
             let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));

@@ -5,7 +5,6 @@
 //! read-only mount is also in a scratch directory, for the moment until the overlay covers it.
 
 use std::ffi::OsStr;
-use std::fmt::Write;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
@@ -21,21 +20,18 @@ use rustix::fs::{
     statfs, utimensat,
 };
 use rustix::io::Errno;
-use rustix::rand::{GetRandomFlags, getrandom};
 use rustix::time::Timespec;
 
 use super::control_socket::OverlayStatus;
 use super::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::args::MountArgs;
 use crate::cli::environment;
+use tarfs::base::publish::random_suffix;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
 };
 use tarfs::layers::WhiteoutFormat;
 use tarfs::materialize;
-
-/// Length of the random part of a scratch directory's name, in bytes.
-const SCRATCH_NAME_BYTES: usize = 8;
 
 /// Time for which a dead process may still hold its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -343,14 +339,7 @@ fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
     let Some(place) = fit.or(places.first()) else {
         bail!("there is no place for temporary directories");
     };
-    let mut random = [0; SCRATCH_NAME_BYTES];
-    if getrandom(&mut random, GetRandomFlags::empty())? < SCRATCH_NAME_BYTES {
-        return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-    }
-    let mut name = String::from(SCRATCH_PREFIX);
-    for byte in random {
-        write!(name, "{byte:02x}")?;
-    }
+    let name = format!("{SCRATCH_PREFIX}{}", random_suffix());
     let made = fs::canonicalize(place).and_then(|place| {
         let scratch = place.join(name);
         DirBuilder::new().mode(0o700).create(&scratch)?;

@@ -1,8 +1,7 @@
 //! Prefetch, and the profiles that --record writes and --replay reads.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -25,6 +24,7 @@ use tarfs::base::sync::Mutex;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
 use tarfs::source;
+use tarfs::base::publish::publish_private;
 
 /// Maximum length of a profile that is read, in bytes.
 const MAX_PROFILE_BYTES: usize = 64 << 20;
@@ -249,24 +249,8 @@ fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> 
 
 /// Writes a profile of `ranges` to `path`, readable only by this user.
 ///
-/// It reveals names in the archive. The file is replaced atomically, so a crash leaves a complete one.
+/// It reveals names in the archive.
 fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
     let text = access_profile::format_profile(&archive.index(), ranges);
-    // Another user may have created this file.
-    drop(fs::remove_file(&temporary));
-    let written = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&temporary)
-        .and_then(|mut file| file.write_all(text.as_bytes()))
-        .and_then(|()| fs::rename(&temporary, path));
-    if written.is_err() {
-        // It may not exist.
-        drop(fs::remove_file(&temporary));
-    }
-    written
+    publish_private(path, |mut file| file.write_all(text.as_bytes()))
 }
