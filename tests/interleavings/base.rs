@@ -17,7 +17,7 @@ mod primitives {
 )]
 pub(crate) mod sync;
 
-#[path = "../../src/base/buffer_pool.rs"]
+#[path = "../../src/base/memory/mod.rs"]
 #[allow(
     dead_code,
     unused_imports,
@@ -25,24 +25,6 @@ pub(crate) mod sync;
     clippy::pedantic,
     reason = "the library's, and looked at there"
 )]
-pub(crate) mod buffer_pool;
+pub(crate) mod memory;
 
-#[path = "../../src/base/free_list.rs"]
-#[allow(
-    dead_code,
-    unused_imports,
-    unreachable_pub,
-    clippy::pedantic,
-    reason = "the library's, and looked at there"
-)]
-pub(crate) mod free_list;
-
-#[path = "../../src/base/memory_reclaim.rs"]
-#[allow(
-    dead_code,
-    unused_imports,
-    unreachable_pub,
-    clippy::pedantic,
-    reason = "the library's, and looked at there"
-)]
-pub(crate) mod memory_reclaim;
+pub(crate) use memory::{buffer_pool, reclaim as memory_reclaim};

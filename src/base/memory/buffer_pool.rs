@@ -14,8 +14,8 @@ use std::task::{Poll, Waker};
 use bytes::Bytes;
 
 use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
-use super::memory_reclaim::Reclaim;
-use super::sync::{Condvar, Mutex, MutexGuard};
+use super::reclaim::Reclaim;
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Pool of buffers with a budget in bytes. Clones share one budget.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ struct State {
     used: u64,
     /// Number of buffers in use.
     buffers: usize,
-    /// Bytes of the budget lent to a [`MemoryBroker`](super::memory_reclaim::MemoryBroker).
+    /// Bytes of the budget lent to a [`MemoryBroker`](super::reclaim::MemoryBroker).
     reclaimed: u64,
     /// Maximum of `used` so far.
     peak: u64,

@@ -248,7 +248,7 @@ impl Drop for RecycledBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer_pool::BufferPool;
+    use crate::base::memory::buffer_pool::BufferPool;
 
     const MIB: usize = 1 << 20;
 

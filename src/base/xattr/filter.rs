@@ -1,7 +1,7 @@
 //! Selection of extended attributes and ACLs by name, as GNU tar's options select them; pure.
 
-use super::glob::Glob;
 use super::posix_acl;
+use crate::base::path::glob::Glob;
 
 /// Attributes that only a pattern selects: the labels and measurements of another system.
 const SECURITY_LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];

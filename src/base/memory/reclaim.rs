@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use super::buffer_pool::Closed;
-use super::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// A user of memory that can release some for a while.
 pub trait Reclaim: Send + Sync + Debug {
