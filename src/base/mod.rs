@@ -3,13 +3,9 @@
 // The primitives of `sync`, which tests/interleavings replaces.
 use std::sync as primitives;
 
-pub mod change_time;
-pub mod civil;
 pub mod error_chain;
 pub mod extent;
-pub mod file_time;
 pub mod hash;
-pub mod id_map;
 pub mod memory;
 pub mod once_job;
 pub mod passwd;
@@ -23,6 +19,7 @@ pub mod stats;
 pub mod sync;
 pub mod thread;
 pub mod thread_pool;
+pub mod time;
 pub mod trusted_dir;
 pub mod xattr;
 

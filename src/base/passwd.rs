@@ -1,11 +1,9 @@
-//! Users and groups of this machine by name.
+//! Users and groups of this machine: their names, and the ids that exist.
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
 
-use crate::base::id_map::IdMap;
-use crate::base::posix_acl::IdResolver;
+use crate::base::xattr::posix_acl::IdResolver;
 
 /// Names and ids from passwd(5) and group(5), read once. Directory services are not queried. They need
 /// plug-ins of the C library, and a mount must not wait for a network that may depend on the mount.
@@ -23,7 +21,7 @@ impl Accounts {
     /// Loads `/etc/passwd`, `/etc/group`, and the ids of this process's user namespace. An unreadable file
     /// counts as empty.
     pub fn load_system() -> Self {
-        let read = |path: &str| fs::read(Path::new(path)).unwrap_or_default();
+        let read = |path: &str| fs::read(path).unwrap_or_default();
         Self {
             user_ids: IdMap::of_users(),
             group_ids: IdMap::of_groups(),
@@ -66,25 +64,107 @@ impl IdResolver for Accounts {
     }
 }
 
-/// Parses lines of `name:password:number:…`. The first line of a name counts.
+/// Maps names to ids. The first line of a name counts.
 fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
     let mut ids = HashMap::new();
-    for line in text.split(|&byte| byte == b'\n') {
-        let mut fields = line.split(|&byte| byte == b':');
-        let (Some(name), Some(number)) = (fields.next(), fields.nth(1)) else {
-            continue;
-        };
-        if name.is_empty() {
-            continue;
-        }
-        if let Some(number) = std::str::from_utf8(number)
-            .ok()
-            .and_then(|n| n.parse().ok())
-        {
-            ids.entry(name.to_vec()).or_insert(number);
+    for record in parse_records(text).filter(|record| !record.name().is_empty()) {
+        if let Some(id) = record.number(ID_FIELD) {
+            ids.entry(record.name().to_vec()).or_insert(id);
         }
     }
     ids
+}
+
+/// Number of the field with the id of a user or group.
+pub const ID_FIELD: usize = 2;
+
+/// A line of passwd(5) or group(5), which both begin with `name:password:id:`.
+#[derive(Clone, Debug)]
+pub struct Record<'a> {
+    fields: Vec<&'a [u8]>,
+}
+
+/// Splits `text` into records. A malformed line is a record without the fields that it lacks.
+pub fn parse_records(text: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    let lines = text.split(|&byte| byte == b'\n');
+    lines.map(|line| Record {
+        fields: line.trim_ascii_end().split(|&byte| byte == b':').collect(),
+    })
+}
+
+impl<'a> Record<'a> {
+    /// Name of the user or group.
+    pub fn name(&self) -> &'a [u8] {
+        self.field(0)
+    }
+
+    /// Field `index`; empty if it is missing.
+    pub fn field(&self, index: usize) -> &'a [u8] {
+        self.fields.get(index).copied().unwrap_or_default()
+    }
+
+    /// Field `index`, if it is a number.
+    pub fn number(&self, index: usize) -> Option<u32> {
+        std::str::from_utf8(self.field(index)).ok()?.parse().ok()
+    }
+}
+
+/// Map of the initial user namespace: all ids but -1, to themselves.
+const INITIAL: [u32; 3] = [0, 0, u32::MAX];
+
+/// User or group ids that exist in a user namespace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IdMap {
+    /// First id inside, first id outside and count of each range.
+    ranges: Vec<[u32; 3]>,
+}
+
+impl Default for IdMap {
+    fn default() -> Self {
+        Self {
+            ranges: vec![INITIAL],
+        }
+    }
+}
+
+impl IdMap {
+    /// Maps the user ids of this process's user namespace. Without `/proc` it returns the initial map.
+    pub fn of_users() -> Self {
+        Self::read("/proc/self/uid_map")
+    }
+
+    /// Maps the group ids of this process's user namespace. Without `/proc` it returns the initial map.
+    pub fn of_groups() -> Self {
+        Self::read("/proc/self/gid_map")
+    }
+
+    fn read(path: &str) -> Self {
+        fs::read_to_string(path).map_or_else(|_| Self::default(), |text| Self::parse(&text))
+    }
+
+    /// Parses the text of a file such as `/proc/self/uid_map`.
+    pub fn parse(text: &str) -> Self {
+        let range = |line: &str| {
+            let mut numbers = line.split_whitespace().map(str::parse);
+            let mut number = || numbers.next()?.ok();
+            Some([number()?, number()?, number()?])
+        };
+        Self {
+            ranges: text.lines().filter_map(range).collect(),
+        }
+    }
+
+    /// Whether it is the map of the initial user namespace.
+    pub fn is_initial(&self) -> bool {
+        self.ranges == [INITIAL]
+    }
+
+    /// Whether `id` exists in the namespace.
+    pub fn has(&self, id: u32) -> bool {
+        let is_in =
+            |&[first, _, count]: &[u32; 3]| id.checked_sub(first).is_some_and(|n| n < count);
+        self.ranges.iter().any(is_in)
+    }
 }
 
 #[cfg(test)]
@@ -104,5 +184,18 @@ mod tests {
         assert_eq!(accounts.user_name(10), None);
         assert_eq!(accounts.group(b"wheel"), Some(10));
         assert_eq!(accounts.group(b"odd"), None);
+    }
+
+    #[test]
+    fn ids_within_the_ranges_of_a_map_exist() {
+        let map =
+            IdMap::parse("         0       1000          1\n         1     100000      65536\n");
+        let ids = [0, 1, 65_536, 65_537, u32::MAX];
+        assert_eq!(ids.map(|id| map.has(id)), [true, true, true, false, false]);
+        assert!(!map.is_initial());
+        let initial = IdMap::parse("         0          0 4294967295\n");
+        assert!(initial.is_initial() && initial == IdMap::default());
+        assert!(initial.has(u32::MAX - 1) && !initial.has(u32::MAX));
+        assert!(!IdMap::parse("").has(0) && !IdMap::parse("0 x 1\n0 0\n").has(0));
     }
 }

@@ -20,7 +20,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::file_time::{nanoseconds, system_time};
+use super::time::{nanoseconds, system_time};
 
 /// Maximum number of consecutive links, as in the kernel.
 const MAX_LINKS: usize = 40;

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo};
 
-use crate::base::file_time::system_time;
+use crate::base::time::system_time;
 use crate::index::{Entry, Kind};
 use crate::tar::{Device, Timestamp};
 

@@ -4,7 +4,7 @@
 
 use std::fs;
 
-use crate::base::id_map::IdMap;
+use crate::base::passwd::IdMap;
 
 /// The bit of `CAP_SYS_ADMIN` (`linux/capability.h`).
 const CAP_SYS_ADMIN: u32 = 21;

@@ -18,7 +18,7 @@
 use std::fmt::Write;
 
 use crate::base::archive_path::ArchivePath;
-use crate::base::civil::Civil;
+use crate::base::time::Civil;
 use crate::index::{Entry, Kind};
 
 /// The object for `entry`, called `path`: one line, without a line feed.

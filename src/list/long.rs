@@ -1,7 +1,7 @@
 //! `ls -l` lines.
 
 use super::escape::escape;
-use crate::base::civil::Civil;
+use crate::base::time::Civil;
 use crate::index::{Entry, Kind};
 
 /// Widths of the columns. Measure every entry first, then format the lines.

@@ -28,8 +28,8 @@ use super::nodes::DeferredLink;
 use super::sidecar;
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
-use crate::base::file_time::nanoseconds;
 use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::time::nanoseconds;
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";

@@ -2,6 +2,7 @@
 
 use std::fs::{File as StdFile, Metadata};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,11 +11,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
+use rustix::fs::fstatfs;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pipe::Pipe;
 use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, Validator};
 use crate::base::buffer_pool::Buffer;
-use crate::base::change_time;
 use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::stats::Stats;
@@ -103,12 +105,12 @@ fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
     let start = Instant::now();
     loop {
         // Read the clock first. A later change is visible below, or gets a later change time.
-        let now = change_time::now();
+        let now = change_clock();
         let metadata = file.metadata()?;
-        if !change_time::is_trustworthy(file, &metadata) {
+        if !keeps_change_times(file, &metadata) {
             return Ok((metadata, Some(Doubt::FileSystem)));
         }
-        if change_time::is_settled(&metadata, now) {
+        if is_settled(&metadata, now) {
             return Ok((metadata, None));
         }
         let is_in_future = metadata.ctime() > now.tv_sec.saturating_add(1);
@@ -228,6 +230,51 @@ impl Source for File {
     }
 }
 
+/// Magic numbers of file systems whose change times only this kernel sets.
+///
+/// Others take them from a server, a process, or an image. Overlayfs is not listed, because it does so for
+/// lower layers and reuses device numbers.
+const TRUSTED_FILE_SYSTEMS: [u32; 7] = [
+    0x0000_EF53, // ext2, ext3, ext4
+    0x5846_5342, // xfs
+    0x9123_683E, // btrfs
+    0xF2F5_2010, // f2fs
+    0x2FC1_2FC1, // zfs
+    0xCA45_1A4E, // bcachefs
+    0x0102_1994, // tmpfs
+];
+
+/// Major device number of loop devices.
+const LOOP_MAJOR: u32 = 7;
+
+/// Whether this kernel sets a new change time for each change of `file`. False if the file system cannot be
+/// determined.
+fn keeps_change_times(file: impl AsFd, metadata: &Metadata) -> bool {
+    // Any program may have written the image file of a loop device.
+    let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
+    !is_loop && fstatfs(file).is_ok_and(|system| is_trusted(system.f_type.into()))
+}
+
+/// On some machines `f_type` is a signed word, but the magic numbers have 32 bits.
+fn is_trusted(f_type: i128) -> bool {
+    TRUSTED_FILE_SYSTEMS
+        .iter()
+        .any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
+}
+
+/// The clock from which the kernel sets change times.
+fn change_clock() -> Timespec {
+    clock_gettime(ClockId::RealtimeCoarse)
+}
+
+/// Whether every change after `now` gets a change time other than that of `metadata`.
+fn is_settled(metadata: &Metadata, now: Timespec) -> bool {
+    let changed = (metadata.ctime(), metadata.ctime_nsec());
+    // Small inodes of ext store only seconds.
+    let now_nsec = if changed.1 == 0 { 0 } else { now.tv_nsec };
+    changed < (now.tv_sec, now_nsec)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -241,10 +288,10 @@ mod tests {
         for round in 0..20 {
             fs::write(&path, [round; 100]).expect("written");
             let source = open(&path, Arc::default()).expect("a file");
-            let now = change_time::now();
+            let now = change_clock();
             assert!(source.fingerprint().is_strong(), "{}", source.fingerprint());
             let changed = fs::metadata(&path).expect("there");
-            assert!(change_time::is_settled(&changed, now), "in the same tick");
+            assert!(is_settled(&changed, now), "in the same tick");
         }
     }
 
@@ -252,5 +299,34 @@ mod tests {
     fn a_file_on_another_file_system_is_doubtful() {
         let source = open(Path::new("/proc/version"), Arc::default()).expect("a file");
         assert_eq!(source.fingerprint().doubt(), Some(Doubt::FileSystem));
+    }
+
+    #[test]
+    fn change_times_of_tmpfs_are_trusted_and_of_proc_are_not() {
+        let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "").unwrap();
+        for (path, expected) in [(path.as_path(), true), ("/proc/version".as_ref(), false)] {
+            let file = StdFile::open(path).unwrap();
+            let metadata = file.metadata().unwrap();
+            assert_eq!(keeps_change_times(&file, &metadata), expected);
+        }
+    }
+
+    #[test]
+    fn a_change_is_settled_when_the_clock_has_ticked() {
+        let file = tempfile::tempfile().unwrap();
+        let metadata = file.metadata().unwrap();
+        let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        let (seconds, nanoseconds) = (metadata.ctime(), metadata.ctime_nsec());
+        assert!(!is_settled(&metadata, at(seconds - 1, 999_999_999)));
+        assert!(!is_settled(&metadata, at(seconds, nanoseconds)));
+        assert!(is_settled(&metadata, at(seconds + 1, 0)));
+        let is_next = is_settled(&metadata, at(seconds, nanoseconds + 1));
+        assert_eq!(
+            is_next,
+            nanoseconds != 0,
+            "whole seconds tick once a second"
+        );
     }
 }

@@ -7,7 +7,6 @@ mod error;
 mod file;
 mod fingerprint;
 mod http;
-mod http_date;
 mod location;
 mod memory;
 mod pipe;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
-use super::http_date;
 use super::{Cause, Fingerprint, Validator};
+use crate::base::time::parse_http_date;
 
 /// Status and headers of a response, as far as they matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -124,8 +124,8 @@ fn unexpected_encoding(encoding: &str) -> Cause {
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
     let asked = header_text(headers, header::RETRY_AFTER)?.trim();
     let seconds = parse_digits(asked).or_else(|| {
-        let told = header_text(headers, header::DATE).and_then(http_date::parse_http_date);
-        Some(http_date::parse_http_date(asked)?.saturating_sub(told.unwrap_or(now)))
+        let told = header_text(headers, header::DATE).and_then(parse_http_date);
+        Some(parse_http_date(asked)?.saturating_sub(told.unwrap_or(now)))
     });
     seconds.map(Duration::from_secs)
 }

@@ -3,7 +3,6 @@
 //! A [`BufferPool`] allocates at most its budget, and all backpressure is in bytes. A buffer's share
 //! returns when the last [`Bytes`] cut from it is dropped. Reuse saves the kernel from zeroing fresh pages
 //! for every chunk. A pool is also a [`Reclaim`].
-//! kernel from zeroing fresh pages for every chunk. A pool is also a [`Reclaim`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,6 +15,8 @@ use bytes::Bytes;
 use super::free_list::{self, ALIGNMENT, FreeList, RecycledBuffer};
 use super::reclaim::Reclaim;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
+
+pub use super::reclaim::Closed;
 
 /// Pool of buffers with a budget in bytes. Clones share one budget.
 #[derive(Clone)]
@@ -74,11 +75,6 @@ fn aligned_start(memory: &Vec<u8>) -> usize {
     }
     memory.as_ptr().addr().wrapping_neg() % ALIGNMENT
 }
-
-/// The pool or broker was closed, because no caller needs the memory any more.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cancelled while waiting for memory")]
-pub struct Closed;
 
 /// Divisor for the part of the budget that is never lent, so that work continues.
 const KEPT_DIVISOR: u64 = 4;

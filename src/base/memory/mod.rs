@@ -1,4 +1,20 @@
 //! Memory: buffers under a budget, loans to decoders, and reuse.
+//!
+//! A mount divides `--memory` into fixed parts (`archive/resources.rs`):
+//!
+//! | part | share | kept by |
+//! |---|---|---|
+//! | packed buffers of the scan | 1/4 | a [`BufferPool`](buffer_pool::BufferPool) |
+//! | plain buffers of the scan | 1/4 | a [`BufferPool`](buffer_pool::BufferPool) |
+//! | span cache | 3/8, with a disk cache 5/16 | a [`Reclaim`](reclaim::Reclaim) |
+//! | write queue of the disk cache | 1/16 if there is one | the queue itself |
+//! | idle memory of spans | 1/8 | a [`FreeList`](free_list::FreeList) |
+//!
+//! After the scan, reads that decode have its half as one pool. `materialize` has no caches, and gives its
+//! scan everything, half to each pool.
+//!
+//! The state of a decoder has no part of its own. A [`MemoryBroker`](reclaim::MemoryBroker) reclaims it from
+//! the pools first, and from the span cache last.
 
 pub mod buffer_pool;
 pub mod free_list;

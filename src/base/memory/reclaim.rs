@@ -7,8 +7,7 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::buffer_pool::Closed;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 /// A user of memory that can release some for a while.
 pub trait Reclaim: Send + Sync + Debug {
@@ -43,6 +42,11 @@ struct State {
     /// Whether further grants fail.
     is_closed: bool,
 }
+
+/// The pool or broker was closed, because no caller needs the memory any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cancelled while waiting for memory")]
+pub struct Closed;
 
 /// Error of [`MemoryBroker::grant`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -87,7 +91,7 @@ impl MemoryBroker {
 
     /// Bytes granted now.
     pub fn granted_bytes(&self) -> u64 {
-        self.shared.state().granted
+        self.shared.state.lock().granted
     }
 
     /// Grants `bytes`, and waits while the limit is exceeded. The owner of a grant must therefore not wait
@@ -99,7 +103,7 @@ impl MemoryBroker {
     pub fn grant(&self, bytes: u64) -> Result<MemoryGrant, GrantError> {
         let room = self.shared.limit_bytes.checked_sub(bytes);
         let room = room.ok_or(GrantError::OverLimit)?;
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         while state.granted > room && !state.is_closed {
             state = self.shared.released.wait(state);
         }
@@ -126,14 +130,8 @@ impl MemoryBroker {
 
     /// Fails every current and later wait in [`MemoryBroker::grant`].
     pub fn close(&self) {
-        self.shared.state().is_closed = true;
+        self.shared.state.lock().is_closed = true;
         self.shared.released.notify_all();
-    }
-}
-
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -150,7 +148,7 @@ impl Drop for MemoryGrant {
         for (reclaimer, part) in &self.parts {
             reclaimer.restore(*part);
         }
-        self.shared.state().granted -= self.bytes;
+        self.shared.state.lock().granted -= self.bytes;
         self.shared.released.notify_all();
     }
 }

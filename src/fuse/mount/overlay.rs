@@ -20,7 +20,7 @@ use super::mountinfo;
 use super::options::MountOptions;
 use super::pinned::UnmountMode;
 use super::syscalls::{self, Mountpoint};
-use crate::base::id_map::IdMap;
+use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 
 /// File system type of overlayfs in the kernel's table of mounts.

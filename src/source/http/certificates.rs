@@ -14,7 +14,7 @@ use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use crate::base::civil::Civil;
+use crate::base::time::Civil;
 use crate::source::Obstacle;
 
 /// Certificates trusted besides the system's.

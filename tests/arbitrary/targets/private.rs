@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use tarfs::base::extent::{Extent, Plain};
+use tarfs::base::time::parse_http_date;
 use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::source::{Cause, Fingerprint, Validator};
 use tarfs::tar::{Kind, Member};
@@ -30,14 +31,6 @@ mod wire;
     reason = "the program's, and looked at there"
 )]
 mod response_head;
-
-#[path = "../../../src/source/http_date.rs"]
-#[allow(
-    dead_code,
-    clippy::pedantic,
-    reason = "the program's, and looked at there"
-)]
-mod http_date;
 
 /// Names in the archive that profiles are about.
 pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"];
@@ -132,7 +125,7 @@ pub(super) fn packet(bytes: &[u8]) {
 
 /// A date, of which days are those of the calendar.
 pub(super) fn parse_date(text: &str) {
-    if let Some(seconds) = http_date::parse_http_date(text) {
+    if let Some(seconds) = parse_http_date(text) {
         // The last second of the year 9999.
         assert!(seconds <= 253_402_300_800);
     }

@@ -1,0 +1,266 @@
+//! Times of files, in text, and in HTTP headers; pure.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+const DAY_SECONDS: i64 = 86_400;
+
+/// Days in 400 years, after which the calendar repeats.
+const ERA_DAYS: i64 = 146_097;
+
+/// Days from 0000-03-01 to 1970-01-01.
+const EPOCH_DAYS: i64 = 719_468;
+
+/// A time in the proleptic Gregorian calendar, without limits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Civil {
+    year: i64,
+    month: i64,
+    day: i64,
+    second_of_day: i64,
+    nanoseconds: u32,
+}
+
+impl Civil {
+    /// Converts seconds and nanoseconds since the start of 1970.
+    pub fn new(seconds: i64, nanoseconds: u32) -> Self {
+        // Years start in March here, so that the leap day is the last one.
+        let days = seconds.div_euclid(DAY_SECONDS) + EPOCH_DAYS;
+        let era = days.div_euclid(ERA_DAYS);
+        let day_of_era = days.rem_euclid(ERA_DAYS);
+        let leap_days = day_of_era / 1460 - day_of_era / 36_524 + day_of_era / 146_096;
+        let year_of_era = (day_of_era - leap_days) / 365;
+        let year_start = 365 * year_of_era + year_of_era / 4 - year_of_era / 100;
+        let day_of_year = day_of_era - year_start;
+        // Five months from March on have 153 days, and again five from August on.
+        let march_month = (5 * day_of_year + 2) / 153;
+        let day = day_of_year - (153 * march_month + 2) / 5 + 1;
+        let new_year_passed = march_month >= 10;
+        Self {
+            year: era * 400 + year_of_era + i64::from(new_year_passed),
+            month: if new_year_passed {
+                march_month - 9
+            } else {
+                march_month + 3
+            },
+            day,
+            second_of_day: seconds.rem_euclid(DAY_SECONDS),
+            nanoseconds,
+        }
+    }
+
+    fn write_date(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // ISO 8601 requires a sign for years outside four digits.
+        if (0..=9999).contains(&self.year) {
+            write!(f, "{:04}", self.year)?;
+        } else {
+            write!(f, "{:+05}", self.year)?;
+        }
+        write!(f, "-{:02}-{:02}", self.month, self.day)
+    }
+
+    fn write_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (minutes, second) = (self.second_of_day / 60, self.second_of_day % 60);
+        write!(f, "{:02}:{:02}:{second:02}", minutes / 60, minutes % 60)
+    }
+
+    /// `2026-05-20 16:27:29`.
+    pub fn to_date_and_time(self) -> impl fmt::Display {
+        fmt::from_fn(move |f| {
+            self.write_date(f)?;
+            f.write_str(" ")?;
+            self.write_time(f)
+        })
+    }
+
+    /// RFC 3339 with all nanoseconds: `2026-05-20T16:27:29.000000001Z`.
+    pub fn to_rfc3339(self) -> impl fmt::Display {
+        fmt::from_fn(move |f| {
+            self.write_date(f)?;
+            f.write_str("T")?;
+            self.write_time(f)?;
+            write!(f, ".{:09}Z", self.nanoseconds)
+        })
+    }
+}
+
+/// Converts the nanoseconds of a file time. Their type is signed in some APIs (under Miri in libc's).
+pub fn nanoseconds(part: impl TryInto<u64>) -> u64 {
+    part.try_into().unwrap_or_default()
+}
+
+/// Converts to [`SystemTime`]; a time out of its range becomes 1970.
+pub fn system_time(seconds: i64, nanoseconds: u64) -> SystemTime {
+    let nanoseconds = Duration::from_nanos(nanoseconds);
+    let whole = Duration::from_secs(seconds.unsigned_abs());
+    let whole = if seconds < 0 {
+        SystemTime::UNIX_EPOCH.checked_sub(whole)
+    } else {
+        SystemTime::UNIX_EPOCH.checked_add(whole)
+    };
+    whole
+        .and_then(|whole| whole.checked_add(nanoseconds))
+        .unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
+
+const MONTHS: [&str; 12] = [
+    "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
+];
+
+/// Parses a date like `Sun, 06 Nov 1994 08:49:37 GMT` to seconds since the epoch. This is the format that
+/// servers must send (IMF-fixdate, RFC 9110, 5.6.7). Returns `None` for the two obsolete formats, invalid
+/// days, and dates before 1970.
+pub fn parse_http_date(text: &str) -> Option<u64> {
+    let (weekday, rest) = text.split_once(", ")?;
+    let mut words = rest.split(' ');
+    let mut word = || words.next();
+    let (day, month, year) = (
+        parse_number(word()?, 2)?,
+        word()?,
+        parse_number(word()?, 4)?,
+    );
+    let (time, zone) = (word()?, word()?);
+    if words.next().is_some() || zone != "GMT" {
+        return None;
+    }
+    let month = MONTHS.iter().position(|&known| known == month)? as u64 + 1;
+    let mut parts = time.split(':');
+    let mut part = || parts.next().and_then(|part| parse_number(part, 2));
+    let (hour, minute, second) = (part()?, part()?, part()?);
+    // A leap second counts as the first second of the next minute.
+    if parts.next().is_some() || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let days = days_since_epoch(year, month, day)?;
+    let is_right = WEEKDAYS.get(usize::try_from(days % 7).ok()?) == Some(&weekday);
+    is_right.then_some(((days * 24 + hour) * 60 + minute) * 60 + second)
+}
+
+/// Parses exactly `len` digits.
+fn parse_number(text: &str, len: usize) -> Option<u64> {
+    let is_plain = text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit());
+    is_plain.then(|| text.parse().ok()).flatten()
+}
+
+/// Days from the epoch to a day of the Gregorian calendar.
+fn days_since_epoch(year: u64, month: u64, day: u64) -> Option<u64> {
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let len_of = |month| match month {
+        2 => 28 + u64::from(is_leap(year)),
+        4 | 6 | 9 | 11 => 30,
+        _ => 31,
+    };
+    if year < 1970 || day < 1 || day > len_of(month) {
+        return None;
+    }
+    let years: u64 = (1970..year)
+        .map(|year| 365 + u64::from(is_leap(year)))
+        .sum();
+    let months: u64 = (1..month).map(len_of).sum();
+    Some(years + months + day - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rfc3339(seconds: i64, nanoseconds: u32) -> String {
+        Civil::new(seconds, nanoseconds).to_rfc3339().to_string()
+    }
+
+    #[test]
+    fn known_dates_are_right() {
+        assert_eq!(rfc3339(0, 0), "1970-01-01T00:00:00.000000000Z");
+        assert_eq!(rfc3339(-1, 999_999_999), "1969-12-31T23:59:59.999999999Z");
+        assert_eq!(rfc3339(951_782_400, 1), "2000-02-29T00:00:00.000000001Z");
+        assert_eq!(rfc3339(951_868_800, 0), "2000-03-01T00:00:00.000000000Z");
+        assert_eq!(rfc3339(4_107_542_400, 0), "2100-03-01T00:00:00.000000000Z");
+        assert_eq!(
+            rfc3339(253_402_300_799, 0),
+            "9999-12-31T23:59:59.000000000Z"
+        );
+        assert_eq!(
+            rfc3339(253_402_300_800, 0),
+            "+10000-01-01T00:00:00.000000000Z"
+        );
+        assert_eq!(
+            rfc3339(-62_167_219_201, 0),
+            "-0001-12-31T23:59:59.000000000Z"
+        );
+    }
+
+    #[test]
+    fn extreme_times_are_formatted() {
+        assert!(rfc3339(i64::MAX, 0).starts_with("+292277026596-12-04T15:30:07"));
+        assert!(rfc3339(i64::MIN, 0).starts_with("-292277022657-01-27T08:29:52"));
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_day_is_the_next_date(day in -1_000_000_i64..5_000_000) {
+            let civil = |day: i64| Civil::new(day * DAY_SECONDS, 0);
+            let (today, tomorrow) = (civil(day), civil(day + 1));
+            let same_month = (today.year, today.month) == (tomorrow.year, tomorrow.month);
+            if same_month {
+                prop_assert_eq!(tomorrow.day, today.day + 1);
+            } else {
+                prop_assert_eq!(tomorrow.day, 1);
+                prop_assert!((28..=31).contains(&today.day));
+                prop_assert_eq!(tomorrow.month, today.month % 12 + 1);
+                prop_assert_eq!(tomorrow.year, today.year + i64::from(today.month == 12));
+            }
+        }
+    }
+
+    #[test]
+    fn times_before_and_after_1970_are_converted() {
+        let before = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+        assert_eq!(system_time(-2, 500_000_000), before);
+        assert_eq!(system_time(i64::MAX, 0), system_time(i64::MAX, 0));
+        let after = SystemTime::UNIX_EPOCH + Duration::from_millis(1500);
+        assert_eq!(system_time(1, 500_000_000), after);
+    }
+
+    #[test]
+    fn http_date_is_parsed_to_unix_seconds() {
+        for (text, expected) in [
+            ("Thu, 01 Jan 1970 00:00:00 GMT", 0),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", 784_111_777),
+            ("Tue, 29 Feb 2000 23:59:59 GMT", 951_868_799),
+            ("Sat, 31 Dec 2016 23:59:60 GMT", 1_483_228_800),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", 253_402_300_799),
+        ] {
+            assert_eq!(parse_http_date(text), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn malformed_http_date_is_rejected() {
+        for text in [
+            "",
+            "Sunday, 06-Nov-94 08:49:37 GMT",
+            "Sun Nov  6 08:49:37 1994",
+            "Mon, 06 Nov 1994 08:49:37 GMT",
+            "Sun, 6 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 1994 08:49:37 UTC",
+            "Sun, 06 Nov 1994 08:49:37 GMT ",
+            "Sun, 06 Nov 1994 24:49:37 GMT",
+            "Sun, 06 Nov 1994 08:60:37 GMT",
+            "Sun, 06 Nov 1994 08:49:61 GMT",
+            "Sun, 06 Nov 1994 08:49 GMT",
+            "Sun, 06 Nov 1994 08:49:37:00 GMT",
+            "Wed, 31 Nov 1994 08:49:37 GMT",
+            "Mon, 29 Feb 2100 00:00:00 GMT",
+            "Wed, 31 Dec 1969 23:59:59 GMT",
+            "Sun, 00 Nov 1994 08:49:37 GMT",
+            "Sun, +6 Nov 1994 08:49:37 GMT",
+        ] {
+            assert_eq!(parse_http_date(text), None, "{text}");
+        }
+    }
+}
