@@ -1,6 +1,7 @@
 //! Looks up an image's user in its own passwd(5) and group(5); pure.
 
 use super::error::Cause;
+use crate::base::passwd::{ID_FIELD, Record, parse_records};
 
 /// Maximum number of groups, because a hostile file may have any number of lines.
 const MAX_GROUPS: usize = 1000;
@@ -37,18 +38,18 @@ impl User {
         };
         let name = if name.is_empty() { "0" } else { name };
         let number = name.parse::<u32>().ok();
-        let account = split_records(passwd).find(|fields| match number {
-            Some(number) => parse_id(fields.get(2)) == Some(number),
-            None => fields.first() == Some(&name),
+        let account = parse_records(passwd).find(|record| match number {
+            Some(number) => record.number(ID_FIELD) == Some(number),
+            None => record.name() == name.as_bytes(),
         });
-        let uid = number.or_else(|| parse_id(account.as_ref()?.get(2)));
+        let account = account.as_ref();
+        let uid = number.or_else(|| account?.number(ID_FIELD));
         let uid = uid.ok_or_else(|| unknown_user(name, "passwd"))?;
-        let own_name = account.as_ref().and_then(|fields| fields.first().copied());
         let (gid, groups) = match group_name {
             Some(name) => (find_group(name, group)?, Vec::new()),
             None => (
-                parse_id(account.as_ref().and_then(|fields| fields.get(3))).unwrap_or(0),
-                own_name.map_or_else(Vec::new, |name| groups_of(name, group)),
+                account.and_then(|account| account.number(3)).unwrap_or(0),
+                account.map_or_else(Vec::new, |account| groups_of(account.name(), group)),
             ),
         };
         let mut numbers = [uid, gid].into_iter().chain(groups.iter().copied());
@@ -56,14 +57,12 @@ impl User {
             let max = MAX_ID;
             return Err(Cause::IdTooLarge { number, max });
         }
-        let home = account.as_ref().and_then(|fields| fields.get(5));
+        let home = account.and_then(|account| std::str::from_utf8(account.field(5)).ok());
         Ok(Self {
             uid,
             gid,
             groups,
-            home: home
-                .filter(|home| home.starts_with('/'))
-                .map(ToString::to_string),
+            home: home.filter(|home| home.starts_with('/')).map(str::to_owned),
         })
     }
 }
@@ -77,36 +76,25 @@ fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let line = split_records(group).find(|fields| fields.first() == Some(&name));
-    parse_id(line.as_ref().and_then(|fields| fields.get(2)))
+    let record = parse_records(group).find(|record| record.name() == name.as_bytes());
+    record
+        .and_then(|record| record.number(ID_FIELD))
         .ok_or_else(|| unknown_user(name, "group"))
 }
 
 /// The groups that list `user` as a member.
-fn groups_of(user: &str, group: &[u8]) -> Vec<u32> {
-    let lists = |fields: &Vec<&str>| {
-        let members = fields.get(3).copied().unwrap_or_default();
-        members.split(',').any(|member| member == user)
+fn groups_of(user: &[u8], group: &[u8]) -> Vec<u32> {
+    let lists = |record: &Record<'_>| {
+        let mut members = record.field(3).split(|&byte| byte == b',');
+        members.any(|member| member == user)
     };
-    let numbers = split_records(group)
+    let numbers = parse_records(group)
         .filter(lists)
-        .filter_map(|fields| parse_id(fields.get(2)));
+        .filter_map(|record| record.number(ID_FIELD));
     let mut numbers: Vec<_> = numbers.take(MAX_GROUPS).collect();
     numbers.sort_unstable();
     numbers.dedup();
     numbers
-}
-
-fn parse_id(field: Option<&&str>) -> Option<u32> {
-    field?.parse().ok()
-}
-
-/// Splits lines into fields. Skips lines that are not UTF-8.
-fn split_records(text: &[u8]) -> impl Iterator<Item = Vec<&str>> {
-    let lines = text.split(|&byte| byte == b'\n');
-    lines
-        .filter_map(|line| std::str::from_utf8(line).ok())
-        .map(|line| line.trim_end().split(':').collect())
 }
 
 #[cfg(test)]
