@@ -412,26 +412,13 @@ impl Reader {
 
     /// Loads span `number` from memory, or fills it.
     ///
-    /// Concurrent callers share one fill.
+    /// Concurrent callers and prefetch share one fill.
     pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
-        if let Some(bytes) = self.span_cache.get(self.key(number)) {
+        let find = || self.span_cache.get(self.key(number));
+        if let Some(bytes) = find() {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
-        let mut is_ours = false;
-        let filled = self.span_cache.get_or_fill(self.key(number), || {
-            is_ours = true;
-            self.fill_once(number)
-        });
-        if !is_ours {
-            self.stats.memory_shared_spans.increment();
-        }
-        filled.map_err(|error: Arc<ReadError>| ReadError::clone(&error))
-    }
-
-    /// Fills span `number`, or waits for prefetch that is filling it.
-    fn fill_once(&self, number: u32) -> Result<Bytes, ReadError> {
-        let find = || self.span_cache.get(self.key(number));
         let fill = || {
             let _active_read = self.read_priority.start_read();
             self.stats.memory_miss_spans.increment();

@@ -1,4 +1,4 @@
-//! LRU cache of spans in memory, bounded in bytes, with single-flight fills.
+//! LRU cache of spans in memory, bounded in bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -71,27 +71,6 @@ impl SpanCache {
         }
     }
 
-    /// Returns the cached bytes of `key`, or fills them by `fill`. Of several concurrent callers one fills,
-    /// and the others wait for its result.
-    ///
-    /// # Errors
-    /// The error of `fill`, for every waiting caller. The next call tries again.
-    pub fn get_or_fill<E: Send + Sync + 'static>(
-        &self,
-        key: impl Into<CacheKey>,
-        fill: impl FnOnce() -> Result<Bytes, E>,
-    ) -> Result<Bytes, Arc<E>> {
-        let mut filled = false;
-        let result = self.spans.try_get_with(key.into(), || {
-            filled = true;
-            fill()
-        });
-        if filled {
-            self.evict_excess();
-        }
-        result
-    }
-
     /// Evicts at once what exceeds the budget. The cache would do so only after dozens of insertions, and
     /// dozens of spans exceed the budget itself.
     fn evict_excess(&self) {
@@ -159,10 +138,6 @@ impl fmt::Debug for SpanCache {
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicU32, Ordering};
-
     use super::*;
     use crate::cache::SpanKey;
 
@@ -175,10 +150,6 @@ mod tests {
         let memory = SpanCache::new(100_000);
         for span in 0..100 {
             memory.insert(key(span), Bytes::from(vec![0; 10_000]));
-            let filled = memory.get_or_fill(key(1000 + span), || {
-                Ok::<_, Infallible>(Bytes::from(vec![0; 10_000]))
-            });
-            assert!(filled.is_ok());
             assert!(memory.spans.weighted_size() <= 100_000);
         }
         assert!(memory.cached_bytes() > 50_000);
@@ -197,10 +168,7 @@ mod tests {
         assert_eq!(memory.reclaim(70_000), 70_000);
         assert!(memory.cached_bytes() <= 30_000);
         assert!((10_000..=30_000).contains(&fill()));
-        let filled = memory.get_or_fill(key(99), || {
-            Ok::<_, Infallible>(Bytes::from(vec![0; 31_000]))
-        });
-        assert_eq!(filled.map(|bytes| bytes.len()).ok(), Some(31_000));
+        memory.insert(key(99), Bytes::from(vec![0; 31_000]));
         assert!(memory.cached_bytes() <= 30_000);
         assert_eq!(memory.reclaim(70_000), 30_000, "there is no more");
         assert_eq!(fill(), 0);
@@ -218,39 +186,8 @@ mod tests {
             assert!((0..9).all(|span| memory.get(key(span)).is_some()));
         }
         for span in 9..30 {
-            let filled = memory.get_or_fill(key(span), || {
-                Ok::<_, Infallible>(Bytes::from(vec![0; 10_000]))
-            });
-            assert!(filled.is_ok());
+            memory.insert(key(span), Bytes::from(vec![0; 10_000]));
             assert!(memory.get(key(span)).is_some(), "span {span}");
         }
-    }
-
-    #[test]
-    fn one_fill_serves_all_waiting_readers() {
-        let memory = SpanCache::new(1 << 20);
-        let fills = AtomicU32::new(0);
-        let barrier = Barrier::new(4);
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    barrier.wait();
-                    let bytes = memory.get_or_fill(key(1), || {
-                        fills.fetch_add(1, Ordering::SeqCst);
-                        Ok::<_, Infallible>(Bytes::from_static(b"span"))
-                    });
-                    assert_eq!(bytes.ok().as_deref(), Some(&b"span"[..]));
-                });
-            }
-        });
-        assert_eq!(fills.load(Ordering::SeqCst), 1);
-    }
-
-    #[test]
-    fn failed_fill_is_retried() {
-        let memory = SpanCache::new(1 << 20);
-        assert!(memory.get_or_fill(key(1), || Err("broken")).is_err());
-        let bytes = memory.get_or_fill(key(1), || Ok::<_, &str>(Bytes::from_static(b"whole")));
-        assert_eq!(bytes.ok().as_deref(), Some(&b"whole"[..]));
     }
 }
