@@ -22,7 +22,7 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::random_reads::Wait;
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use cache_file::CacheFile;
 use lru::Lru;
@@ -203,7 +203,7 @@ impl DiskCache {
     }
 
     fn push(&self, item: PendingWrite, timeout: QueueTimeout) {
-        if self.shared.problems().failure.is_some() {
+        if self.shared.problems.lock().failure.is_some() {
             return;
         }
         let skipped = (item.extent, item.is_retry);
@@ -216,10 +216,10 @@ impl DiskCache {
     /// when there is no space for them either.
     pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
         let is_full = {
-            let problems = self.shared.problems();
+            let problems = self.shared.problems.lock();
             problems.failure.is_some() || problems.is_full
         };
-        let mut skipped = self.shared.lock_skipped();
+        let mut skipped = self.shared.skipped.lock();
         if is_full {
             skipped.clear();
         }
@@ -238,7 +238,7 @@ impl DiskCache {
         if let Some(bytes) = self.shared.queue.find(extent) {
             return Some(bytes);
         }
-        let file = Arc::clone(&self.shared.current().file);
+        let file = Arc::clone(&self.shared.current.lock().file);
         let memory = file.read(extent, &self.shared.options.free_list)?;
         Some(memory.freeze())
     }
@@ -250,7 +250,7 @@ impl DiskCache {
         if let Some(bytes) = self.shared.queue.find_part(part) {
             return Some(bytes);
         }
-        let file = Arc::clone(&self.shared.current().file);
+        let file = Arc::clone(&self.shared.current.lock().file);
         let memory = file.read_part(part, &self.shared.options.free_list, wait)?;
         Some(memory.freeze())
     }
@@ -260,14 +260,14 @@ impl DiskCache {
         if self.shared.queue.find_part(extent).is_some() {
             return true;
         }
-        let file = Arc::clone(&self.shared.current().file);
+        let file = Arc::clone(&self.shared.current.lock().file);
         file.covers(extent)
     }
 
     /// Marks the verified span at `extent` as used now. It is then evicted later than others.
     pub fn mark_used(&self, extent: Extent<Plain>) {
-        self.shared.lru().mark_used(extent);
-        let mut current = self.shared.current();
+        self.shared.lru.lock().mark_used(extent);
+        let mut current = self.shared.current.lock();
         let is_recent = |touch: Instant| touch.elapsed() < TOUCH_INTERVAL;
         if !current.last_touch.is_some_and(is_recent) {
             current.last_touch = Some(Instant::now());
@@ -289,7 +289,7 @@ impl DiskCache {
     /// If the file cannot be renamed.
     pub fn publish(&self, content: &str) -> io::Result<()> {
         let name = file_name(content, &self.shared.options);
-        let ours = Arc::clone(&self.shared.current().file);
+        let ours = Arc::clone(&self.shared.current.lock().file);
         let found = self.shared.cache_dir.open_directory();
         let other = found.and_then(|directory| CacheFile::open(&directory, &name, false));
         let fuller = other.ok().filter(|other| {
@@ -297,12 +297,12 @@ impl DiskCache {
         });
         let file = if let Some(fuller) = fuller {
             ours.remove();
-            self.shared.lru().clear();
+            self.shared.lru.lock().clear();
             fuller
         } else {
             ours.rename_to(&name)?
         };
-        let mut current = self.shared.current();
+        let mut current = self.shared.current.lock();
         current.file = Arc::new(file);
         current.is_published = true;
         Ok(())
@@ -310,7 +310,7 @@ impl DiskCache {
 
     /// Explains to the user why spans are missing from the disk cache.
     pub fn problem_text(&self) -> Option<String> {
-        let problems = self.shared.problems().clone();
+        let problems = self.shared.problems.lock().clone();
         if problems.failure.is_some() || !problems.is_full {
             return problems.failure;
         }
@@ -322,7 +322,7 @@ impl DiskCache {
 
     /// Whether the disk holds `bytes`, the whole archive's size, but for at most a full queue.
     pub fn has_at_least(&self, bytes: u64) -> bool {
-        let held_bytes = self.shared.current().file.held_bytes();
+        let held_bytes = self.shared.current.lock().file.held_bytes();
         held_bytes.saturating_add(self.shared.options.queue_bytes) >= bytes
     }
 
@@ -330,7 +330,7 @@ impl DiskCache {
     pub fn disk_usage(&self) -> DiskCacheUsage {
         let (all_bytes, limit_bytes) = self.shared.cache_dir.usage_and_limit();
         DiskCacheUsage {
-            held_bytes: self.shared.current().file.held_bytes(),
+            held_bytes: self.shared.current.lock().file.held_bytes(),
             all_bytes,
             limit_bytes,
         }
@@ -342,7 +342,7 @@ impl Drop for DiskCache {
     fn drop(&mut self) {
         self.shared.queue.close();
         drop(self.writer.take());
-        let current = self.shared.current();
+        let current = self.shared.current.lock();
         let is_empty = current.file.held_bytes() == 0;
         // Keep a file that another process has open or opens now, and a file that took its name.
         let is_useless = is_empty && current.file.try_lock_exclusive() && current.file.has_name();
@@ -370,7 +370,7 @@ impl Shared {
             self.free_space(0, !self.options.is_only_copy);
         }
         while let Some(item) = self.queue.next() {
-            if self.problems().failure.is_some() {
+            if self.problems.lock().failure.is_some() {
                 continue;
             }
             match self.write(&item) {
@@ -378,7 +378,7 @@ impl Shared {
                 Err(error) => {
                     let text = format!("cannot write the disk cache: {error}");
                     tracing::warn!("{text}; the disk cache stores nothing more");
-                    self.problems().failure = Some(text);
+                    self.problems.lock().failure = Some(text);
                 }
             }
         }
@@ -401,7 +401,7 @@ impl Shared {
             self.report_full();
             return Ok(());
         }
-        let file = Arc::clone(&self.current().file);
+        let file = Arc::clone(&self.current.lock().file);
         // A slow disk blocks no writer while the page cache accepts the bytes.
         let has_backlog = self.queue.has_backlog();
         if let Err(error) = file.write(item.extent.start(), &item.bytes, has_backlog) {
@@ -410,14 +410,14 @@ impl Shared {
             return Err(error);
         }
         self.options.stats.disk_cache_written_bytes.add(len);
-        self.lru().mark_used(item.extent);
+        self.lru.lock().mark_used(item.extent);
         Ok(())
     }
 
     /// Reopens the file by its name if it was removed from the directory. No one finds bytes in a removed
     /// file, and no limit counts them.
     fn reopen_if_removed(&self) {
-        let current = self.current();
+        let current = self.current.lock();
         if !current.is_published || self.options.is_only_copy || current.file.has_name() {
             return;
         }
@@ -426,8 +426,8 @@ impl Shared {
         let directory = self.cache_dir.create_directory();
         // Concurrent reads continue in the old file.
         if let Ok(file) = directory.and_then(|directory| CacheFile::open(&directory, &name, true)) {
-            self.current().file = Arc::new(file);
-            self.lru().clear();
+            self.current.lock().file = Arc::new(file);
+            self.lru.lock().clear();
         }
     }
 
@@ -440,7 +440,7 @@ impl Shared {
         if missing == 0 {
             return true;
         }
-        let file = Arc::clone(&self.current().file);
+        let file = Arc::clone(&self.current.lock().file);
         let (ours, others): (Vec<_>, Vec<_>) =
             files.iter().partition(|info| info.is_same_file(&file));
         let (used, unused): (Vec<_>, Vec<_>) =
@@ -486,7 +486,7 @@ impl Shared {
         while freed < wanted
             && let Some(data) = file.next_data(at)
         {
-            let unknown = self.lru().first_untracked(data);
+            let unknown = self.lru.lock().first_untracked(data);
             // Blocks on the edges, which known spans share, stay.
             let blocks = unknown.and_then(|unknown| file.whole_blocks(unknown));
             if let Some(blocks) = blocks {
@@ -502,7 +502,7 @@ impl Shared {
             }
         }
         while freed < wanted {
-            let Some(oldest) = self.lru().pop_oldest() else {
+            let Some(oldest) = self.lru.lock().pop_oldest() else {
                 break;
             };
             freed += file.punch_hole(oldest);
@@ -513,7 +513,7 @@ impl Shared {
 
     /// Counts spans that the disk was too slow to write, and records them unless they were skipped before.
     fn record_skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
-        let mut skipped = self.lock_skipped();
+        let mut skipped = self.skipped.lock();
         for (extent, is_retry) in spans {
             self.options.stats.disk_cache_skipped_spans.increment();
             if !is_retry && skipped.len() < MAX_SKIPPED_SPANS {
@@ -522,29 +522,13 @@ impl Shared {
         }
     }
 
-    fn lock_skipped(&self) -> MutexGuard<'_, VecDeque<Extent<Plain>>> {
-        self.skipped.lock()
-    }
-
     fn report_full(&self) {
-        let mut problems = self.problems();
+        let mut problems = self.problems.lock();
         if !problems.is_full {
             problems.is_full = true;
             drop(problems);
             tracing::warn!("the disk cache is too small for the archive");
         }
-    }
-
-    fn current(&self) -> MutexGuard<'_, CurrentFile> {
-        self.current.lock()
-    }
-
-    fn lru(&self) -> MutexGuard<'_, Lru> {
-        self.lru.lock()
-    }
-
-    fn problems(&self) -> MutexGuard<'_, CacheProblems> {
-        self.problems.lock()
     }
 }
 
@@ -680,7 +664,7 @@ mod tests {
         for (content, minutes) in [("old", 2), ("older", 3), ("new", 1)] {
             let cache = open(&cache_dir, content);
             want(&cache, 0..2);
-            let file = Arc::clone(&cache.shared.current().file);
+            let file = Arc::clone(&cache.shared.current.lock().file);
             drop(cache);
             file.set_last_used(SystemTime::now() - Duration::from_mins(minutes));
         }

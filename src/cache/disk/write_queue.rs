@@ -98,7 +98,7 @@ impl WriteQueue {
 
     fn wait_for_capacity(&self, len: u64, timeout: QueueTimeout) -> MutexGuard<'_, State> {
         let start = Instant::now();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !state.is_closed && !self.has_capacity(&state, len) {
             let left = match timeout {
                 QueueTimeout::NoWait => return state,
@@ -118,17 +118,17 @@ impl WriteQueue {
 
     /// Whether items fill more than half of the queue.
     pub(super) fn is_half_full(&self) -> bool {
-        self.lock().bytes > self.limit_bytes / 2
+        self.state.lock().bytes > self.limit_bytes / 2
     }
 
     /// Whether items wait behind the one being written.
     pub(super) fn has_backlog(&self) -> bool {
-        !self.lock().waiting.is_empty()
+        !self.state.lock().waiting.is_empty()
     }
 
     /// Waits for the next item, on the writer thread. `None` when the queue is closed and empty.
     pub(super) fn next(&self) -> Option<PendingWrite> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             if let Some(done) = state.writing.take() {
                 state.bytes -= done.bytes.len() as u64;
@@ -147,7 +147,7 @@ impl WriteQueue {
 
     /// Finds the bytes of `extent` among the queued items and the one being written.
     pub(super) fn find(&self, extent: Extent<Plain>) -> Option<Bytes> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
         let found = items.find(|item| item.extent == extent)?;
         Some(found.bytes.clone())
@@ -155,7 +155,7 @@ impl WriteQueue {
 
     /// Finds the bytes of `part` within a queued span or the one being written.
     pub(super) fn find_part(&self, part: Extent<Plain>) -> Option<Bytes> {
-        let state = self.lock();
+        let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
         let item = items.find(|item| item.extent.intersection(&part) == Some(part))?;
         let start = usize::try_from(part.start().0 - item.extent.start().0).ok()?;
@@ -165,7 +165,7 @@ impl WriteQueue {
 
     /// Removes and returns the queued items.
     pub(super) fn cancel_waiting(&self) -> VecDeque<PendingWrite> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let cancelled = mem::take(&mut state.waiting);
         let bytes = cancelled.iter().map(|item| item.bytes.len() as u64);
         state.bytes -= bytes.sum::<u64>();
@@ -175,7 +175,7 @@ impl WriteQueue {
 
     /// Waits until all current items are written or cancelled.
     pub(super) fn wait_until_empty(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while state.bytes > 0 {
             state = self.changed.wait(state);
         }
@@ -183,12 +183,8 @@ impl WriteQueue {
 
     /// Closes the queue, so that it accepts nothing more.
     pub(super) fn close(&self) {
-        self.lock().is_closed = true;
+        self.state.lock().is_closed = true;
         self.changed.notify_all();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -235,7 +231,7 @@ mod tests {
         assert!(limit <= waited && waited < SHORT_TIMEOUT, "{waited:?}");
         std::thread::scope(|scope| {
             // `UpTo` ignores `is_slow`, because a disk that was slow once may still be fast enough.
-            assert!(queue.lock().is_slow);
+            assert!(queue.state.lock().is_slow);
             let pushed =
                 scope.spawn(|| queue.push(item(10, 10), QueueTimeout::UpTo(SHORT_TIMEOUT * 60)));
             // Give the push time to find the queue full, because it would fail then without a wait.
@@ -266,15 +262,15 @@ mod tests {
         let queue = WriteQueue::new(10);
         assert!(queue.push(item(0, 10), QueueTimeout::Short));
         assert!(!queue.push(item(10, 10), QueueTimeout::Short));
-        assert!(queue.lock().is_slow);
+        assert!(queue.state.lock().is_slow);
         assert!(!queue.push(item(10, 10), QueueTimeout::Short));
         assert!(queue.next().is_some());
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| queue.next().is_some() && queue.next().is_none());
             assert!(queue.push(item(10, 10), QueueTimeout::Never));
-            assert!(!queue.lock().is_slow);
+            assert!(!queue.state.lock().is_slow);
             queue.wait_until_empty();
-            assert_eq!(queue.lock().bytes, 0);
+            assert_eq!(queue.state.lock().bytes, 0);
             queue.close();
             assert_eq!(writer.join().ok(), Some(true));
         });
