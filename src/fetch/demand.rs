@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::base::extent::Packed;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// Shared by the reader, which waits, and the scheduler.
 #[derive(Debug, Default)]
@@ -30,10 +30,10 @@ struct State {
 impl Demand {
     /// Counts the time of `wait` as waiting time of the reader.
     pub(super) fn time_wait<T>(&self, wait: impl FnOnce() -> T) -> T {
-        self.lock().waiting_since = Some(Instant::now());
+        self.state.lock().waiting_since = Some(Instant::now());
         self.changed.notify_one();
         let result = wait();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(waiting_since) = state.waiting_since.take() {
             state.waited += waiting_since.elapsed();
         }
@@ -42,7 +42,7 @@ impl Demand {
 
     /// Records that everything before `end` is requested; false if requests are stopped.
     pub(super) fn request_until(&self, end: Packed) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.is_stopped {
             state.requested_end = end.0;
         }
@@ -51,25 +51,25 @@ impl Demand {
 
     /// End of the requested bytes; 0 before the first request.
     pub(super) fn requested_end(&self) -> Packed {
-        Packed(self.lock().requested_end)
+        Packed(self.state.lock().requested_end)
     }
 
     /// Stops further requests, and returns [`Demand::requested_end`].
     pub(super) fn stop_requesting(&self) -> Packed {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_stopped = true;
         Packed(state.requested_end)
     }
 
     /// Records that the reader read `len` bytes.
     pub(super) fn record_read(&self, len: u64) {
-        self.lock().read += len;
+        self.state.lock().read += len;
         self.changed.notify_one();
     }
 
     /// Bytes read and time waited by the reader so far.
     pub(super) fn read_and_waited(&self) -> (u64, Duration) {
-        let state = self.lock();
+        let state = self.state.lock();
         let wait = state
             .waiting_since
             .map_or(Duration::ZERO, |waiting_since| waiting_since.elapsed());
@@ -78,7 +78,7 @@ impl Demand {
 
     /// Whether the reader is waiting.
     pub(super) fn is_waiting(&self) -> bool {
-        self.lock().waiting_since.is_some()
+        self.state.lock().waiting_since.is_some()
     }
 
     /// Waits until the reader begins a wait or reads something since the last call.
@@ -87,9 +87,5 @@ impl Demand {
     /// Cancel safe.
     pub(super) async fn wait_for_change(&self) {
         self.changed.notified().await;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }

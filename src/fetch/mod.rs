@@ -25,7 +25,8 @@ use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
 pub use range_reader::RangeReader;
-pub use stream::{Config, Stream, StreamControl};
+pub use scheduler::Config;
+pub use stream::{Stream, StreamControl};
 
 /// Default maximum number of requests in flight. A server that limits each connection to 60 MB/s needs
 /// sixteen, and so does a round trip of 40 ms. The actual number adapts to measurements.

@@ -12,7 +12,7 @@ use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::source::{Error, ReadHandle, Source};
 
 /// Minimum and maximum number of recorded latencies.
@@ -80,7 +80,7 @@ impl RangeReader {
             let reading = self.source.read_at(extent.start(), buffer);
             return super::block_on_read(&self.handle, &self.source, reading);
         }
-        self.latency_stats().reads += 1;
+        self.latency_stats.lock().reads += 1;
         let read_handle = ReadHandle::default();
         let first = self
             .source
@@ -93,7 +93,7 @@ impl RangeReader {
             }
         });
         if let (Ok(_), Some(latency)) = (&result, read_handle.latency()) {
-            self.latency_stats().record(latency);
+            self.latency_stats.lock().record(latency);
         }
         result
     }
@@ -106,7 +106,7 @@ impl RangeReader {
             if self.source.max_concurrent_reads() == usize::MAX
                 && let Some(buffer) = self.hedge_pool.try_acquire(len)
             {
-                if self.latency_stats().take_hedge_credit() {
+                if self.latency_stats.lock().take_hedge_credit() {
                     break buffer;
                 }
                 return std::future::pending().await;
@@ -132,15 +132,11 @@ impl RangeReader {
             let now = Instant::now();
             stall.update(read_handle.received(), now - last_check);
             last_check = now;
-            let limit = self.latency_stats().hedge_delay();
+            let limit = self.latency_stats.lock().hedge_delay();
             if limit.is_some_and(|limit| stall.stalled_for >= limit) {
                 return;
             }
         }
-    }
-
-    fn latency_stats(&self) -> MutexGuard<'_, LatencyStats> {
-        self.latency_stats.lock()
     }
 }
 

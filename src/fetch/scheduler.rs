@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::MissedTickBehavior;
@@ -11,15 +12,71 @@ use tokio::time::MissedTickBehavior;
 use super::adaptive::{AdaptiveConcurrency, CompletedChunk, MIN_STARVING_TIME, Sample};
 use super::chunks::Chunks;
 use super::demand::Demand;
-use super::request::ChunkRequest;
+use super::request::{ChunkBytes, ChunkRequest};
 use super::stragglers::{CHECK_INTERVAL, StragglerAction, StragglerDetector};
-use super::stream::{Config, NextChunk, ReceiverClosed};
+use super::{DEFAULT_CHUNK_LEN, DEFAULT_CONNECTIONS, MinSpeed};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::{Extent, Packed};
-use crate::source::{Continuation, ReadHandle, Source};
+use crate::base::stats::Stats;
+use crate::source::{Continuation, Error, ReadHandle, RetryForever, Source};
 
 /// Maximum number of concurrent reads of a local source: the current and the next one.
 const MAX_LOCAL_READS: usize = 2;
+
+/// Limits of the read-ahead.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Maximum length of a chunk, in bytes.
+    pub chunk_len: u64,
+    /// Maximum number of requests in flight.
+    pub connections: usize,
+    /// Threshold of a slow request.
+    pub min_speed: MinSpeed,
+    /// Whether reads continue when the source is unreachable for long.
+    pub retry_forever: RetryForever,
+    /// Supplies the chunks' memory. Its budget bounds the read-ahead.
+    pub pool: BufferPool,
+    /// Counters.
+    pub stats: Arc<Stats>,
+}
+
+impl Config {
+    /// Creates the default configuration with memory from `pool` and counters in `stats`.
+    pub fn new(pool: BufferPool, stats: Arc<Stats>) -> Self {
+        Self {
+            chunk_len: DEFAULT_CHUNK_LEN,
+            connections: DEFAULT_CONNECTIONS,
+            min_speed: MinSpeed::default(),
+            retry_forever: RetryForever::default(),
+            pool,
+            stats,
+        }
+    }
+}
+
+/// The next item of the stream, pending or received.
+#[derive(Debug)]
+pub(super) enum NextChunk {
+    /// A chunk of `len` bytes. Fewer bytes mark the end of a source of unknown length.
+    Chunk {
+        len: u64,
+        response: oneshot::Receiver<Result<ChunkBytes, Error>>,
+    },
+    /// A piece of a source without ranges.
+    Piece(Result<Bytes, Error>),
+    /// The end of the source.
+    End,
+}
+
+/// The receiver was dropped.
+#[derive(Debug)]
+pub(super) struct ReceiverClosed;
+
+impl<T> From<mpsc::error::SendError<T>> for ReceiverClosed {
+    fn from(_: mpsc::error::SendError<T>) -> Self {
+        Self
+    }
+}
 
 /// Requests `source` chunk by chunk from `start` to its end.
 ///
@@ -189,7 +246,7 @@ impl Scheduler {
             let result = request
                 .receive(source.as_ref(), buffer, &pool, &stats)
                 .await;
-            let len = result.as_ref().ok().map(super::request::ChunkBytes::len);
+            let len = result.as_ref().ok().map(ChunkBytes::len);
             // An error means that the receiver was dropped, so the result is not needed.
             drop(done.send(result));
             (number, len)

@@ -11,12 +11,10 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::demand::Demand;
 use super::request::ChunkBytes;
-use super::scheduler;
-use super::{DEFAULT_CHUNK_LEN, DEFAULT_CONNECTIONS, MinSpeed};
+use super::scheduler::{self, Config, NextChunk, ReceiverClosed};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
-use crate::base::stats::Stats;
-use crate::source::{Access, Cause, Error, RetryForever, Source};
+use crate::source::{Access, Cause, Error, Source};
 
 /// Length in bytes of the pieces of a source without ranges. It is short, so that a piece arrives soon, and
 /// long enough that the queue absorbs a short pause of the reader.
@@ -24,37 +22,6 @@ const PIECE_LEN: usize = 1 << 20;
 
 /// Maximum number of chunks requested and not read. The pool bounds their bytes.
 const QUEUE_LEN: usize = 64;
-
-/// Limits of the read-ahead.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// Maximum length of a chunk, in bytes.
-    pub chunk_len: u64,
-    /// Maximum number of requests in flight.
-    pub connections: usize,
-    /// Threshold of a slow request.
-    pub min_speed: MinSpeed,
-    /// Whether reads continue when the source is unreachable for long.
-    pub retry_forever: RetryForever,
-    /// Supplies the chunks' memory. Its budget bounds the read-ahead.
-    pub pool: BufferPool,
-    /// Counters.
-    pub stats: Arc<Stats>,
-}
-
-impl Config {
-    /// Creates the default configuration with memory from `pool` and counters in `stats`.
-    pub fn new(pool: BufferPool, stats: Arc<Stats>) -> Self {
-        Self {
-            chunk_len: DEFAULT_CHUNK_LEN,
-            connections: DEFAULT_CONNECTIONS,
-            min_speed: MinSpeed::default(),
-            retry_forever: RetryForever::default(),
-            pool,
-            stats,
-        }
-    }
-}
 
 /// A source's bytes from one offset to the end, in order, with read-ahead.
 ///
@@ -102,30 +69,6 @@ enum State {
     Active,
     Ended,
     Failed(Error),
-}
-
-/// The next item of the stream, pending or received.
-#[derive(Debug)]
-pub(super) enum NextChunk {
-    /// A chunk of `len` bytes. Fewer bytes mark the end of a source of unknown length.
-    Chunk {
-        len: u64,
-        response: oneshot::Receiver<Result<ChunkBytes, Error>>,
-    },
-    /// A piece of a source without ranges.
-    Piece(Result<Bytes, Error>),
-    /// The end of the source.
-    End,
-}
-
-/// The receiver was dropped.
-#[derive(Debug)]
-pub(super) struct ReceiverClosed;
-
-impl<T> From<mpsc::error::SendError<T>> for ReceiverClosed {
-    fn from(_: mpsc::error::SendError<T>) -> Self {
-        Self
-    }
 }
 
 impl Stream {
