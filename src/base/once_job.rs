@@ -44,13 +44,13 @@ impl<T> OnceJob<T> {
 
     /// Runs the job, unless it was started or withdrawn.
     pub fn run(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Running) {
             State::Pending(work) => {
                 drop(state);
                 // A panic must not leave waiters blocked forever.
                 let result = catch_unwind(AssertUnwindSafe(work));
-                *self.lock() = result.map_or(State::Empty, State::Done);
+                *self.state.lock() = result.map_or(State::Empty, State::Done);
                 self.finished.notify_all();
             }
             other => *state = other,
@@ -73,7 +73,7 @@ impl<T> OnceJob<T> {
 
     /// Takes the result if there is one, and withdraws the job if it was not started.
     pub fn try_take(&self) -> TakeOutcome<T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if matches!(*state, State::Running) {
             return TakeOutcome::Running;
         }
@@ -88,17 +88,13 @@ impl<T> OnceJob<T> {
 
     fn lock_finished(&self) -> MutexGuard<'_, State<T>> {
         self.finished
-            .wait_while(self.lock(), |state| matches!(state, State::Running))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock()
+            .wait_while(self.state.lock(), |state| matches!(state, State::Running))
     }
 }
 
 impl<T> fmt::Debug for OnceJob<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match &*self.lock() {
+        f.write_str(match &*self.state.lock() {
             State::Pending(_) => "OnceJob(pending)",
             State::Running => "OnceJob(running)",
             State::Done(_) => "OnceJob(done)",

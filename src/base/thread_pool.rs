@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use super::thread::Thread;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -41,7 +41,7 @@ impl ThreadPool {
 
     /// Queues `work` without waiting.
     pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         if !state.is_discarded {
             state.work.push_back(Box::new(work));
             drop(state);
@@ -51,7 +51,7 @@ impl ThreadPool {
 
     /// Drops queued and later jobs. Running jobs finish.
     pub fn discard_queue(&self) {
-        let mut state = self.queue.lock();
+        let mut state = self.queue.state.lock();
         state.is_discarded = true;
         let work = std::mem::take(&mut state.work);
         drop(state);
@@ -61,7 +61,7 @@ impl ThreadPool {
 
 impl Drop for ThreadPool {
     fn drop(&mut self) {
-        self.queue.lock().is_closed = true;
+        self.queue.state.lock().is_closed = true;
         self.queue.changed.notify_all();
         self.threads.clear();
     }
@@ -85,10 +85,6 @@ struct State {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     /// Runs jobs until the queue is closed and empty.
     fn run(&self) {
         while let Some(work) = self.next() {
@@ -101,7 +97,7 @@ impl Queue {
     /// Waits for the next job; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
-        let mut state = self.changed.wait_while(self.lock(), is_idle);
+        let mut state = self.changed.wait_while(self.state.lock(), is_idle);
         state.work.pop_front()
     }
 }

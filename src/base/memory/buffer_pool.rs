@@ -177,7 +177,7 @@ impl BufferPool {
 
     /// Fails every current and later wait for memory. Acquired buffers stay valid.
     pub fn close(&self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.is_closed = true;
         self.shared.wake_waiters(state);
     }
@@ -188,7 +188,7 @@ impl BufferPool {
     /// Nothing is acquired until the future is ready. To end the wait, drop the future.
     pub async fn acquire_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             if self.preallocated.is_none() && !self.shared.can_acquire(&state, len as u64) {
                 let waker = context.waker();
                 if !state.wakers.iter().any(|known| known.will_wake(waker)) {
@@ -203,7 +203,7 @@ impl BufferPool {
 
     /// As [`BufferPool::acquire`], but returns `None` instead of waiting.
     pub fn try_acquire(&self, len: usize) -> Option<Buffer> {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         if self.preallocated.is_none() && !self.shared.can_acquire(&state, len as u64) {
             return None;
         }
@@ -214,7 +214,7 @@ impl BufferPool {
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         match self.preallocated {
             None => self.shared.wait_for(bytes),
-            Some(_) => Ok(self.shared.lock()),
+            Some(_) => Ok(self.shared.state.lock()),
         }
     }
 
@@ -264,12 +264,12 @@ impl BufferPool {
 
     /// Bytes in use now.
     pub fn used_bytes(&self) -> u64 {
-        self.shared.lock().used
+        self.shared.state.lock().used
     }
 
     /// Maximum bytes in use so far.
     pub fn peak_bytes(&self) -> u64 {
-        self.shared.lock().peak
+        self.shared.state.lock().peak
     }
 
     /// The limit, in bytes.
@@ -293,7 +293,7 @@ impl Reclaim for BufferPool {
     }
 
     fn reclaim(&self, bytes: u64) -> u64 {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let part = bytes.min(self.reclaimable_bytes().saturating_sub(state.reclaimed));
         state.reclaimed += part;
         state.evict_idle(self.shared.budget);
@@ -301,7 +301,7 @@ impl Reclaim for BufferPool {
     }
 
     fn restore(&self, bytes: u64) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.reclaimed = state.reclaimed.saturating_sub(bytes);
         self.shared.wake_waiters(state);
     }
@@ -326,10 +326,6 @@ impl Shared {
             .unwrap_or_else(|| free_list::allocate_zeroed(len))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
-
     fn can_acquire(&self, state: &State, bytes: u64) -> bool {
         let used = state.used.saturating_add(bytes);
         let is_over_soft_limit =
@@ -339,7 +335,7 @@ impl Shared {
 
     /// Waits until `bytes` may be acquired.
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         while !state.is_closed {
             if self.can_acquire(&state, bytes) {
                 return Ok(state);
@@ -416,7 +412,7 @@ impl fmt::Debug for Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.used -= self.bytes;
         self.shared.wake_waiters(state);
     }
@@ -491,7 +487,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let capacity = usable_len(&bytes) as u64;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.used -= self.charge;
         state.buffers -= 1;
         let room = (self.shared.budget - state.reclaimed).saturating_sub(state.used + state.idle);
@@ -598,7 +594,7 @@ mod tests {
         let small = pool.acquire(200).expect("open");
         assert_eq!(small.len(), 200);
         let used = pool.used_bytes();
-        assert!(pool.shared.lock().idle + used <= 1000);
+        assert!(pool.shared.state.lock().idle + used <= 1000);
     }
 
     #[test]
@@ -660,7 +656,7 @@ mod tests {
         let pool = BufferPool::new(100);
         drop(pool.acquire(50).expect("open"));
         assert_eq!(pool.reclaim(60), 60);
-        assert_eq!(pool.shared.lock().idle, 0);
+        assert_eq!(pool.shared.state.lock().idle, 0);
         let held = pool.acquire(30).expect("open");
         assert!(pool.try_acquire(11).is_none());
         assert_eq!(pool.reclaim(60), 15);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// Minimum length of kept memory. The allocator handles shorter ones.
 const MIN_KEPT_LEN: usize = 128 << 10;
@@ -84,12 +84,16 @@ impl FreeList {
     /// Bytes of idle memory.
     #[cfg(test)]
     fn idle_bytes(&self) -> u64 {
-        self.idle().iter().map(|bytes| bytes.len() as u64).sum()
+        self.idle
+            .lock()
+            .iter()
+            .map(|bytes| bytes.len() as u64)
+            .sum()
     }
 
     /// Takes idle memory that can hold `len` bytes at any phase.
     pub(super) fn pop_fitting(&self, len: usize) -> Option<Vec<u8>> {
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         let fits =
             |bytes: &Vec<u8>| (capacity_for(len)..=max_capacity_for(len)).contains(&bytes.len());
         // The last returned one, because it may still be in the CPU cache.
@@ -106,7 +110,7 @@ impl FreeList {
         // Zeroes truncated bytes; the rest is already initialised.
         bytes.resize(bytes.capacity(), 0);
         let mut dropped = Vec::new();
-        let mut idle = self.idle();
+        let mut idle = self.idle.lock();
         let mut sum = len + idle.iter().map(|bytes| bytes.len() as u64).sum::<u64>();
         while sum > self.limit_bytes
             && let Some(oldest) = idle.pop_front()
@@ -118,10 +122,6 @@ impl FreeList {
         drop(idle);
         // Unmap outside the lock, because it takes long.
         drop(dropped);
-    }
-
-    fn idle(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
-        self.idle.lock()
     }
 }
 
