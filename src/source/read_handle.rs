@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 
 use super::http::Content;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// Whether reads continue past their deadline while the source is unreachable. A mount that serves cached
 /// data needs this, so that it works again when the network is back. It can be enabled while reads are in
@@ -51,21 +51,17 @@ impl Continuation {
             let gap = start.checked_sub(rest.start);
             rest.end > start && gap.is_some_and(|gap| gap <= MAX_SKIPPED_GAP)
         };
-        self.lock().take_if(is_near)
+        self.0.lock().take_if(is_near)
     }
 
     /// Stores `rest` for the next read.
     pub(super) fn put(&self, rest: ResponseRest) {
-        *self.lock() = Some(rest);
+        *self.0.lock() = Some(rest);
     }
 
     /// Drops the stored rest.
     pub(super) fn clear(&self) {
-        *self.lock() = None;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<ResponseRest>> {
-        self.0.lock()
+        *self.0.lock() = None;
     }
 }
 
@@ -145,17 +141,17 @@ impl ReadHandle {
 
     /// Latency of the last request; `None` before its answer, and if there is no server.
     pub fn latency(&self) -> Option<Duration> {
-        self.lock().latency
+        self.state.lock().latency
     }
 
     /// The part of [`latency`](Self::latency) that is not network time.
     pub fn cost(&self) -> Option<Duration> {
-        self.lock().cost
+        self.state.lock().cost
     }
 
     /// Makes the read drop the request in flight, if any, and request the rest again.
     pub fn cut(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.is_in_flight {
             state.command = state.command.or(Some(ReadCommand::Cut));
             self.command_given.notify_one();
@@ -164,7 +160,7 @@ impl ReadHandle {
 
     /// Makes the read return what it has, at least the [`received`](Self::received) bytes.
     pub fn stop(&self) {
-        self.lock().command = Some(ReadCommand::Stop);
+        self.state.lock().command = Some(ReadCommand::Stop);
         self.command_given.notify_one();
     }
 
@@ -175,7 +171,7 @@ impl ReadHandle {
 
     /// Records an answer after `latency`, of which `cost` is not network time.
     pub(super) fn set_latency(&self, latency: Duration, cost: Duration) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         (state.latency, state.cost) = (Some(latency), Some(cost));
     }
 
@@ -191,7 +187,7 @@ impl ReadHandle {
 
     /// Sets whether a request is in flight, and discards a cut of the previous one.
     fn set_in_flight(&self, is_in_flight: bool) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.is_in_flight = is_in_flight;
         state.command = state.command.filter(|&command| command != ReadCommand::Cut);
     }
@@ -202,16 +198,12 @@ impl ReadHandle {
     /// Cancel safe.
     pub(super) async fn next_command(&self) -> ReadCommand {
         loop {
-            let command = self.lock().command;
+            let command = self.state.lock().command;
             if let Some(command) = command {
                 return command;
             }
             self.command_given.notified().await;
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 

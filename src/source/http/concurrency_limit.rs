@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 use crate::source::Cause;
 
 /// Minimum wait for an answer before a request counts as overtaken. Two later requests must have been
@@ -163,17 +163,17 @@ impl ConcurrencyLimiter {
 
     /// Maximum number of requests in flight.
     pub(super) fn limit(&self) -> usize {
-        self.lock().limit.unwrap_or(usize::MAX)
+        self.state.lock().limit.unwrap_or(usize::MAX)
     }
 
     /// Whether the server was found to leave connections waiting.
     pub(super) fn starves_connections(&self) -> bool {
-        self.lock().starves_connections()
+        self.state.lock().starves_connections()
     }
 
     /// Sets the limit to one, because the server was found to be serial.
     pub(super) fn limit_to_one(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.limit = Some(1);
         state.successes = 0;
         state.successes_to_raise = Some(MAX_SUCCESSES_TO_RAISE);
@@ -210,7 +210,7 @@ impl ConcurrencyLimiter {
     /// Takes a permit without waiting. The error is the remaining pause, or `None` if all permits are in
     /// use.
     fn try_acquire(&self) -> Result<Permit<'_>, Option<Duration>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(until) = state.paused_until {
             let pause = until.saturating_duration_since(Instant::now());
             if !pause.is_zero() {
@@ -243,7 +243,7 @@ impl ConcurrencyLimiter {
 
     /// Returns the state of the request with `permit`. An overtaken one no longer counts as unanswered.
     fn check(&self, permit: &Permit<'_>) -> RequestState {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.unanswered.contains_key(&permit.number) {
             return RequestState::Answered;
         }
@@ -269,10 +269,6 @@ impl ConcurrencyLimiter {
         self.stats.source_starved_retries.increment();
         RequestState::Overtaken
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
-    }
 }
 
 /// State of a request relative to others.
@@ -287,7 +283,7 @@ impl Permit<'_> {
     /// unthrottled request is in flight. If so, the server may be refusing the concurrency.
     pub(super) fn throttled(&self, asked: Option<Duration>) -> bool {
         let limiter = self.limiter;
-        let mut state = limiter.lock();
+        let mut state = limiter.state.lock();
         if !self.is_throttled.swap(true, Ordering::Relaxed) {
             state.throttled_requests += 1;
         }
@@ -312,7 +308,7 @@ impl Permit<'_> {
 
     /// Records that the server began to answer.
     pub(super) fn answered(&self) {
-        self.limiter.lock().unanswered.remove(&self.number);
+        self.limiter.state.lock().unanswered.remove(&self.number);
     }
 
     /// Records that bytes of the response arrived.
@@ -362,7 +358,7 @@ impl Permit<'_> {
 
     /// Records that the request succeeded.
     pub(super) fn succeeded(&self) {
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.succeeded(self.number, self.sent.elapsed());
         let Some(limit) = state.limit else {
             return;
@@ -386,7 +382,7 @@ impl Permit<'_> {
 
 impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        let mut state = self.limiter.lock();
+        let mut state = self.limiter.state.lock();
         state.in_flight -= 1;
         if *self.is_throttled.get_mut() {
             state.throttled_requests -= 1;

@@ -498,7 +498,7 @@ impl Http {
             && *beyond > 0
             && rest.start < rest.end
         {
-            *self.continuation() = Arc::downgrade(keep);
+            *self.continuation.lock() = Arc::downgrade(keep);
             keep.put(rest);
         }
         // A server may send less than requested. The rest is requested next.
@@ -515,7 +515,7 @@ impl Http {
     ) -> Result<Option<ResponseRest>, Failure> {
         if self.limiter.starves_connections() {
             // The connection of the unread response may be the only one that the server serves.
-            let kept = self.continuation().upgrade();
+            let kept = self.continuation.lock().upgrade();
             if let Some(kept) = kept {
                 kept.clear();
             }
@@ -589,17 +589,13 @@ impl Http {
         latency.saturating_sub(self.client.connect_time() * 2)
     }
 
-    fn continuation(&self) -> std::sync::MutexGuard<'_, Weak<Continuation>> {
-        self.continuation.lock()
-    }
-
     /// Sends a request to the last redirect target, and to the original URL if that has expired.
     async fn send(&self, range: Option<(u64, u64)>) -> Result<Response, Cause> {
         let etag = match &self.fingerprint.validator {
             Validator::StrongEtag(etag) => Some(etag.as_str()),
             _ => None,
         };
-        let resolved = self.resolved_url().clone();
+        let resolved = self.resolved.lock().clone();
         let response = self.client.get(&resolved, range, etag).await?;
         if !response.head.may_be_expired_url() || resolved == *self.client.original() {
             return Ok(response);
@@ -631,11 +627,7 @@ impl Http {
     }
 
     fn set_resolved_url(&self, url: Url) {
-        *self.resolved_url() = url;
-    }
-
-    fn resolved_url(&self) -> std::sync::MutexGuard<'_, Url> {
-        self.resolved.lock()
+        *self.resolved.lock() = url;
     }
 }
 
