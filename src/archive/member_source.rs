@@ -14,7 +14,9 @@ use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
 use crate::index::{Index, Ino, Kind, Piece};
-use crate::source::{self, Access, Cause, Fingerprint, Location, Slice, Source, Validator};
+use crate::source::{
+    self, Access, Cause, Fingerprint, Location, Slice, Source, SourceInfo, Validator,
+};
 
 /// Maximum number of symbolic links that are followed for one name. Files from Docker have one.
 const MAX_LINKS: usize = 8;
@@ -61,14 +63,17 @@ impl Archive {
         Ok(Arc::new(MemberSource {
             archive: Arc::clone(self),
             ino,
-            location: Location::with_locator(name, place),
-            fingerprint: Fingerprint {
-                len: Some(size),
-                // The locator identifies the file.
-                validator: Validator::Part {
-                    start: 0,
-                    whole: Box::new(whole.fingerprint().clone()),
+            info: SourceInfo {
+                location: Location::with_locator(name, place),
+                fingerprint: Fingerprint {
+                    len: Some(size),
+                    // The locator identifies the file.
+                    validator: Validator::Part {
+                        start: 0,
+                        whole: Box::new(whole.fingerprint().clone()),
+                    },
                 },
+                access: Access::Ranges,
             },
         }))
     }
@@ -131,13 +136,12 @@ fn link_target(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
 struct MemberSource {
     archive: Arc<Archive>,
     ino: Ino,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
 }
 
 impl MemberSource {
     fn error(&self, cause: Cause) -> source::Error {
-        source::Error::new(self.location.as_str(), cause)
+        source::Error::new(self.location(), cause)
     }
 
     /// Converts a read error of the archive to an error of its source.
@@ -186,20 +190,8 @@ impl MemberSource {
 }
 
 impl Source for MemberSource {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        Access::Ranges
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(

@@ -15,7 +15,7 @@ use rustix::fs::fstatfs;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::pipe::Pipe;
-use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, Validator};
+use super::{Access, Cause, Doubt, Error, Fingerprint, Location, Source, SourceInfo, Validator};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::random_reads::{RandomReads, Wait};
@@ -25,8 +25,7 @@ use crate::base::stats::Stats;
 #[derive(Debug)]
 pub struct File {
     opened: Arc<OpenFile>,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
 }
 
 #[derive(Debug)]
@@ -129,16 +128,19 @@ fn new_source(
     stats: Arc<Stats>,
 ) -> Arc<dyn Source> {
     Arc::new(File {
-        location: Location::from_file(name, metadata.dev(), metadata.ino()),
-        fingerprint: Fingerprint {
-            len: Some(len),
-            validator: Validator::File {
-                dev: metadata.dev(),
-                ino: metadata.ino(),
-                mtime_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-                ctime_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
-                doubt: *doubt,
+        info: SourceInfo {
+            location: Location::from_file(name, metadata.dev(), metadata.ino()),
+            fingerprint: Fingerprint {
+                len: Some(len),
+                validator: Validator::File {
+                    dev: metadata.dev(),
+                    ino: metadata.ino(),
+                    mtime_ns: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+                    ctime_ns: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+                    doubt: *doubt,
+                },
             },
+            access: Access::Ranges,
         },
         opened: Arc::new(OpenFile {
             file,
@@ -175,20 +177,8 @@ impl OpenFile {
 }
 
 impl Source for File {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        Access::Ranges
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
+use super::{Access, Cause, Error, Fingerprint, Location, Source, SourceInfo, Validator};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 
@@ -12,8 +12,7 @@ use crate::base::extent::Packed;
 #[derive(Debug)]
 pub struct MemorySource {
     bytes: Bytes,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
 }
 
 impl MemorySource {
@@ -21,11 +20,14 @@ impl MemorySource {
     pub fn new(name: &str, bytes: impl Into<Bytes>) -> Self {
         let bytes = bytes.into();
         Self {
-            fingerprint: Fingerprint {
-                len: Some(bytes.len() as u64),
-                validator: Validator::None,
+            info: SourceInfo {
+                location: Location::from_name(name),
+                fingerprint: Fingerprint {
+                    len: Some(bytes.len() as u64),
+                    validator: Validator::None,
+                },
+                access: Access::Ranges,
             },
-            location: Location::from_name(name),
             bytes,
         }
     }
@@ -33,7 +35,7 @@ impl MemorySource {
     /// Sets the validator.
     #[must_use]
     pub fn with_validator(mut self, validator: Validator) -> Self {
-        self.fingerprint.validator = validator;
+        self.info.fingerprint.validator = validator;
         self
     }
 
@@ -48,20 +50,8 @@ impl MemorySource {
 }
 
 impl Source for MemorySource {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        Access::Ranges
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {

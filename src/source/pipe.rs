@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use super::{Access, Cause, Error, Fingerprint, Location, Source, Validator};
+use super::{Access, Cause, Error, Fingerprint, Location, Source, SourceInfo, Validator};
 use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -22,8 +22,7 @@ const MAX_QUEUED_PIECES: u64 = 4;
 /// A source that can be read once, from the front.
 pub struct Pipe {
     reader: Mutex<Option<Reader>>,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
     stats: Arc<Stats>,
 }
 
@@ -34,10 +33,13 @@ impl Pipe {
     pub fn new(name: &str, reader: impl Read + Send + 'static, stats: Arc<Stats>) -> Self {
         Self {
             reader: Mutex::new(Some(Box::new(reader))),
-            location: Location::from_name(name),
-            fingerprint: Fingerprint {
-                len: None,
-                validator: Validator::None,
+            info: SourceInfo {
+                location: Location::from_name(name),
+                fingerprint: Fingerprint {
+                    len: None,
+                    validator: Validator::None,
+                },
+                access: Access::Stream,
             },
             stats,
         }
@@ -69,20 +71,8 @@ fn read_piece(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, R
 }
 
 impl Source for Pipe {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        Access::Stream
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(&self, _offset: Packed, _buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
@@ -120,7 +110,7 @@ impl Source for Pipe {
 impl fmt::Debug for Pipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pipe")
-            .field("location", &self.location)
+            .field("location", &self.info.location)
             .finish_non_exhaustive()
     }
 }

@@ -7,7 +7,9 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 
-use super::{Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, Validator};
+use super::{
+    Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, SourceInfo, Validator,
+};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::base::random_reads::Wait;
@@ -19,8 +21,7 @@ use crate::base::sha256::Sha256;
 pub struct Slice {
     whole: Arc<dyn Source>,
     extent: Extent<Packed>,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
 }
 
 impl Slice {
@@ -44,13 +45,16 @@ impl Slice {
         let start = extent.start().0;
         let place = format!("part:{start}+{}:{}", extent.len(), whole.locator());
         Ok(Self {
-            location: Location::with_locator(name, place),
-            fingerprint: Fingerprint {
-                len: Some(extent.len()),
-                validator: Validator::Part {
-                    start,
-                    whole: Box::new(whole.fingerprint().clone()),
+            info: SourceInfo {
+                location: Location::with_locator(name, place),
+                fingerprint: Fingerprint {
+                    len: Some(extent.len()),
+                    validator: Validator::Part {
+                        start,
+                        whole: Box::new(whole.fingerprint().clone()),
+                    },
                 },
+                access: Access::Ranges,
             },
             whole,
             extent,
@@ -60,31 +64,20 @@ impl Slice {
     /// Pins the slice by the trusted digest `sha256` of its bytes. Its locator is then the digest, wherever
     /// the slice is. A reader of all bytes compares the digest.
     #[must_use]
-    pub fn with_digest(self, sha256: Sha256) -> Self {
-        Self {
-            location: Location::with_locator(self.location.as_str(), format!("sha256:{sha256}")),
-            fingerprint: Fingerprint {
-                len: self.fingerprint.len,
-                validator: Validator::Digest(sha256),
-            },
-            ..self
-        }
+    pub fn with_digest(mut self, sha256: Sha256) -> Self {
+        let location = Location::with_locator(self.location(), format!("sha256:{sha256}"));
+        self.info.location = location;
+        self.info.fingerprint.validator = Validator::Digest(sha256);
+        self
     }
 
     /// Pins the decompressed bytes by the digest `sha256`, which a scan compares. A saved index is used
     /// only if the scan that created it compared this digest.
     #[must_use]
-    pub fn with_plain_digest(self, sha256: Sha256) -> Self {
-        Self {
-            fingerprint: Fingerprint {
-                len: self.fingerprint.len,
-                validator: Validator::PlainDigest {
-                    sha256,
-                    packed: Box::new(self.fingerprint),
-                },
-            },
-            ..self
-        }
+    pub fn with_plain_digest(mut self, sha256: Sha256) -> Self {
+        let packed = Box::new(self.info.fingerprint.clone());
+        self.info.fingerprint.validator = Validator::PlainDigest { sha256, packed };
+        self
     }
 
     /// Offset in the whole of the `len` bytes at `offset`.
@@ -98,20 +91,8 @@ impl Slice {
 }
 
 impl Source for Slice {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        Access::Ranges
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {

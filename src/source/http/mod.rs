@@ -32,7 +32,8 @@ use super::read_handle::{Continuation, ReadCommand, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
 use super::retry::{Jitter, Retry};
 use super::{
-    Access, Cause, Error, Fingerprint, Location, Obstacle, Options, ReadHandle, Source, Validator,
+    Access, Cause, Error, Fingerprint, Location, Obstacle, Options, ReadHandle, Source, SourceInfo,
+    Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
@@ -78,8 +79,7 @@ pub struct Http {
     idle_timeout: Duration,
     limiter: ConcurrencyLimiter,
     stats: Arc<Stats>,
-    location: Location,
-    fingerprint: Fingerprint,
+    info: SourceInfo,
     /// Content-Encoding of the stored bytes, if the server names one; unset before the first response.
     encoding: OnceLock<Option<String>>,
     /// Target of the last redirects.
@@ -205,8 +205,16 @@ impl Http {
             body,
             answer_time,
         } = found;
+        let access = match body {
+            InitialBody::Prefix(_) => Access::Ranges,
+            InitialBody::Whole(_) => Access::Stream,
+        };
         Self {
-            fingerprint,
+            info: SourceInfo {
+                location,
+                fingerprint,
+                access,
+            },
             encoding,
             resolved: Mutex::new(url),
             client,
@@ -220,7 +228,6 @@ impl Http {
                 Arc::clone(&options.stats),
             ),
             stats: Arc::clone(&options.stats),
-            location,
             body,
             answer_micros: AtomicU64::new(micros(answer_time)),
             continuation: Mutex::default(),
@@ -252,8 +259,7 @@ impl Http {
                 Arc::clone(&self.stats),
             ),
             stats: Arc::clone(&self.stats),
-            location: self.location.clone(),
-            fingerprint: self.fingerprint.clone(),
+            info: self.info.clone(),
             encoding: self.encoding.clone(),
             resolved: Mutex::new(client.original().clone()),
             client,
@@ -422,7 +428,7 @@ impl Http {
         let end = offset
             .checked_add(buffer.len() as u64)
             .ok_or(Cause::Truncated)?;
-        if self.fingerprint.len.is_some_and(|len| end > len) {
+        if self.info.fingerprint.len.is_some_and(|len| end > len) {
             return Err(Cause::Truncated);
         }
         let known = usize::try_from(offset)
@@ -457,7 +463,7 @@ impl Http {
             permit.answered();
             Some(rest)
         } else {
-            let len = self.fingerprint.len.unwrap_or(end);
+            let len = self.info.fingerprint.len.unwrap_or(end);
             let beyond = read_handle.continuation().map_or(0, |(beyond, _)| *beyond);
             let wanted = (start, end.saturating_add(beyond).min(len).max(end));
             self.request_range(wanted, &permit, read_handle).await?
@@ -530,7 +536,7 @@ impl Http {
         };
         let Response { head, content, url } = response;
         permit.answered();
-        match (head.status, self.fingerprint.len) {
+        match (head.status, self.info.fingerprint.len) {
             (206, _) => {}
             (416, None) => {
                 return Ok(Some(ResponseRest {
@@ -546,7 +552,7 @@ impl Http {
                 ));
             }
             (416, _) => return Err(Cause::Changed.into()),
-            (200, _) if !self.fingerprint.matches(&head.fingerprint()) => {
+            (200, _) if !self.info.fingerprint.matches(&head.fingerprint()) => {
                 return Err(Cause::Changed.into());
             }
             (200, _) => return Err(protocol_failure("the server stopped answering with ranges")),
@@ -559,7 +565,7 @@ impl Http {
             }
             _ => return Err(Failure::from_status(&head)),
         }
-        if !self.fingerprint.matches(&head.fingerprint()) {
+        if !self.info.fingerprint.matches(&head.fingerprint()) {
             return Err(Cause::Changed.into());
         }
         let len = part_len(&head, wanted, self.encoding(&head)?)?;
@@ -591,7 +597,7 @@ impl Http {
 
     /// Sends a request to the last redirect target, and to the original URL if that has expired.
     async fn send(&self, range: Option<(u64, u64)>) -> Result<Response, Cause> {
-        let etag = match &self.fingerprint.validator {
+        let etag = match &self.info.fingerprint.validator {
             Validator::StrongEtag(etag) => Some(etag.as_str()),
             _ => None,
         };
@@ -611,7 +617,7 @@ impl Http {
             return Err(Failure::from_status(&head));
         }
         head.check_encoding(self.encoding(&head)?)?;
-        if !self.fingerprint.matches(&head.fingerprint()) {
+        if !self.info.fingerprint.matches(&head.fingerprint()) {
             return Err(Cause::Changed.into());
         }
         Ok(content)
@@ -1059,23 +1065,8 @@ fn copy(from: &[u8], to: &mut [u8]) -> usize {
 }
 
 impl Source for Http {
-    fn location(&self) -> &str {
-        self.location.as_str()
-    }
-
-    fn locator(&self) -> &str {
-        self.location.locator()
-    }
-
-    fn fingerprint(&self) -> &Fingerprint {
-        &self.fingerprint
-    }
-
-    fn access(&self) -> Access {
-        match self.body {
-            InitialBody::Prefix(_) => Access::Ranges,
-            InitialBody::Whole(_) => Access::Stream,
-        }
+    fn info(&self) -> &SourceInfo {
+        &self.info
     }
 
     fn read_at(&self, offset: Packed, mut buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
@@ -1248,14 +1239,14 @@ impl<'a> UnrangedStream<'a> {
     }
 
     fn is_complete(&self) -> bool {
-        let len = self.source.fingerprint.len;
+        let len = self.source.info.fingerprint.len;
         self.received_in_response >= self.delivered && len.is_none_or(|len| len == self.delivered)
     }
 
     /// Requests everything again to continue after a failure. This needs a version whose bytes the server
     /// promises to be identical.
     async fn restart(&mut self, mut failure: Failure) -> Result<(), Cause> {
-        if !self.source.fingerprint.is_strong() {
+        if !self.source.info.fingerprint.is_strong() {
             return Err(failure.cause);
         }
         if self.delivered - self.progress_mark >= MIN_PROGRESS_BYTES {

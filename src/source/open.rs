@@ -1,0 +1,136 @@
+//! Opening of a source by URL or path.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use url::Url;
+
+use super::{Cause, Error, Http, Location, Options, Pipe, Source, file};
+use crate::base::stats::Stats;
+
+/// Opens `spec`: a URL (`http://`, `https://`, `file://`), a path, or `-` for standard input.
+///
+/// A name with `://` is a URL. The path of such a file is `./name`.
+///
+/// # Errors
+/// If it is malformed, missing, unreachable, or not supported as a source.
+pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
+    if spec == "-" {
+        return Ok(Arc::new(Pipe::stdin(options.stats)));
+    }
+    if !spec.contains("://") {
+        return open_path(PathBuf::from(spec), options.stats).await;
+    }
+    // A URL that does not parse may contain secrets, so the error does not repeat it.
+    let malformed = |text: String| Error::new("the URL", Cause::Malformed(text));
+    let url = Url::parse(spec).map_err(|error| malformed(error.to_string()))?;
+    match url.scheme() {
+        "http" | "https" => Ok(Arc::new(Http::open(url, options).await?)),
+        "file" => match url.to_file_path() {
+            Ok(path) => open_path(path, options.stats).await,
+            Err(()) => Err(malformed("a file URL names no other host".to_owned())),
+        },
+        scheme => Err(Error::new(
+            Location::from_url(&url).as_str(),
+            Cause::UnknownScheme(scheme.to_owned()),
+        )),
+    }
+}
+
+/// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for any other spec.
+pub fn locator(spec: &str) -> Option<String> {
+    let url = Url::parse(spec).ok()?;
+    let is_remote = matches!(url.scheme(), "http" | "https");
+    is_remote.then(|| Location::from_url(&url).locator().to_owned())
+}
+
+/// Whether two URLs have the same scheme, host and port, so that they may share credentials. Paths never
+/// do.
+pub fn is_same_origin(one: &str, other: &str) -> bool {
+    match (Url::parse(one), Url::parse(other)) {
+        // The origins of file URLs are never equal.
+        (Ok(one), Ok(other)) => one.origin() == other.origin(),
+        _ => false,
+    }
+}
+
+/// Redacts secrets in `spec` (see [`open`]). Returns it unchanged if it contains none.
+pub fn redact(spec: &str) -> String {
+    let Some(colon) = spec.find("://") else {
+        return spec.to_owned();
+    };
+    let before = spec.get(..colon).unwrap_or_default();
+    // The prefix of an image or a part, as in `tar:https://...`.
+    let scheme = before.rfind(':').map_or(0, |last| last + 1);
+    let (around, url) = spec.split_at(scheme);
+    match Url::parse(url) {
+        Ok(url) if !around.contains('@') => {
+            let shown = Location::from_url(&url);
+            if shown.as_str() == url.as_str() {
+                spec.to_owned()
+            } else {
+                format!("{around}{shown}")
+            }
+        }
+        // Secrets cannot be located in it.
+        _ => "the URL".to_owned(),
+    }
+}
+
+async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Error> {
+    let opening = move || match (file::open(&path, stats), path.to_string_lossy()) {
+        (Err(Cause::NotFound), name) if let Some(url) = with_scheme(&name) => {
+            let url = Location::from_url(&url).to_string();
+            let (_, place) = url.split_once("://").unwrap_or_default();
+            Err(Error::new(place, Cause::MissingScheme { url: url.clone() }))
+        }
+        (opened, name) => opened.map_err(|cause| Error::new(name, cause)),
+    };
+    // The task fails only if the runtime ends.
+    let done = tokio::task::spawn_blocking(opening).await;
+    done.unwrap_or_else(|_| Err(Error::new("the file", Cause::Cancelled)))
+}
+
+/// Whether `spec` is probably a URL without a scheme. It then names a host, and no local file.
+pub fn lacks_scheme(spec: &str) -> bool {
+    with_scheme(spec).is_some()
+}
+
+/// Returns the URL that `name` probably means, if it looks like a host and a path.
+fn with_scheme(name: &str) -> Option<Url> {
+    let (authority, _) = name.split_once('/')?;
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) => port.parse::<u16>().is_ok().then_some(host)?,
+        None => authority,
+    };
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let is_label = |label: &str| !label.is_empty() && label.bytes().all(is_letter);
+    let is_here = host == "localhost" || host.parse::<Ipv4Addr>().is_ok();
+    let is_name = host.contains('.') && host.split('.').all(is_label);
+    if !(is_here || is_name) || Path::new(authority).exists() {
+        return None;
+    }
+    let scheme = if is_here { "http" } else { "https" };
+    Url::parse(&format!("{scheme}://{name}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn same_origin_compares_scheme_host_and_port() {
+        for (one, other, expected) in [
+            ("http://host:1/a/b", "http://me:pass@HOST:1/c?d", true),
+            ("https://host", "https://host:443/", true),
+            ("http://host/a", "https://host/a", false),
+            ("http://host/a", "http://host:8080/a", false),
+            ("http://host.evil/a", "http://host/a", false),
+            ("/a/path", "/a/path", false),
+            ("file:///a", "file:///a", false),
+        ] {
+            assert_eq!(is_same_origin(one, other), expected, "{one} {other}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Options to open a source.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Certificates, Fingerprint, Retry};
+use crate::base::stats::Stats;
+
+/// Default timeout of a read without bytes. A restarted server and a short network failure recover within
+/// it.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Options to open a source.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Headers sent to the origin of the URL, and to no other.
+    pub headers: Vec<(String, String)>,
+    /// Whether redirects from HTTPS to HTTP are followed.
+    pub allow_insecure_redirects: bool,
+    /// Certificates trusted besides the system's.
+    pub certificates: Certificates,
+    /// Version of a remote source that an earlier process opened. If the server does not answer soon, the
+    /// source is opened as this version, and each later answer must match it.
+    pub known_version: Option<Fingerprint>,
+    /// Maximum number of idle connections.
+    pub connections: usize,
+    /// Timeout for a connection attempt.
+    pub connect_timeout: Duration,
+    /// Timeout without any byte, before an answer and within it.
+    pub idle_timeout: Duration,
+    /// Timeout for a read without substantial progress, retries and pauses included. Each other timeout is
+    /// at most half of it.
+    pub timeout: Duration,
+    /// Retry policy.
+    pub retry: Retry,
+    /// Seed of the retry pauses, for reproducible ones. Without it they are random.
+    pub jitter_seed: Option<u64>,
+    /// Counters.
+    pub stats: Arc<Stats>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            headers: Vec::new(),
+            allow_insecure_redirects: false,
+            certificates: Certificates::default(),
+            known_version: None,
+            connections: 16,
+            connect_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(30),
+            timeout: DEFAULT_TIMEOUT,
+            retry: Retry::default(),
+            jitter_seed: None,
+            stats: Arc::default(),
+        }
+    }
+}
