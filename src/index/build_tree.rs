@@ -12,7 +12,8 @@ use super::blocks::MIN_BLOCK_LEN;
 use super::builder::{MAX_NAME_BYTES, MemberError, Options};
 use super::dirty::DirtyInodes;
 use super::rows::{DIRECTORY, Dirent, ExtraRow, FORWARD_LINK, InodeRow, NONE, Name, SYMLINK};
-use super::{Index, MemoryLimit, Origin, Totals, arena};
+use super::tree::Totals;
+use super::{Index, MemoryLimit, Origin, arena};
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, Step};
 

@@ -24,16 +24,20 @@ use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
     NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
 };
+use super::tree::Totals;
 use super::whiteouts::{NameKind, WhiteoutFormat};
-use super::{
-    Index, Ino, MAX_FORWARD_LINK_PASSES, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory,
-    Totals, arena, blocks,
-};
+use super::{Index, Ino, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, arena, blocks};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
+
+/// Maximum number of passes over forward hard links, first and last link in turn.
+///
+/// Forward links came before their targets. In each pass at least one more of those that wait for each other
+/// finds its target. Usually one pass resolves all.
+pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 /// Maximum bytes of a name: the limit of Linux.
 pub(super) const MAX_NAME_BYTES: usize = 255;

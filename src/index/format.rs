@@ -9,7 +9,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::arena::Arena;
 use super::arrays::Arrays;
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
-use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, Totals, problem};
+use super::tree::Totals;
+use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, problem};
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;

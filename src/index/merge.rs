@@ -8,15 +8,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
+use super::arrays::Arrays;
 use super::blocks::MIN_BLOCK_LEN;
 use super::memory::Charge;
 use super::rows::{
     DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, XattrRow,
 };
-use super::{
-    Arrays, Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, Totals, arena,
-    build_tree,
-};
+use super::tree::Totals;
+use super::{Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, arena, build_tree};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.

@@ -1,0 +1,683 @@
+//! The index and its entries.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::base::archive_path::ArchivePath;
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::sha256::Sha256;
+use crate::base::span_hash;
+use crate::codec::{Compression, SeekPoint};
+use crate::tar::{Device, Timestamp};
+
+use super::arrays::{self, Arrays};
+use super::blocks::{self, Blocks};
+use super::build_tree::NameTable;
+use super::checksums::SpanChecksums;
+use super::locator::Locator;
+use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::problem::Problem;
+use super::rows::{
+    BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
+};
+
+/// An entry's number: the order of its first appearance in the archive.
+///
+/// The root is 1. An implied directory appears with the first member below it. The index format fixes the
+/// numbers, so a mount may show them before the scan ends.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ino(pub u32);
+
+impl Ino {
+    /// The archive's root directory.
+    pub const ROOT: Self = Self(1);
+}
+
+/// The immutable tree of one archive, or the part known so far ([`Builder::index`](super::Builder::index)).
+#[derive(Debug)]
+pub struct Index {
+    pub(super) arrays: Arrays,
+    /// Finds names while the builder still adds some. A finished index sorts them instead.
+    pub(super) names: Option<NameTable>,
+    /// Entries that later members replaced, if the builder keeps them.
+    pub(super) replaced: Option<HashMap<u32, InodeRow>>,
+    pub(super) origin: Origin,
+    /// Length of the blocks that have digests, in bytes.
+    pub(super) block_len: u64,
+    /// End of the packed bytes whose digests are known.
+    pub(super) digested: Packed,
+    pub(super) totals: Totals,
+    /// The first problems, up to [`Options::max_problems`](super::Options::max_problems).
+    pub(super) problems: Vec<Problem>,
+    /// The memory of the index, counted against a limit.
+    pub(super) charge: Charge,
+}
+
+/// The source that an index was made from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The key of the saved index.
+    pub locator: Locator,
+    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
+    pub content_id: [u8; 32],
+    /// SHA-256 of the packed bytes, if the caller asked for it.
+    pub sha256: Option<Sha256>,
+    /// How the bytes are packed.
+    pub compression: Compression,
+    /// Length of the packed stream.
+    pub packed_bytes: u64,
+    /// Length of the plain stream.
+    pub plain_bytes: u64,
+}
+
+impl Default for Origin {
+    /// An empty source.
+    fn default() -> Self {
+        Self {
+            locator: Locator::default(),
+            content_id: [0; 32],
+            sha256: None,
+            compression: Compression::None,
+            packed_bytes: 0,
+            plain_bytes: 0,
+        }
+    }
+}
+
+/// Sums over all entries, so that a caller need not visit them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) entries: u64,
+    pub(super) stored_bytes: u64,
+    pub(super) has_xattrs: bool,
+    pub(super) problems: u64,
+}
+
+impl Totals {
+    pub(super) fn of(arrays: &Arrays, problems: u64) -> Self {
+        let mut totals = Self {
+            problems,
+            has_xattrs: !arrays.xattrs.is_empty(),
+            ..Self::default()
+        };
+        for record in arrays
+            .records
+            .iter()
+            .filter(|record| record.mode.get() != 0)
+        {
+            totals.entries += 1;
+            let stored = stored_bytes(arrays, record);
+            totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
+        }
+        totals
+    }
+}
+
+/// One entry, by reference into the index.
+///
+/// Accessors never fail. The lookup checks the rows of a damaged index, and iterators skip invalid rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry<'a> {
+    arrays: &'a Arrays,
+    ino: Ino,
+    record: &'a InodeRow,
+}
+
+/// The type of an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind<'a> {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link to this target.
+    Symlink(&'a [u8]),
+    /// A character device.
+    CharDevice(Device),
+    /// A block device.
+    BlockDevice(Device),
+    /// A FIFO.
+    Fifo,
+}
+
+/// A stored piece of a file's content. The gaps between pieces are holes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Offset in the file.
+    pub offset: u64,
+    /// The bytes in the plain stream.
+    pub plain: Extent<Plain>,
+}
+
+/// A name in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Child<'a> {
+    /// One component.
+    pub name: &'a [u8],
+    /// The entry it names.
+    pub ino: Ino,
+    /// Number of names before it in the directory, in the order of the iterator.
+    pub number: u32,
+}
+
+/// A hard link of a layer whose target the layer did not contain yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnresolvedLink<'a> {
+    /// The directory of the link.
+    pub parent: Ino,
+    /// Its name there.
+    pub name: &'a [u8],
+    /// The path of its target.
+    pub target: &'a [u8],
+}
+
+/// A whiteout: one entry, or a whole directory, of lower layers that a layer removes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Whiteout<'a> {
+    /// The directory of the removed name.
+    pub parent: Ino,
+    /// The removed name; `None` removes all names (an opaque directory).
+    pub name: Option<&'a [u8]>,
+}
+
+/// Plain bytes between neighbouring seek points: the unit of decoding, caching and verifying.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// Its number, counted from the front.
+    pub number: u32,
+    /// Its plain bytes.
+    pub plain: Extent<Plain>,
+    /// Hash by [`SpanHasher`](crate::base::span_hash::SpanHasher), with blocks of [`Index::block_len`].
+    ///
+    /// `None` when the scan skipped the span.
+    pub hash: Option<u64>,
+    /// Where its decoding can start; `None` when only an earlier span has a seek point.
+    pub seek_point: Option<SeekPoint>,
+}
+
+impl Index {
+    /// Entry `ino`.
+    ///
+    /// `None` when there is none, for example because a later member replaced it and the index does not keep
+    /// it.
+    pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
+        let replaced = || self.replaced.as_ref()?.get(&ino.0);
+        Some(Entry {
+            arrays: &self.arrays,
+            ino,
+            record: self.arrays.record(ino.0).or_else(replaced)?,
+        })
+    }
+
+    /// Whether the index contains the whole archive. Before that there are no listings.
+    pub fn is_complete(&self) -> bool {
+        self.names.is_none()
+    }
+
+    /// The entry called `name` in directory `parent`.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Option<Entry<'_>> {
+        let arrays = &self.arrays;
+        if let Some(names) = &self.names {
+            let dirent = arrays.dirent(names.find(arrays, parent.0, name)?)?;
+            return self.entry(Ino(dirent.ino.get()));
+        }
+        let siblings = arrays.child_numbers(parent.0);
+        let mut numbers = siblings.clone();
+        while !numbers.is_empty() {
+            let middle = numbers.start + (numbers.end - numbers.start) / 2;
+            let (found, ino) = arrays.child_by_rank(parent.0, middle, &siblings)?;
+            match name.cmp(found) {
+                Ordering::Less => numbers.end = middle,
+                Ordering::Greater => numbers.start = middle + 1,
+                Ordering::Equal => return self.entry(Ino(ino)),
+            }
+        }
+        None
+    }
+
+    /// The entry at `path`, without following links.
+    pub fn find(&self, path: &ArchivePath) -> Option<Entry<'_>> {
+        let mut components = path.components();
+        components.try_fold(self.entry(Ino::ROOT)?, |entry, name| {
+            self.lookup(entry.ino, name)
+        })
+    }
+
+    /// Names in directory `parent`, in archive order, from number `from` on.
+    ///
+    /// The order is that of the entries' first appearance, so a caller that reads the files in this order
+    /// reads the archive from front to back. Empty for entries that are no directories.
+    pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
+        let numbers = self.child_numbers(parent);
+        let first = numbers.start;
+        (first.saturating_add(from)..numbers.end).filter_map(move |number| {
+            let (name, ino) = self.arrays.child(parent.0, number)?;
+            Some(Child {
+                name,
+                ino: Ino(ino),
+                number: number - first,
+            })
+        })
+    }
+
+    /// As [`Self::children`], in the order of the names' bytes.
+    pub fn children_by_name(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
+        let siblings = self.child_numbers(parent);
+        let first = siblings.start;
+        (first.saturating_add(from)..siblings.end).filter_map(move |number| {
+            let (name, ino) = self.arrays.child_by_rank(parent.0, number, &siblings)?;
+            Some(Child {
+                name,
+                ino: Ino(ino),
+                number: number - first,
+            })
+        })
+    }
+
+    fn child_numbers(&self, parent: Ino) -> Range<u32> {
+        if self.is_complete() {
+            self.arrays.child_numbers(parent.0)
+        } else {
+            0..0
+        }
+    }
+
+    /// The path of the name under which `ino` first appeared.
+    pub fn path(&self, ino: Ino) -> Option<ArchivePath> {
+        self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
+    }
+
+    /// Directory and number under which `ino` first appeared, as in [`children`](Self::children).
+    ///
+    /// `None` while there are no listings.
+    pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
+        let number = self.arrays.record(ino.0)?.dirent.get();
+        let parent = Ino(self.arrays.dirent(number)?.parent.get());
+        let siblings = self.child_numbers(parent);
+        let within = siblings.contains(&number);
+        within.then(|| (parent, number - siblings.start))
+    }
+
+    /// The highest number of an entry.
+    ///
+    /// Numbers start at 1 (the root). There are gaps where a later member replaced an entry.
+    pub fn last_ino(&self) -> Ino {
+        let count = self.arrays.records.len();
+        Ino(u32::try_from(count).map_or(NONE, |count| count.saturating_sub(1)))
+    }
+
+    /// Number of live entries, including the root.
+    pub fn entry_count(&self) -> u64 {
+        self.totals.entries
+    }
+
+    /// Whether any entry has an extended attribute or ACL.
+    pub fn has_xattrs(&self) -> bool {
+        self.totals.has_xattrs
+    }
+
+    /// Whether any entry has the extended attribute `name`. Scans all attributes.
+    pub fn has_xattr(&self, name: &[u8]) -> bool {
+        self.xattr_names().any(|known| known == name)
+    }
+
+    /// Names of extended attributes and pax keywords of ACLs of all entries, with repetitions.
+    pub fn xattr_names(&self) -> impl Iterator<Item = &[u8]> {
+        let names = self.arrays.xattrs.iter().map(|xattr| xattr.name);
+        names.filter_map(|name| self.arrays.arena.name(name))
+    }
+
+    /// Bytes of all files. Hard links count once, holes do not count.
+    pub fn stored_bytes(&self) -> u64 {
+        self.totals.stored_bytes
+    }
+
+    /// Hard links of a layer whose targets it did not contain yet, in its order.
+    ///
+    /// Their target is in the layers below, or appears later in the layer. None of them is an entry.
+    pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
+        let rows = self.arrays.unresolved.iter();
+        rows.filter_map(|row| {
+            let parent = row.parent.get();
+            let arena = &self.arrays.arena;
+            let name = arena.name(row.name)?;
+            let target = arena.bytes_at(row.target_offset.get(), row.target_len.get().into())?;
+            let is_directory = self.arrays.record(parent)?.is_directory();
+            let is_link = is_directory && arrays::is_valid_component(name) && !target.is_empty();
+            is_link.then_some(UnresolvedLink {
+                parent: Ino(parent),
+                name,
+                target,
+            })
+        })
+    }
+
+    /// Whiteouts of the layer: names of lower layers that it removes.
+    pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
+        let rows = self.arrays.unresolved.iter();
+        rows.filter(|row| row.target_len.get() == 0)
+            .filter_map(|row| {
+                let name = self.arrays.arena.name(row.name)?;
+                let parent = row.parent.get();
+                // A later member may have replaced it.
+                let is_directory = self.arrays.record(parent)?.is_directory();
+                let is_name = name.is_empty() || arrays::is_valid_component(name);
+                (is_directory && is_name).then_some(Whiteout {
+                    parent: Ino(parent),
+                    name: (!name.is_empty()).then_some(name),
+                })
+            })
+    }
+
+    /// The source that the index was made from.
+    pub fn origin(&self) -> &Origin {
+        &self.origin
+    }
+
+    /// The first members that are damaged or not in the tree.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// Number of members that are damaged or not in the tree.
+    pub fn problem_count(&self) -> u64 {
+        self.totals.problems
+    }
+
+    /// Counts the memory of the index against `limit` as long as the index lives.
+    ///
+    /// # Errors
+    /// When the indexes that share the limit need more than it allows.
+    pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
+        self.charge = limit.charge();
+        self.charge.set(self.memory_bytes())
+    }
+
+    /// Memory of the index in bytes.
+    pub fn memory_bytes(&self) -> usize {
+        let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
+        let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
+        self.arrays.memory_bytes() + names + replaced * (size_of::<InodeRow>() + 8)
+    }
+
+    /// Number of spans of the plain stream.
+    pub fn span_count(&self) -> u32 {
+        u32::try_from(self.arrays.spans.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Number of the span that contains plain byte `offset`; `None` past the end.
+    pub fn span_at(&self, offset: Plain) -> Option<u32> {
+        if offset.0 >= self.origin.plain_bytes {
+            return None;
+        }
+        let spans = &self.arrays.spans;
+        let after = spans.partition_point(|span| span.plain.get() <= offset.0);
+        u32::try_from(after).ok()?.checked_sub(1)
+    }
+
+    /// The plain bytes of span `number`; `None` past the last, or in a damaged index.
+    pub fn span_extent(&self, number: u32) -> Option<Extent<Plain>> {
+        let spans = &self.arrays.spans;
+        let row = spans.get(number as usize)?;
+        let next = spans.get(number as usize + 1);
+        let end = next.map_or(self.origin.plain_bytes, |next| next.plain.get());
+        Extent::new(Plain(row.plain.get()), Plain(end))
+    }
+
+    /// Packed offset where decoding can start for span `number`; `None` without a seek point.
+    pub fn seek_offset(&self, number: u32) -> Option<Packed> {
+        let row = self.arrays.spans.get(number as usize)?;
+        (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
+    }
+
+    /// Whether every packed byte has a digest and every span a hash.
+    ///
+    /// Then a reader can detect all bytes of another version of the source.
+    pub fn is_hashed(&self) -> bool {
+        let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
+        self.digested.0 >= self.origin.packed_bytes
+            && blocks.all(|digest| *digest != blocks::UNKNOWN_DIGEST)
+            && spans.all(|row| row.flags.get() & SpanRow::UNHASHED == 0)
+    }
+
+    /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
+    pub(super) fn skip_blocks(&mut self, end: Packed) {
+        let rows = &mut self.arrays.blocks;
+        // A digest of only the front of a block is not the block's digest.
+        rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
+        let count = blocks::block_count(end.0.div_ceil(self.block_len));
+        rows.resize(count, blocks::UNKNOWN_DIGEST);
+        self.digested = end;
+    }
+
+    /// Length of the blocks that have digests, in bytes.
+    pub fn block_len(&self) -> u64 {
+        self.block_len
+    }
+
+    /// The blocks that contain the bytes of `extent`, as far as their digests are known.
+    ///
+    /// Unless a scan is running, these are all blocks up to the end of the packed stream.
+    pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
+        Blocks::of(self, extent)
+    }
+
+    /// Whether decoding at some seek point refers to plain bytes before it.
+    pub fn has_windows(&self) -> bool {
+        !self.arrays.windows.0.is_empty()
+    }
+
+    /// Span `number`, with its window still packed; `None` past the last, or in a damaged index.
+    pub fn span(&self, number: u32) -> Option<Span> {
+        let row = self.arrays.spans.get(number as usize)?;
+        Some(Span {
+            number,
+            plain: self.span_extent(number)?,
+            hash: match row.flags.get() & SpanRow::UNHASHED {
+                0 => Some(span_hash::of_checksums(
+                    self.span_checksums(number)?.checksums(),
+                )),
+                _ => None,
+            },
+            seek_point: match row.bit.get() {
+                SpanRow::NO_SEEK_POINT => None,
+                bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),
+            },
+        })
+    }
+
+    /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
+    pub fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
+        SpanChecksums::of(self, number)
+    }
+
+    fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {
+        let (offset, len) = (row.window_offset.get(), row.window_len.get());
+        let window = self.arrays.windows.bytes_at(offset, len.into())?;
+        Some(SeekPoint {
+            packed: Packed(row.packed.get()),
+            bit,
+            plain: Plain(row.plain.get()),
+            state: row.state.get(),
+            window: Bytes::copy_from_slice(window),
+        })
+    }
+}
+
+impl<'a> Entry<'a> {
+    /// Its number.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The type of the entry.
+    pub fn kind(&self) -> Kind<'a> {
+        match self.record.kind() {
+            DIRECTORY => Kind::Directory,
+            SYMLINK => Kind::Symlink(self.target()),
+            CHAR_DEVICE => Kind::CharDevice(self.record.device()),
+            BLOCK_DEVICE => Kind::BlockDevice(self.record.device()),
+            FIFO => Kind::Fifo,
+            _ => Kind::File,
+        }
+    }
+
+    fn target(&self) -> &'a [u8] {
+        let arena = &self.arrays.arena;
+        let target = arena.bytes_at(self.record.data.get(), self.record.size.get());
+        target.unwrap_or_default()
+    }
+
+    /// Permission bits, the low twelve.
+    pub fn mode(&self) -> u32 {
+        u32::from(self.record.mode.get() & 0o7777)
+    }
+
+    /// Owner.
+    pub fn uid(&self) -> u32 {
+        self.record.uid.get()
+    }
+
+    /// Group.
+    pub fn gid(&self) -> u32 {
+        self.record.gid.get()
+    }
+
+    /// Owner's name from the archive; empty without one.
+    pub fn user(&self) -> &'a [u8] {
+        self.owner(self.record.user.get())
+    }
+
+    /// Group's name from the archive; empty without one.
+    pub fn group(&self) -> &'a [u8] {
+        self.owner(self.record.group.get())
+    }
+
+    fn owner(&self, row: u16) -> &'a [u8] {
+        let arrays = self.arrays;
+        let name = arrays.owners.get(usize::from(row));
+        name.and_then(|&name| arrays.arena.name(name))
+            .unwrap_or_default()
+    }
+
+    /// Size for a reader: bytes of a file, target length of a symbolic link, else 0.
+    pub fn size(&self) -> u64 {
+        match self.record.kind() {
+            FILE | SYMLINK => self.record.size.get(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes that are stored, without holes.
+    pub fn stored_bytes(&self) -> u64 {
+        stored_bytes(self.arrays, self.record)
+    }
+
+    /// Whether it is an implied directory: only paths of entries below it mention it.
+    pub fn is_implied(&self) -> bool {
+        self.record.is_directory() && self.record.flags.get() & InodeRow::IMPLIED != 0
+    }
+
+    /// Whether it is a directory of a layer that only whiteouts below it mention.
+    ///
+    /// The layer itself has no such directory.
+    pub fn is_whiteout_only(&self) -> bool {
+        self.record.is_whiteout_only()
+    }
+
+    /// Time of last modification.
+    pub fn mtime(&self) -> Timestamp {
+        self.record.mtime()
+    }
+
+    /// Number of names of this entry; for a directory 2, plus one for each subdirectory.
+    pub fn link_count(&self) -> u32 {
+        self.record.links.get()
+    }
+
+    /// Number of names in a directory; 0 for all other entries.
+    pub fn child_count(&self) -> u32 {
+        self.arrays
+            .child_numbers(self.ino.0)
+            .len()
+            .try_into()
+            .unwrap_or(u32::MAX)
+    }
+
+    /// The directory in which it first appeared. The root is its own parent.
+    pub fn parent(&self) -> Ino {
+        let dirent = self.arrays.dirent(self.record.dirent.get());
+        dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
+    }
+
+    /// Extended attributes by name.
+    ///
+    /// ACLs have their pax keywords as names, and text as values (see [`crate::tar::Member::xattrs`]).
+    pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
+        self.arrays.xattrs(self.record.extra.get())
+    }
+
+    /// Stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
+    pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'a> {
+        let size = self.size();
+        let end = offset.saturating_add(len);
+        let rows = self.rows().map(|(first, rest)| {
+            let after = |row: &PieceRow| row.offset.get().saturating_add(row.len.get()) <= offset;
+            let skipped = rest.partition_point(after);
+            first
+                .into_iter()
+                .chain(rest.get(skipped..).unwrap_or_default().iter().copied())
+        });
+        rows.into_iter()
+            .flatten()
+            .scan(0, move |previous_end, row| {
+                let piece_end = row.offset.get().checked_add(row.len.get())?;
+                row.plain.get().checked_add(row.len.get())?;
+                let ordered = *previous_end <= row.offset.get() && piece_end <= size;
+                *previous_end = piece_end;
+                ordered.then_some(row)
+            })
+            .filter(move |row| {
+                row.len.get() > 0 && row.offset.get().saturating_add(row.len.get()) > offset
+            })
+            .take_while(move |row| row.offset.get() < end)
+            .map(|row| Piece {
+                offset: row.offset.get(),
+                plain: Extent::with_len(Plain(row.plain.get()), row.len.get()),
+            })
+    }
+
+    /// A file's pieces as rows: one made for a file that is not sparse, or those of its map.
+    fn rows(&self) -> Option<(Option<PieceRow>, &'a [PieceRow])> {
+        if self.record.kind() != FILE {
+            return None;
+        }
+        let map = self.arrays.sparse_pieces(self.record.extra.get());
+        Some(match map {
+            Some(map) => (None, map),
+            None => (Some(whole(self.record)), &[]),
+        })
+    }
+}
+
+/// The one piece of a file without a map.
+fn whole(record: &InodeRow) -> PieceRow {
+    PieceRow {
+        offset: 0.into(),
+        plain: record.data,
+        len: record.size,
+    }
+}
+
+fn stored_bytes(arrays: &Arrays, record: &InodeRow) -> u64 {
+    if record.kind() != FILE {
+        return 0;
+    }
+    match arrays.extras.get(record.extra.get() as usize) {
+        Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
+        _ => record.size.get(),
+    }
+}
