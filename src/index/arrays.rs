@@ -1,22 +1,26 @@
 //! The arrays of an index, under construction or complete, and their checked accessors.
 
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+
+use hashbrown::HashTable;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 
-use super::arena::{Arena, capacity_bytes};
 use super::blocks::BlockDigest;
 use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
+    Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
     UnresolvedRow, XattrRow,
 };
 use crate::base::archive_path::ArchivePath;
 
 /// Maximum number of components of a path.
 ///
-/// [`super::Limits`] allow 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper. In a
-/// damaged file the maximum ends cycles of parents.
+/// The parser allows 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper. In a damaged
+/// file the maximum ends cycles of parents.
 const MAX_DEPTH: usize = 1 << 17;
 
-/// All arrays of an index, without the facts about the whole.
+/// All arrays of an index.
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
     /// By inode number. Number 0 is unused.
@@ -48,16 +52,63 @@ pub(super) fn is_valid_component(name: &[u8]) -> bool {
 }
 
 impl Arrays {
+    /// Arrays with only the fixed first rows of owners and extras.
+    pub(super) fn new() -> Self {
+        Self {
+            owners: vec![Name::default()],
+            extras: vec![ExtraRow::default()],
+            ..Self::default()
+        }
+    }
+
     /// The record of `ino`, if it is an entry with a valid type.
     pub(super) fn record(&self, ino: u32) -> Option<&InodeRow> {
         let record = self.records.get(usize::try_from(ino).ok()?)?;
         match record.kind() {
             0 | TYPE_MASK => None,
-            SYMLINK => self
-                .arena
-                .bytes_at(record.data.get(), record.size.get())
-                .map(|_| record),
+            SYMLINK => self.target(record).map(|_| record),
             _ => Some(record),
+        }
+    }
+
+    /// The target of a symbolic link or forward link.
+    pub(super) fn target(&self, link: &InodeRow) -> Option<&[u8]> {
+        self.arena.bytes_at(link.data.get(), link.size.get())
+    }
+
+    /// The owner's name in row `row`; empty when there is none.
+    pub(super) fn owner(&self, row: u16) -> &[u8] {
+        let name = self.owners.get(usize::from(row));
+        name.and_then(|&name| self.arena.name(name))
+            .unwrap_or_default()
+    }
+
+    /// Appends an owner's name and returns its row; `None` when there are too many.
+    pub(super) fn push_owner(&mut self, name: &[u8]) -> Option<u16> {
+        let row = u16::try_from(self.owners.len()).ok()?;
+        let name = self.arena.push_name(name);
+        push_row(&mut self.owners, name);
+        Some(row)
+    }
+
+    /// Appends an extended attribute.
+    pub(super) fn push_xattr(&mut self, name: &[u8], value: &[u8]) {
+        let xattr = XattrRow {
+            name: self.arena.push_name(name),
+            value_offset: (self.arena.push(value) as u64).into(),
+            value_len: (value.len() as u64).into(),
+        };
+        push_row(&mut self.xattrs, xattr);
+    }
+
+    /// Bytes of an entry that are stored, without holes; 0 unless it is a file.
+    pub(super) fn stored_bytes(&self, record: &InodeRow) -> u64 {
+        if record.kind() != FILE {
+            return 0;
+        }
+        match self.extras.get(record.extra.get() as usize) {
+            Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
+            _ => record.size.get(),
         }
     }
 
@@ -89,20 +140,14 @@ impl Arrays {
     }
 
     /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
-    pub(super) fn child_numbers(&self, ino: u32) -> std::ops::Range<u32> {
-        let none = 0..0;
-        let Some(record) = self.record(ino).filter(|record| record.kind() == DIRECTORY) else {
-            return none;
+    pub(super) fn child_numbers(&self, ino: u32) -> Range<u32> {
+        let range = || {
+            let record = self.record(ino).filter(|record| record.is_directory())?;
+            let first = u32::try_from(record.data.get()).ok()?;
+            let end = first.checked_add(record.children.get())?;
+            (end as usize <= self.dirents.len()).then_some(first..end)
         };
-        let Ok(first) = u32::try_from(record.data.get()) else {
-            return none;
-        };
-        match first.checked_add(record.children.get()) {
-            Some(end) if usize::try_from(end).is_ok_and(|end| end <= self.dirents.len()) => {
-                first..end
-            }
-            _ => none,
-        }
+        range().unwrap_or(0..0)
     }
 
     /// As [`Self::child`], for the dirent at position `number` of [`Self::by_name`].
@@ -112,7 +157,7 @@ impl Arrays {
         &self,
         parent: u32,
         number: u32,
-        siblings: &std::ops::Range<u32>,
+        siblings: &Range<u32>,
     ) -> Option<(&[u8], u32)> {
         let dirent = self.by_name.get(usize::try_from(number).ok()?)?.get();
         siblings
@@ -133,11 +178,10 @@ impl Arrays {
             names.push(name);
             number = match dirent.parent.get() {
                 1 => NONE,
-                parent => self
-                    .record(parent)
-                    .filter(|record| record.is_directory())?
-                    .dirent
-                    .get(),
+                parent => {
+                    let record = self.record(parent).filter(|record| record.is_directory());
+                    record?.dirent.get()
+                }
             };
         }
         let mut path = ArchivePath::root();
@@ -175,6 +219,62 @@ impl Arrays {
         Some(self.pieces.get(first..end).unwrap_or_default())
     }
 
+    /// Sorts the dirents in place, and sets all that refers to their order.
+    pub(super) fn sort_dirents(&mut self) {
+        self.dirents.sort_unstable_by(|left, right| {
+            let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
+            let by_age = || left.name.offset().cmp(&right.name.offset());
+            key(left).cmp(&key(right)).then_with(by_age)
+        });
+        self.set_children();
+        self.set_first_dirents();
+    }
+
+    /// Sets the range of dirents of each directory, and sorts its names.
+    fn set_children(&mut self) {
+        let count = u32::try_from(self.dirents.len()).expect("checked by check_name");
+        let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
+        let mut rest = by_name.as_mut_slice();
+        let mut number = 0_u64;
+        for siblings in self
+            .dirents
+            .chunk_by(|left, right| left.parent == right.parent)
+        {
+            let parent = siblings.first().map_or(0, |dirent| dirent.parent.get());
+            if let Some(record) = self.records.get_mut(parent as usize) {
+                record.data = number.into();
+                record.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
+            }
+            number += siblings.len() as u64;
+            let (ours, after) = rest.split_at_mut(siblings.len());
+            let name = |number: &U32| {
+                self.arena
+                    .name(self.dirents.get(number.get() as usize)?.name)
+            };
+            ours.sort_unstable_by(|left, right| name(left).cmp(&name(right)));
+            rest = after;
+        }
+        self.by_name = by_name;
+    }
+
+    /// Sets the first dirent of each entry.
+    ///
+    /// The builder appends names to the arena as they appear, so the first one has the lowest offset.
+    fn set_first_dirents(&mut self) {
+        for record in &mut self.records {
+            record.dirent = NONE.into();
+        }
+        for (number, dirent) in (0_u32..).zip(&self.dirents) {
+            let Some(record) = self.records.get_mut(dirent.ino.get() as usize) else {
+                continue;
+            };
+            let first = self.dirents.get(record.dirent.get() as usize);
+            if first.is_none_or(|first| dirent.name.offset() < first.name.offset()) {
+                record.dirent = number.into();
+            }
+        }
+    }
+
     /// Frees unused capacity.
     pub(super) fn shrink(&mut self) {
         self.records.shrink_to_fit();
@@ -207,5 +307,132 @@ impl Arrays {
             + capacity_bytes(&self.checksums)
             + capacity_bytes(&self.windows.0)
             + capacity_bytes(&self.unresolved)
+    }
+}
+
+/// Byte strings in one allocation: names, link targets, attribute values.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Arena(pub(super) Vec<u8>);
+
+impl Arena {
+    /// The bytes of `name`; `None` when they are out of range.
+    pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
+        self.bytes_at(name.offset(), name.len())
+    }
+
+    /// The `len` bytes at `offset`; `None` when they are out of range.
+    pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
+        let end = usize::try_from(offset.checked_add(len)?).ok()?;
+        self.0.get(usize::try_from(offset).ok()?..end)
+    }
+
+    /// Appends `bytes` and returns their offset.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
+        let offset = self.0.len();
+        reserve(&mut self.0, bytes.len());
+        self.0.extend_from_slice(bytes);
+        offset
+    }
+
+    /// Appends `bytes`, at most 65,535 of them, as a name.
+    pub(super) fn push_name(&mut self, bytes: &[u8]) -> Name {
+        let offset = self.push(bytes);
+        Name::new(offset, bytes.len()).expect("a name fits 16 bits, and memory 48")
+    }
+}
+
+/// Appends to a vector that grows by a quarter.
+///
+/// Doubling could let the capacity of an index under construction be twice its content.
+pub(super) fn push_row<T>(rows: &mut Vec<T>, row: T) {
+    reserve(rows, 1);
+    rows.push(row);
+}
+
+/// Makes room for `more` elements. An allocation grows the vector by a quarter.
+fn reserve<T>(rows: &mut Vec<T>, more: usize) {
+    if rows.capacity() - rows.len() < more {
+        rows.reserve_exact(more.max(rows.len() / 4).max(64));
+    }
+}
+
+/// Allocated bytes of a vector.
+pub(super) fn capacity_bytes<T>(rows: &Vec<T>) -> usize {
+    rows.capacity() * size_of::<T>()
+}
+
+/// Hash table of dirents by parent and name, while building.
+#[derive(Debug)]
+pub(super) struct NameTable {
+    /// Dirent numbers only, of 4 bytes and a control byte each.
+    dirents: HashTable<u32>,
+    /// Random per process, so that no archive can contain names that collide.
+    seed: u64,
+}
+
+impl NameTable {
+    pub(super) fn new() -> Self {
+        Self {
+            dirents: HashTable::new(),
+            seed: RandomState::new().hash_one(0_u8),
+        }
+    }
+
+    /// The dirent called `name` in `parent`.
+    pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
+        let same = |&number: &u32| {
+            arrays.dirent(number).is_some_and(|dirent| {
+                let is_in_parent = dirent.ino.get() != 0 && dirent.parent.get() == parent;
+                is_in_parent && arrays.arena.name(dirent.name) == Some(name)
+            })
+        };
+        let hash = hash(self.seed, parent, name);
+        self.dirents.find(hash, same).copied()
+    }
+
+    /// Adds dirent `number`, which `arrays` already contain.
+    pub(super) fn add(&mut self, arrays: &Arrays, number: u32) {
+        let seed = self.seed;
+        let hash_of = |&number: &u32| {
+            let dirent = arrays.dirent(number).expect("a dirent of this tree");
+            let name = arrays.arena.name(dirent.name).unwrap_or_default();
+            hash(seed, dirent.parent.get(), name)
+        };
+        let hash = hash_of(&number);
+        self.dirents.insert_unique(hash, number, hash_of);
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.dirents.allocation_size()
+    }
+}
+
+fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
+    // An odd factor gives different parents different seeds.
+    let parent = u64::from(parent).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    xxh3_64_with_seed(name, seed.wrapping_add(parent))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arena_range_past_the_end_is_none() {
+        let mut arena = Arena::default();
+        assert_eq!(arena.push(b"abc"), 0);
+        assert_eq!(arena.bytes_at(1, 2), Some(&b"bc"[..]));
+        assert_eq!(arena.bytes_at(3, 0), Some(&b""[..]));
+        assert_eq!(arena.bytes_at(1, 3), None);
+        assert_eq!(arena.bytes_at(u64::MAX, 2), None);
+    }
+
+    #[test]
+    fn capacity_stays_within_a_quarter_of_the_content() {
+        let mut rows = Vec::new();
+        for row in 0..10_000_u32 {
+            push_row(&mut rows, row);
+        }
+        assert!(capacity_bytes(&rows) <= 10_000 * 4 * 5 / 4);
     }
 }

@@ -7,7 +7,6 @@
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
-use super::Index;
 use crate::base::extent::{Extent, Packed};
 
 /// The digest of a block, or of the front of one.
@@ -54,6 +53,7 @@ pub struct NewDigests {
 }
 
 /// Computes the digests of the blocks of a packed stream.
+#[derive(Debug)]
 pub struct BlockHasher {
     block_len: u64,
     /// Hashes the current block.
@@ -65,15 +65,6 @@ pub struct BlockHasher {
     /// Digest of the current block so far.
     digest: BlockDigest,
     tree: SubtreeStack,
-}
-
-impl std::fmt::Debug for BlockHasher {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BlockHasher")
-            .field("block_len", &self.block_len)
-            .field("next", &self.next)
-            .finish_non_exhaustive()
-    }
 }
 
 impl BlockHasher {
@@ -148,7 +139,7 @@ fn hasher_at(offset: u64) -> Hasher {
 ///
 /// Subtrees of equal size merge as soon as more blocks follow, because the root node is merged differently
 /// from all others.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct SubtreeStack {
     /// Roots of complete subtrees, each smaller than the one before.
     stack: Vec<BlockDigest>,
@@ -202,22 +193,27 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The digested blocks of `index` that contain `extent`; `None` when none of it is digested.
-    pub(super) fn of(index: &Index, extent: Extent<Packed>) -> Option<Self> {
-        let block_len = index.block_len;
-        let end = extent.end().0.min(index.digested.0);
+    /// The blocks that contain `extent`, as far as they are digested; `None` when none of it is.
+    ///
+    /// `digests` are those of the stream up to `digested`. If `is_final`, it ends there.
+    pub(super) fn new(
+        digests: &[BlockDigest],
+        block_len: u64,
+        digested: Packed,
+        extent: Extent<Packed>,
+        is_final: bool,
+    ) -> Option<Self> {
+        let end = extent.end().0.min(digested.0);
         let first = extent.start().0 / block_len;
-        let blocks_end = end
-            .checked_next_multiple_of(block_len)?
-            .min(index.digested.0);
+        let blocks_end = end.checked_next_multiple_of(block_len)?.min(digested.0);
         let extent = Extent::new(Packed(first * block_len), Packed(blocks_end))?;
         let rows = usize::try_from(first).ok()?..usize::try_from(end.div_ceil(block_len)).ok()?;
-        let digests = index.arrays.blocks.get(rows)?;
+        let digests = digests.get(rows)?;
         (!digests.is_empty()).then(|| Self {
             block_len,
             extent,
             digests: digests.to_vec(),
-            is_final: index.is_complete(),
+            is_final,
         })
     }
 
@@ -298,7 +294,7 @@ impl Blocks {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Builder, Options};
+    use super::super::{Builder, Index, Options, Origin};
     use super::*;
     use crate::base::extent::Plain;
 
@@ -313,10 +309,7 @@ mod tests {
         for piece in pieces {
             builder.add_digests(&hasher.update(piece));
         }
-        (
-            builder.finish(super::super::Origin::default()),
-            hasher.content_id(),
-        )
+        (builder.finish(Origin::default()), hasher.content_id())
     }
 
     #[test]

@@ -1,99 +1,117 @@
-//! The tree under construction: growing arrays, and a table from names to dirents.
+//! The tree under construction.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 
-use hashbrown::HashTable;
-use xxhash_rust::xxh3::xxh3_64_with_seed;
-use zerocopy::little_endian::U32;
-
-use super::arrays::Arrays;
+use super::arrays::{Arrays, NameTable, push_row};
 use super::blocks::MIN_BLOCK_LEN;
-use super::builder::{MAX_NAME_BYTES, MemberError, Options};
-use super::dirty::DirtyInodes;
-use super::rows::{DIRECTORY, Dirent, ExtraRow, FORWARD_LINK, InodeRow, NONE, Name, SYMLINK};
-use super::tree::Totals;
-use super::{Index, MemoryLimit, Origin, arena};
+use super::memory::MemoryLimit;
+use super::origin::Origin;
+use super::rows::{DIRECTORY, Dirent, FORWARD_LINK, InodeRow, NONE, SYMLINK};
+use super::tree::{Index, Ino, Totals};
+use super::whiteouts::WhiteoutFormat;
 use crate::base::extent::Packed;
-use crate::base::resolve::{self, Step};
+use crate::base::resolve::{self, PathError, ResolveError, Step};
 
 /// The root's record.
 pub(super) const ROOT: u32 = 1;
+
+/// Maximum bytes of a name: the limit of Linux.
+pub(super) const MAX_NAME_BYTES: usize = 255;
+
+/// Maximum number of pending dirty inodes; more are lost.
+const MAX_DIRTY_INODES: usize = 4096;
+
+/// Limits and options of a builder, beyond the parser's limits on members.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Maximum number of entries; later ones are rejected.
+    ///
+    /// The default, 2²⁶, is about 6 GiB of index. It is needed because a member of two kilobytes may imply a
+    /// thousand directories.
+    pub max_entries: u32,
+    /// Maximum number of stored problems. All are counted.
+    pub max_problems: usize,
+    /// Maximum number of problems that [`take_problems`](super::Builder::take_problems) returns.
+    pub max_reported_problems: u64,
+    /// Whether readers use the tree while it grows.
+    ///
+    /// Then the index keeps replaced entries by number and without a name, because they may be open. It also
+    /// records [changed entries](super::Builder::take_dirty_inodes).
+    pub keeps_replaced: bool,
+    /// How the archive marks removed entries of lower layers, if it is a layer.
+    pub whiteouts: Option<WhiteoutFormat>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            max_entries: 1 << 26,
+            max_problems: 100,
+            max_reported_problems: 0,
+            keeps_replaced: false,
+            whiteouts: None,
+        }
+    }
+}
+
+/// Why the tree does not contain a member. The other members are not affected.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MemberError {
+    /// Its path does not resolve inside the root.
+    #[error(transparent)]
+    Unreachable(#[from] PathError),
+    /// Its name has a `..` component.
+    #[error("the name contains '..'")]
+    ParentComponent,
+    /// It would replace a directory that is not empty.
+    #[error("a directory that is not empty is in its place")]
+    NotEmpty,
+    /// It would replace the root, which must be a directory.
+    #[error("only a directory can take the root's place")]
+    RootNotDirectory,
+    /// The archive does not contain a hard link's target, or the target is such a link itself.
+    #[error("the target of the hard link is missing")]
+    MissingTarget,
+    /// A hard link's target is a directory.
+    #[error("the target of the hard link is a directory")]
+    LinkToDirectory,
+    /// A component is longer than 255 bytes, or the path than 65,535.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// A symbolic link's target is empty or longer than 4,095 bytes.
+    #[error("the target of the symbolic link is empty or too long")]
+    BadTarget,
+    /// [`Options::max_entries`] or the width of a field is exceeded.
+    #[error("the archive has more entries than are allowed")]
+    TooManyEntries,
+}
+
+impl From<ResolveError<Self>> for MemberError {
+    fn from(error: ResolveError<Self>) -> Self {
+        match error {
+            ResolveError::Path(refusal) => refusal.into(),
+            ResolveError::Tree(error) => error,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct BuildTree {
     /// The index so far.
     pub(super) index: Index,
-    /// Maximum number of records.
-    max_records: u32,
-    /// Whether it is a layer, where anything replaces a directory, even a full one.
-    is_layer: bool,
-    /// Entries whose attributes changed.
-    pub(super) dirty: DirtyInodes,
-}
-
-/// Hash table of dirents by parent and name, while building.
-#[derive(Debug)]
-pub(super) struct NameTable {
-    /// Dirent numbers only, of 4 bytes and a control byte each.
-    dirents: HashTable<u32>,
-    /// Random per process, so that no archive can contain names that collide.
-    seed: u64,
-}
-
-impl NameTable {
-    fn new() -> Self {
-        Self {
-            dirents: HashTable::new(),
-            seed: RandomState::new().hash_one(0_u8),
-        }
-    }
-
-    /// The dirent called `name` in `parent`.
-    pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
-        let same = |&number: &u32| {
-            arrays.dirent(number).is_some_and(|dirent| {
-                let alive = dirent.ino.get() != 0;
-                alive
-                    && dirent.parent.get() == parent
-                    && arrays.arena.name(dirent.name) == Some(name)
-            })
-        };
-        self.dirents
-            .find(hash(self.seed, parent, name), same)
-            .copied()
-    }
-
-    /// Adds dirent `number`, which `arrays` already contain.
-    fn add(&mut self, arrays: &Arrays, number: u32) {
-        let seed = self.seed;
-        let hash_of = |&number: &u32| {
-            let dirent = arrays
-                .dirent(number)
-                .expect("the table holds dirents of this tree");
-            let name = arrays.arena.name(dirent.name).unwrap_or_default();
-            hash(seed, dirent.parent.get(), name)
-        };
-        self.dirents
-            .insert_unique(hash_of(&number), number, hash_of);
-    }
-
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.dirents.allocation_size()
-    }
+    pub(super) options: Options,
+    /// Entries whose attributes changed, if readers use the tree. The link count is an attribute.
+    pub(super) dirty: Vec<Ino>,
 }
 
 impl BuildTree {
     /// A tree with only a root.
     pub(super) fn new(options: Options) -> Self {
-        let arrays = Arrays {
-            records: vec![InodeRow::default(), implied_directory()],
-            owners: vec![Name::default()],
-            extras: vec![ExtraRow::default()],
-            ..Arrays::default()
-        };
         let index = Index {
-            arrays,
+            arrays: Arrays {
+                records: vec![InodeRow::default(), implied_directory()],
+                ..Arrays::new()
+            },
             names: Some(NameTable::new()),
             replaced: options.keeps_replaced.then(HashMap::new),
             origin: Origin::default(),
@@ -108,18 +126,22 @@ impl BuildTree {
         };
         Self {
             index,
-            max_records: options.max_entries,
-            is_layer: options.whiteouts.is_some(),
-            dirty: DirtyInodes::new(options.keeps_replaced),
+            options,
+            dirty: Vec::new(),
         }
     }
 
-    pub(super) fn arrays(&self) -> &Arrays {
-        &self.index.arrays
+    /// Whether it is a layer, where anything replaces a directory, even a full one.
+    pub(super) fn is_layer(&self) -> bool {
+        self.options.whiteouts.is_some()
     }
 
-    pub(super) fn arrays_mut(&mut self) -> &mut Arrays {
-        &mut self.index.arrays
+    /// Records that the attributes of `ino` changed.
+    pub(super) fn mark_dirty(&mut self, ino: u32) {
+        let has_room = self.options.keeps_replaced && self.dirty.len() < MAX_DIRTY_INODES;
+        if has_room && self.dirty.last() != Some(&Ino(ino)) {
+            self.dirty.push(Ino(ino));
+        }
     }
 
     pub(super) fn record(&self, ino: u32) -> &InodeRow {
@@ -195,14 +217,10 @@ impl BuildTree {
         self.check_replaceable(number)?;
         self.release_target(number);
         // Dirents of one entry have the order of their offsets in the arena.
-        let name = self
-            .index
-            .arrays
-            .arena
-            .name(self.dirent(number).name)
-            .unwrap_or_default()
-            .to_vec();
-        let name = self.index.arrays.arena.push_name(&name);
+        let name = self.dirent(number).name;
+        let arena = &mut self.index.arrays.arena;
+        let name = arena.name(name).unwrap_or_default().to_vec();
+        let name = arena.push_name(&name);
         let dirent = self.dirent_mut(number);
         dirent.name = name;
         dirent.ino = ino.into();
@@ -223,7 +241,7 @@ impl BuildTree {
 
     fn check_replaceable(&self, number: u32) -> Result<(), MemberError> {
         let record = self.record(self.dirent(number).ino.get());
-        if record.is_directory() && record.children.get() > 0 && !self.is_layer {
+        if record.is_directory() && record.children.get() > 0 && !self.is_layer() {
             return Err(MemberError::NotEmpty);
         }
         Ok(())
@@ -234,14 +252,13 @@ impl BuildTree {
     /// If that was a directory, [`Self::prune_replaced_directories`] later removes its contents.
     fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
-        self.dirty.mark(ino.get());
+        self.mark_dirty(ino.get());
         let record = self.record_mut(ino.get());
         if record.is_directory() {
             self.remove_inode(ino.get());
-            let parent = self.record_mut(parent.get());
-            parent.links = parent.links.get().saturating_sub(1).into();
+            self.record_mut(parent.get()).remove_link();
         } else {
-            record.links = record.links.get().saturating_sub(1).into();
+            record.remove_link();
             if record.links.get() == 0 {
                 self.remove_inode(ino.get());
             }
@@ -262,18 +279,17 @@ impl BuildTree {
     }
 
     fn increment_links(&mut self, ino: u32) {
-        self.dirty.mark(ino);
-        let record = self.record_mut(ino);
-        record.links = record.links.get().saturating_add(1).into();
+        self.mark_dirty(ino);
+        self.record_mut(ino).add_links(1);
     }
 
     /// The next number.
     fn allocate_ino(&mut self, record: InodeRow) -> Result<u32, MemberError> {
         let ino = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
-        if ino >= self.max_records {
+        if ino >= self.options.max_entries {
             return Err(MemberError::TooManyEntries);
         }
-        arena::push(&mut self.index.arrays.records, record);
+        push_row(&mut self.index.arrays.records, record);
         self.index.totals.entries += 1;
         Ok(ino)
     }
@@ -320,7 +336,7 @@ impl BuildTree {
     pub(super) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
         self.check_name(name)?;
         let arrays = &self.index.arrays;
-        if arrays.records.len() + arrays.unresolved.len() >= self.max_records as usize {
+        if arrays.records.len() + arrays.unresolved.len() >= self.options.max_entries as usize {
             return Err(MemberError::TooManyEntries);
         }
         Ok(())
@@ -334,7 +350,7 @@ impl BuildTree {
             ino: ino.into(),
             parent: parent.into(),
         };
-        arena::push(&mut self.index.arrays.dirents, dirent);
+        push_row(&mut self.index.arrays.dirents, dirent);
         let Index { arrays, names, .. } = &mut self.index;
         if let Some(names) = names {
             names.add(arrays, number);
@@ -342,11 +358,7 @@ impl BuildTree {
         let is_directory = self.record(ino).is_directory();
         let parent = self.record_mut(parent);
         parent.children = parent.children.get().saturating_add(1).into();
-        parent.links = parent
-            .links
-            .get()
-            .saturating_add(u32::from(is_directory))
-            .into();
+        parent.add_links(is_directory.into());
         number
     }
 
@@ -378,19 +390,11 @@ impl BuildTree {
         match self.index.arrays.record(ino) {
             Some(record) if record.is_directory() => Step::Directory(ino),
             Some(record) if record.kind() == SYMLINK => {
-                let target = self
-                    .index
-                    .arrays
-                    .arena
-                    .bytes_at(record.data.get(), record.size.get());
+                let target = self.index.arrays.target(record);
                 Step::Link(target.unwrap_or_default().to_vec())
             }
             _ => Step::Other,
         }
-    }
-
-    pub(super) fn memory_bytes(&self) -> usize {
-        self.index.memory_bytes()
     }
 
     /// Drops the table, sorts the dirents in place, and updates all references to them.
@@ -398,81 +402,9 @@ impl BuildTree {
         let Self { mut index, .. } = self;
         index.names = None;
         index.arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
-        sort_dirents(&mut index.arrays);
+        index.arrays.sort_dirents();
         index
     }
-}
-
-/// Sorts the dirents in place, and updates ranges, first dirents and name order.
-pub(super) fn sort_dirents(arrays: &mut Arrays) {
-    arrays.dirents.sort_unstable_by(|left, right| {
-        let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
-        let by_age = || left.name.offset().cmp(&right.name.offset());
-        key(left).cmp(&key(right)).then_with(by_age)
-    });
-    sort_names(arrays);
-    set_child_ranges(arrays);
-    set_first_dirents(arrays);
-}
-
-/// Computes the order of names in each directory.
-fn sort_names(arrays: &mut Arrays) {
-    let count = u32::try_from(arrays.dirents.len()).expect("checked by check_name");
-    let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
-    let mut rest = by_name.as_mut_slice();
-    for siblings in arrays
-        .dirents
-        .chunk_by(|left, right| left.parent == right.parent)
-    {
-        let (ours, after) = rest.split_at_mut(siblings.len());
-        let name = |number: &U32| {
-            let dirent = arrays.dirent(number.get())?;
-            arrays.arena.name(dirent.name)
-        };
-        ours.sort_unstable_by(|left, right| name(left).cmp(&name(right)));
-        rest = after;
-    }
-    arrays.by_name = by_name;
-}
-
-/// Sets the range of dirents of each directory.
-fn set_child_ranges(arrays: &mut Arrays) {
-    let mut number = 0_u64;
-    for siblings in arrays
-        .dirents
-        .chunk_by(|left, right| left.parent == right.parent)
-    {
-        let parent = siblings.first().map_or(0, |dirent| dirent.parent.get());
-        if let Some(record) = arrays.records.get_mut(parent as usize) {
-            record.data = number.into();
-            record.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
-        }
-        number += siblings.len() as u64;
-    }
-}
-
-/// Sets the first dirent of each entry.
-///
-/// The builder appends names to the arena as they appear, so the first one has the lowest offset.
-fn set_first_dirents(arrays: &mut Arrays) {
-    for record in &mut arrays.records {
-        record.dirent = NONE.into();
-    }
-    for (number, dirent) in (0_u32..).zip(&arrays.dirents) {
-        let Some(record) = arrays.records.get_mut(dirent.ino.get() as usize) else {
-            continue;
-        };
-        let first = arrays.dirents.get(record.dirent.get() as usize);
-        if first.is_none_or(|first| dirent.name.offset() < first.name.offset()) {
-            record.dirent = number.into();
-        }
-    }
-}
-
-fn hash(seed: u64, parent: u32, name: &[u8]) -> u64 {
-    // An odd factor gives different parents different seeds.
-    let parent = u64::from(parent).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    xxh3_64_with_seed(name, seed.wrapping_add(parent))
 }
 
 /// The record of an implied directory, which no member describes.
@@ -501,7 +433,7 @@ impl resolve::Tree for CreatingResolver<'_> {
     }
 
     fn is_chroot(&self) -> bool {
-        self.0.is_layer
+        self.0.is_layer()
     }
 
     fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, MemberError> {

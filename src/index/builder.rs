@@ -15,18 +15,21 @@ use std::mem;
 use hashbrown::HashTable;
 use xxhash_rust::xxh3::Xxh3;
 
+use super::arrays::{capacity_bytes, push_row};
+use super::blocks::{self, NewDigests};
 use super::build_tree::{
-    BuildTree, CreatingResolver, LayerResolver, NameError, ROOT, ReadOnlyResolver,
-    implied_directory,
+    BuildTree, CreatingResolver, LayerResolver, MAX_NAME_BYTES, MemberError, NameError, Options,
+    ROOT, ReadOnlyResolver, implied_directory,
 };
-use super::memory::Charge;
+use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::origin::Origin;
+use super::problem::Problem;
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
-    NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow, XattrRow,
+    NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
 };
-use super::tree::Totals;
-use super::whiteouts::{NameKind, WhiteoutFormat};
-use super::{Index, Ino, MemoryLimit, NewDigests, Origin, Problem, TooMuchMemory, arena, blocks};
+use super::tree::{Index, Ino, Totals};
+use super::whiteouts::NameKind;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
@@ -38,9 +41,6 @@ use crate::tar::{Kind, Member, Segment};
 /// Forward links came before their targets. In each pass at least one more of those that wait for each other
 /// finds its target. Usually one pass resolves all.
 pub const MAX_FORWARD_LINK_PASSES: usize = 40;
-
-/// Maximum bytes of a name: the limit of Linux.
-pub(super) const MAX_NAME_BYTES: usize = 255;
 
 /// Maximum bytes of the path of an entry or of a hard link's target.
 const MAX_PATH_BYTES: usize = 65_535;
@@ -55,39 +55,6 @@ const MAX_OWNER_NAME_BYTES: usize = 1024;
 
 /// Maximum bytes of the name of an extended attribute: the limit of Linux.
 const MAX_XATTR_NAME_BYTES: usize = 255;
-
-/// Limits and options of a builder, beyond the parser's limits on members.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Options {
-    /// Maximum number of entries; later ones are rejected.
-    ///
-    /// The default, 2²⁶, is about 6 GiB of index. It is needed because a member of two kilobytes may imply a
-    /// thousand directories.
-    pub max_entries: u32,
-    /// Maximum number of stored problems. All are counted.
-    pub max_problems: usize,
-    /// Maximum number of problems that [`take_problems`](Builder::take_problems) returns.
-    pub max_reported_problems: u64,
-    /// Whether readers use the tree while it grows.
-    ///
-    /// Then the index keeps replaced entries by number and without a name, because they may be open. It also
-    /// records [changed entries](Builder::take_dirty_inodes).
-    pub keeps_replaced: bool,
-    /// How the archive marks removed entries of lower layers, if it is a layer.
-    pub whiteouts: Option<WhiteoutFormat>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            max_entries: 1 << 26,
-            max_problems: 100,
-            max_reported_problems: 0,
-            keeps_replaced: false,
-            whiteouts: None,
-        }
-    }
-}
 
 /// The effect of a member on the tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,47 +71,6 @@ pub enum Placement {
     Whiteout,
 }
 
-/// Why the tree does not contain a member. The other members are not affected.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum MemberError {
-    /// Its path does not resolve inside the root.
-    #[error(transparent)]
-    Unreachable(#[from] PathError),
-    /// Its name has a `..` component.
-    #[error("the name contains '..'")]
-    ParentComponent,
-    /// It would replace a directory that is not empty.
-    #[error("a directory that is not empty is in its place")]
-    NotEmpty,
-    /// It would replace the root, which must be a directory.
-    #[error("only a directory can take the root's place")]
-    RootNotDirectory,
-    /// The archive does not contain a hard link's target, or the target is such a link itself.
-    #[error("the target of the hard link is missing")]
-    MissingTarget,
-    /// A hard link's target is a directory.
-    #[error("the target of the hard link is a directory")]
-    LinkToDirectory,
-    /// A component is longer than 255 bytes, or the path than 65,535.
-    #[error("the name is too long")]
-    NameTooLong,
-    /// A symbolic link's target is empty or longer than 4,095 bytes.
-    #[error("the target of the symbolic link is empty or too long")]
-    BadTarget,
-    /// [`Options::max_entries`] or the width of a field is exceeded.
-    #[error("the archive has more entries than are allowed")]
-    TooManyEntries,
-}
-
-impl From<ResolveError<Self>> for MemberError {
-    fn from(error: ResolveError<Self>) -> Self {
-        match error {
-            ResolveError::Path(refusal) => refusal.into(),
-            ResolveError::Tree(error) => error,
-        }
-    }
-}
-
 /// The result of looking up a hard link's target.
 enum LinkTarget {
     /// An entry.
@@ -159,7 +85,6 @@ enum LinkTarget {
 #[derive(Debug)]
 pub struct Builder {
     tree: BuildTree,
-    options: Options,
     /// Rows of owner names, by name.
     owners: HashTable<u16>,
     /// Rows of extras without a sparse map, by their set of attributes.
@@ -178,7 +103,6 @@ impl Builder {
     pub fn new(options: Options) -> Self {
         Self {
             tree: BuildTree::new(options),
-            options,
             owners: HashTable::new(),
             attribute_sets: HashTable::new(),
             hasher: RandomState::new(),
@@ -258,17 +182,17 @@ impl Builder {
     /// New entries are not among them, nor directories with one more subdirectory. Beyond a limit the last
     /// ones are missing.
     pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
-        self.tree.dirty.take()
+        mem::take(&mut self.tree.dirty)
     }
 
     /// Records a member that is damaged or not in the tree.
     pub fn add_problem(&mut self, problem: Problem) {
         let index = &mut self.tree.index;
         index.totals.problems += 1;
-        if index.totals.problems <= self.options.max_reported_problems {
+        if index.totals.problems <= self.tree.options.max_reported_problems {
             self.unreported.push(problem.clone());
         }
-        if index.problems.len() < self.options.max_problems {
+        if index.problems.len() < self.tree.options.max_problems {
             index.problems.push(problem);
         }
     }
@@ -287,19 +211,16 @@ impl Builder {
         checksums: Option<&[u64]>,
         seek_point: Option<&SeekPoint>,
     ) {
-        let arrays = self.tree.arrays_mut();
+        let arrays = &mut self.tree.index.arrays;
         let mut row = SpanRow {
             plain: plain.start().0.into(),
             checksum: (arrays.checksums.len() as u64).into(),
-            packed: 0.into(),
-            window_offset: 0.into(),
-            window_len: 0.into(),
-            state: 0.into(),
             bit: SpanRow::NO_SEEK_POINT.into(),
             flags: checksums.map_or(SpanRow::UNHASHED, |_| 0).into(),
+            ..SpanRow::default()
         };
         for &checksum in checksums.unwrap_or_default() {
-            arena::push(&mut arrays.checksums, checksum.into());
+            push_row(&mut arrays.checksums, checksum.into());
         }
         if let Some(point) = seek_point
             && let Ok(window_len) = u32::try_from(point.window.len())
@@ -310,7 +231,7 @@ impl Builder {
             row.state = point.state.into();
             row.bit = u32::from(point.bit).into();
         }
-        arena::push(&mut arrays.spans, row);
+        push_row(&mut arrays.spans, row);
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
         // The scan skips bytes only in uncompressed archives.
@@ -328,17 +249,17 @@ impl Builder {
             .blocks
             .resize(blocks::block_count(new.first), blocks::UNKNOWN_DIGEST);
         for &digest in &new.digests {
-            arena::push(&mut index.arrays.blocks, digest);
+            push_row(&mut index.arrays.blocks, digest);
         }
         index.digested = new.end;
     }
 
     /// Memory of the builder in bytes: capacities, not lengths.
     pub fn memory_bytes(&self) -> usize {
-        self.tree.memory_bytes()
+        self.tree.index.memory_bytes()
             + self.owners.allocation_size()
             + self.attribute_sets.allocation_size()
-            + arena::capacity_bytes(&self.forward)
+            + capacity_bytes(&self.forward)
     }
 
     /// Resolves forward links and returns the index.
@@ -361,9 +282,13 @@ impl Builder {
         member: &Member,
     ) -> Result<Placement, MemberError> {
         let Some((directory, name)) = path.split_last() else {
-            return self.insert_root(kind, member);
+            if *kind != Kind::Directory {
+                return Err(MemberError::RootNotDirectory);
+            }
+            self.update_directory(ROOT, member);
+            return Ok(Placement::Entry(Ino::ROOT));
         };
-        let is_layer = self.options.whiteouts.is_some();
+        let is_layer = self.tree.is_layer();
         check_path_len(path)?;
         let mut growing = CreatingResolver(&mut self.tree);
         let parent = resolve::directory(&mut growing, directory.components())?;
@@ -401,7 +326,7 @@ impl Builder {
     /// Parses `path` as a whiteout: the directory and the meaning; `None` for an entry.
     fn whiteout<'p>(&self, path: &'p ArchivePath) -> Option<(ArchivePath, NameKind<'p>)> {
         let (directory, name) = path.split_last()?;
-        match self.options.whiteouts?.classify_name(name) {
+        match self.tree.options.whiteouts?.classify_name(name) {
             NameKind::Entry => None,
             meaning => Some((directory, meaning)),
         }
@@ -409,10 +334,8 @@ impl Builder {
 
     /// Whether a component of `path` is reserved for whiteouts, so that the layer does not show it.
     fn is_hidden(&self, path: &ArchivePath) -> bool {
-        let whiteouts = self.options.whiteouts;
-        let is_reserved =
-            |name| whiteouts.is_some_and(|whiteouts| whiteouts.is_reserved_name(name));
-        path.components().any(is_reserved)
+        let whiteouts = self.tree.options.whiteouts;
+        whiteouts.is_some_and(|format| path.components().any(|name| format.is_reserved_name(name)))
     }
 
     /// Adds a whiteout in `directory`, without following links.
@@ -457,21 +380,13 @@ impl Builder {
     fn add_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), MemberError> {
         self.tree.check_capacity(name)?;
         let row = UnresolvedRow {
-            name: self.tree.arrays_mut().arena.push_name(name),
+            name: self.tree.index.arrays.arena.push_name(name),
             target_offset: 0.into(),
             target_len: 0.into(),
             parent: ino.into(),
         };
-        arena::push(&mut self.tree.arrays_mut().unresolved, row);
+        push_row(&mut self.tree.index.arrays.unresolved, row);
         Ok(())
-    }
-
-    fn insert_root(&mut self, kind: &Kind, member: &Member) -> Result<Placement, MemberError> {
-        if *kind != Kind::Directory {
-            return Err(MemberError::RootNotDirectory);
-        }
-        self.update_directory(ROOT, member);
-        Ok(Placement::Entry(Ino::ROOT))
     }
 
     /// Adds a name for the entry at `target`.
@@ -487,10 +402,10 @@ impl Builder {
         check_path_len(target)?;
         let existing = self.tree.find(parent, name);
         let LinkTarget::Entry(ino) = self.find_link_target(target)? else {
-            if existing.is_some() {
-                return Err(MemberError::MissingTarget);
-            }
-            return self.insert_forward_link(parent, name, target);
+            return match existing {
+                Some(_) => Err(MemberError::MissingTarget),
+                None => self.insert_forward_link(parent, name, target, None),
+            };
         };
         self.link_name(parent, name, existing, ino)?;
         Ok(Placement::Link(Ino(ino)))
@@ -538,13 +453,7 @@ impl Builder {
         let found = directory.and_then(|directory| self.tree.find(directory, target_name));
         let found = found.map(|number| self.tree.dirent(number).ino.get());
         let Some(ino) = found.filter(|&ino| !self.tree.record(ino).is_whiteout_only()) else {
-            let record = self.forward_record(&target);
-            let ino = match existing {
-                Some(number) => self.tree.replace(number, record)?,
-                None => self.tree.add(parent, name, record)?,
-            };
-            arena::push(&mut self.forward, ino);
-            return Ok(Placement::Forward);
+            return self.insert_forward_link(parent, name, &target, existing);
         };
         self.link_name(parent, name, existing, ino)?;
         if self.tree.is_forward_link(ino) {
@@ -553,28 +462,27 @@ impl Builder {
         Ok(Placement::Link(Ino(ino)))
     }
 
-    /// Reserves the name of a link whose target may still appear.
+    /// Gives a link whose target may still appear the name `name`, whose present dirent is `existing`.
     fn insert_forward_link(
         &mut self,
         parent: u32,
         name: &[u8],
         target: &ArchivePath,
+        existing: Option<u32>,
     ) -> Result<Placement, MemberError> {
-        let record = self.forward_record(target);
-        let ino = self.tree.add(parent, name, record)?;
-        arena::push(&mut self.forward, ino);
-        Ok(Placement::Forward)
-    }
-
-    /// The record of a hard link to `target`, which is not known yet.
-    fn forward_record(&mut self, target: &ArchivePath) -> InodeRow {
-        let offset = self.tree.arrays_mut().arena.push(target.as_bytes());
-        InodeRow {
+        let target = target.as_bytes();
+        let record = InodeRow {
             mode: FORWARD_LINK.into(),
-            data: (offset as u64).into(),
-            size: (target.as_bytes().len() as u64).into(),
+            data: (self.tree.index.arrays.arena.push(target) as u64).into(),
+            size: (target.len() as u64).into(),
             ..InodeRow::default()
-        }
+        };
+        let ino = match existing {
+            Some(number) => self.tree.replace(number, record)?,
+            None => self.tree.add(parent, name, record)?,
+        };
+        push_row(&mut self.forward, ino);
+        Ok(Placement::Forward)
     }
 
     /// Looks up a hard link's target.
@@ -606,7 +514,7 @@ impl Builder {
     /// Links without a target become problems. As on disk, the last link is first. The builder retries links
     /// that wait for other links.
     pub fn resolve_forward_links(&mut self) {
-        if self.options.whiteouts.is_some() {
+        if self.tree.is_layer() {
             self.finish_layer();
             return;
         }
@@ -654,15 +562,18 @@ impl Builder {
     /// Path of the target of link `forward`.
     fn target_path(&self, forward: u32) -> ArchivePath {
         let record = self.tree.record(forward);
-        let arena = &self.tree.arrays().arena;
-        let target = arena.bytes_at(record.data.get(), record.size.get());
+        let target = self.tree.index.arrays.target(record);
         ArchivePath::sanitize(target.unwrap_or_default()).path
     }
 
     /// Removes the link from the tree and records a problem.
     fn drop_link(&mut self, forward: u32, error: MemberError) {
         let number = self.tree.record(forward).dirent.get();
-        let path = self.forward_path(number);
+        let dirent = self.tree.dirent(number);
+        let directory = self.tree.record(dirent.parent.get()).dirent.get();
+        let arrays = &self.tree.index.arrays;
+        let mut path = arrays.path(directory).unwrap_or_default();
+        path.push(arrays.arena.name(dirent.name).unwrap_or_default());
         self.add_problem(Problem {
             path: Some(path),
             offset: None,
@@ -680,7 +591,7 @@ impl Builder {
         if mem::take(&mut self.forward).is_empty() {
             return;
         }
-        for number in 0..self.tree.arrays().dirents.len() {
+        for number in 0..self.tree.index.arrays.dirents.len() {
             let number = u32::try_from(number).unwrap_or(NONE);
             let Dirent { name, ino, parent } = *self.tree.dirent(number);
             if ino.get() == 0 || !self.tree.is_forward_link(ino.get()) {
@@ -693,23 +604,9 @@ impl Builder {
                 target_len: u32::try_from(record.size.get()).unwrap_or_default().into(),
                 parent,
             };
-            arena::push(&mut self.tree.arrays_mut().unresolved, row);
+            push_row(&mut self.tree.index.arrays.unresolved, row);
             self.tree.unlink(number);
         }
-    }
-
-    fn forward_path(&self, number: u32) -> ArchivePath {
-        let dirent = self.tree.dirent(number);
-        let directory = self.tree.record(dirent.parent.get()).dirent.get();
-        let mut path = self.tree.arrays().path(directory).unwrap_or_default();
-        path.push(
-            self.tree
-                .arrays()
-                .arena
-                .name(dirent.name)
-                .unwrap_or_default(),
-        );
-        path
     }
 
     /// Gives directory `ino` the attributes of a later member of that path.
@@ -720,7 +617,7 @@ impl Builder {
         attributes.children = record.children;
         attributes.dirent = record.dirent;
         *record = attributes;
-        self.tree.dirty.mark(ino);
+        self.tree.mark_dirty(ino);
     }
 
     /// The record of a new entry, without name and number.
@@ -734,7 +631,7 @@ impl Builder {
                 }
                 // In any archive, because Linux has no other mode for a symbolic link.
                 record.mode = (SYMLINK | 0o777).into();
-                record.data = (self.tree.arrays_mut().arena.push(target) as u64).into();
+                record.data = (self.tree.index.arrays.arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
             }
             Kind::CharDevice(device) | Kind::BlockDevice(device) => record.set_device(*device),
@@ -778,7 +675,8 @@ impl Builder {
         member: &Member,
         map: &[Segment],
     ) -> Result<u32, MemberError> {
-        let arrays = self.tree.arrays_mut();
+        let count = |rows: usize| u32::try_from(rows).map_err(|_| MemberError::TooManyEntries);
+        let arrays = &mut self.tree.index.arrays;
         let mut row = arrays
             .extras
             .get(extra as usize)
@@ -792,19 +690,15 @@ impl Builder {
                 plain: plain.into(),
                 len: segment.len.into(),
             };
-            arena::push(&mut arrays.pieces, piece);
+            push_row(&mut arrays.pieces, piece);
             plain = plain.saturating_add(segment.len);
         }
         row.sparse = 1.into();
-        row.piece = u32::try_from(first)
-            .map_err(|_| MemberError::TooManyEntries)?
-            .into();
-        let count =
-            u32::try_from(arrays.pieces.len() - first).map_err(|_| MemberError::TooManyEntries)?;
-        row.piece_count = count.into();
+        row.piece = count(first)?.into();
+        row.piece_count = count(arrays.pieces.len() - first)?.into();
         row.stored_bytes = (plain - member.payload.start().0).into();
-        let number = u32::try_from(arrays.extras.len()).map_err(|_| MemberError::TooManyEntries)?;
-        arena::push(&mut arrays.extras, row);
+        let number = count(arrays.extras.len())?;
+        push_row(&mut arrays.extras, row);
         Ok(number)
     }
 
@@ -813,29 +707,16 @@ impl Builder {
         if name.is_empty() || name.len() > MAX_OWNER_NAME_BYTES {
             return 0;
         }
-        let arrays = self.tree.arrays_mut();
+        let arrays = &mut self.tree.index.arrays;
         let hash = self.hasher.hash_one(name);
-        let same = |row: &u16| {
-            let known = arrays.owners.get(usize::from(*row));
-            known.and_then(|&known| arrays.arena.name(known)) == Some(name)
-        };
-        if let Some(&row) = self.owners.find(hash, same) {
+        if let Some(&row) = self.owners.find(hash, |&row| arrays.owner(row) == name) {
             return row;
         }
-        let Ok(row) = u16::try_from(arrays.owners.len()) else {
+        let Some(row) = arrays.push_owner(name) else {
             return 0;
         };
-        let stored = arrays.arena.push_name(name);
-        arena::push(&mut arrays.owners, stored);
-        let hasher = &self.hasher;
-        self.owners.insert_unique(hash, row, |&row| {
-            let known = arrays
-                .owners
-                .get(usize::from(row))
-                .copied()
-                .unwrap_or_default();
-            hasher.hash_one(arrays.arena.name(known).unwrap_or_default())
-        });
+        let hash_of = |&row: &u16| self.hasher.hash_one(arrays.owner(row));
+        self.owners.insert_unique(hash, row, hash_of);
         row
     }
 
@@ -846,7 +727,7 @@ impl Builder {
             .filter(|(name, _)| name.len() <= MAX_XATTR_NAME_BYTES)
             .map(|(name, value)| (&**name, &**value))
             .collect();
-        let arrays = self.tree.arrays_mut();
+        let arrays = &mut self.tree.index.arrays;
         let (Ok(row), Ok(first), Ok(count)) = (
             u32::try_from(arrays.extras.len()),
             u32::try_from(arrays.xattrs.len()),
@@ -864,19 +745,14 @@ impl Builder {
             return known;
         }
         for (name, value) in &set {
-            let xattr = XattrRow {
-                name: arrays.arena.push_name(name),
-                value_offset: (arrays.arena.push(value) as u64).into(),
-                value_len: (value.len() as u64).into(),
-            };
-            arena::push(&mut arrays.xattrs, xattr);
+            arrays.push_xattr(name, value);
         }
         let extra = ExtraRow {
             xattr: first.into(),
             xattr_count: count.into(),
             ..ExtraRow::default()
         };
-        arena::push(&mut arrays.extras, extra);
+        push_row(&mut arrays.extras, extra);
         self.attribute_sets
             .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
         self.tree.index.totals.has_xattrs = true;
@@ -921,6 +797,7 @@ mod tests {
     use crate::base::span_hash;
 
     use super::super::test_support::{directory, file, hard_link, index, layer, member, symlink};
+    use super::super::whiteouts::WhiteoutFormat;
     use super::*;
     use crate::tar::Timestamp;
 

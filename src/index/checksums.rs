@@ -9,8 +9,6 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::U64;
 
-use super::Index;
-use super::rows::SpanRow;
 use crate::base::extent::{Extent, Plain};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 
@@ -24,26 +22,25 @@ pub struct SpanChecksums<'a> {
 }
 
 impl<'a> SpanChecksums<'a> {
-    /// The checksums of span `number`; `None` when it has none, or `index` contradicts itself.
-    pub(super) fn of(index: &'a Index, number: u32) -> Option<Self> {
-        let row = index.arrays.spans.get(usize::try_from(number).ok()?)?;
-        if row.flags.get() & SpanRow::UNHASHED != 0 {
+    /// The checksums of a span, which begin at row `first` of `checksums`.
+    ///
+    /// `None` in a damaged index.
+    pub(super) fn new(
+        checksums: &'a [U64],
+        first: u64,
+        extent: Extent<Plain>,
+        block_len: u64,
+    ) -> Option<Self> {
+        // A file may claim any length, but no scan makes longer spans.
+        if extent.len() > MAX_SPAN_LEN {
             return None;
         }
-        // A file may claim any length, but no scan makes longer spans.
-        let extent = index
-            .span_extent(number)
-            .filter(|extent| extent.len() <= MAX_SPAN_LEN)?;
-        let block_len = usize::try_from(index.block_len).ok()?;
-        let first = usize::try_from(row.checksum.get()).ok()?;
-        let count = usize::try_from(extent.len().div_ceil(index.block_len)).ok()?;
+        let first = usize::try_from(first).ok()?;
+        let count = usize::try_from(extent.len().div_ceil(block_len)).ok()?;
         Some(Self {
             extent,
-            block_len,
-            checksums: index
-                .arrays
-                .checksums
-                .get(first..first.checked_add(count)?)?,
+            block_len: usize::try_from(block_len).ok()?,
+            checksums: checksums.get(first..first.checked_add(count)?)?,
         })
     }
 
@@ -84,7 +81,7 @@ impl<'a> SpanChecksums<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Builder, Options};
+    use super::super::{Builder, Index, Options};
     use super::*;
     use crate::base::span_hash::SpanHasher;
 

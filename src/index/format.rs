@@ -6,11 +6,12 @@ use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::arena::Arena;
-use super::arrays::Arrays;
+use super::arrays::{Arena, Arrays};
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
-use super::tree::Totals;
-use super::{Index, Ino, Kind, Locator, MemoryLimit, Origin, TooMuchMemory, problem};
+use super::memory::{MemoryLimit, TooMuchMemory};
+use super::origin::{Locator, Origin};
+use super::problem;
+use super::tree::{Index, Ino, Kind, Totals};
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;
@@ -163,9 +164,45 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
 pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
-    let [
-        layers,
-        texts,
+    let [layers, texts, ..] = header.sections;
+    let layers = input.rows::<Layer>(layers)?;
+    let [layer] = layers.as_slice() else {
+        return Err(Error::Malformed("not exactly one layer"));
+    };
+    let texts = input.rows::<u8>(texts)?;
+    let (arrays, problems) = read_arrays(&mut input, &header.sections)?;
+    let digest = *input.hasher.finalize().as_bytes();
+    let footer = input.row::<Footer>()?;
+    if footer.magic != END_MAGIC || footer.digest != digest {
+        return Err(Error::Checksum);
+    }
+    let origin = layer.origin(decode_texts(&texts)?)?;
+    let block_len = layer.block_len()?;
+    let index = Index {
+        digested: digested(&arrays.blocks, block_len, origin.packed_bytes)?,
+        arrays,
+        names: None,
+        replaced: None,
+        origin,
+        block_len,
+        totals: header.totals(),
+        problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
+        charge: MemoryLimit::none().charge(),
+    };
+    match index.entry(Ino::ROOT).map(|root| root.kind()) {
+        Some(Kind::Directory) => Ok(index),
+        _ => Err(Error::Malformed("no root directory")),
+    }
+}
+
+/// Reads the sections after the texts: the arrays, and the encoded problems.
+fn read_arrays(
+    input: &mut HashingStream<impl Read>,
+    sections: &[Section; SECTIONS as usize],
+) -> Result<(Arrays, Vec<u8>), Error> {
+    let &[
+        _,
+        _,
         records,
         dirents,
         by_name,
@@ -180,12 +217,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         blocks,
         checksums,
         problems,
-    ] = header.sections;
-    let layers = input.rows::<Layer>(layers)?;
-    let [layer] = layers.as_slice() else {
-        return Err(Error::Malformed("not exactly one layer"));
-    };
-    let texts = input.rows::<u8>(texts)?;
+    ] = sections;
     let arrays = Arrays {
         records: input.rows(records)?,
         dirents: input.rows(dirents)?,
@@ -204,30 +236,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    let problems = problem::decode(&input.rows::<u8>(problems)?);
-    let digest = *input.hasher.finalize().as_bytes();
-    let footer = input.row::<Footer>()?;
-    if footer.magic != END_MAGIC || footer.digest != digest {
-        return Err(Error::Checksum);
-    }
-    let origin = layer.origin(decode_texts(&texts)?)?;
-    let block_len = layer.block_len()?;
-    let digested = digested(&arrays.blocks, block_len, origin.packed_bytes)?;
-    let index = Index {
-        arrays,
-        names: None,
-        replaced: None,
-        origin,
-        block_len,
-        digested,
-        totals: header.totals(),
-        problems: problems.ok_or(Error::Malformed("a problem is cut"))?,
-        charge: MemoryLimit::none().charge(),
-    };
-    match index.entry(Ino::ROOT).map(|root| root.kind()) {
-        Some(Kind::Directory) => Ok(index),
-        _ => Err(Error::Malformed("no root directory")),
-    }
+    Ok((arrays, input.rows::<u8>(problems)?))
 }
 
 /// Reads the origin of an index file of `len` bytes from its first sections.
@@ -388,11 +397,22 @@ fn compression_from_code(code: u32) -> Result<Compression, Error> {
     })
 }
 
+impl Locator {
+    /// The name of the index file: 64 hexadecimal digits and a suffix.
+    ///
+    /// Each format version has its own name, so that two versions of the program can share a directory.
+    pub fn file_name(&self) -> String {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&VERSION.to_le_bytes());
+        hasher.update(&encode_texts(self));
+        format!("{}.idx", hasher.finalize().to_hex())
+    }
+}
+
 fn encode_texts(locator: &Locator) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for text in locator.texts() {
-        bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(text.as_bytes());
+    for text in [&locator.canonical, &locator.fingerprint, &locator.options] {
+        problem::push_text(&mut bytes, text.as_bytes());
     }
     bytes
 }
@@ -400,8 +420,7 @@ fn encode_texts(locator: &Locator) -> Vec<u8> {
 fn decode_texts(bytes: &[u8]) -> Result<Locator, Error> {
     let mut rest = bytes;
     let mut next = || {
-        let (len, after) = U64::read_from_prefix(rest).ok()?;
-        let (text, after) = after.split_at_checked(usize::try_from(len.get()).ok()?)?;
+        let (text, after) = problem::split_text(rest)?;
         rest = after;
         String::from_utf8(text.to_vec()).ok()
     };
@@ -709,5 +728,17 @@ mod tests {
         let members: Vec<Member> = names.iter().map(|name| file(name, 0..1)).collect();
         let name_bytes: usize = names.iter().map(String::len).sum();
         assert!(written(&test_support::index(&members)).len() <= 100 * count + name_bytes);
+    }
+
+    #[test]
+    fn moving_bytes_between_locator_fields_changes_file_name() {
+        let key = |canonical: &str, fingerprint: &str| Locator {
+            canonical: canonical.to_owned(),
+            fingerprint: fingerprint.to_owned(),
+            options: String::new(),
+        };
+        assert_ne!(key("ab", "c").file_name(), key("a", "bc").file_name());
+        assert_eq!(key("ab", "c").file_name(), key("ab", "c").file_name());
+        assert_eq!(key("", "").file_name().len(), 68);
     }
 }

@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
 use std::sync::Arc;
 
-use super::arrays::Arrays;
+use super::arrays::{Arrays, capacity_bytes, push_row};
 use super::blocks::MIN_BLOCK_LEN;
-use super::memory::Charge;
-use super::rows::{
-    DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, XattrRow,
-};
-use super::tree::Totals;
-use super::{Index, Ino, MemoryLimit, Options, Origin, Problem, TooMuchMemory, arena, build_tree};
+use super::build_tree::Options;
+use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::origin::Origin;
+use super::problem::Problem;
+use super::rows::{DIRECTORY, Dirent, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow};
+use super::tree::{Index, Ino, Totals};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.
@@ -97,9 +97,8 @@ impl MergedIndex {
 
     /// The merged number of an entry of a layer; `None` when it is not visible.
     pub fn merged_ino(&self, layer_ino: LayerIno) -> Option<Ino> {
-        let numbers = self.numbers.get(layer_ino.layer as usize)?;
-        let number = numbers.get(layer_ino.ino.0 as usize)?;
-        (*number != 0).then_some(Ino(*number))
+        let number = merged_ino_of(&self.numbers, layer_ino);
+        (number != 0).then_some(Ino(number))
     }
 
     /// Memory of this table in bytes, without the index.
@@ -110,8 +109,8 @@ impl MergedIndex {
 
 /// Bytes of the tables of [`MergedIndex`].
 fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
-    let numbers = numbers.iter().map(arena::capacity_bytes);
-    numbers.sum::<usize>() + arena::capacity_bytes(layer_inos)
+    let numbers = numbers.iter().map(capacity_bytes);
+    numbers.sum::<usize>() + capacity_bytes(layer_inos)
 }
 
 /// Merges `layers`, from the bottom, as `plan` says.
@@ -134,79 +133,34 @@ pub fn merge(
     let mut charge = limit.charge();
     let (numbers, layer_inos) = assign_inos(layers, plan, &mut charge)?;
     let table_bytes = table_bytes(&numbers, &layer_inos);
-    let mut plain_bytes = 0_u64;
-    let indexes = layers.to_vec();
-    let mut layers: Vec<_> = layers
-        .iter()
-        .map(|index| {
-            let start = plain_bytes;
-            plain_bytes = plain_bytes.saturating_add(index.origin.plain_bytes);
-            SourceLayer {
-                arrays: &index.arrays,
-                start,
-                extras: HashMap::new(),
-                xattr_sets: HashMap::new(),
-            }
-        })
-        .collect();
-    let mut arrays = Arrays {
-        owners: vec![Name::default()],
-        extras: vec![ExtraRow::default()],
-        ..Arrays::default()
-    };
-    charge.reserve(&mut arrays.records, layer_inos.len())?;
-    charge.reserve(&mut arrays.dirents, plan.names.len())?;
-    let spans = indexes.iter().map(|index| index.arrays.spans.len());
-    charge.reserve(&mut arrays.spans, spans.sum())?;
-    let mut attributes: Vec<LayerIno> = Vec::new();
-    charge.reserve(&mut attributes, layer_inos.len())?;
-    attributes.extend_from_slice(&layer_inos);
-    let attribute_bytes = arena::capacity_bytes(&attributes);
+    let (mut sources, plain_bytes) = SourceLayer::of_all(layers);
     let mut merger = Merger {
-        arrays,
+        arrays: Arrays::new(),
         owners: HashMap::new(),
         hides: &hides,
         charge,
-        other_bytes: table_bytes + attribute_bytes,
+        other_bytes: table_bytes,
     };
-    merger.arrays.records.push(InodeRow::default());
-    for directory in &plan.directories {
-        let number = merged_ino_of(&numbers, directory.lowest) as usize;
-        if let Some(layer_ino) = attributes.get_mut(number) {
-            *layer_ino = directory.attributes;
-        }
-    }
-    for layer_ino in attributes.get(1..).unwrap_or_default() {
-        let layer = layers.get_mut(layer_ino.layer as usize);
-        let layer = layer.ok_or(MergeError::TooLarge)?;
-        let record = merger.copy_inode(layer, layer_ino.ino)?;
-        merger.arrays.records.push(record);
-        merger.check_memory()?;
-    }
-    drop(attributes);
-    merger.other_bytes -= attribute_bytes;
+    let (arrays, charge) = (&mut merger.arrays, &mut merger.charge);
+    charge.reserve(&mut arrays.records, layer_inos.len())?;
+    charge.reserve(&mut arrays.dirents, plan.names.len())?;
+    let spans = layers.iter().map(|index| index.arrays.spans.len());
+    charge.reserve(&mut arrays.spans, spans.sum())?;
+    merger.add_records(&mut sources, plan, &numbers, &layer_inos)?;
     merger.add_dirents(plan, &numbers)?;
-    for layer in &layers {
-        merger.add_spans(layer);
+    for source in &sources {
+        merger.add_spans(source);
     }
-    let Merger {
-        mut arrays,
-        mut charge,
-        ..
-    } = merger;
-    // For the order of the names.
-    charge.add(arrays.dirents.len() * size_of::<u32>())?;
-    build_tree::sort_dirents(&mut arrays);
-    arrays.shrink();
-    let counts = indexes.iter().map(|index| index.problem_count());
-    let problem_count = counts.fold(plan.problem_count, u64::saturating_add);
-    let totals = Totals::of(&arrays, problem_count);
-    let problems = problems(&indexes, plan);
+    let (arrays, mut charge) = merger.finish()?;
+    let problem_count = layers.iter().map(|index| index.totals.problems);
+    let problem_count = problem_count.fold(plan.problem_count, u64::saturating_add);
+    let problems = problems(layers, plan);
     let layer_problems = problems.iter().map(|(layer, problem)| Problem {
         what: format!("layer {}: {}", layer + 1, problem.what),
         ..problem.clone()
     });
     let mut index = Index {
+        totals: Totals::of(&arrays, problem_count),
         arrays,
         names: None,
         replaced: None,
@@ -217,12 +171,11 @@ pub fn merge(
         // Readers fetch and verify bytes layer by layer.
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
-        totals,
         problems: layer_problems.collect(),
-        charge,
+        charge: MemoryLimit::none().charge(),
     };
-    let index_bytes = index.memory_bytes();
-    index.charge.set(index_bytes + table_bytes)?;
+    charge.set(index.memory_bytes() + table_bytes)?;
+    index.charge = charge;
     Ok(MergedIndex {
         index: Arc::new(index),
         problems,
@@ -234,8 +187,8 @@ pub fn merge(
 /// The first members that are damaged or not in the merged tree.
 fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {
     let own = layers.iter().enumerate().flat_map(|(number, layer)| {
-        let problems = layer.problems().iter();
-        problems.map(move |problem| (number, problem.clone()))
+        let problems = layer.problems().iter().cloned();
+        problems.map(move |problem| (number, problem))
     });
     let problems = own.chain(plan.problems.iter().cloned());
     problems.take(Options::default().max_problems).collect()
@@ -247,10 +200,6 @@ fn assign_inos(
     plan: &MergePlan<'_>,
     charge: &mut Charge,
 ) -> Result<(Vec<Vec<u32>>, Vec<LayerIno>), MergeError> {
-    let unused = LayerIno {
-        layer: 0,
-        ino: Ino(0),
-    };
     let mut numbers: Vec<Vec<u32>> = Vec::new();
     for index in layers {
         let count = index.arrays.records.len();
@@ -270,7 +219,10 @@ fn assign_inos(
     let seen = numbers.iter().flatten().filter(|&&number| number != 0);
     let mut layer_inos = Vec::new();
     charge.reserve(&mut layer_inos, 1 + seen.count())?;
-    layer_inos.push(unused);
+    layer_inos.push(LayerIno {
+        layer: 0,
+        ino: Ino(0),
+    });
     for (layer, numbers) in (0_u32..).zip(&mut numbers) {
         for (ino, number) in (0_u32..).zip(numbers.iter_mut()) {
             if *number == 0 {
@@ -309,6 +261,24 @@ struct SourceLayer<'a> {
     xattr_sets: HashMap<(u32, u32), (u32, u32)>,
 }
 
+impl<'a> SourceLayer<'a> {
+    /// All `layers`, and the length of their plain streams together.
+    fn of_all(layers: &[&'a Index]) -> (Vec<Self>, u64) {
+        let mut plain_bytes = 0_u64;
+        let sources = layers.iter().map(|index| {
+            let start = plain_bytes;
+            plain_bytes = plain_bytes.saturating_add(index.origin.plain_bytes);
+            Self {
+                arrays: &index.arrays,
+                start,
+                extras: HashMap::new(),
+                xattr_sets: HashMap::new(),
+            }
+        });
+        (sources.collect(), plain_bytes)
+    }
+}
+
 /// The index that rows are copied to.
 struct Merger<'a, 'h> {
     arrays: Arrays,
@@ -329,6 +299,37 @@ impl<'a> Merger<'a, '_> {
         self.charge.set(bytes)
     }
 
+    /// Adds a record for each of `layer_inos`; for a directory, that with its attributes.
+    fn add_records(
+        &mut self,
+        layers: &mut [SourceLayer<'a>],
+        plan: &MergePlan<'_>,
+        numbers: &[Vec<u32>],
+        layer_inos: &[LayerIno],
+    ) -> Result<(), MergeError> {
+        let mut attributes = Vec::new();
+        self.charge.reserve(&mut attributes, layer_inos.len())?;
+        attributes.extend_from_slice(layer_inos);
+        let attribute_bytes = capacity_bytes(&attributes);
+        self.other_bytes += attribute_bytes;
+        for directory in &plan.directories {
+            let number = merged_ino_of(numbers, directory.lowest) as usize;
+            if let Some(layer_ino) = attributes.get_mut(number) {
+                *layer_ino = directory.attributes;
+            }
+        }
+        self.arrays.records.push(InodeRow::default());
+        for layer_ino in attributes.get(1..).unwrap_or_default() {
+            let layer = layers.get_mut(layer_ino.layer as usize);
+            let layer = layer.ok_or(MergeError::TooLarge)?;
+            let record = self.copy_inode(layer, layer_ino.ino)?;
+            self.arrays.records.push(record);
+            self.check_memory()?;
+        }
+        self.other_bytes -= attribute_bytes;
+        Ok(())
+    }
+
     /// The record of entry `ino` of `layer`, without names.
     fn copy_inode(
         &mut self,
@@ -346,7 +347,7 @@ impl<'a> Merger<'a, '_> {
         match record.kind() {
             FILE => record.data = record.data.get().saturating_add(layer.start).into(),
             SYMLINK => {
-                let target = arrays.arena.bytes_at(record.data.get(), record.size.get());
+                let target = arrays.target(&record);
                 let offset = self.arrays.arena.push(target.unwrap_or_default());
                 record.data = (offset as u64).into();
             }
@@ -362,22 +363,16 @@ impl<'a> Merger<'a, '_> {
 
     /// Row of an owner's name; 0, the empty name, when there are too many.
     fn copy_owner(&mut self, arrays: &'a Arrays, row: u16) -> u16 {
-        let name = arrays.owners.get(usize::from(row));
-        let name = name.and_then(|&name| arrays.arena.name(name));
-        let name = name.unwrap_or_default();
+        let name = arrays.owner(row);
         if name.is_empty() {
             return 0;
         }
         match self.owners.entry(name) {
             Slot::Occupied(known) => *known.get(),
-            Slot::Vacant(unknown) => {
-                let Ok(row) = u16::try_from(self.arrays.owners.len()) else {
-                    return 0;
-                };
-                let stored = self.arrays.arena.push_name(name);
-                arena::push(&mut self.arrays.owners, stored);
-                *unknown.insert(row)
-            }
+            Slot::Vacant(unknown) => match self.arrays.push_owner(name) {
+                Some(row) => *unknown.insert(row),
+                None => 0,
+            },
         }
     }
 
@@ -399,7 +394,7 @@ impl<'a> Merger<'a, '_> {
             extra.piece = row_count(&self.arrays.pieces)?.into();
             for piece in map {
                 let plain = piece.plain.get().saturating_add(layer.start).into();
-                arena::push(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
+                push_row(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
                 self.check_memory()?;
             }
             // Rows that were out of range are left out.
@@ -409,7 +404,7 @@ impl<'a> Merger<'a, '_> {
             return Ok(0);
         }
         let number = row_count(&self.arrays.extras)?;
-        arena::push(&mut self.arrays.extras, extra);
+        push_row(&mut self.arrays.extras, extra);
         layer.extras.insert(row, number);
         Ok(number)
     }
@@ -431,12 +426,7 @@ impl<'a> Merger<'a, '_> {
             if (self.hides)(name) {
                 continue;
             }
-            let xattr = XattrRow {
-                name: self.arrays.arena.push_name(name),
-                value_offset: (self.arrays.arena.push(value) as u64).into(),
-                value_len: (value.len() as u64).into(),
-            };
-            arena::push(&mut self.arrays.xattrs, xattr);
+            self.arrays.push_xattr(name, value);
             self.check_memory()?;
         }
         let set = (start, row_count(&self.arrays.xattrs)? - start);
@@ -457,12 +447,10 @@ impl<'a> Merger<'a, '_> {
             let Some(record) = self.arrays.records.get_mut(ino as usize) else {
                 continue;
             };
-            let is_directory = record.is_directory();
-            if !is_directory {
-                record.links = record.links.get().saturating_add(1).into();
-            }
-            if is_directory && let Some(parent) = self.arrays.records.get_mut(parent as usize) {
-                parent.links = parent.links.get().saturating_add(1).into();
+            if !record.is_directory() {
+                record.add_links(1);
+            } else if let Some(parent) = self.arrays.records.get_mut(parent as usize) {
+                parent.add_links(1);
             }
             self.arrays.dirents.push(Dirent {
                 name: self.arrays.arena.push_name(named.name),
@@ -478,15 +466,21 @@ impl<'a> Merger<'a, '_> {
     fn add_spans(&mut self, layer: &SourceLayer<'_>) {
         let rows = layer.arrays.spans.iter().map(|row| SpanRow {
             plain: row.plain.get().saturating_add(layer.start).into(),
-            packed: 0.into(),
-            window_offset: 0.into(),
-            window_len: 0.into(),
-            state: 0.into(),
             bit: SpanRow::NO_SEEK_POINT.into(),
-            checksum: 0.into(),
             flags: SpanRow::UNHASHED.into(),
+            ..SpanRow::default()
         });
         self.arrays.spans.extend(rows);
+    }
+
+    /// The sorted arrays, and the charge for their memory and that of the tables.
+    fn finish(self) -> Result<(Arrays, Charge), TooMuchMemory> {
+        let (mut arrays, mut charge) = (self.arrays, self.charge);
+        // For the order of the names.
+        charge.add(arrays.dirents.len() * size_of::<u32>())?;
+        arrays.sort_dirents();
+        arrays.shrink();
+        Ok((arrays, charge))
     }
 }
 

@@ -4,17 +4,15 @@
 //! consists of flat arrays behind accessors that check every offset, so a damaged file gives an error and
 //! never a panic.
 
-mod arena;
 mod arrays;
 mod blocks;
 mod build_tree;
 mod builder;
 mod checksums;
-mod dirty;
 pub mod format;
-mod locator;
 mod memory;
 mod merge;
+mod origin;
 mod problem;
 mod rows;
 pub mod store;
@@ -24,12 +22,13 @@ mod tree;
 mod whiteouts;
 
 pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
-pub use builder::{Builder, MAX_FORWARD_LINK_PASSES, MemberError, Options, Placement};
+pub use build_tree::{MemberError, Options};
+pub use builder::{Builder, MAX_FORWARD_LINK_PASSES, Placement};
 pub use checksums::SpanChecksums;
-pub use locator::Locator;
 pub use memory::{Charge, MemoryLimit, TooMuchMemory};
 pub use merge::{LayerIno, MergeError, MergePlan, MergedDirectory, MergedIndex, MergedName, merge};
+pub use origin::{Locator, Origin};
 pub use problem::Problem;
 pub use store::Store;
-pub use tree::{Child, Entry, Index, Ino, Kind, Origin, Piece, Span, UnresolvedLink, Whiteout};
+pub use tree::{Child, Entry, Index, Ino, Kind, Piece, Span, UnresolvedLink, Whiteout};
 pub use whiteouts::{NameKind, WhiteoutFormat};

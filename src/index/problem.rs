@@ -64,11 +64,16 @@ pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
         }
         bytes.extend_from_slice(&offset.to_le_bytes());
         for text in texts {
-            bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(text);
+            push_text(&mut bytes, text);
         }
     }
     bytes
+}
+
+/// Appends `text` after its length.
+pub(super) fn push_text(bytes: &mut Vec<u8>, text: &[u8]) {
+    bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(text);
 }
 
 /// The problems in a section from [`encode`]; `None` if it is cut.
@@ -76,8 +81,8 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
     let mut problems = Vec::new();
     while !bytes.is_empty() {
         let (offset, rest) = U64::read_from_prefix(bytes).ok()?;
-        let (path, rest) = text(rest)?;
-        let (what, rest) = text(rest)?;
+        let (path, rest) = split_text(rest)?;
+        let (what, rest) = split_text(rest)?;
         problems.push(Problem {
             path: (!path.is_empty()).then(|| ArchivePath::sanitize(path).path),
             offset: Some(Plain(offset.get())).filter(|offset| offset.0 != UNKNOWN_OFFSET),
@@ -89,7 +94,7 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
 }
 
 /// The text at the front of `bytes`, and the rest.
-fn text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(super) fn split_text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = U64::read_from_prefix(bytes).ok()?;
     rest.split_at_checked(usize::try_from(len.get()).ok()?)
 }

@@ -76,6 +76,23 @@ impl InodeRow {
         self.kind() == DIRECTORY
     }
 
+    /// The one piece of a file that is not sparse.
+    pub(super) fn whole_piece(&self) -> PieceRow {
+        PieceRow {
+            offset: 0.into(),
+            plain: self.data,
+            len: self.size,
+        }
+    }
+
+    pub(super) fn add_links(&mut self, more: u32) {
+        self.links = self.links.get().saturating_add(more).into();
+    }
+
+    pub(super) fn remove_link(&mut self) {
+        self.links = self.links.get().saturating_sub(1).into();
+    }
+
     pub(super) fn mtime(&self) -> Timestamp {
         Timestamp {
             seconds: self.mtime_seconds.get(),
@@ -102,19 +119,7 @@ impl InodeRow {
 }
 
 /// A range of the arena in eight bytes: offset in the upper 48 bits, length in the lower 16.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Debug,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(transparent)]
 pub(super) struct Name(U64);
 
@@ -203,7 +208,7 @@ pub(super) struct UnresolvedRow {
 }
 
 /// A span. It ends at the next span, and the last one at the end of the plain stream.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct SpanRow {
     pub(super) plain: U64,
@@ -244,8 +249,8 @@ mod tests {
     fn a_name_keeps_offset_and_length_apart() {
         let name = Name::new((1 << 48) - 1, 0xffff).unwrap();
         assert_eq!((name.offset(), name.len()), ((1 << 48) - 1, 0xffff));
-        assert_eq!(Name::new(1 << 48, 0), None);
-        assert_eq!(Name::new(0, 1 << 16), None);
+        assert!(Name::new(1 << 48, 0).is_none());
+        assert!(Name::new(0, 1 << 16).is_none());
     }
 
     #[test]

@@ -8,17 +8,15 @@ use bytes::Bytes;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
-use crate::base::sha256::Sha256;
 use crate::base::span_hash;
-use crate::codec::{Compression, SeekPoint};
+use crate::codec::SeekPoint;
 use crate::tar::{Device, Timestamp};
 
-use super::arrays::{self, Arrays};
+use super::arrays::{self, Arrays, NameTable};
 use super::blocks::{self, Blocks};
-use super::build_tree::NameTable;
 use super::checksums::SpanChecksums;
-use super::locator::Locator;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
+use super::origin::Origin;
 use super::problem::Problem;
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
@@ -56,37 +54,6 @@ pub struct Index {
     pub(super) charge: Charge,
 }
 
-/// The source that an index was made from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Origin {
-    /// The key of the saved index.
-    pub locator: Locator,
-    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
-    pub content_id: [u8; 32],
-    /// SHA-256 of the packed bytes, if the caller asked for it.
-    pub sha256: Option<Sha256>,
-    /// How the bytes are packed.
-    pub compression: Compression,
-    /// Length of the packed stream.
-    pub packed_bytes: u64,
-    /// Length of the plain stream.
-    pub plain_bytes: u64,
-}
-
-impl Default for Origin {
-    /// An empty source.
-    fn default() -> Self {
-        Self {
-            locator: Locator::default(),
-            content_id: [0; 32],
-            sha256: None,
-            compression: Compression::None,
-            packed_bytes: 0,
-            plain_bytes: 0,
-        }
-    }
-}
-
 /// Sums over all entries, so that a caller need not visit them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Totals {
@@ -109,7 +76,7 @@ impl Totals {
             .filter(|record| record.mode.get() != 0)
         {
             totals.entries += 1;
-            let stored = stored_bytes(arrays, record);
+            let stored = arrays.stored_bytes(record);
             totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
         }
         totals
@@ -251,24 +218,31 @@ impl Index {
     /// The order is that of the entries' first appearance, so a caller that reads the files in this order
     /// reads the archive from front to back. Empty for entries that are no directories.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
-        let numbers = self.child_numbers(parent);
-        let first = numbers.start;
-        (first.saturating_add(from)..numbers.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.child(parent.0, number)?;
-            Some(Child {
-                name,
-                ino: Ino(ino),
-                number: number - first,
-            })
+        let arrays = &self.arrays;
+        self.list(parent, from, move |number, _| {
+            arrays.child(parent.0, number)
         })
     }
 
     /// As [`Self::children`], in the order of the names' bytes.
     pub fn children_by_name(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
+        let arrays = &self.arrays;
+        self.list(parent, from, move |rank, siblings| {
+            arrays.child_by_rank(parent.0, rank, siblings)
+        })
+    }
+
+    /// The names in directory `parent` from number `from` on, as `child` finds them.
+    fn list<'a>(
+        &'a self,
+        parent: Ino,
+        from: u32,
+        child: impl Fn(u32, &Range<u32>) -> Option<(&'a [u8], u32)>,
+    ) -> impl Iterator<Item = Child<'a>> {
         let siblings = self.child_numbers(parent);
         let first = siblings.start;
         (first.saturating_add(from)..siblings.end).filter_map(move |number| {
-            let (name, ino) = self.arrays.child_by_rank(parent.0, number, &siblings)?;
+            let (name, ino) = child(number, &siblings)?;
             Some(Child {
                 name,
                 ino: Ino(ino),
@@ -462,7 +436,9 @@ impl Index {
     ///
     /// Unless a scan is running, these are all blocks up to the end of the packed stream.
     pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
-        Blocks::of(self, extent)
+        let is_final = self.is_complete();
+        let digests = &self.arrays.blocks;
+        Blocks::new(digests, self.block_len, self.digested, extent, is_final)
     }
 
     /// Whether decoding at some seek point refers to plain bytes before it.
@@ -491,7 +467,12 @@ impl Index {
 
     /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
     pub fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
-        SpanChecksums::of(self, number)
+        let row = self.arrays.spans.get(number as usize)?;
+        if row.flags.get() & SpanRow::UNHASHED != 0 {
+            return None;
+        }
+        let (checksums, first) = (&self.arrays.checksums, row.checksum.get());
+        SpanChecksums::new(checksums, first, self.span_extent(number)?, self.block_len)
     }
 
     fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {
@@ -517,18 +498,12 @@ impl<'a> Entry<'a> {
     pub fn kind(&self) -> Kind<'a> {
         match self.record.kind() {
             DIRECTORY => Kind::Directory,
-            SYMLINK => Kind::Symlink(self.target()),
+            SYMLINK => Kind::Symlink(self.arrays.target(self.record).unwrap_or_default()),
             CHAR_DEVICE => Kind::CharDevice(self.record.device()),
             BLOCK_DEVICE => Kind::BlockDevice(self.record.device()),
             FIFO => Kind::Fifo,
             _ => Kind::File,
         }
-    }
-
-    fn target(&self) -> &'a [u8] {
-        let arena = &self.arrays.arena;
-        let target = arena.bytes_at(self.record.data.get(), self.record.size.get());
-        target.unwrap_or_default()
     }
 
     /// Permission bits, the low twelve.
@@ -548,19 +523,12 @@ impl<'a> Entry<'a> {
 
     /// Owner's name from the archive; empty without one.
     pub fn user(&self) -> &'a [u8] {
-        self.owner(self.record.user.get())
+        self.arrays.owner(self.record.user.get())
     }
 
     /// Group's name from the archive; empty without one.
     pub fn group(&self) -> &'a [u8] {
-        self.owner(self.record.group.get())
-    }
-
-    fn owner(&self, row: u16) -> &'a [u8] {
-        let arrays = self.arrays;
-        let name = arrays.owners.get(usize::from(row));
-        name.and_then(|&name| arrays.arena.name(name))
-            .unwrap_or_default()
+        self.arrays.owner(self.record.group.get())
     }
 
     /// Size for a reader: bytes of a file, target length of a symbolic link, else 0.
@@ -573,7 +541,7 @@ impl<'a> Entry<'a> {
 
     /// Bytes that are stored, without holes.
     pub fn stored_bytes(&self) -> u64 {
-        stored_bytes(self.arrays, self.record)
+        self.arrays.stored_bytes(self.record)
     }
 
     /// Whether it is an implied directory: only paths of entries below it mention it.
@@ -622,17 +590,21 @@ impl<'a> Entry<'a> {
 
     /// Stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
     pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'a> {
+        let (whole, map) = match self.arrays.sparse_pieces(self.record.extra.get()) {
+            _ if self.record.kind() != FILE => (None, &[][..]),
+            Some(map) => (None, map),
+            None => (Some(self.record.whole_piece()), &[][..]),
+        };
         let size = self.size();
         let end = offset.saturating_add(len);
-        let rows = self.rows().map(|(first, rest)| {
-            let after = |row: &PieceRow| row.offset.get().saturating_add(row.len.get()) <= offset;
-            let skipped = rest.partition_point(after);
-            first
-                .into_iter()
-                .chain(rest.get(skipped..).unwrap_or_default().iter().copied())
-        });
-        rows.into_iter()
-            .flatten()
+        let is_before =
+            move |row: &PieceRow| row.offset.get().saturating_add(row.len.get()) <= offset;
+        let rest = map
+            .get(map.partition_point(is_before)..)
+            .unwrap_or_default();
+        whole
+            .into_iter()
+            .chain(rest.iter().copied())
             .scan(0, move |previous_end, row| {
                 let piece_end = row.offset.get().checked_add(row.len.get())?;
                 row.plain.get().checked_add(row.len.get())?;
@@ -640,44 +612,11 @@ impl<'a> Entry<'a> {
                 *previous_end = piece_end;
                 ordered.then_some(row)
             })
-            .filter(move |row| {
-                row.len.get() > 0 && row.offset.get().saturating_add(row.len.get()) > offset
-            })
+            .filter(move |row| row.len.get() > 0 && !is_before(row))
             .take_while(move |row| row.offset.get() < end)
             .map(|row| Piece {
                 offset: row.offset.get(),
                 plain: Extent::with_len(Plain(row.plain.get()), row.len.get()),
             })
-    }
-
-    /// A file's pieces as rows: one made for a file that is not sparse, or those of its map.
-    fn rows(&self) -> Option<(Option<PieceRow>, &'a [PieceRow])> {
-        if self.record.kind() != FILE {
-            return None;
-        }
-        let map = self.arrays.sparse_pieces(self.record.extra.get());
-        Some(match map {
-            Some(map) => (None, map),
-            None => (Some(whole(self.record)), &[]),
-        })
-    }
-}
-
-/// The one piece of a file without a map.
-fn whole(record: &InodeRow) -> PieceRow {
-    PieceRow {
-        offset: 0.into(),
-        plain: record.data,
-        len: record.size,
-    }
-}
-
-fn stored_bytes(arrays: &Arrays, record: &InodeRow) -> u64 {
-    if record.kind() != FILE {
-        return 0;
-    }
-    match arrays.extras.get(record.extra.get() as usize) {
-        Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
-        _ => record.size.get(),
     }
 }

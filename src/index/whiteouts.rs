@@ -1,6 +1,6 @@
 //! The formats of whiteouts in layers; pure.
 
-use super::{Entry, Kind};
+use super::tree::{Entry, Kind};
 use crate::tar::Device;
 
 /// Prefix of whiteout names in layers of OCI images.

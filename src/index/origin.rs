@@ -1,0 +1,48 @@
+//! The source of an index, and the key under which it is saved.
+
+use crate::base::sha256::Sha256;
+use crate::codec::Compression;
+
+/// Key of a saved index: the source, its version, and the options for reading it.
+///
+/// Two processes with equal locators may use the same index. Texts are compared byte by byte.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Locator {
+    /// The URL without userinfo and signature, or the identity of a file.
+    pub canonical: String,
+    /// Length and validator.
+    pub fingerprint: String,
+    /// Every option that changes the tree or the plain bytes, in a fixed order.
+    pub options: String,
+}
+
+/// The source that an index was made from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// The key of the saved index.
+    pub locator: Locator,
+    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
+    pub content_id: [u8; 32],
+    /// SHA-256 of the packed bytes, if the caller asked for it.
+    pub sha256: Option<Sha256>,
+    /// How the bytes are packed.
+    pub compression: Compression,
+    /// Length of the packed stream.
+    pub packed_bytes: u64,
+    /// Length of the plain stream.
+    pub plain_bytes: u64,
+}
+
+impl Default for Origin {
+    /// An empty source.
+    fn default() -> Self {
+        Self {
+            locator: Locator::default(),
+            content_id: [0; 32],
+            sha256: None,
+            compression: Compression::None,
+            packed_bytes: 0,
+            plain_bytes: 0,
+        }
+    }
+}
