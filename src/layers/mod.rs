@@ -5,15 +5,14 @@
 
 mod merge;
 mod open;
-mod page_cache;
 
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use crate::archive::{Archive, IsWanted, PageCache, ReadError};
-use crate::index::{Index, Ino, MergedIndex};
-use page_cache::LayerPageCache;
+use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
 pub use crate::index::WhiteoutFormat;
 pub use merge::merge;
@@ -108,6 +107,52 @@ impl LayeredArchive {
                 merged: Arc::clone(&self.merged),
                 pages: Arc::clone(pages),
             }));
+        }
+    }
+}
+
+/// The page cache from the view of one layer, with its own inode numbers.
+#[derive(Debug)]
+struct LayerPageCache {
+    layer: u32,
+    merged: Arc<MergedIndex>,
+    pages: Arc<dyn PageCache>,
+}
+
+impl LayerPageCache {
+    /// The inode number that the kernel uses for entry `ino`; `None` when it is not visible.
+    fn merged_ino(&self, ino: Ino) -> Option<Ino> {
+        let layer = self.layer;
+        self.merged.merged_ino(LayerIno { layer, ino })
+    }
+}
+
+impl PageCache for LayerPageCache {
+    fn can_store(&self, ino: Ino) -> bool {
+        let ino = self.merged_ino(ino);
+        ino.is_some_and(|ino| self.pages.can_store(ino))
+    }
+
+    fn is_visible(&self, _index: &Index, ino: Ino) -> bool {
+        let ino = self.merged_ino(ino);
+        ino.is_some_and(|ino| self.pages.is_visible(&self.merged.index, ino))
+    }
+
+    fn prime_inodes(&self, files: &[Ino]) -> usize {
+        let visible = files.iter().filter_map(|&ino| self.merged_ino(ino));
+        self.pages.prime_inodes(&visible.collect::<Vec<_>>())
+    }
+
+    fn prime_dentries(&self, _index: &Index, ino: Ino) {
+        if let Some(ino) = self.merged_ino(ino) {
+            self.pages.prime_dentries(&self.merged.index, ino);
+        }
+    }
+
+    fn store(&self, ino: Ino, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.merged_ino(ino) {
+            Some(ino) => self.pages.store(ino, offset, bytes),
+            None => Err(io::Error::from(io::ErrorKind::NotFound)),
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::codec;
-use crate::index::{Index, MemoryLimit, MergeError, WhiteoutFormat};
+use crate::index::{Index, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
 /// A layer to open.
@@ -81,39 +81,20 @@ impl LayeredArchive {
             }),
         });
         let layers = opener.open_all(options)?;
-        check_entries(&layers, options)?;
-        Self::from_layers(layers, whiteouts, &options.index_memory)
-    }
-
-    /// Merges `layers`, from the bottom. All of them must be completely indexed.
-    fn from_layers(
-        layers: Vec<Arc<Archive>>,
-        whiteouts: WhiteoutFormat,
-        limit: &MemoryLimit,
-    ) -> Result<Self, LayeredArchiveError> {
-        let indexes: Vec<_> = layers
-            .iter()
-            .filter_map(|layer| layer.complete_index())
-            .collect();
+        let limit = options.scan.tar.limits.entries;
+        let entries = layers.iter().map(|layer| layer.index().entry_count());
+        let entries = entries.fold(0_u64, |sum, entries| {
+            sum.saturating_add(entries.saturating_sub(1))
+        });
+        if entries > limit {
+            return Err(LayeredArchiveError::TooManyEntries { entries, limit });
+        }
+        let indexes = layers.iter().filter_map(|layer| layer.complete_index());
+        let indexes: Vec<_> = indexes.collect();
         let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
-        let merged = Arc::new(merge(&indexes, whiteouts, limit)?);
+        let merged = Arc::new(merge(&indexes, whiteouts, &options.index_memory)?);
         Ok(Self { layers, merged })
     }
-}
-
-fn check_entries(
-    layers: &[Arc<Archive>],
-    options: &OpenOptions,
-) -> Result<(), LayeredArchiveError> {
-    let limit = options.scan.tar.limits.entries;
-    let entries = layers
-        .iter()
-        .map(|layer| layer.index().entry_count().saturating_sub(1));
-    let entries = entries.fold(0, u64::saturating_add);
-    if entries > limit {
-        return Err(LayeredArchiveError::TooManyEntries { entries, limit });
-    }
-    Ok(())
 }
 
 /// Opens layers on several threads.
@@ -164,7 +145,7 @@ impl Opener {
         for thread in threads {
             thread.join();
         }
-        let result = std::mem::take(&mut self.queue().results);
+        let result = std::mem::take(&mut self.queue.lock().results);
         let mut layers = Vec::new();
         for (layer, result) in self.layers.iter().zip(result) {
             let archive = match result {
@@ -184,7 +165,7 @@ impl Opener {
     fn open_from_queue(&self, options: &OpenOptions) {
         loop {
             let layer = {
-                let mut queue = self.queue();
+                let mut queue = self.queue.lock();
                 let layer = self.layers.get(queue.next).filter(|_| !queue.has_failed);
                 let Some(layer) = layer else {
                     return;
@@ -193,7 +174,7 @@ impl Opener {
                 layer
             };
             let result = self.open(layer, options);
-            let mut queue = self.queue();
+            let mut queue = self.queue.lock();
             if let Err(error) = &result {
                 queue.has_failed |= !is_out_of_memory(error);
             }
@@ -215,10 +196,6 @@ impl Opener {
         let share = (&self.share, *number);
         let source = Arc::clone(&layer.source);
         Archive::open_layer(source, &options, share, &self.network, &self.stats)
-    }
-
-    fn queue(&self) -> std::sync::MutexGuard<'_, Queue> {
-        self.queue.lock()
     }
 }
 

@@ -7,10 +7,13 @@
 
 use std::collections::HashMap;
 
-use super::{Layers, Parts, roots};
+use super::layer_stack::{Layers, Parts, roots};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
-use crate::index::{Charge, Kind, LayerIno, MemoryLimit, TooMuchMemory, UnresolvedLink};
+use crate::index::{
+    Charge, Index, Ino, Kind, LayerIno, MemoryLimit, Options, Problem, TooMuchMemory,
+    UnresolvedLink, WhiteoutFormat,
+};
 
 /// Maximum work that the targets of all hard links of a merge share.
 ///
@@ -23,6 +26,14 @@ pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
 /// It is enough for a target in a cached directory. So simple targets are found even if other links have used
 /// up the shared work.
 const WORK_PER_LINK: u64 = 64;
+
+/// Problem text for a link without a target. The link has replaced the entry at its path.
+pub(super) const MISSING_TARGET: &str = "the target of the hard link is missing, and all else that the layer has at \
+                              its path or below it is left out";
+
+/// Problem text for a link whose search exceeds the allowed work.
+pub(super) const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
+                             through too many directories";
 
 /// Bytes of an entry in a table of names or paths, besides its text.
 const TABLE_ENTRY_BYTES: usize = 192;
@@ -78,10 +89,90 @@ pub(super) enum WalkError {
     TooMuchMemory(#[from] TooMuchMemory),
 }
 
+/// Stacks `indexes`, from the bottom, and resolves their hard links to lower layers.
+pub(super) fn link_layers<'a>(
+    indexes: &'a [&'a Index],
+    whiteouts: WhiteoutFormat,
+    limit: &MemoryLimit,
+    work: &mut WorkBudget,
+) -> Result<Layers<'a>, TooMuchMemory> {
+    let mut layers = Layers::new(indexes, whiteouts, limit)?;
+    for (number, index) in (0..).zip(indexes) {
+        find_links(&mut layers, number, index, limit, work)?;
+    }
+    Ok(layers)
+}
+
+/// Resolves the links of layer `number` whose targets it did not contain yet.
+///
+/// The layers below it must be resolved already.
+fn find_links<'a>(
+    layers: &mut Layers<'a>,
+    number: u32,
+    index: &'a Index,
+    limit: &MemoryLimit,
+    work: &mut WorkBudget,
+) -> Result<(), TooMuchMemory> {
+    let mut charge = limit.charge();
+    let mut links = Vec::new();
+    charge.reserve(&mut links, index.unresolved_links().count())?;
+    links.extend(index.unresolved_links());
+    links.sort_unstable_by_key(|link| (link.parent, link.name));
+    links.dedup_by_key(|link| (link.parent, link.name));
+    // Includes the numbers of the longest chain.
+    charge.add(links.len() * (size_of::<Target>() + size_of::<usize>()))?;
+    let targets = find_targets(layers, number, &links, work, limit)?;
+    let mut found = Vec::new();
+    layers.charge.reserve(&mut found, links.len())?;
+    // Links of a directory are adjacent.
+    let mut directory = (Ino(0), ArchivePath::root());
+    for (link, target) in links.iter().zip(targets) {
+        if let Target::Entry(layer_ino) = target {
+            found.push((link.parent, link.name, layer_ino));
+            continue;
+        }
+        if directory.0 != link.parent {
+            directory = (link.parent, index.path(link.parent).unwrap_or_default());
+        }
+        note_missing_target(layers, number, &directory.1, link.name, target);
+    }
+    layers.links.push(found);
+    Ok(())
+}
+
+/// Records that link `name` in `directory` of layer `number` has no target.
+fn note_missing_target(
+    layers: &mut Layers<'_>,
+    number: u32,
+    directory: &ArchivePath,
+    name: &[u8],
+    target: Target,
+) {
+    let mut names = directory.components().chain([name]);
+    if names.any(|name| layers.whiteouts.is_reserved_name(name)) {
+        return;
+    }
+    layers.missing_count += 1;
+    if layers.missing.len() < Options::default().max_problems {
+        let mut path = directory.clone();
+        path.push(name);
+        let what = match target {
+            Target::TooMuchWork => TOO_MUCH_WORK.to_owned(),
+            _ => MISSING_TARGET.to_owned(),
+        };
+        let problem = Problem {
+            path: Some(path),
+            offset: None,
+            what,
+        };
+        layers.missing.push((number as usize, problem));
+    }
+}
+
 /// Finds the targets of `links` of layer `number`, sorted by directory and name.
 ///
 /// Searches the layers below first, and then the final tree of the layer itself.
-pub(super) fn find_targets(
+fn find_targets(
     layers: &Layers<'_>,
     number: u32,
     links: &[UnresolvedLink<'_>],

@@ -7,22 +7,15 @@
 //! A mount, a listing and `materialize` use this tree.
 
 mod cross_links;
+mod layer_stack;
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::ops::Range;
-
-use crate::base::archive_path::ArchivePath;
 use crate::codec::Compression;
 use crate::index::{
-    self, Builder, Charge, Entry, Index, Ino, Kind, LayerIno, Locator, MemoryLimit, MergeError,
-    MergePlan, MergedDirectory, MergedIndex, MergedName, Options, Origin, Problem, TooMuchMemory,
-    WhiteoutFormat,
+    self, Builder, Charge, Index, LayerIno, Locator, MemoryLimit, MergeError, MergePlan,
+    MergedDirectory, MergedIndex, MergedName, Options, Origin, Problem, WhiteoutFormat,
 };
-use cross_links::{MAX_SHARED_WORK, Target, WorkBudget, find_targets};
-
-/// Stands for all names in a removal: an opaque directory.
-const ALL_NAMES: &[u8] = b"";
+use cross_links::{MAX_SHARED_WORK, WorkBudget, link_layers};
+use layer_stack::{LayerAction, Layers, Parts, roots};
 
 /// Merges `layers`, from the bottom; without layers the tree is empty.
 ///
@@ -40,377 +33,32 @@ pub fn merge(
         return merge(&[&empty], whiteouts, limit);
     }
     let work = &mut WorkBudget::new(MAX_SHARED_WORK);
-    Layers::new(layers, whiteouts, limit, work)?.merge(limit)
+    merge_stack(link_layers(layers, whiteouts, limit, work)?, limit)
 }
 
-/// Directory of a layer, and a name that it hides in lower layers.
-type Removal<'a> = (Ino, &'a [u8]);
-
-/// A hard link to a lower layer: the directory and the name in the layer, and the entry.
-type Link<'a> = (Ino, &'a [u8], LayerIno);
-
-/// The whiteouts of a layer, sorted by directory and name.
-fn removals<'a>(
-    index: &'a Index,
-    whiteouts: WhiteoutFormat,
-    charge: &mut Charge,
-) -> Result<Vec<Removal<'a>>, TooMuchMemory> {
-    let mut removals = Vec::new();
-    charge.reserve(&mut removals, index.whiteouts().count())?;
-    for whiteout in index.whiteouts() {
-        let name = whiteout.name.unwrap_or(ALL_NAMES);
-        charge.push(&mut removals, (whiteout.parent, name))?;
-    }
-    let inos = Ino::ROOT.0..=index.last_ino().0;
-    for ino in inos
-        .filter(|_| whiteouts == WhiteoutFormat::Overlay)
-        .map(Ino)
-    {
-        let Some(directory) = index.entry(ino) else {
-            continue;
-        };
-        if whiteouts.is_opaque(&directory) {
-            charge.push(&mut removals, (ino, ALL_NAMES))?;
-        }
-        for child in index.children(ino, 0) {
-            let entry = index.entry(child.ino);
-            if entry.is_some_and(|entry| whiteouts.is_whiteout(&entry)) {
-                charge.push(&mut removals, (ino, child.name))?;
-            }
-        }
-    }
-    removals.sort_unstable();
-    removals.dedup();
-    Ok(removals)
-}
-
-/// The part of `rows`, sorted by directory, that belongs to `directory`.
-fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) -> &[T] {
-    let rows = rows.map(Vec::as_slice).unwrap_or_default();
-    let start = rows.partition_point(|row| ino(row) < directory);
-    let rows = rows.get(start..).unwrap_or_default();
-    let end = rows.partition_point(|row| ino(row) == directory);
-    rows.get(..end).unwrap_or_default()
-}
-
-/// The parts of the root of `layers`.
-fn roots(layers: Range<u32>) -> Parts {
-    let ino = Ino::ROOT;
-    layers.map(|layer| LayerIno { layer, ino }).collect()
-}
-
-/// Layers, their removals, and the resolved targets of their hard links to lower layers.
-struct Layers<'a> {
-    indexes: &'a [&'a Index],
-    whiteouts: WhiteoutFormat,
-    removals: Vec<Vec<Removal<'a>>>,
-    links: Vec<Vec<Link<'a>>>,
-    /// The first links without a target.
-    missing: Vec<(usize, Problem)>,
-    missing_count: u64,
-    /// The memory of the removals and links.
-    charge: Charge,
-}
-
-/// The entries behind a name: one entry, or directories from the bottom. Empty if hidden.
-type Parts = Vec<LayerIno>;
-
-/// The effect of a layer's directory on one of its names, in order of application.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum LayerAction {
-    /// Hides the entry of the layers below.
-    Remove,
-    /// Contains this entry.
-    Entry(Ino),
-    /// Contains a hard link to this entry of a lower layer.
-    Link(LayerIno),
-}
-
-impl<'a> Layers<'a> {
-    fn new(
-        indexes: &'a [&'a Index],
-        whiteouts: WhiteoutFormat,
-        limit: &MemoryLimit,
-        work: &mut WorkBudget,
-    ) -> Result<Self, TooMuchMemory> {
-        let mut layers = Self {
-            indexes,
-            whiteouts,
-            // The lowest layer has nothing to remove.
-            removals: vec![Vec::new()],
-            links: Vec::new(),
-            missing: Vec::new(),
-            missing_count: 0,
-            charge: limit.charge(),
-        };
-        for index in indexes.iter().skip(1) {
-            let removals = removals(index, whiteouts, &mut layers.charge)?;
-            layers.removals.push(removals);
-        }
-        for (number, index) in (0..).zip(indexes) {
-            layers.find_links(number, index, limit, work)?;
-        }
-        Ok(layers)
-    }
-
-    /// Merges the layers.
-    fn merge(self, limit: &MemoryLimit) -> Result<MergedIndex, MergeError> {
-        let mut planner = Planner {
-            layers: &self,
-            plan: MergePlan {
-                problem_count: self.missing_count,
-                problems: self.missing.clone(),
-                ..MergePlan::default()
-            },
-            pending: Vec::new(),
-            charge: limit.charge(),
-        };
-        planner.plan_all()?;
-        // Counts the memory of the plan until it is dropped.
-        let Planner {
-            plan,
-            charge: _charge,
-            ..
-        } = planner;
-        let (indexes, whiteouts) = (self.indexes, self.whiteouts);
-        drop(self);
-        let is_hidden_xattr = |name: &[u8]| whiteouts.hides_xattr(name);
-        let origin = origin(indexes, whiteouts);
-        index::merge(indexes, &plan, is_hidden_xattr, origin, limit)
-    }
-
-    fn index(&self, layer: u32) -> Option<&'a Index> {
-        self.indexes.get(layer as usize).copied()
-    }
-
-    fn entry(&self, layer_ino: LayerIno) -> Option<Entry<'a>> {
-        self.index(layer_ino.layer)?.entry(layer_ino.ino)
-    }
-
-    fn is_directory(&self, layer_ino: LayerIno) -> bool {
-        let kind = self.entry(layer_ino).map(|entry| entry.kind());
-        kind == Some(Kind::Directory)
-    }
-
-    /// Applies `action` of layer `layer` to `parts`, the entries of `name` so far.
-    ///
-    /// Returns `false` for a redirected entry, which is not supported.
-    fn apply(&self, parts: &mut Parts, layer: u32, name: &[u8], action: LayerAction) -> bool {
-        let layer_ino = match action {
-            LayerAction::Remove => {
-                parts.clear();
-                return true;
-            }
-            LayerAction::Entry(ino) => LayerIno { layer, ino },
-            LayerAction::Link(layer_ino) => layer_ino,
-        };
-        let Some(entry) = self.entry(layer_ino) else {
-            return true;
-        };
-        if let LayerAction::Entry(_) = action {
-            if self.whiteouts.is_reserved_name(name) || self.whiteouts.is_whiteout(&entry) {
-                return true;
-            }
-            if self.whiteouts.is_redirected(&entry) {
-                return false;
-            }
-        }
-        let below = parts.last();
-        let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
-        if entry.is_whiteout_only() && !is_over_directory {
-            // It only hides names of a directory that does not exist below.
-            return true;
-        }
-        if !is_over_directory || entry.kind() != Kind::Directory {
-            parts.clear();
-        }
-        parts.push(layer_ino);
-        true
-    }
-
-    /// The `parts` of a directory from the highest opaque one up.
-    fn visible<'p>(&self, parts: &'p [LayerIno]) -> &'p [LayerIno] {
-        let opaque = |&part: &LayerIno| self.removes(part, ALL_NAMES);
-        let lowest = parts.iter().rposition(opaque).unwrap_or(0);
-        parts.get(lowest..).unwrap_or_default()
-    }
-
-    /// The parts of `name` in the directory with `parts`.
-    fn look_up(&self, parts: &[LayerIno], name: &[u8]) -> Parts {
-        let mut named = Parts::new();
-        for &part in self.visible(parts) {
-            let index = self.index(part.layer);
-            let entry = index.and_then(|index| index.lookup(part.ino, name));
-            let actions = [
-                self.removes(part, name).then_some(LayerAction::Remove),
-                entry.map(|entry| LayerAction::Entry(entry.ino())),
-                self.link(part, name).map(LayerAction::Link),
-            ];
-            for action in actions.into_iter().flatten() {
-                self.apply(&mut named, part.layer, name, action);
-            }
-        }
-        named
-    }
-
-    /// The actions of directories `parts` on all their names, sorted by name.
-    fn actions_by_name(&self, parts: &[LayerIno]) -> ActionsByName<'a, '_> {
-        let mut actions = ActionsByName {
-            streams: Vec::new(),
-            next: BinaryHeap::new(),
-        };
-        for &part in parts {
-            let removals = self.removals_in(part).iter();
-            actions.add(part, removals.map(|&(_, name)| (name, LayerAction::Remove)));
-            let children = self.index(part.layer).into_iter();
-            let children = children.flat_map(move |index| index.children_by_name(part.ino, 0));
-            actions.add(
-                part,
-                children.map(|child| (child.name, LayerAction::Entry(child.ino))),
-            );
-            let links = self.links_in(part).iter();
-            actions.add(
-                part,
-                links.map(|&(_, name, layer_ino)| (name, LayerAction::Link(layer_ino))),
-            );
-        }
-        actions
-    }
-
-    /// The removals of directory `part`.
-    fn removals_in(&self, part: LayerIno) -> &[Removal<'a>] {
-        let removals = self.removals.get(part.layer as usize);
-        rows_of(removals, part.ino, |&(directory, _)| directory)
-    }
-
-    fn removes(&self, part: LayerIno, name: &[u8]) -> bool {
-        let removals = self.removals.get(part.layer as usize);
-        removals.is_some_and(|removals| removals.binary_search(&(part.ino, name)).is_ok())
-    }
-
-    /// The hard links to lower layers in directory `part`.
-    fn links_in(&self, part: LayerIno) -> &[Link<'a>] {
-        let links = self.links.get(part.layer as usize);
-        rows_of(links, part.ino, |&(directory, ..)| directory)
-    }
-
-    fn link(&self, part: LayerIno, name: &[u8]) -> Option<LayerIno> {
-        let links = self.links.get(part.layer as usize)?;
-        let key = |&(directory, name, _): &Link<'a>| (directory, name);
-        let number = links.binary_search_by(|link| key(link).cmp(&(part.ino, name)));
-        links.get(number.ok()?).map(|&(.., layer_ino)| layer_ino)
-    }
-
-    /// Resolves the links of layer `number` whose targets it did not contain yet.
-    ///
-    /// The layers below it must be resolved already.
-    fn find_links(
-        &mut self,
-        number: u32,
-        index: &'a Index,
-        limit: &MemoryLimit,
-        work: &mut WorkBudget,
-    ) -> Result<(), TooMuchMemory> {
-        let mut charge = limit.charge();
-        let mut links = Vec::new();
-        charge.reserve(&mut links, index.unresolved_links().count())?;
-        links.extend(index.unresolved_links());
-        links.sort_unstable_by_key(|link| (link.parent, link.name));
-        links.dedup_by_key(|link| (link.parent, link.name));
-        // Includes the numbers of the longest chain.
-        charge.add(links.len() * (size_of::<Target>() + size_of::<usize>()))?;
-        let targets = find_targets(self, number, &links, work, limit)?;
-        let mut found = Vec::new();
-        self.charge.reserve(&mut found, links.len())?;
-        // Links of a directory are adjacent.
-        let mut directory = (Ino(0), ArchivePath::root());
-        for (link, target) in links.iter().zip(targets) {
-            if let Target::Entry(layer_ino) = target {
-                found.push((link.parent, link.name, layer_ino));
-                continue;
-            }
-            if directory.0 != link.parent {
-                directory = (link.parent, index.path(link.parent).unwrap_or_default());
-            }
-            self.note_missing_target(number, &directory.1, link.name, target);
-        }
-        self.links.push(found);
-        Ok(())
-    }
-
-    /// Records that link `name` in `directory` of layer `number` has no target.
-    fn note_missing_target(
-        &mut self,
-        number: u32,
-        directory: &ArchivePath,
-        name: &[u8],
-        target: Target,
-    ) {
-        let mut names = directory.components().chain([name]);
-        if names.any(|name| self.whiteouts.is_reserved_name(name)) {
-            return;
-        }
-        self.missing_count += 1;
-        if self.missing.len() < Options::default().max_problems {
-            let mut path = directory.clone();
-            path.push(name);
-            let what = match target {
-                Target::TooMuchWork => TOO_MUCH_WORK.to_owned(),
-                _ => MISSING_TARGET.to_owned(),
-            };
-            let problem = Problem {
-                path: Some(path),
-                offset: None,
-                what,
-            };
-            self.missing.push((number as usize, problem));
-        }
-    }
-}
-
-/// Problem text for a link without a target. The link has replaced the entry at its path.
-const MISSING_TARGET: &str = "the target of the hard link is missing, and all else that the layer has at \
-                              its path or below it is left out";
-
-/// Problem text for a link whose search exceeds the allowed work.
-const TOO_MUCH_WORK: &str = "the target of the hard link is not looked up: the links of the layers lead \
-                             through too many directories";
-
-/// Actions on names of one directory of a layer.
-type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
-
-/// Merges the actions of several directories, sorted by name.
-///
-/// For one name, they are in the order of application.
-struct ActionsByName<'a, 's> {
-    streams: Vec<(LayerIno, Actions<'a, 's>)>,
-    /// The next action of each stream: the name, the number of the stream, the action.
-    next: BinaryHeap<Reverse<(&'a [u8], usize, LayerAction)>>,
-}
-
-impl<'a, 's> ActionsByName<'a, 's> {
-    /// Adds the sorted `actions` of directory `part`, above those added before.
-    fn add(&mut self, part: LayerIno, actions: impl Iterator<Item = (&'a [u8], LayerAction)> + 's) {
-        let mut actions = Box::new(actions);
-        if let Some((name, action)) = actions.next() {
-            self.next.push(Reverse((name, self.streams.len(), action)));
-            self.streams.push((part, actions));
-        }
-    }
-}
-
-impl<'a> Iterator for ActionsByName<'a, '_> {
-    type Item = (&'a [u8], LayerIno, LayerAction);
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let Reverse((name, number, action)) = self.next.pop()?;
-        let (part, actions) = self.streams.get_mut(number)?;
-        // Skips names that a damaged index repeats.
-        if let Some((name, action)) = actions.find(|&(next, _)| next > name) {
-            self.next.push(Reverse((name, number, action)));
-        }
-        Some((name, *part, action))
-    }
+fn merge_stack(stack: Layers<'_>, limit: &MemoryLimit) -> Result<MergedIndex, MergeError> {
+    let mut planner = Planner {
+        layers: &stack,
+        plan: MergePlan {
+            problem_count: stack.missing_count,
+            problems: stack.missing.clone(),
+            ..MergePlan::default()
+        },
+        pending: Vec::new(),
+        charge: limit.charge(),
+    };
+    planner.plan_all()?;
+    // Counts the memory of the plan until it is dropped.
+    let Planner {
+        plan,
+        charge: _charge,
+        ..
+    } = planner;
+    let (layers, whiteouts) = (stack.indexes, stack.whiteouts);
+    drop(stack);
+    let is_hidden_xattr = |name: &[u8]| whiteouts.hides_xattr(name);
+    let origin = origin(layers, whiteouts);
+    index::merge(layers, &plan, is_hidden_xattr, origin, limit)
 }
 
 /// The identity of the merged tree. It depends only on the layers and their order.
@@ -562,9 +210,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::base::archive_path::ArchivePath;
     use crate::index::test_support::{directory, file, hard_link, layer, member, symlink};
+    use crate::index::{Ino, TooMuchMemory};
     use crate::tar::{self, Device, Member};
-    use cross_links::Resolver;
+    use cross_links::{MISSING_TARGET, Resolver, TOO_MUCH_WORK, Target};
+    use layer_stack::ActionsByName;
 
     /// Few names, so that layers collide.
     const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
@@ -605,8 +256,8 @@ mod tests {
     fn merged(layers: &[Index], shared: u64) -> (MergedIndex, u64) {
         let (limit, mut work) = (MemoryLimit::none(), WorkBudget::new(shared));
         let indexes: Vec<_> = layers.iter().collect();
-        let layered = Layers::new(&indexes, WhiteoutFormat::Oci, &limit, &mut work).expect("small");
-        let merged = layered.merge(&limit).expect("small");
+        let layered = link_layers(&indexes, WhiteoutFormat::Oci, &limit, &mut work).expect("small");
+        let merged = merge_stack(layered, &limit).expect("small");
         (merged, shared - work.shared())
     }
 
@@ -790,10 +441,7 @@ mod tests {
         // By name, `b` is repeated, with `a` after it.
         let names: [&[u8]; 4] = [b"b", b"a", b"b", b"c"];
         let actions = names.map(|name| (name, LayerAction::Remove));
-        let mut by_name = ActionsByName {
-            streams: Vec::new(),
-            next: BinaryHeap::new(),
-        };
+        let mut by_name = ActionsByName::default();
         let part = LayerIno {
             layer: 0,
             ino: Ino::ROOT,
@@ -816,10 +464,10 @@ mod tests {
             let indexes: Vec<_> = layers.iter().collect();
             let limit = MemoryLimit::none();
             let (mut work, mut whole_work) = (WorkBudget::new(u64::MAX), WorkBudget::new(u64::MAX));
-            let layered = Layers::new(&indexes, whiteouts, &limit, &mut work).expect("small");
+            let layered = link_layers(&indexes, whiteouts, &limit, &mut work).expect("small");
             let whole = merge(&indexes, whiteouts, &limit).expect("small");
             let whole_index = [&*whole.index];
-            let whole_layered = Layers::new(&whole_index, WhiteoutFormat::Keep, &limit, &mut whole_work);
+            let whole_layered = link_layers(&whole_index, WhiteoutFormat::Keep, &limit, &mut whole_work);
             let whole_layered = whole_layered.expect("small");
             let count = u32::try_from(indexes.len()).expect("few");
             let mut below = Resolver::below(&layered, count, &mut work, limit.charge());
