@@ -15,113 +15,91 @@
 //! | `major`, `minor` | of a device |
 //! | `inode` | the number that a mount shows |
 
+use std::borrow::Cow;
 use std::fmt::Write;
+
+use serde::Serialize;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::time::Civil;
 use crate::index::{Entry, Kind};
 
+/// An object. The fields have the order of the table above.
+#[derive(Serialize)]
+struct Row<'a> {
+    path: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path_bytes: Option<&'a [u8]>,
+    r#type: &'static str,
+    mode: String,
+    uid: u32,
+    gid: u32,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    user: Cow<'a, str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    group: Cow<'a, str>,
+    size: u64,
+    mtime: String,
+    nlink: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target_bytes: Option<&'a [u8]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    major: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    minor: Option<u32>,
+    inode: u32,
+}
+
 /// The object for `entry`, called `path`: one line, without a line feed.
 pub fn object(path: &ArchivePath, entry: &Entry<'_>) -> String {
-    let mut object = Object::default();
     let path = if path.is_root() {
         b"."
     } else {
         path.as_bytes()
     };
-    object.bytes("path", path);
-    object.text("type", type_name(&entry.kind()));
-    object.text("mode", &format!("{:04o}", entry.mode()));
-    object.number("uid", entry.uid().into());
-    object.number("gid", entry.gid().into());
-    for (field, name) in [("user", entry.user()), ("group", entry.group())] {
-        if !name.is_empty() {
-            object.text(field, &String::from_utf8_lossy(name));
-        }
-    }
-    object.number("size", entry.size());
+    let (r#type, target, device) = match entry.kind() {
+        Kind::File => ("file", None, None),
+        Kind::Directory => ("directory", None, None),
+        Kind::Symlink(target) => ("symlink", Some(target), None),
+        Kind::CharDevice(device) => ("char", None, Some(device)),
+        Kind::BlockDevice(device) => ("block", None, Some(device)),
+        Kind::Fifo => ("fifo", None, None),
+    };
     let mtime = entry.mtime();
-    let mtime = Civil::new(mtime.seconds, mtime.nanoseconds);
-    object.text("mtime", &mtime.to_rfc3339().to_string());
-    object.number("nlink", entry.link_count().into());
-    match entry.kind() {
-        Kind::Symlink(target) => object.bytes("target", target),
-        Kind::CharDevice(device) | Kind::BlockDevice(device) => {
-            object.number("major", device.major.into());
-            object.number("minor", device.minor.into());
-        }
-        Kind::File | Kind::Directory | Kind::Fifo => {}
-    }
-    object.number("inode", entry.ino().0.into());
-    object.finish()
-}
-
-fn type_name(kind: &Kind<'_>) -> &'static str {
-    match kind {
-        Kind::File => "file",
-        Kind::Directory => "directory",
-        Kind::Symlink(_) => "symlink",
-        Kind::CharDevice(_) => "char",
-        Kind::BlockDevice(_) => "block",
-        Kind::Fifo => "fifo",
-    }
-}
-
-/// An object under construction.
-#[derive(Default)]
-struct Object(String);
-
-impl Object {
-    fn field(&mut self, name: &str) {
-        self.0.push(if self.0.is_empty() { '{' } else { ',' });
-        quote(&mut self.0, name);
-        self.0.push(':');
-    }
-
-    fn text(&mut self, name: &str, text: &str) {
-        self.field(name);
-        quote(&mut self.0, text);
-    }
-
-    fn number(&mut self, name: &str, number: u64) {
-        self.field(name);
-        self.0.push_str(&number.to_string());
-    }
-
-    /// Adds bytes as text, and also as an array of numbers if they are not UTF-8.
-    fn bytes(&mut self, name: &str, bytes: &[u8]) {
-        self.text(name, &String::from_utf8_lossy(bytes));
-        if str::from_utf8(bytes).is_err() {
-            self.field(&format!("{name}_bytes"));
-            let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
-            self.0.push('[');
-            self.0.push_str(&numbers.join(","));
-            self.0.push(']');
+    let unless_utf8 = |bytes| str::from_utf8(bytes).is_err().then_some(bytes);
+    let row = Row {
+        path: String::from_utf8_lossy(path),
+        path_bytes: unless_utf8(path),
+        r#type,
+        mode: format!("{:04o}", entry.mode()),
+        uid: entry.uid(),
+        gid: entry.gid(),
+        user: String::from_utf8_lossy(entry.user()),
+        group: String::from_utf8_lossy(entry.group()),
+        size: entry.size(),
+        mtime: Civil::new(mtime.seconds, mtime.nanoseconds)
+            .to_rfc3339()
+            .to_string(),
+        nlink: entry.link_count(),
+        target: target.map(String::from_utf8_lossy),
+        target_bytes: target.and_then(unless_utf8),
+        major: device.map(|device| device.major),
+        minor: device.map(|device| device.minor),
+        inode: entry.ino().0,
+    };
+    let json = serde_json::to_string(&row).expect("a row has only text keys");
+    // serde_json leaves DEL and C1, which are not safe for a terminal.
+    let mut object = String::with_capacity(json.len());
+    for character in json.chars() {
+        if character.is_control() {
+            write!(object, "\\u{:04x}", u32::from(character)).expect("a String takes everything");
+        } else {
+            object.push(character);
         }
     }
-
-    fn finish(mut self) -> String {
-        self.0.push('}');
-        self.0
-    }
-}
-
-/// Appends a string literal. Escapes DEL and C1 too, which is valid and safe for a terminal.
-fn quote(out: &mut String, text: &str) {
-    out.push('"');
-    for character in text.chars() {
-        match character {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\t' => out.push_str("\\t"),
-            _ if character.is_control() => {
-                write!(out, "\\u{:04x}", u32::from(character)).expect("a String takes everything");
-            }
-            _ => out.push(character),
-        }
-    }
-    out.push('"');
+    object
 }
 
 #[cfg(test)]
@@ -183,6 +161,13 @@ mod tests {
         let objects = objects(&[member]);
         assert_eq!(objects[0]["path"], "a\u{fffd}\u{1b}");
         assert_eq!(objects[0]["path_bytes"], serde_json::json!([97, 255, 27]));
+    }
+
+    #[test]
+    fn control_characters_are_escaped_in_the_text() {
+        let index = index(&[file("a\u{9b}\x7f\x1b", 0..0)]);
+        let (path, entry) = super::super::walk(&index, Ino::ROOT, true).next().unwrap();
+        assert!(object(&path, &entry).starts_with("{\"path\":\"a\\u009b\\u007f\\u001b\","));
     }
 
     #[test]
