@@ -24,10 +24,9 @@ const MAX_DIRTY_INODES: usize = 4096;
 /// Limits and options of a builder, beyond the parser's limits on members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Maximum number of entries; later ones are rejected.
+    /// Maximum number of entries; later ones are rejected. The default, 2²⁶, is about 6 GiB of index.
     ///
-    /// The default, 2²⁶, is about 6 GiB of index. It is needed because a member of two kilobytes may imply a
-    /// thousand directories.
+    /// It is needed because a member of two kilobytes may imply a thousand directories.
     pub max_entries: u32,
     /// Maximum number of stored problems. All are counted.
     pub max_problems: usize,
@@ -228,9 +227,7 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Removes dirent `number`, which must not name a directory.
-    ///
-    /// It stays in the arrays until they are sorted.
+    /// Removes dirent `number`, which must not name a directory. It stays until the arrays are sorted.
     pub(super) fn unlink(&mut self, number: u32) {
         self.release_target(number);
         let parent = self.dirent(number).parent.get();
@@ -247,9 +244,7 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Removes the name `number` from its entry.
-    ///
-    /// If that was a directory, [`Self::prune_replaced_directories`] later removes its contents.
+    /// Removes a name from its entry. [`Self::prune_replaced_directories`] removes a directory's contents.
     fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         self.mark_dirty(ino.get());
@@ -294,6 +289,11 @@ impl BuildTree {
         Ok(ino)
     }
 
+    /// Number of dirents, including removed ones.
+    pub(super) fn dirent_count(&self) -> u32 {
+        u32::try_from(self.index.arrays.dirents.len()).unwrap_or(NONE)
+    }
+
     /// Removes the contents of replaced directories.
     pub(super) fn prune_replaced_directories(&mut self) {
         let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
@@ -307,8 +307,7 @@ impl BuildTree {
                 }
             }
         }
-        for number in 0..self.index.arrays.dirents.len() {
-            let number = u32::try_from(number).unwrap_or(NONE);
+        for number in 0..self.dirent_count() {
             let Dirent { ino, parent, .. } = *self.dirent(number);
             if ino.get() == 0 || self.record(parent.get()).is_directory() {
                 continue;
@@ -326,7 +325,7 @@ impl BuildTree {
         if name.len() > MAX_NAME_BYTES {
             return Err(MemberError::NameTooLong);
         }
-        if self.index.arrays.dirents.len() >= NONE as usize {
+        if self.dirent_count() == NONE {
             return Err(MemberError::TooManyEntries);
         }
         Ok(())
@@ -344,7 +343,7 @@ impl BuildTree {
 
     /// Adds a dirent for a new name.
     fn add_dirent(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
-        let number = u32::try_from(self.index.arrays.dirents.len()).expect("checked by check_name");
+        let number = self.dirent_count();
         let dirent = Dirent {
             name: self.index.arrays.arena.push_name(name),
             ino: ino.into(),
@@ -364,8 +363,7 @@ impl BuildTree {
 
     /// The directory `name` in directory `parent` of a layer, for whiteouts below it.
     ///
-    /// Creates it as `unseen` when it is missing. `None` when another type of entry replaces the directory of
-    /// lower layers.
+    /// Creates it as `unseen` when it is missing. `None` when it is another type of entry.
     pub(super) fn whiteout_directory(
         &mut self,
         parent: u32,
@@ -399,7 +397,7 @@ impl BuildTree {
 
     /// Drops the table, sorts the dirents in place, and updates all references to them.
     pub(super) fn into_sorted(self) -> Index {
-        let Self { mut index, .. } = self;
+        let mut index = self.index;
         index.names = None;
         index.arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
         index.arrays.sort_dirents();
@@ -452,45 +450,6 @@ impl resolve::Tree for CreatingResolver<'_> {
     }
 }
 
-/// Resolves a hard link's target in a layer, and creates nothing.
-///
-/// Returns `None` for a missing directory, which may be in a layer below.
-pub(super) struct LayerResolver<'a>(pub(super) &'a BuildTree);
-
-impl resolve::Tree for LayerResolver<'_> {
-    type Directory = Option<u32>;
-    type Error = std::convert::Infallible;
-
-    fn root(&self) -> Option<u32> {
-        Some(ROOT)
-    }
-
-    fn is_chroot(&self) -> bool {
-        true
-    }
-
-    fn step(
-        &mut self,
-        parent: &Option<u32>,
-        name: &[u8],
-    ) -> Result<Step<Option<u32>>, Self::Error> {
-        let number = parent.and_then(|parent| self.0.find(parent, name));
-        Ok(match number.map(|number| self.0.step_through(number)) {
-            None => Step::Missing,
-            Some(Step::Directory(ino)) => Step::Directory(Some(ino)),
-            Some(Step::Link(target)) => Step::Link(target),
-            Some(Step::Other | Step::Missing) => Step::Other,
-        })
-    }
-
-    fn imply(&mut self, _parent: &Option<u32>, _name: &[u8]) -> Result<Option<u32>, Self::Error> {
-        Ok(None)
-    }
-}
-
-/// Resolves a hard link's target, and creates nothing.
-pub(super) struct ReadOnlyResolver<'a>(pub(super) &'a BuildTree);
-
 /// Why resolution stops before the target.
 #[derive(Debug)]
 pub(super) enum NameError {
@@ -500,25 +459,42 @@ pub(super) enum NameError {
     Forward,
 }
 
-impl resolve::Tree for ReadOnlyResolver<'_> {
-    type Directory = u32;
+/// Resolves a hard link's target, and creates nothing.
+///
+/// In a layer, a missing directory is `None`, because it may be in a layer below.
+pub(super) struct TargetResolver<'a>(pub(super) &'a BuildTree);
+
+impl resolve::Tree for TargetResolver<'_> {
+    type Directory = Option<u32>;
     type Error = NameError;
 
-    fn root(&self) -> u32 {
-        ROOT
+    fn root(&self) -> Option<u32> {
+        Some(ROOT)
     }
 
-    fn step(&mut self, parent: &u32, name: &[u8]) -> Result<Step<u32>, NameError> {
-        match self.0.find(*parent, name) {
-            None => Ok(Step::Missing),
-            Some(number) if self.0.is_forward_link(self.0.dirent(number).ino.get()) => {
-                Err(NameError::Forward)
-            }
-            Some(number) => Ok(self.0.step_through(number)),
+    fn is_chroot(&self) -> bool {
+        self.0.is_layer()
+    }
+
+    fn step(&mut self, parent: &Option<u32>, name: &[u8]) -> Result<Step<Option<u32>>, NameError> {
+        let Some(number) = parent.and_then(|parent| self.0.find(parent, name)) else {
+            return Ok(Step::Missing);
+        };
+        if !self.0.is_layer() && self.0.is_forward_link(self.0.dirent(number).ino.get()) {
+            return Err(NameError::Forward);
         }
+        Ok(match self.0.step_through(number) {
+            Step::Directory(ino) => Step::Directory(Some(ino)),
+            Step::Link(target) => Step::Link(target),
+            Step::Other | Step::Missing => Step::Other,
+        })
     }
 
-    fn imply(&mut self, _parent: &u32, _name: &[u8]) -> Result<u32, NameError> {
-        Err(NameError::Missing)
+    fn imply(&mut self, _parent: &Option<u32>, _name: &[u8]) -> Result<Option<u32>, NameError> {
+        if self.0.is_layer() {
+            Ok(None)
+        } else {
+            Err(NameError::Missing)
+        }
     }
 }

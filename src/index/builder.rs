@@ -18,8 +18,8 @@ use xxhash_rust::xxh3::Xxh3;
 use super::arrays::{capacity_bytes, push_row};
 use super::blocks::{self, NewDigests};
 use super::build_tree::{
-    BuildTree, CreatingResolver, LayerResolver, MAX_NAME_BYTES, MemberError, NameError, Options,
-    ROOT, ReadOnlyResolver, implied_directory,
+    BuildTree, CreatingResolver, MAX_NAME_BYTES, MemberError, NameError, Options, ROOT,
+    TargetResolver, implied_directory,
 };
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::origin::Origin;
@@ -38,8 +38,8 @@ use crate::tar::{Kind, Member, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn.
 ///
-/// Forward links came before their targets. In each pass at least one more of those that wait for each other
-/// finds its target. Usually one pass resolves all.
+/// In each pass at least one more of those that wait for each other finds its target. Usually one pass
+/// resolves all.
 pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 /// Maximum bytes of the path of an entry or of a hard link's target.
@@ -48,9 +48,7 @@ const MAX_PATH_BYTES: usize = 65_535;
 /// Maximum bytes of a symbolic link's target: the limit of Linux.
 const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
-/// Maximum bytes of the name of a user or group; longer names are dropped.
-///
-/// Our own generous limit, because `useradd` takes 32.
+/// Maximum bytes of the name of a user or group; longer ones are dropped. `useradd` takes 32.
 const MAX_OWNER_NAME_BYTES: usize = 1024;
 
 /// Maximum bytes of the name of an extended attribute: the limit of Linux.
@@ -125,7 +123,7 @@ impl Builder {
     /// When it exceeds the limit.
     pub fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.memory_bytes();
-        self.charge.set(bytes)
+        self.charge.set(bytes as u64)
     }
 
     /// The index so far, with the spans known and without listings.
@@ -177,10 +175,9 @@ impl Builder {
         placed
     }
 
-    /// Entries whose attributes changed since the last call.
+    /// Entries whose attributes changed since the last call, up to a limit.
     ///
-    /// New entries are not among them, nor directories with one more subdirectory. Beyond a limit the last
-    /// ones are missing.
+    /// New entries are not among them, nor directories with one more subdirectory.
     pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
         mem::take(&mut self.tree.dirty)
     }
@@ -270,7 +267,7 @@ impl Builder {
         index.arrays.shrink();
         index.totals = Totals::of(&index.arrays, index.totals.problems);
         // The index is smaller than the builder, so the limit holds.
-        let _is_less = self.charge.set(index.memory_bytes()).is_ok();
+        let _is_less = self.charge.set(index.memory_bytes() as u64).is_ok();
         index.charge = self.charge;
         index
     }
@@ -338,10 +335,9 @@ impl Builder {
         whiteouts.is_some_and(|format| path.components().any(|name| format.is_reserved_name(name)))
     }
 
-    /// Adds a whiteout in `directory`, without following links.
+    /// Adds a whiteout in `directory`, without following links, because it names a literal path.
     ///
-    /// A whiteout names entries of the lower layers by literal path. If the layer itself has something other
-    /// than a directory there, that hides all entries of lower layers already.
+    /// If the layer itself has something other than a directory there, that hides all entries below already.
     fn insert_whiteout(
         &mut self,
         directory: &ArchivePath,
@@ -374,18 +370,16 @@ impl Builder {
         Ok(Placement::Whiteout)
     }
 
-    /// Records that directory `ino` hides the entry `name` of lower layers.
-    ///
-    /// An empty `name` hides all of them.
+    /// Records that directory `ino` hides the entry `name` of lower layers; all of them if it is empty.
     fn add_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), MemberError> {
         self.tree.check_capacity(name)?;
+        let arrays = &mut self.tree.index.arrays;
         let row = UnresolvedRow {
-            name: self.tree.index.arrays.arena.push_name(name),
-            target_offset: 0.into(),
-            target_len: 0.into(),
+            name: arrays.arena.push_name(name),
             parent: ino.into(),
+            ..UnresolvedRow::default()
         };
-        push_row(&mut self.tree.index.arrays.unresolved, row);
+        push_row(&mut arrays.unresolved, row);
         Ok(())
     }
 
@@ -428,9 +422,7 @@ impl Builder {
         }
     }
 
-    /// Adds a name for the entry at `target` in the layer so far.
-    ///
-    /// If there is none, the link refers to the lower layers. Links in their paths are resolved there.
+    /// Adds a name for the entry at `target` in the layer so far, or else in the lower layers.
     fn insert_layer_link(
         &mut self,
         parent: u32,
@@ -442,11 +434,11 @@ impl Builder {
             return Err(MemberError::LinkToDirectory);
         };
         let way =
-            resolve::directory_with_path(&mut LayerResolver(&self.tree), directory.components());
+            resolve::directory_with_path(&mut TargetResolver(&self.tree), directory.components());
         let (directory, mut target) = match way {
             Ok(found) => found,
             Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
-            Err(ResolveError::Tree(never)) => match never {},
+            Err(ResolveError::Tree(_)) => return Err(MemberError::MissingTarget),
         };
         target.push(target_name);
         let existing = self.tree.find(parent, name);
@@ -491,7 +483,7 @@ impl Builder {
             return Ok(LinkTarget::Entry(ROOT));
         };
         let parent =
-            match resolve::directory(&mut ReadOnlyResolver(&self.tree), directory.components()) {
+            match resolve::directory(&mut TargetResolver(&self.tree), directory.components()) {
                 Ok(parent) => parent,
                 Err(ResolveError::Tree(NameError::Missing)) => return Ok(LinkTarget::Missing),
                 Err(ResolveError::Tree(NameError::Forward)) => {
@@ -499,20 +491,15 @@ impl Builder {
                 }
                 Err(ResolveError::Path(refusal)) => return Err(refusal.into()),
             };
-        let Some(number) = self.tree.find(parent, name) else {
-            return Ok(LinkTarget::Missing);
-        };
-        let ino = self.tree.dirent(number).ino.get();
-        if self.tree.is_forward_link(ino) {
-            return Ok(LinkTarget::Missing);
-        }
-        Ok(LinkTarget::Entry(ino))
+        let number = parent.and_then(|parent| self.tree.find(parent, name));
+        let ino = number.map(|number| self.tree.dirent(number).ino.get());
+        let ino = ino.filter(|&ino| !self.tree.is_forward_link(ino));
+        Ok(ino.map_or(LinkTarget::Missing, LinkTarget::Entry))
     }
 
-    /// Resolves all forward links after the last member.
+    /// Resolves all forward links after the last member, the last one first, as on disk.
     ///
-    /// Links without a target become problems. As on disk, the last link is first. The builder retries links
-    /// that wait for other links.
+    /// Retries links that wait for other links. Links without a target become problems.
     pub fn resolve_forward_links(&mut self) {
         if self.tree.is_layer() {
             self.finish_layer();
@@ -582,17 +569,13 @@ impl Builder {
         self.tree.unlink(number);
     }
 
-    /// Finishes a layer after its last member.
-    ///
-    /// Removes the contents of replaced directories. Forward links become unresolved links to the layers
-    /// below.
+    /// Finishes a layer after its last member: its forward links become links to the layers below.
     fn finish_layer(&mut self) {
         self.tree.prune_replaced_directories();
         if mem::take(&mut self.forward).is_empty() {
             return;
         }
-        for number in 0..self.tree.index.arrays.dirents.len() {
-            let number = u32::try_from(number).unwrap_or(NONE);
+        for number in 0..self.tree.dirent_count() {
             let Dirent { name, ino, parent } = *self.tree.dirent(number);
             if ino.get() == 0 || !self.tree.is_forward_link(ino.get()) {
                 continue;
@@ -659,9 +642,8 @@ impl Builder {
     fn set_content(&mut self, record: &mut InodeRow, member: &Member) -> Result<(), MemberError> {
         record.data = member.payload.start().0.into();
         record.size = member.size.into();
-        let stored = member.payload.len();
         let totals = &mut self.tree.index.totals;
-        totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
+        totals.stored_bytes = totals.stored_bytes.saturating_add(member.payload.len());
         if let Some(map) = &member.sparse {
             record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
         }

@@ -68,7 +68,7 @@ impl Charge {
     /// # Errors
     /// When they exceed the limit.
     pub fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
-        self.change(self.bytes.saturating_add(bytes as u64))
+        self.set(self.bytes.saturating_add(bytes as u64))
     }
 
     /// Makes room for exactly `more` rows, and counts it before the allocation.
@@ -97,11 +97,7 @@ impl Charge {
     }
 
     /// Sets the count to `bytes`.
-    pub(super) fn set(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
-        self.change(bytes as u64)
-    }
-
-    fn change(&mut self, bytes: u64) -> Result<(), TooMuchMemory> {
+    pub(super) fn set(&mut self, bytes: u64) -> Result<(), TooMuchMemory> {
         let used = &self.limit.used;
         let others = if bytes >= self.bytes {
             used.fetch_add(bytes - self.bytes, Ordering::Relaxed)
@@ -111,9 +107,8 @@ impl Charge {
         let all = others.saturating_add(bytes).saturating_sub(self.bytes);
         self.bytes = bytes;
         if all > self.limit.bytes {
-            return Err(TooMuchMemory {
-                limit: self.limit.bytes,
-            });
+            let limit = self.limit.bytes;
+            return Err(TooMuchMemory { limit });
         }
         Ok(())
     }

@@ -174,7 +174,7 @@ pub fn merge(
         problems: layer_problems.collect(),
         charge: MemoryLimit::none().charge(),
     };
-    charge.set(index.memory_bytes() + table_bytes)?;
+    charge.set((index.memory_bytes() + table_bytes) as u64)?;
     index.charge = charge;
     Ok(MergedIndex {
         index: Arc::new(index),
@@ -296,7 +296,7 @@ impl<'a> Merger<'a, '_> {
     /// Counts the current memory of the arrays.
     fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.arrays.memory_bytes() + self.other_bytes;
-        self.charge.set(bytes)
+        self.charge.set(bytes as u64)
     }
 
     /// Adds a record for each of `layer_inos`; for a directory, that with its attributes.

@@ -195,7 +195,7 @@ pub(super) struct PieceRow {
 ///
 /// With a target, a hard link whose target the layer does not contain. Without a target, a whiteout. Without
 /// a name either, an opaque directory.
-#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct UnresolvedRow {
     /// The name of the link, or the removed name.

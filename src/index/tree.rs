@@ -367,7 +367,7 @@ impl Index {
     /// When the indexes that share the limit need more than it allows.
     pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
         self.charge = limit.charge();
-        self.charge.set(self.memory_bytes())
+        self.charge.set(self.memory_bytes() as u64)
     }
 
     /// Memory of the index in bytes.
