@@ -165,10 +165,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
     let [layers, texts, ..] = header.sections;
-    let layers = input.rows::<Layer>(layers)?;
-    let [layer] = layers.as_slice() else {
-        return Err(Error::Malformed("not exactly one layer"));
-    };
+    let layer = input.layer(layers)?;
     let texts = input.rows::<u8>(texts)?;
     let (arrays, problems) = read_arrays(&mut input, &header.sections)?;
     let digest = *input.hasher.finalize().as_bytes();
@@ -248,10 +245,10 @@ fn read_arrays(
 pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
     let mut input = HashingStream::new(input);
     let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
-    if layers.len.get() != size_of::<Layer>() as u64 || texts.len.get() > MAX_ORIGIN_TEXT_BYTES {
-        return Err(Error::Malformed("not exactly one layer"));
+    let layer = input.layer(layers)?;
+    if texts.len.get() > MAX_ORIGIN_TEXT_BYTES {
+        return Err(Error::Malformed("a locator that is too long"));
     }
-    let layer = input.row::<Layer>()?;
     let texts = input.rows::<u8>(texts)?;
     layer.origin(decode_texts(&texts)?)
 }
@@ -462,6 +459,13 @@ impl<R: Read> HashingStream<R> {
         self.inner.read_exact(row.as_mut_bytes())?;
         self.hasher.update(row.as_mut_bytes());
         Ok(row)
+    }
+
+    fn layer(&mut self, section: Section) -> Result<Layer, Error> {
+        if section.len.get() != size_of::<Layer>() as u64 {
+            return Err(Error::Malformed("not exactly one layer"));
+        }
+        self.row()
     }
 
     /// Reads a section straight into its vector. The caller checked its length against the file's.

@@ -25,10 +25,9 @@ use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 /// Minimum age at which the writer of a temporary file counts as dead.
 const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
 
-/// Timeout for locks that another process holds briefly.
+/// Timeout for locks of another process that checks whether a file is in use, or removes one.
 ///
-/// That process checks whether a file is in use, or removes one. Neither takes long, unless the process is
-/// stopped meanwhile.
+/// Neither takes long, unless the process is stopped meanwhile.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Interval between attempts within [`LOCK_TIMEOUT`].
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
@@ -101,23 +100,14 @@ impl Store {
         self.cache_dir.join(DIRECTORY_NAME)
     }
 
-    /// The published index for `locator`; `None` when there is none.
-    ///
-    /// # Errors
-    /// When the file is unreadable, damaged, or of another version, user or source. Publishing replaces such
-    /// a file. Also when other users have access to the directory.
-    pub fn find(&self, locator: &Locator) -> Result<Option<Index>, Error> {
-        let found = self.find_locked(locator, &MemoryLimit::default())?;
-        Ok(found.map(|(index, _)| index))
-    }
-
-    /// As [`find`](Self::find), with a memory limit and a lock on the file.
+    /// The published index for `locator`, with a lock on its file; `None` when there is none.
     ///
     /// The file exists as long as the lock. Without a lock the index is usable as well, because then a
     /// stopped process holds the file.
     ///
     /// # Errors
-    /// As `find`.
+    /// When the file is unreadable, damaged, or of another version, user or source. Publishing replaces such
+    /// a file. Also when other users have access to the directory.
     pub fn find_locked(
         &self,
         locator: &Locator,
@@ -127,20 +117,18 @@ impl Store {
         let held = self
             .open_directory()
             .and_then(|directory| open_locked(&directory, &locator.file_name()));
-        let loaded = held.map_err(classify_error).and_then(|(file, in_use)| {
-            let index = load(file, limit)?;
-            Ok((index, in_use))
-        });
-        let (index, in_use) = match loaded {
-            Ok(found) => found,
-            Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(cause) => return Err(Error { path, cause }),
-        };
-        if index.origin.locator != *locator {
-            let cause = Cause::Mismatch;
-            return Err(Error { path, cause });
+        let loaded = held
+            .map_err(classify_error)
+            .and_then(|(file, in_use)| Ok((load(file, limit)?, in_use)));
+        match loaded {
+            Ok((index, _)) if index.origin.locator != *locator => {
+                let cause = Cause::Mismatch;
+                Err(Error { path, cause })
+            }
+            Ok(found) => Ok(Some(found)),
+            Err(Cause::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(cause) => Err(Error { path, cause }),
         }
-        Ok(Some((index, in_use)))
     }
 
     /// Publishes `index` for `locator`, atomically.
@@ -237,16 +225,11 @@ impl IndexFile {
     ///
     /// A writer takes the lock only after creating the file. Other versions of the program take no lock.
     fn is_recent_temporary(&self) -> bool {
-        !self.is_finished
-            && self
-                .used
-                .elapsed()
-                .is_ok_and(|age| age < STALE_TEMPORARY_AGE)
+        let age = self.used.elapsed();
+        !self.is_finished && age.is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
-    /// Takes the exclusive lock, or returns `None` if the file cannot be opened.
-    ///
-    /// Such a file is unusable, so no process uses it.
+    /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it.
     ///
     /// # Errors
     /// [`Errno::WOULDBLOCK`] while another process uses it.
@@ -300,9 +283,7 @@ fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<I
             return Ok((file, Some(IndexLock { locked })));
         }
     }
-    directory
-        .file(name, OFlags::RDONLY)
-        .map(|file| (file, None))
+    Ok((directory.file(name, OFlags::RDONLY)?, None))
 }
 
 /// Excludes other processes that rename or remove files of `directory`.
@@ -466,6 +447,12 @@ mod tests {
         })
     }
 
+    /// The published index, without a lock.
+    fn find(store: &Store, locator: &Locator) -> Result<Option<Index>, Error> {
+        let found = store.find_locked(locator, &MemoryLimit::default())?;
+        Ok(found.map(|(index, _)| index))
+    }
+
     /// Publishes an index and drops the lock.
     fn publish(store: &Store, options: &str) -> PathBuf {
         let locator = locator(options);
@@ -488,10 +475,13 @@ mod tests {
     fn published_index_is_found_by_its_locator_only() {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
-        assert!(store.find(&locator("")).unwrap().is_none());
+        assert!(find(&store, &locator("")).unwrap().is_none());
         let path = publish(&store, "");
-        assert_eq!(store.find(&locator("")).unwrap().unwrap().entry_count(), 2);
-        assert!(store.find(&locator("x")).unwrap().is_none());
+        assert_eq!(
+            find(&store, &locator("")).unwrap().unwrap().entry_count(),
+            2
+        );
+        assert!(find(&store, &locator("x")).unwrap().is_none());
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(
             fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777,
@@ -509,7 +499,7 @@ mod tests {
                 .publish(&locator("new"), &index(locator("old")))
                 .unwrap(),
         );
-        let found = store.find(&locator("new")).unwrap().unwrap();
+        let found = find(&store, &locator("new")).unwrap().unwrap();
         assert_eq!(found.origin().locator, locator("new"));
     }
 
@@ -519,7 +509,10 @@ mod tests {
         let store = Store::new(cache.path());
         let path = publish(&store, "a");
         fs::rename(path, store.path(&locator("b"))).unwrap();
-        assert!(matches!(cause(store.find(&locator("b"))), Cause::Mismatch));
+        assert!(matches!(
+            cause(find(&store, &locator("b"))),
+            Cause::Mismatch
+        ));
     }
 
     #[test]
@@ -528,9 +521,12 @@ mod tests {
         let store = Store::new(cache.path());
         let path = publish(&store, "");
         fs::write(&path, b"").unwrap();
-        assert!(matches!(cause(store.find(&locator(""))), Cause::NotAnIndex));
+        assert!(matches!(
+            cause(find(&store, &locator(""))),
+            Cause::NotAnIndex
+        ));
         publish(&store, "");
-        assert!(store.find(&locator("")).unwrap().is_some());
+        assert!(find(&store, &locator("")).unwrap().is_some());
     }
 
     #[test]
@@ -544,7 +540,7 @@ mod tests {
         fs::create_dir(path.parent().unwrap()).unwrap();
         symlink(&elsewhere, &path).unwrap();
         assert!(matches!(
-            cause(store.find(&locator(""))),
+            cause(find(&store, &locator(""))),
             Cause::Untrusted(_)
         ));
         publish(&store, "");
@@ -559,7 +555,7 @@ mod tests {
         let path = publish(&store, "");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         assert!(matches!(
-            cause(store.find(&locator(""))),
+            cause(find(&store, &locator(""))),
             Cause::Untrusted(_)
         ));
     }
@@ -654,7 +650,7 @@ mod tests {
         publish(&store, "a");
         assert!(!file.remove().unwrap());
         assert!(store.files().unwrap()[0].remove().unwrap());
-        assert!(store.find(&locator("a")).unwrap().is_none());
+        assert!(find(&store, &locator("a")).unwrap().is_none());
     }
 
     #[test]

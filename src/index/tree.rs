@@ -12,7 +12,7 @@ use crate::base::span_hash;
 use crate::codec::SeekPoint;
 use crate::tar::{Device, Timestamp};
 
-use super::arrays::{self, Arrays, NameTable};
+use super::arrays::{Arrays, NameTable, is_valid_component};
 use super::blocks::{self, Blocks};
 use super::checksums::SpanChecksums;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
@@ -70,12 +70,8 @@ impl Totals {
             has_xattrs: !arrays.xattrs.is_empty(),
             ..Self::default()
         };
-        for record in arrays
-            .records
-            .iter()
-            .filter(|record| record.mode.get() != 0)
-        {
-            totals.entries += 1;
+        for record in &arrays.records {
+            totals.entries += u64::from(record.mode.get() != 0);
             let stored = arrays.stored_bytes(record);
             totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
         }
@@ -168,8 +164,7 @@ pub struct Span {
 impl Index {
     /// Entry `ino`.
     ///
-    /// `None` when there is none, for example because a later member replaced it and the index does not keep
-    /// it.
+    /// `None` when there is none, for example because a later member replaced it.
     pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
         let replaced = || self.replaced.as_ref()?.get(&ino.0);
         Some(Entry {
@@ -313,16 +308,10 @@ impl Index {
     ///
     /// Their target is in the layers below, or appears later in the layer. None of them is an entry.
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
-        let rows = self.arrays.unresolved.iter();
-        rows.filter_map(|row| {
-            let parent = row.parent.get();
-            let arena = &self.arrays.arena;
-            let name = arena.name(row.name)?;
-            let target = arena.bytes_at(row.target_offset.get(), row.target_len.get().into())?;
-            let is_directory = self.arrays.record(parent)?.is_directory();
-            let is_link = is_directory && arrays::is_valid_component(name) && !target.is_empty();
+        self.unresolved_rows().filter_map(|(parent, name, target)| {
+            let is_link = is_valid_component(name) && !target.is_empty();
             is_link.then_some(UnresolvedLink {
-                parent: Ino(parent),
+                parent,
                 name,
                 target,
             })
@@ -331,19 +320,28 @@ impl Index {
 
     /// Whiteouts of the layer: names of lower layers that it removes.
     pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
-        let rows = self.arrays.unresolved.iter();
-        rows.filter(|row| row.target_len.get() == 0)
-            .filter_map(|row| {
-                let name = self.arrays.arena.name(row.name)?;
-                let parent = row.parent.get();
-                // A later member may have replaced it.
-                let is_directory = self.arrays.record(parent)?.is_directory();
-                let is_name = name.is_empty() || arrays::is_valid_component(name);
-                (is_directory && is_name).then_some(Whiteout {
-                    parent: Ino(parent),
-                    name: (!name.is_empty()).then_some(name),
-                })
+        self.unresolved_rows().filter_map(|(parent, name, target)| {
+            let is_whiteout = target.is_empty() && (name.is_empty() || is_valid_component(name));
+            is_whiteout.then_some(Whiteout {
+                parent,
+                name: (!name.is_empty()).then_some(name),
             })
+        })
+    }
+
+    /// Directory, name and target of each row about the layers below.
+    fn unresolved_rows(&self) -> impl Iterator<Item = (Ino, &[u8], &[u8])> {
+        self.arrays.unresolved.iter().filter_map(|row| {
+            let (arena, parent) = (&self.arrays.arena, row.parent.get());
+            let name = arena.name(row.name)?;
+            let target = match row.target_len.get() {
+                0 => &[][..],
+                len => arena.bytes_at(row.target_offset.get(), len.into())?,
+            };
+            // A later member may have replaced the directory.
+            let is_directory = self.arrays.record(parent)?.is_directory();
+            is_directory.then_some((Ino(parent), name, target))
+        })
     }
 
     /// The source that the index was made from.
@@ -449,15 +447,16 @@ impl Index {
     /// Span `number`, with its window still packed; `None` past the last, or in a damaged index.
     pub fn span(&self, number: u32) -> Option<Span> {
         let row = self.arrays.spans.get(number as usize)?;
+        let hash = match row.flags.get() & SpanRow::UNHASHED {
+            0 => Some(span_hash::of_checksums(
+                self.span_checksums(number)?.checksums(),
+            )),
+            _ => None,
+        };
         Some(Span {
             number,
             plain: self.span_extent(number)?,
-            hash: match row.flags.get() & SpanRow::UNHASHED {
-                0 => Some(span_hash::of_checksums(
-                    self.span_checksums(number)?.checksums(),
-                )),
-                _ => None,
-            },
+            hash,
             seek_point: match row.bit.get() {
                 SpanRow::NO_SEEK_POINT => None,
                 bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),
@@ -549,9 +548,7 @@ impl<'a> Entry<'a> {
         self.record.is_directory() && self.record.flags.get() & InodeRow::IMPLIED != 0
     }
 
-    /// Whether it is a directory of a layer that only whiteouts below it mention.
-    ///
-    /// The layer itself has no such directory.
+    /// Whether only whiteouts below this directory of a layer mention it, so that the layer has none.
     pub fn is_whiteout_only(&self) -> bool {
         self.record.is_whiteout_only()
     }
@@ -568,11 +565,8 @@ impl<'a> Entry<'a> {
 
     /// Number of names in a directory; 0 for all other entries.
     pub fn child_count(&self) -> u32 {
-        self.arrays
-            .child_numbers(self.ino.0)
-            .len()
-            .try_into()
-            .unwrap_or(u32::MAX)
+        let numbers = self.arrays.child_numbers(self.ino.0);
+        numbers.end - numbers.start
     }
 
     /// The directory in which it first appeared. The root is its own parent.
