@@ -180,12 +180,12 @@ fn find_targets(
     limit: &MemoryLimit,
 ) -> Result<Vec<Target>, TooMuchMemory> {
     let mut targets = Vec::with_capacity(links.len());
-    let mut below = Resolver::below(layers, number, &mut *work, limit.charge());
+    let mut below = Resolver::new(layers, number, None, &mut *work, limit.charge());
     for link in links {
         targets.push(below.find_target(link.target)?);
     }
     drop(below);
-    let mut own = Resolver::own(layers, number, links, work, limit.charge());
+    let mut own = Resolver::new(layers, number, Some(links), work, limit.charge());
     for (target, link) in targets.iter_mut().zip(links) {
         if *target == Target::Missing {
             *target = own.find_target(link.target)?;
@@ -249,37 +249,17 @@ enum LookupResult {
 }
 
 impl<'r, 'a> Resolver<'r, 'a> {
-    /// A resolver for the layers below `number`.
-    pub(super) fn below(
+    /// A resolver for the layers below `number`, or for layer `number` alone with its `own_links`.
+    pub(super) fn new(
         layers: &'r Layers<'a>,
         number: u32,
-        work: &'r mut WorkBudget,
-        charge: Charge,
-    ) -> Self {
-        Self::new(layers, None, roots(0..number), work, charge)
-    }
-
-    /// A resolver for layer `number` alone, with its `links`.
-    pub(super) fn own(
-        layers: &'r Layers<'a>,
-        number: u32,
-        links: &'r [UnresolvedLink<'a>],
-        work: &'r mut WorkBudget,
-        charge: Charge,
-    ) -> Self {
-        let root = roots(number..number + 1);
-        Self::new(layers, Some(links), root, work, charge)
-    }
-
-    fn new(
-        layers: &'r Layers<'a>,
         own_links: Option<&'r [UnresolvedLink<'a>]>,
-        root: Parts,
         work: &'r mut WorkBudget,
         charge: Charge,
     ) -> Self {
+        let layer_numbers = own_links.map_or(0..number, |_| number..number + 1);
         let root = Directory {
-            parts: root,
+            parts: roots(layer_numbers),
             names: HashMap::new(),
         };
         Self {

@@ -470,9 +470,9 @@ mod tests {
             let whole_layered = link_layers(&whole_index, WhiteoutFormat::Keep, &limit, &mut whole_work);
             let whole_layered = whole_layered.expect("small");
             let count = u32::try_from(indexes.len()).expect("few");
-            let mut below = Resolver::below(&layered, count, &mut work, limit.charge());
+            let mut below = Resolver::new(&layered, count, None, &mut work, limit.charge());
             let mut in_whole =
-                Resolver::own(&whole_layered, 0, &[], &mut whole_work, limit.charge());
+                Resolver::new(&whole_layered, 0, Some(&[]), &mut whole_work, limit.charge());
             for name in NAMES.iter().chain(&["l", "d/d/d", "a/b", "l/b", "l/d/a"]) {
                 let mut expected = in_whole.find_target(name.as_bytes()).expect("small");
                 if let Target::Entry(layer_ino) = &mut expected {
