@@ -14,10 +14,9 @@ use super::rows::{
 };
 use crate::base::archive_path::ArchivePath;
 
-/// Maximum number of components of a path.
+/// Maximum number of components of a path, which ends cycles of parents in a damaged file.
 ///
-/// The parser allows 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper. In a damaged
-/// file the maximum ends cycles of parents.
+/// The parser allows 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper.
 const MAX_DEPTH: usize = 1 << 17;
 
 /// All arrays of an index.
@@ -125,9 +124,7 @@ impl Arrays {
         is_its_own.then(|| self.live_dirent(number)).flatten()
     }
 
-    /// Name and number of a live record from dirent `number`.
-    ///
-    /// A directory counts only under its own dirent.
+    /// Name and number of a live record from dirent `number`; of a directory only under its own dirent.
     pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
@@ -150,9 +147,7 @@ impl Arrays {
         range().unwrap_or(0..0)
     }
 
-    /// As [`Self::child`], for the dirent at position `number` of [`Self::by_name`].
-    ///
-    /// It must be one of `siblings`.
+    /// As [`Self::child`], for position `number` of [`Self::by_name`], which must be one of `siblings`.
     pub(super) fn child_by_rank(
         &self,
         parent: u32,
@@ -206,9 +201,7 @@ impl Arrays {
         })
     }
 
-    /// The sparse map of row `extra`.
-    ///
-    /// `None` when the file is not sparse; empty when the map is out of range.
+    /// The sparse map of row `extra`; `None` when there is none, empty when it is out of range.
     pub(super) fn sparse_pieces(&self, extra: u32) -> Option<&[PieceRow]> {
         let extra = self.extras.get(extra as usize)?;
         if extra.sparse.get() != 1 {

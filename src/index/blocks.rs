@@ -21,9 +21,7 @@ pub(super) const MIN_BLOCK_LEN: u64 = 16 << 10;
 /// Maximum length of a block, in bytes. A read of one byte fetches and hashes as much.
 pub(super) const MAX_BLOCK_LEN: u64 = 1 << 20;
 
-/// Maximum number of blocks of one archive, as long as blocks may grow instead.
-///
-/// This bounds the digests to 32 MiB.
+/// Maximum number of blocks (32 MiB of digests), as long as blocks may grow instead.
 const MAX_BLOCKS: u64 = 1 << 20;
 
 /// Block length for a source of `source_bytes` bytes: a power of two.
@@ -68,9 +66,7 @@ pub struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// A hasher for the stream from `start` on.
-    ///
-    /// `block_len` is in bytes and a result of [`block_len`].
+    /// A hasher for the stream from `start` on; `block_len` is a result of [`block_len`].
     pub fn new(block_len: u64, start: Packed) -> Self {
         Self {
             block_len,
@@ -222,9 +218,7 @@ impl Blocks {
         self.extent
     }
 
-    /// Whether `bytes`, all of block `number`, match its digest.
-    ///
-    /// Bytes without a digest match always, because the scan skipped them.
+    /// Whether `bytes`, all of block `number`, match its digest, or the scan skipped them.
     pub fn matches(&self, number: usize, bytes: &[u8]) -> bool {
         let Some(&expected) = self.digests.get(number) else {
             return false;

@@ -38,8 +38,7 @@ use crate::tar::{Kind, Member, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn.
 ///
-/// In each pass at least one more of those that wait for each other finds its target. Usually one pass
-/// resolves all.
+/// Each pass resolves at least one of those that wait for each other. Usually one pass resolves all.
 pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 /// Maximum bytes of the path of an entry or of a hard link's target.
@@ -126,16 +125,12 @@ impl Builder {
         self.charge.set(bytes as u64)
     }
 
-    /// The index so far, with the spans known and without listings.
-    ///
-    /// It also contains replaced entries if [`Options::keeps_replaced`] is set.
+    /// The index so far, without listings, and with replaced entries if [`Options::keeps_replaced`].
     pub fn index(&self) -> &Index {
         &self.tree.index
     }
 
-    /// Sets how the source is packed, and its length if known.
-    ///
-    /// Readers need this to read spans before all spans are known.
+    /// Sets how the source is packed, and its length if known, for readers before the end of the scan.
     pub fn set_compression(&mut self, compression: Compression, packed_bytes: Option<u64>) {
         let origin = &mut self.tree.index.origin;
         origin.compression = compression;
@@ -383,10 +378,9 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a name for the entry at `target`.
+    /// Adds a name for the entry at `target`. A link to the entry that has this name changes nothing.
     ///
-    /// As in GNU tar, a link replaces an existing name only if its target exists. A link to the entry that
-    /// already has this name changes nothing.
+    /// As in GNU tar, a link replaces an existing name only if its target exists.
     fn insert_link(
         &mut self,
         parent: u32,

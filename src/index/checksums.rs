@@ -22,9 +22,7 @@ pub struct SpanChecksums<'a> {
 }
 
 impl<'a> SpanChecksums<'a> {
-    /// The checksums of a span, which begin at row `first` of `checksums`.
-    ///
-    /// `None` in a damaged index.
+    /// The checksums of a span from row `first` of `checksums` on; `None` in a damaged index.
     pub(super) fn new(
         checksums: &'a [U64],
         first: u64,
@@ -49,9 +47,7 @@ impl<'a> SpanChecksums<'a> {
         self.checksums.iter().map(|checksum| checksum.get())
     }
 
-    /// The whole blocks around bytes `range` of the span.
-    ///
-    /// Returns their range, counted from the front of the span, and their plain extent.
+    /// The whole blocks around bytes `range` of the span: their range in the span, and their extent.
     pub fn blocks(&self, range: &Range<usize>) -> Option<(Range<usize>, Extent<Plain>)> {
         let len = usize::try_from(self.extent.len()).ok()?;
         let end = range.end.checked_next_multiple_of(self.block_len)?.min(len);

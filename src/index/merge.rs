@@ -63,13 +63,9 @@ pub struct MergePlan<'a> {
 /// A merged tree, with the mapping of its entries to the layers.
 #[derive(Debug)]
 pub struct MergedIndex {
-    /// The tree. Its plain stream is those of the layers, one after the other.
-    ///
-    /// Decoding cannot start anywhere in it.
+    /// The tree. Its plain stream is those of the layers, one after the other, and has no seek points.
     pub index: Arc<Index>,
-    /// The first members that are damaged or not in the tree, each with its layer.
-    ///
-    /// Layers count from 0. The index has the same problems.
+    /// The problems of the index, each with its layer, counted from 0.
     pub problems: Vec<(usize, Problem)>,
     /// For each merged inode number, 0 included, the entry with its content.
     layer_inos: Vec<LayerIno>,

@@ -144,8 +144,7 @@ impl Name {
 
 /// A name in a directory.
 ///
-/// In a file, dirents are sorted by parent, then by entry. So a listing has the order of the files' bytes in
-/// the archive.
+/// In a file, dirents are sorted by parent, then by entry, so a listing has the order of the archive.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Dirent {
@@ -193,8 +192,8 @@ pub(super) struct PieceRow {
 
 /// A statement of a layer about the layers below it.
 ///
-/// With a target, a hard link whose target the layer does not contain. Without a target, a whiteout. Without
-/// a name either, an opaque directory.
+/// With a target, a hard link to them. Without a target, a whiteout. Without a name either, an opaque
+/// directory.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct UnresolvedRow {

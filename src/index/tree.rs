@@ -153,18 +153,14 @@ pub struct Span {
     pub number: u32,
     /// Its plain bytes.
     pub plain: Extent<Plain>,
-    /// Hash by [`SpanHasher`](crate::base::span_hash::SpanHasher), with blocks of [`Index::block_len`].
-    ///
-    /// `None` when the scan skipped the span.
+    /// [Hash](crate::base::span_hash) of blocks of [`Index::block_len`]; `None` when the scan skipped it.
     pub hash: Option<u64>,
     /// Where its decoding can start; `None` when only an earlier span has a seek point.
     pub seek_point: Option<SeekPoint>,
 }
 
 impl Index {
-    /// Entry `ino`.
-    ///
-    /// `None` when there is none, for example because a later member replaced it.
+    /// Entry `ino`; `None` when there is none, for example because a later member replaced it.
     pub fn entry(&self, ino: Ino) -> Option<Entry<'_>> {
         let replaced = || self.replaced.as_ref()?.get(&ino.0);
         Some(Entry {
@@ -259,9 +255,7 @@ impl Index {
         self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
     }
 
-    /// Directory and number under which `ino` first appeared, as in [`children`](Self::children).
-    ///
-    /// `None` while there are no listings.
+    /// Directory, and number in [`Self::children`], where `ino` first appeared; `None` without listings.
     pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
         let number = self.arrays.record(ino.0)?.dirent.get();
         let parent = Ino(self.arrays.dirent(number)?.parent.get());
@@ -270,9 +264,7 @@ impl Index {
         within.then(|| (parent, number - siblings.start))
     }
 
-    /// The highest number of an entry.
-    ///
-    /// Numbers start at 1 (the root). There are gaps where a later member replaced an entry.
+    /// The highest number of an entry. There are gaps where a later member replaced an entry.
     pub fn last_ino(&self) -> Ino {
         let count = self.arrays.records.len();
         Ino(u32::try_from(count).map_or(NONE, |count| count.saturating_sub(1)))
@@ -405,9 +397,7 @@ impl Index {
         (row.bit.get() != SpanRow::NO_SEEK_POINT).then(|| Packed(row.packed.get()))
     }
 
-    /// Whether every packed byte has a digest and every span a hash.
-    ///
-    /// Then a reader can detect all bytes of another version of the source.
+    /// Whether a reader can detect all bytes of another version, by digests of blocks and hashes of spans.
     pub fn is_hashed(&self) -> bool {
         let (mut spans, mut blocks) = (self.arrays.spans.iter(), self.arrays.blocks.iter());
         self.digested.0 >= self.origin.packed_bytes
