@@ -21,10 +21,9 @@ use crate::index::{
 /// seconds. An image of 100 layers with such links in 50 directories of each layer needs about a tenth.
 pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
 
-/// Additional work for each hard link.
+/// Additional work for each hard link, enough for a target in a cached directory.
 ///
-/// It is enough for a target in a cached directory. So simple targets are found even if other links have used
-/// up the shared work.
+/// So simple targets are found even if other links have used up the shared work.
 const WORK_PER_LINK: u64 = 64;
 
 /// Problem text for a link without a target. The link has replaced the entry at its path.
@@ -103,9 +102,7 @@ pub(super) fn link_layers<'a>(
     Ok(layers)
 }
 
-/// Resolves the links of layer `number` whose targets it did not contain yet.
-///
-/// The layers below it must be resolved already.
+/// Resolves the links of layer `number` to the layers below, which must be resolved already.
 fn find_links<'a>(
     layers: &mut Layers<'a>,
     number: u32,

@@ -87,9 +87,7 @@ impl<'a> Layers<'a> {
         kind == Some(Kind::Directory)
     }
 
-    /// Applies `action` of layer `layer` to `parts`, the entries of `name` so far.
-    ///
-    /// Returns `false` for a redirected entry, which is not supported.
+    /// Applies `action` to `parts`, the entries of `name` so far; `false` for an unsupported redirect.
     pub(super) fn apply(
         &self,
         parts: &mut Parts,
@@ -243,9 +241,7 @@ fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) ->
 /// Actions on names of one directory of a layer.
 type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
 
-/// Merges the actions of several directories, sorted by name.
-///
-/// For one name, they are in the order of application.
+/// Merges the actions of several directories, sorted by name, then in the order of application.
 #[derive(Default)]
 pub(super) struct ActionsByName<'a, 's> {
     streams: Vec<(LayerIno, Actions<'a, 's>)>,
