@@ -7,7 +7,7 @@ use crate::index::{Entry, Kind};
 /// Widths of the columns. Measure every entry first, then format the lines.
 ///
 /// `-rwsr-xr-x 1 root root 68208 2026-05-20 16:27:29 passwd`
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Columns {
     numeric: bool,
     escaped: bool,
@@ -26,10 +26,7 @@ impl Columns {
         Self {
             numeric,
             escaped,
-            links: 0,
-            user: 0,
-            group: 0,
-            size: 0,
+            ..Self::default()
         }
     }
 
@@ -38,9 +35,8 @@ impl Columns {
         let width = |text: String| text.chars().count();
         self.links = self.links.max(width(entry.link_count().to_string()));
         self.user = self.user.max(width(self.owner(entry.user(), entry.uid())));
-        self.group = self
-            .group
-            .max(width(self.owner(entry.group(), entry.gid())));
+        let group = self.owner(entry.group(), entry.gid());
+        self.group = self.group.max(width(group));
         self.size = self.size.max(width(size(entry)));
     }
 

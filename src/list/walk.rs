@@ -16,7 +16,7 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
         single: None,
     };
     match index.entry(from) {
-        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push(Level::new(from)),
+        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push((from, 0)),
         single => walk.single = single,
     }
     walk
@@ -31,37 +31,17 @@ pub struct Walk<'a> {
     recursive: bool,
     /// The path of the last level.
     directory: ArchivePath,
-    levels: Vec<Level>,
+    /// The directories down to it, each with the number of its next child, by name.
+    levels: Vec<(Ino, u32)>,
     single: Option<Entry<'a>>,
-}
-
-/// A directory on the stack.
-#[derive(Debug)]
-struct Level {
-    ino: Ino,
-    /// Number of the next child, by name.
-    next: u32,
-}
-
-impl Level {
-    fn new(ino: Ino) -> Self {
-        Self { ino, next: 0 }
-    }
 }
 
 impl<'a> Walk<'a> {
     fn next_child(&mut self) -> Option<Child<'a>> {
-        let level = self.levels.last_mut()?;
-        let child = self.index.children_by_name(level.ino, level.next).next()?;
-        level.next = child.number.saturating_add(1);
+        let (directory, next) = self.levels.last_mut()?;
+        let child = self.index.children_by_name(*directory, *next).next()?;
+        *next = child.number.saturating_add(1);
         Some(child)
-    }
-
-    fn leave(&mut self) {
-        self.levels.pop();
-        if let Some((above, _)) = self.directory.split_last() {
-            self.directory = above;
-        }
     }
 }
 
@@ -74,7 +54,10 @@ impl<'a> Iterator for Walk<'a> {
         }
         while !self.levels.is_empty() {
             let Some(child) = self.next_child() else {
-                self.leave();
+                self.levels.pop();
+                if let Some((above, _)) = self.directory.split_last() {
+                    self.directory = above;
+                }
                 continue;
             };
             let Some(entry) = self.index.entry(child.ino) else {
@@ -83,7 +66,7 @@ impl<'a> Iterator for Walk<'a> {
             let mut path = self.directory.clone();
             path.push(child.name);
             if self.recursive && entry.kind() == Kind::Directory {
-                self.levels.push(Level::new(child.ino));
+                self.levels.push((child.ino, 0));
                 self.directory = path.clone();
             }
             return Some((path, entry));
