@@ -37,6 +37,17 @@ pub(super) const TOO_MUCH_WORK: &str = "the target of the hard link is not looke
 /// Bytes of an entry in a table of names or paths, besides its text.
 const TABLE_ENTRY_BYTES: usize = 192;
 
+/// The problem `what` of the entry `name` in `directory`.
+pub(super) fn problem_at(directory: ArchivePath, name: &[u8], what: &str) -> Problem {
+    let mut path = directory;
+    path.push(name);
+    Problem {
+        path: Some(path),
+        offset: None,
+        what: what.to_owned(),
+    }
+}
+
 /// The target of a hard link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
@@ -52,7 +63,8 @@ pub(super) enum Target {
 /// The remaining work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkBudget {
-    shared: u64,
+    /// Of all links.
+    pub(super) shared: u64,
     /// Remaining work of the current link alone.
     link: u64,
 }
@@ -60,12 +72,6 @@ pub(super) struct WorkBudget {
 impl WorkBudget {
     pub(super) fn new(shared: u64) -> Self {
         Self { shared, link: 0 }
-    }
-
-    /// Remaining work that all links share.
-    #[cfg(test)]
-    pub(super) fn shared(&self) -> u64 {
-        self.shared
     }
 
     fn spend(&mut self, work: u64) -> Result<(), WalkError> {
@@ -151,17 +157,11 @@ fn note_missing_target(
     }
     layers.missing_count += 1;
     if layers.missing.len() < Options::default().max_problems {
-        let mut path = directory.clone();
-        path.push(name);
         let what = match target {
-            Target::TooMuchWork => TOO_MUCH_WORK.to_owned(),
-            _ => MISSING_TARGET.to_owned(),
+            Target::TooMuchWork => TOO_MUCH_WORK,
+            _ => MISSING_TARGET,
         };
-        let problem = Problem {
-            path: Some(path),
-            offset: None,
-            what,
-        };
+        let problem = problem_at(directory.clone(), name, what);
         layers.missing.push((number as usize, problem));
     }
 }

@@ -12,9 +12,9 @@ mod layer_stack;
 use crate::codec::Compression;
 use crate::index::{
     self, Builder, Charge, Index, LayerIno, Locator, MemoryLimit, MergeError, MergePlan,
-    MergedDirectory, MergedIndex, MergedName, Options, Origin, Problem, WhiteoutFormat,
+    MergedDirectory, MergedIndex, MergedName, Options, Origin, WhiteoutFormat,
 };
-use cross_links::{MAX_SHARED_WORK, WorkBudget, link_layers};
+use cross_links::{MAX_SHARED_WORK, WorkBudget, link_layers, problem_at};
 use layer_stack::{LayerAction, Layers, Parts, roots};
 
 /// Merges `layers`, from the bottom; without layers the tree is empty.
@@ -99,11 +99,8 @@ impl<'a> Planner<'a, '_> {
         self.plan_directory(&roots(0..count))?;
         while let Some(&(directory, _)) = self.pending.last() {
             let other = |&(pending, _): &(u32, LayerIno)| pending != directory;
-            let start = self
-                .pending
-                .iter()
-                .rposition(other)
-                .map_or(0, |last| last + 1);
+            let last_other = self.pending.iter().rposition(other);
+            let start = last_other.map_or(0, |last| last + 1);
             let parts = self.pending.drain(start..).map(|(_, part)| part);
             let parts: Parts = parts.collect();
             self.plan_names(directory, &parts)?;
@@ -193,13 +190,7 @@ impl<'a> Planner<'a, '_> {
         if self.plan.problems.len() < Options::default().max_problems {
             let index = self.layers.index(part.layer);
             let path = index.and_then(|index| index.path(part.ino));
-            let mut path = path.unwrap_or_default();
-            path.push(name);
-            let problem = Problem {
-                path: Some(path),
-                offset: None,
-                what: REDIRECTED.to_owned(),
-            };
+            let problem = problem_at(path.unwrap_or_default(), name, REDIRECTED);
             self.plan.problems.push((part.layer as usize, problem));
         }
     }
@@ -258,7 +249,7 @@ mod tests {
         let indexes: Vec<_> = layers.iter().collect();
         let layered = link_layers(&indexes, WhiteoutFormat::Oci, &limit, &mut work).expect("small");
         let merged = merge_stack(layered, &limit).expect("small");
-        (merged, shared - work.shared())
+        (merged, shared - work.shared)
     }
 
     fn inode(merged: &MergedIndex, path: &str) -> Option<Ino> {
