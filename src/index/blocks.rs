@@ -252,14 +252,11 @@ impl Blocks {
     /// Start of the first block that does not match. `bytes` are all of [`extent`](Self::extent).
     pub fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
-        let mut number = 0;
-        for block in bytes.chunks(block_len) {
-            if !self.matches(number, block) {
-                return Some(self.block(number).start());
-            }
-            number += 1;
-        }
-        (number < self.digests.len()).then(|| self.block(number).start())
+        let mut blocks = bytes.chunks(block_len).enumerate();
+        let count = blocks.len();
+        let number = blocks.position(|(number, block)| !self.matches(number, block));
+        let number = number.or((count < self.digests.len()).then_some(count));
+        number.map(|number| self.block(number).start())
     }
 
     /// Whether each block has a digest, so that bytes from any source can be verified.

@@ -14,7 +14,7 @@ use super::build_tree::Options;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::origin::Origin;
 use super::problem::Problem;
-use super::rows::{DIRECTORY, Dirent, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow};
+use super::rows::{DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow};
 use super::tree::{Index, Ino, Totals};
 use crate::base::extent::Packed;
 
@@ -381,8 +381,7 @@ impl<'a> Merger<'a, '_> {
         }
         self.other_bytes += TABLE_ENTRY_BYTES;
         let mut extra = *extra;
-        let (first, count) =
-            self.copy_xattr_set(layer, row, extra.xattr.get(), extra.xattr_count.get())?;
+        let (first, count) = self.copy_xattr_set(layer, row, &extra)?;
         extra.xattr = first.into();
         extra.xattr_count = count.into();
         if extra.sparse.get() == 1 {
@@ -405,20 +404,20 @@ impl<'a> Merger<'a, '_> {
         Ok(number)
     }
 
-    /// First row and number of the attributes of row `extra`.
+    /// First row and number of the attributes of `extra`, which is row `row`.
     fn copy_xattr_set(
         &mut self,
         layer: &mut SourceLayer<'a>,
-        extra: u32,
-        first: u32,
-        count: u32,
+        row: u32,
+        extra: &ExtraRow,
     ) -> Result<(u32, u32), MergeError> {
-        if let Some(&known) = layer.xattr_sets.get(&(first, count)) {
+        let key = (extra.xattr.get(), extra.xattr_count.get());
+        if let Some(&known) = layer.xattr_sets.get(&key) {
             return Ok(known);
         }
         self.other_bytes += TABLE_ENTRY_BYTES;
         let start = row_count(&self.arrays.xattrs)?;
-        for (name, value) in layer.arrays.xattrs(extra) {
+        for (name, value) in layer.arrays.xattrs(row) {
             if (self.hides)(name) {
                 continue;
             }
@@ -426,7 +425,7 @@ impl<'a> Merger<'a, '_> {
             self.check_memory()?;
         }
         let set = (start, row_count(&self.arrays.xattrs)? - start);
-        layer.xattr_sets.insert((first, count), set);
+        layer.xattr_sets.insert(key, set);
         Ok(set)
     }
 

@@ -53,10 +53,8 @@ pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for problem in problems {
         let path = problem.path.as_ref().map_or(&[][..], ArchivePath::as_bytes);
-        let texts = [path, problem.what.as_bytes()].map(|text| {
-            let len = text.len().min(MAX_TEXT_BYTES);
-            text.get(..len).unwrap_or_default()
-        });
+        let texts =
+            [path, problem.what.as_bytes()].map(|text| text.get(..MAX_TEXT_BYTES).unwrap_or(text));
         let offset = problem.offset.map_or(UNKNOWN_OFFSET, |offset| offset.0);
         let row_bytes = 24 + texts.iter().map(|text| text.len()).sum::<usize>();
         if (bytes.len() + row_bytes) as u64 > MAX_SECTION_BYTES {

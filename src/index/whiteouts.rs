@@ -20,9 +20,8 @@ pub enum WhiteoutFormat {
     /// The format of overlayfs.
     ///
     /// A character device 0/0 hides its own name. So does an empty file with the attribute
-    /// `trusted.overlay.whiteout` or `user.overlay.whiteout`. A directory with the attribute
-    /// `trusted.overlay.opaque` or `user.overlay.opaque` of value `y` hides all entries of lower layers in
-    /// it.
+    /// `trusted.overlay.whiteout`. A directory with the attribute `trusted.overlay.opaque` of value `y` hides
+    /// all entries of lower layers in it. The attributes may begin with `user.` instead.
     Overlay,
     /// No whiteouts. Every member of a layer is an entry.
     Keep,
@@ -60,30 +59,23 @@ impl WhiteoutFormat {
 
     /// Whether `directory` itself is marked as opaque.
     pub fn is_opaque(self, directory: &Entry<'_>) -> bool {
-        const OPAQUE: [&[u8]; 2] = [b"trusted.overlay.opaque", b"user.overlay.opaque"];
-        self == Self::Overlay
-            && directory
-                .xattrs()
-                .any(|(name, value)| OPAQUE.contains(&name) && value == b"y")
+        let is_mark = |(name, value): (&[u8], &[u8])| {
+            matches!(overlay_mark(name), Some(b"opaque")) && value == b"y"
+        };
+        self == Self::Overlay && directory.xattrs().any(is_mark)
     }
 
     /// Whether attribute `name` is only a mark of the layer, and hidden from users.
     pub fn hides_xattr(self, name: &[u8]) -> bool {
-        const OVERLAY: [&[u8]; 2] = [b"trusted.overlay.", b"user.overlay."];
-        self == Self::Overlay && OVERLAY.iter().any(|prefix| name.starts_with(prefix))
+        self == Self::Overlay && overlay_mark(name).is_some()
     }
 
     /// Whether `entry` refers to another path of the layers below, which is not supported.
     ///
     /// Overlayfs would merge such a directory with that path, or read such a file's content there.
     pub fn is_redirected(self, entry: &Entry<'_>) -> bool {
-        const REDIRECTS: [&[u8]; 4] = [
-            b"trusted.overlay.redirect",
-            b"user.overlay.redirect",
-            b"trusted.overlay.metacopy",
-            b"user.overlay.metacopy",
-        ];
-        self == Self::Overlay && entry.xattrs().any(|(name, _)| REDIRECTS.contains(&name))
+        let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"redirect" | b"metacopy"));
+        self == Self::Overlay && entry.xattrs().any(is_mark)
     }
 
     /// Whether `name` is reserved for whiteouts, so that it names no entry.
@@ -92,12 +84,16 @@ impl WhiteoutFormat {
     }
 }
 
+/// The mark of overlayfs that the extended attribute `name` stands for.
+fn overlay_mark(name: &[u8]) -> Option<&[u8]> {
+    let suffix = name.strip_prefix(b"trusted.overlay.");
+    suffix.or_else(|| name.strip_prefix(b"user.overlay."))
+}
+
 /// The format of overlayfs nested in overlayfs, since Linux 6.7.
 fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
-    const WHITEOUT: [&[u8]; 2] = [b"trusted.overlay.whiteout", b"user.overlay.whiteout"];
-    entry.kind() == Kind::File
-        && entry.size() == 0
-        && entry.xattrs().any(|(name, _)| WHITEOUT.contains(&name))
+    let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"whiteout"));
+    entry.kind() == Kind::File && entry.size() == 0 && entry.xattrs().any(is_mark)
 }
 
 #[cfg(test)]
