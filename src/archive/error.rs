@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::scan;
-use super::zeros::MAX_ZERO_BYTES;
+use crate::archive::scan;
+use crate::archive::scan::zeros::MAX_ZERO_BYTES;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::index::TooMuchMemory;

@@ -1,38 +1,12 @@
 //! The library's entry point: opens, scans and reads one archive.
 
-mod access_log;
-mod available_memory;
-mod background_scan;
-mod batch;
 pub mod cache_inventory;
-mod decode_pipeline;
-mod digest;
-mod disk_cache_policy;
 mod error;
-mod index_sink;
-mod lag_limit;
 mod live_index;
-mod lookup_runs;
-mod member_source;
 mod open;
-mod packed;
 mod prefetch;
-mod priority;
-mod rate_limit;
 mod read;
-mod replay;
-mod resources;
-mod resume_point;
-mod saved_index;
 pub mod scan;
-mod scan_push;
-mod sequential;
-mod single_flight;
-mod skip_policy;
-mod span_splitter;
-mod verify_sink;
-mod windows;
-mod zeros;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -45,19 +19,19 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::DiskCacheUsage;
-pub use access_log::AccessedRange;
-pub use digest::sha256;
 pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
+pub use open::resources::SharedResources;
+pub use open::saved_index::SavedIndex;
 pub use open::{DiskCacheFailure, DiskCacheMode, OpenError, OpenOptions};
+pub use prefetch::access_log::AccessedRange;
 pub use prefetch::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };
 pub use read::ReadError;
-pub use resources::SharedResources;
-pub use resume_point::ResumePoint;
-pub use saved_index::SavedIndex;
-pub use verify_sink::VerifySink;
+pub use scan::digest::sha256;
+pub use scan::resume_point::ResumePoint;
+pub use scan::verify_sink::VerifySink;
 
 /// An opened archive.
 ///
@@ -67,7 +41,7 @@ pub use verify_sink::VerifySink;
 pub struct Archive {
     // Fields are dropped in this order. The scan runs its waiting callbacks, which submit work to
     // the workers. The workers and the prefetch threads use the reader.
-    background_scan: Option<background_scan::BackgroundScan>,
+    background_scan: Option<open::background_scan::BackgroundScan>,
     prefetch: OnceLock<prefetch::Prefetcher>,
     workers: Arc<ThreadPool>,
     reader: Arc<read::Reader>,
@@ -160,7 +134,7 @@ impl Archive {
         let failure = self
             .background_scan
             .as_ref()
-            .and_then(background_scan::BackgroundScan::take_failure);
+            .and_then(open::background_scan::BackgroundScan::take_failure);
         failure.map_or(Ok(()), Err)
     }
 
@@ -178,7 +152,7 @@ impl Archive {
     pub fn notes(&self) -> Vec<String> {
         self.background_scan
             .as_ref()
-            .map(background_scan::BackgroundScan::notes)
+            .map(open::background_scan::BackgroundScan::notes)
             .unwrap_or_default()
     }
 

@@ -15,7 +15,7 @@ mod rounds;
 
 mod base;
 mod memory_pool;
-#[path = "../../src/archive/single_flight.rs"]
+#[path = "../../src/archive/read/single_flight.rs"]
 #[allow(
     dead_code,
     unused_imports,

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 
-use super::disk_cache_policy::ScanDiskCache;
-use super::lag_limit::LagLimit;
-use super::live_index::LiveIndex;
-use super::scan::Sink;
+use crate::archive::live_index::LiveIndex;
+use crate::archive::prefetch::lag_limit::LagLimit;
+use crate::archive::read::disk_cache_policy::ScanDiskCache;
+use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{SpanCache, SpanKey};
@@ -16,29 +16,29 @@ use crate::index::{MemberError, NewDigests, Problem, Span, TooMuchMemory};
 use crate::tar::Member;
 
 /// Builds an index, and caches spans.
-pub(super) struct IndexSink<'a> {
-    pub(super) live_index: &'a LiveIndex,
+pub(crate) struct IndexSink<'a> {
+    pub(crate) live_index: &'a LiveIndex,
     /// Length of the source, if it is known.
-    pub(super) packed_bytes: Option<u64>,
+    pub(crate) packed_bytes: Option<u64>,
     /// Set when the index is no longer wanted.
-    pub(super) is_cancelled: &'a AtomicBool,
+    pub(crate) is_cancelled: &'a AtomicBool,
     /// Cache for the decoded spans, which later readers may need.
-    pub(super) span_cache: Option<&'a SpanCache>,
+    pub(crate) span_cache: Option<&'a SpanCache>,
     /// Layer of the spans in the cache.
-    pub(super) layer: u16,
+    pub(crate) layer: u16,
     /// Limit on how far this scan runs ahead of the scan pusher.
-    pub(super) lag_limit: &'a LagLimit,
-    pub(super) disk_cache_writer: Option<ScanDiskCache>,
+    pub(crate) lag_limit: &'a LagLimit,
+    pub(crate) disk_cache_writer: Option<ScanDiskCache>,
     /// Bytes of the current span, if a cache needs them.
-    pub(super) span_bytes: Option<free_list::RecycledBuffer>,
+    pub(crate) span_bytes: Option<free_list::RecycledBuffer>,
     /// Free list that provides their memory.
-    pub(super) free_list: FreeList,
+    pub(crate) free_list: FreeList,
     /// The last span. The next one starts at its end, and probably has the same length.
-    pub(super) last_span: Extent<Plain>,
+    pub(crate) last_span: Extent<Plain>,
     /// Whether the index had memory for the last span.
-    pub(super) memory_check: Result<(), TooMuchMemory>,
+    pub(crate) memory_check: Result<(), TooMuchMemory>,
     /// Oddities, for the user.
-    pub(super) warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
 }
 
 /// Maximum number of warnings. A hostile archive has one in every record.
@@ -46,7 +46,7 @@ const MAX_WARNINGS: usize = 100;
 
 /// Reason to stop the scan. A problem of a single member is none.
 #[derive(Debug)]
-pub(super) enum IndexSinkError {
+pub(crate) enum IndexSinkError {
     /// The index is no longer wanted.
     Cancelled,
     /// The index exceeds its memory limit.

@@ -1,5 +1,14 @@
 //! Scans an archive in one pass: fetch → decode → parse → sink.
 
+pub(super) mod decode_pipeline;
+pub(super) mod digest;
+pub(super) mod index_sink;
+pub(super) mod resume_point;
+pub(super) mod skip_policy;
+pub(super) mod span_splitter;
+pub(super) mod verify_sink;
+pub(super) mod zeros;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,14 +16,8 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
-use super::decode_pipeline::{self, PlainStream, StreamItem};
-use super::digest::Digester;
-use super::error::Error;
-use super::resume_point::ResumePoint;
-use super::saved_index::SavedIndex;
-use super::skip_policy::SkipPolicy;
-use super::span_splitter::{SpanSplitter, plain_seek_point};
-use super::zeros::ZeroRun;
+use crate::archive::error::Error;
+use crate::archive::open::saved_index::SavedIndex;
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
@@ -25,6 +28,12 @@ use crate::fetch;
 use crate::index::{NewDigests, Span, block_len};
 use crate::source::{Access, RetryForever, Source};
 use crate::tar::{self, Event, Member, Parser};
+use decode_pipeline::{PlainStream, StreamItem};
+use digest::Digester;
+use resume_point::ResumePoint;
+use skip_policy::SkipPolicy;
+use span_splitter::{SpanSplitter, plain_seek_point};
+use zeros::ZeroRun;
 
 /// Receives the results of a scan, in archive order, on the scan thread.
 ///
@@ -180,7 +189,7 @@ impl Options {
     /// Returns these options with the digests that `source` names.
     ///
     /// An explicit choice for a digest has precedence.
-    pub(super) fn for_source(&self, source: &dyn Source) -> Self {
+    pub(crate) fn for_source(&self, source: &dyn Source) -> Self {
         let fingerprint = source.fingerprint();
         let expected = |asked, known: Option<Sha256>| match (asked, known) {
             (Digest::Ignore, Some(sha256)) => Digest::Expect(sha256),
@@ -194,7 +203,7 @@ impl Options {
     }
 
     /// Whether the scan fails if a digest differs.
-    pub(super) fn expects_digest(&self) -> bool {
+    pub(crate) fn expects_digest(&self) -> bool {
         let mut digests = [self.sha256, self.plain_sha256].into_iter();
         digests.any(|digest| matches!(digest, Digest::Expect(_)))
     }

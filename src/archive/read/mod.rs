@@ -7,6 +7,14 @@
 //! a decoded span against its hash, which covers these checksums. Bytes that the scan skipped have
 //! neither.
 
+pub(super) mod batch;
+pub(super) mod disk_cache_policy;
+pub(super) mod member_source;
+pub(super) mod packed;
+pub(super) mod priority;
+pub(super) mod single_flight;
+pub(super) mod windows;
+
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -16,13 +24,9 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::error::Error;
-use super::lag_limit::LagLimit;
-use super::live_index::LiveIndex;
-use super::packed::{FetchMode, FirstReadHashes, PackedBytes};
-use super::priority::ReadPriority;
-use super::single_flight::{FlightError, SingleFlight};
-use super::windows::{LONG_READ_BYTES, Windows};
+use crate::archive::error::Error;
+use crate::archive::live_index::LiveIndex;
+use crate::archive::prefetch::lag_limit::LagLimit;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
@@ -38,6 +42,10 @@ use crate::fetch;
 use crate::index::store::IndexLock;
 use crate::index::{Entry, Index, Ino, Kind, Piece, Span};
 use crate::source::{Access, Cause, Source};
+use packed::{FetchMode, FirstReadHashes, PackedBytes};
+use priority::ReadPriority;
+use single_flight::{FlightError, SingleFlight};
+use windows::{LONG_READ_BYTES, Windows};
 
 /// Number of random samples, in addition to the front and the end of a source.
 const RANDOM_SAMPLES: u64 = 4;
@@ -105,55 +113,55 @@ impl FlightError for ReadError {
 
 /// Reads files of one archive.
 #[derive(Debug)]
-pub(super) struct Reader {
-    pub(super) source: Arc<dyn Source>,
-    pub(super) live_index: LiveIndex,
-    pub(super) span_cache: SpanCache,
+pub(crate) struct Reader {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) live_index: LiveIndex,
+    pub(crate) span_cache: SpanCache,
     /// Free list that provides the memory of spans.
-    pub(super) free_list: FreeList,
-    pub(super) disk_cache: Option<Arc<DiskCache>>,
+    pub(crate) free_list: FreeList,
+    pub(crate) disk_cache: Option<Arc<DiskCache>>,
     /// Held during a decode from far away, because a second reader may then find its span in the
     /// disk cache.
-    pub(super) far_decode_lock: Mutex<()>,
+    pub(crate) far_decode_lock: Mutex<()>,
     /// Spans that a read or prefetch is filling.
-    pub(super) single_flight: SingleFlight<ReadError>,
+    pub(crate) single_flight: SingleFlight<ReadError>,
     /// Windows in which a remote uncompressed archive is read.
-    pub(super) windows: Windows,
+    pub(crate) windows: Windows,
     /// Active reads that fill spans. Prefetch waits for them.
-    pub(super) read_priority: Arc<ReadPriority>,
+    pub(crate) read_priority: Arc<ReadPriority>,
     /// Layer that tells this archive's spans from others in the shared memory.
-    pub(super) layer: u16,
+    pub(crate) layer: u16,
     /// Limit on how far the scan runs ahead of the scan pusher.
-    pub(super) lag_limit: Arc<LagLimit>,
-    pub(super) network: Handle,
+    pub(crate) lag_limit: Arc<LagLimit>,
+    pub(crate) network: Handle,
     /// Range requests of reads.
-    pub(super) reads: fetch::RangeReader,
+    pub(crate) reads: fetch::RangeReader,
     /// Memory that reads hold while they decode. A read waits here if there is too little.
-    pub(super) budget: BufferPool,
+    pub(crate) budget: BufferPool,
     /// Additional memory for the decoders of these reads.
-    pub(super) broker: MemoryBroker,
+    pub(crate) broker: MemoryBroker,
     /// Limit for cached spans, reads and their decoders together, in bytes.
-    pub(super) memory_bytes: u64,
-    pub(super) stats: Arc<Stats>,
-    pub(super) first_read_hashes: FirstReadHashes,
+    pub(crate) memory_bytes: u64,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) first_read_hashes: FirstReadHashes,
     /// Lock that keeps the saved index from being removed.
-    pub(super) in_use: OnceLock<IndexLock>,
+    pub(crate) in_use: OnceLock<IndexLock>,
     /// Whether the reader is closed, so that no caller waits for a span.
-    pub(super) is_closed: AtomicBool,
+    pub(crate) is_closed: AtomicBool,
 }
 
 impl Reader {
     /// Ends all reads soon, now and later. Reads that wait for memory end at once, others at their
     /// next span.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
         self.budget.close();
         self.broker.close();
     }
 
-    /// As [`super::Archive::try_read`].
-    pub(super) fn try_read(
+    /// As [`crate::archive::Archive::try_read`].
+    pub(crate) fn try_read(
         &self,
         ino: Ino,
         offset: u64,
@@ -179,8 +187,8 @@ impl Reader {
         }
     }
 
-    /// As [`super::Archive::read`], on the calling thread.
-    pub(super) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+    /// As [`crate::archive::Archive::read`], on the calling thread.
+    pub(crate) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.read_with(ino, offset, len, |part| {
             if let Some(bytes) = self.cached_part(part)? {
                 self.stats.memory_hit_spans.increment();
@@ -247,7 +255,7 @@ impl Reader {
     }
 
     /// Plain offset that the scan must reach for this read; 0 if the read needs no bytes.
-    pub(super) fn required_scan_end(&self, ino: Ino, offset: u64, len: u32) -> Plain {
+    pub(crate) fn required_scan_end(&self, ino: Ino, offset: u64, len: u32) -> Plain {
         let index = self.live_index.read();
         let Some(entry) = regular_file(&index, ino) else {
             return Plain(0);
@@ -331,13 +339,13 @@ impl Reader {
     ///
     /// # Errors
     /// When its bytes are unavailable, or differ from the indexed ones.
-    pub(super) fn verify(&self, number: u32) -> Result<(), ReadError> {
+    pub(crate) fn verify(&self, number: u32) -> Result<(), ReadError> {
         self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
         self.load_span(number).map(drop)
     }
 
     /// Whether the disk cache holds every span, undamaged.
-    pub(super) fn is_fully_on_disk(&self) -> bool {
+    pub(crate) fn is_fully_on_disk(&self) -> bool {
         let count = self.live_index.read().span_count();
         (0..count).all(|number| {
             let span = self.indexed_span(number).ok();
@@ -351,7 +359,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`Reader::verify`]; always if the source can be read only once.
-    pub(super) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
+    pub(crate) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.indexed_span(number)?;
         span.hash.ok_or(ReadError::Index)?;
         self.fetch_span(&span).map(drop)
@@ -361,7 +369,7 @@ impl Reader {
     ///
     /// # Errors
     /// The first error of `verify`.
-    pub(super) fn verify_samples(
+    pub(crate) fn verify_samples(
         &self,
         verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
     ) -> Result<(), ReadError> {
@@ -401,21 +409,20 @@ impl Reader {
     }
 
     /// Cache key of span `span`.
-    pub(super) fn key(&self, span: u32) -> SpanKey {
+    pub(crate) fn key(&self, span: u32) -> SpanKey {
         let layer = self.layer;
         SpanKey { layer, span }
     }
 
-    pub(super) fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
+    pub(crate) fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
         self.live_index.read().span(number).ok_or(ReadError::Index)
     }
 
     /// Loads span `number` from memory, or fills it.
     ///
-    /// Concurrent callers and prefetch share one fill.
-    pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
-        let find = || self.span_cache.get(self.key(number));
-        if let Some(bytes) = find() {
+    /// Concurrent callers share one fill.
+    pub(crate) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
+        if let Some(bytes) = self.span_cache.get(self.key(number)) {
             self.stats.memory_hit_spans.increment();
             return Ok(bytes);
         }
@@ -437,7 +444,7 @@ impl Reader {
     ///
     /// Otherwise as [`Reader::try_read`], but it may wait for the disk. Returns `None` also if it
     /// fails.
-    pub(super) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
+    pub(crate) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
         let find = |part: &SpanPart| {
             let found = self.cached_part(part)?;
             found
@@ -487,7 +494,7 @@ impl Reader {
     }
 
     /// Caches a span on disk, if that is cheaper than decoding it again.
-    pub(super) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
+    pub(crate) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
@@ -505,7 +512,7 @@ impl Reader {
     /// Caches a span on disk that no reader requested.
     ///
     /// It evicts nothing, and may wait.
-    pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
+    pub(crate) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
@@ -519,7 +526,7 @@ impl Reader {
         span_hash::of_bytes(bytes, block_len)
     }
 
-    pub(super) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
+    pub(crate) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
         // A span without a hash cannot be verified.
         let hash = span.hash?;
         // The disk cache file is only as long as the archive, whatever an index claims.
@@ -570,7 +577,7 @@ impl Reader {
     }
 
     /// Builds a decoder that resumes at `seek_point`.
-    pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
+    pub(crate) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
         let context = Context {
             pool: BufferPool::with_free_list(codec::READ_POOL_BYTES, self.free_list.clone()),
             wants_seek_points: false,
@@ -581,12 +588,12 @@ impl Reader {
         Ok(SpanDecoder::new(decoder))
     }
 
-    pub(super) fn compression(&self) -> Compression {
+    pub(crate) fn compression(&self) -> Compression {
         self.live_index.read().origin().compression
     }
 
     /// Decodes and checks the plain bytes of `span`, which are next in `decoder`.
-    pub(super) fn decode_next(
+    pub(crate) fn decode_next(
         &self,
         span: &Span,
         decoder: &mut SpanDecoder,
@@ -625,12 +632,12 @@ impl Reader {
     }
 
     /// Converts `error` for a reader of `span`, and counts damage.
-    pub(super) fn read_error(&self, span: &Span, error: Error) -> ReadError {
+    pub(crate) fn read_error(&self, span: &Span, error: Error) -> ReadError {
         self.read_error_at(span.plain, error)
     }
 
     /// Converts `error` as [`Reader::read_error`] does, for a reader of the plain bytes `extent`.
-    pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
+    pub(crate) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
             Error::Source(source) => match &source.cause {
@@ -680,7 +687,7 @@ impl Reader {
     /// End of the packed bytes that span `number` is decoded from.
     ///
     /// That is the next seek point, or the end of the source.
-    pub(super) fn packed_end(&self, number: u32) -> Packed {
+    pub(crate) fn packed_end(&self, number: u32) -> Packed {
         let index = self.live_index.read();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
         let origin = index.origin();
@@ -694,18 +701,18 @@ impl Reader {
 }
 
 /// The bytes of one span that a read needs.
-pub(super) struct SpanPart {
-    pub(super) span: u32,
+pub(crate) struct SpanPart {
+    pub(crate) span: u32,
     /// The stored piece of the file that contains these bytes.
     piece: Piece,
-    pub(super) plain: Extent<Plain>,
+    pub(crate) plain: Extent<Plain>,
     /// Range of these bytes in the span.
     range: Range<usize>,
 }
 
 impl SpanPart {
     /// Cuts this part out of `span`, which holds all bytes of the span.
-    pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
+    pub(crate) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
         if self.range.end > span.len() {
             return Err(Some(ReadError::Index));
         }
@@ -722,7 +729,7 @@ fn regular_file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
 /// The length of `span`.
 ///
 /// An index file can claim any length, but a scan never makes spans longer than the limit.
-pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
+pub(crate) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
         .filter(|&len| len as u64 <= MAX_SPAN_LEN)
@@ -796,7 +803,7 @@ fn to_usize(len: u64) -> usize {
 }
 
 /// A decoder with the output that no caller has taken yet.
-pub(super) struct SpanDecoder {
+pub(crate) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
     /// Output of a decoder job.
     output: Option<Output>,
@@ -822,7 +829,7 @@ impl From<DecodedPiece> for Bytes {
 }
 
 impl SpanDecoder {
-    pub(super) fn new(decoder: Box<dyn Decoder>) -> Self {
+    pub(crate) fn new(decoder: Box<dyn Decoder>) -> Self {
         Self {
             decoder,
             output: None,

@@ -22,7 +22,7 @@ const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 ///
 /// A local uncompressed file needs no cache, because it is as good as any copy. `compression` is
 /// `None` if it is unknown.
-pub(super) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
+pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
     let is_near = !source.is_remote() && source.access() == Access::Ranges;
     !(is_near && compression == Some(Compression::None))
 }
@@ -33,7 +33,7 @@ pub(super) fn should_cache_spans(source: &dyn Source, compression: Option<Compre
 /// decoded again. So a slow disk at most doubles the time of a scan. Spans without seek points are
 /// an exception, because a missing one costs decoding everything before it.
 #[derive(Debug)]
-pub(super) struct ScanDiskCache {
+pub(crate) struct ScanDiskCache {
     disk_cache: Arc<DiskCache>,
     access: Access,
     started: Instant,
@@ -43,7 +43,7 @@ pub(super) struct ScanDiskCache {
 }
 
 impl ScanDiskCache {
-    pub(super) fn new(disk_cache: Arc<DiskCache>, source: &dyn Source) -> Self {
+    pub(crate) fn new(disk_cache: Arc<DiskCache>, source: &dyn Source) -> Self {
         Self {
             disk_cache,
             access: source.access(),
@@ -54,7 +54,7 @@ impl ScanDiskCache {
     }
 
     /// Writes a span, unless it has no hash to verify it with.
-    pub(super) fn write_span(&mut self, span: &Span, bytes: &Bytes) {
+    pub(crate) fn write_span(&mut self, span: &Span, bytes: &Bytes) {
         if span.hash.is_none() {
             return;
         }

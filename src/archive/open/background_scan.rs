@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, mem};
 
-use super::disk_cache_policy::ScanDiskCache;
-use super::error::Error;
-use super::index_sink::{IndexSink, IndexSinkError};
-use super::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, hold_index};
-use super::read::Reader;
-use super::scan::{self, ScanError, Summary};
+use crate::archive::error::Error;
+use crate::archive::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, hold_index};
+use crate::archive::read::Reader;
+use crate::archive::read::disk_cache_policy::ScanDiskCache;
+use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
+use crate::archive::scan::{self, ScanError, Summary};
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
@@ -20,7 +20,7 @@ use crate::source::Access;
 
 /// A background scan, running or over. Dropping it cancels the scan.
 #[derive(Debug)]
-pub(super) struct BackgroundScan {
+pub(crate) struct BackgroundScan {
     shared: Arc<Shared>,
     _thread: Thread<()>,
 }
@@ -43,7 +43,7 @@ impl BackgroundScan {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(super) fn start(
+    pub(crate) fn start(
         opener: Opener,
         disk_cache_writer: Option<ScanDiskCache>,
         reader: Arc<Reader>,
@@ -68,23 +68,23 @@ impl BackgroundScan {
     }
 
     /// Notes for the user, one line each.
-    pub(super) fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         self.shared.outcome().notes.clone()
     }
 
     /// Reason why the scan failed, if it did.
-    pub(super) fn failure(&self) -> Option<Arc<OpenError>> {
+    pub(crate) fn failure(&self) -> Option<Arc<OpenError>> {
         self.shared.outcome().failure.clone()
     }
 
     /// Takes the failure, for its only reader.
-    pub(super) fn take_failure(&self) -> Option<OpenError> {
+    pub(crate) fn take_failure(&self) -> Option<OpenError> {
         let failure = mem::take(&mut self.shared.outcome().failure);
         failure.and_then(Arc::into_inner)
     }
 
     /// Cancels the scan, because the index is no longer wanted.
-    pub(super) fn cancel(&self) {
+    pub(crate) fn cancel(&self) {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
 }

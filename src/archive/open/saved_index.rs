@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::open::{OpenError, OpenOptions, locator, read_index_file};
-use super::scan::Digest;
+use crate::archive::open::{OpenError, OpenOptions, locator, read_index_file};
+use crate::archive::scan::Digest;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -96,7 +96,7 @@ impl SavedIndex {
     }
 
     /// Seek ranges for decoding a stream of `compression`; `None` if they would not help.
-    pub(super) fn stretches(self, compression: Compression) -> Option<Stretches> {
+    pub(crate) fn stretches(self, compression: Compression) -> Option<Stretches> {
         // Streams of other formats have no windows.
         if !matches!(compression, Compression::Gzip | Compression::Lz4) {
             return None;
@@ -120,7 +120,7 @@ impl SavedIndex {
 
 /// Iterates over the ranges between the seek points of an index.
 #[derive(Debug)]
-pub(super) struct Stretches {
+pub(crate) struct Stretches {
     index: Arc<Index>,
     /// Number of the next span.
     next: u32,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::scan::{Sink, Summary};
+use crate::archive::scan::{Sink, Summary};
 use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
 use crate::index::Index;
@@ -73,7 +73,7 @@ impl VerifySink {
     /// Verifies an archive as [`VerifySink::new`] does, and compares each span with its hash in
     /// `index`.
     ///
-    /// The scan needs [`spans`](super::scan::Options::spans), and must not skip payloads.
+    /// The scan needs [`spans`](crate::archive::scan::Options::spans), and must not skip payloads.
     pub fn with_index(index: Arc<Index>) -> Self {
         Self {
             comparison: Some(IndexComparison {

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use bytes::Bytes;
 
 use super::packed::{FetchMode, PackedBytes};
-use super::read::{ReadError, Reader, SpanDecoder, span_len};
 use super::single_flight::Claim;
 use super::windows::{MissingWindows, WindowClaim};
+use crate::archive::read::{ReadError, Reader, SpanDecoder, span_len};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
@@ -29,7 +29,7 @@ const MAX_REQUEST_SPANS: usize = 8;
 
 /// Neighbouring spans that one request fetches.
 #[derive(Debug)]
-pub(super) struct Batch {
+pub(crate) struct Batch {
     packed: Extent<Packed>,
     /// Ranges that decode independently.
     ranges: Vec<SpanRange>,
@@ -55,7 +55,7 @@ impl Reader {
     /// It leaves out spans that are in memory, in the disk cache, or in flight, and spans that can
     /// only be decoded from far away. `found` counts spans that need no fill. If some windows of a
     /// span are cached, it fetches only missing ones from `from` on.
-    pub(super) fn batches(
+    pub(crate) fn batches(
         &self,
         spans: impl Iterator<Item = u32>,
         from: Plain,
@@ -148,7 +148,7 @@ impl Reader {
     ///
     /// # Errors
     /// When they are unavailable, or differ from the scanned ones.
-    pub(super) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
+    pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
         let fetched = self.fetch_verified(&request, FetchMode::Background);
         fetched.or_else(|error| {
@@ -177,7 +177,7 @@ impl Reader {
     }
 
     /// Whether `span` is cached on disk after it is filled.
-    pub(super) fn should_cache_on_disk(&self, span: &Span) -> bool {
+    pub(crate) fn should_cache_on_disk(&self, span: &Span) -> bool {
         // A span without a hash cannot be verified.
         self.disk_cache.is_some() && span.hash.is_some()
     }
@@ -239,7 +239,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`BufferPool::reserve`].
-    pub(super) fn reserve_batch(
+    pub(crate) fn reserve_batch(
         &self,
         batch: &Batch,
         threads: usize,
@@ -260,14 +260,14 @@ fn count_span(spans: Option<&AtomicU64>) {
 
 impl Batch {
     /// Number of packed bytes that it fetches.
-    pub(super) fn packed_bytes(&self) -> u64 {
+    pub(crate) fn packed_bytes(&self) -> u64 {
         self.packed.len()
     }
 
     /// Decodes the fetched bytes on `workers`.
     ///
     /// `filled` counts filled spans. `done` runs when the last span is filled or has failed.
-    pub(super) fn decode(
+    pub(crate) fn decode(
         self,
         reader: &Arc<Reader>,
         packed: &Bytes,

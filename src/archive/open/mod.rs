@@ -1,22 +1,24 @@
 //! Opens an archive: with a saved index that still matches, or by a scan.
 
+pub(super) mod background_scan;
+pub(super) mod resources;
+pub(super) mod saved_index;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
 
-use super::Archive;
-use super::background_scan::BackgroundScan;
-use super::disk_cache_policy::{ScanDiskCache, should_cache_spans};
-use super::error::Error;
-use super::live_index::{LiveIndex, WaitFor};
-use super::packed::FirstReadHashes;
-use super::read::{ReadError, Reader};
-use super::resources::{self, FREE_LIST_DIVISOR, MemoryBudgets, SharedResources};
-use super::scan::{self, Digest};
-use super::single_flight::SingleFlight;
-use super::windows::Windows;
+use crate::archive::Archive;
+use crate::archive::error::Error;
+use crate::archive::live_index::{LiveIndex, WaitFor};
+use crate::archive::read::disk_cache_policy::{ScanDiskCache, should_cache_spans};
+use crate::archive::read::packed::FirstReadHashes;
+use crate::archive::read::single_flight::SingleFlight;
+use crate::archive::read::windows::Windows;
+use crate::archive::read::{ReadError, Reader};
+use crate::archive::scan::{self, Digest};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed, Plain};
@@ -30,6 +32,8 @@ use crate::index::store::{self, IndexLock, Store};
 use crate::index::{self, Builder, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{Access, Source};
 use crate::tar;
+use background_scan::BackgroundScan;
+use resources::{FREE_LIST_DIVISOR, MemoryBudgets, SharedResources};
 
 /// Options for opening an archive.
 #[derive(Clone, Debug)]
@@ -238,13 +242,13 @@ impl Archive {
 }
 
 /// An archive that is being opened.
-pub(super) struct Opener {
-    pub(super) source: Arc<dyn Source>,
-    pub(super) locator: Locator,
-    pub(super) store: Option<Store>,
-    pub(super) options: OpenOptions,
-    pub(super) network: Handle,
-    pub(super) stats: Arc<Stats>,
+pub(crate) struct Opener {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) locator: Locator,
+    pub(crate) store: Option<Store>,
+    pub(crate) options: OpenOptions,
+    pub(crate) network: Handle,
+    pub(crate) stats: Arc<Stats>,
     /// Resources shared with other archives, and the number of this archive among them.
     resources: Option<(SharedResources, u16)>,
     /// Free list that provides the memory of spans.
@@ -252,7 +256,7 @@ pub(super) struct Opener {
 }
 
 /// Builds the locator that ties saved state to this archive and these options.
-pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
+pub(crate) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
     let scan = &options.scan;
     let compression = scan.compression.map(|compression| compression.to_string());
     let layer = match options.layer {
@@ -273,7 +277,7 @@ pub(super) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
 }
 
 /// Reads the index at `path`, and checks that its archive is as long as `source`.
-pub(super) fn read_index_file(
+pub(crate) fn read_index_file(
     path: &Path,
     source: &dyn Source,
     limit: &MemoryLimit,
@@ -294,7 +298,7 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
 }
 
 /// Marks the saved index as in use for the lifetime of `reader`.
-pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
+pub(crate) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
     if let Some(in_use) = in_use {
         // The slot is empty, because a reader loads or saves its index only once.
         drop(reader.in_use.set(in_use));
@@ -500,7 +504,7 @@ impl Opener {
     }
 
     /// Error for the member `name` with its header at `at`, which exceeds the entry limit.
-    pub(super) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
+    pub(crate) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
         let limit = self.max_entries();
         Error::Tar(tar::Error {
             offset: at,
@@ -641,16 +645,16 @@ impl Opener {
     }
 
     /// Half the memory, for buffers and decoders during the scan.
-    pub(super) fn half_memory(&self) -> u64 {
+    pub(crate) fn half_memory(&self) -> u64 {
         resources::half_memory(&self.options)
     }
 
     /// Memory for the buffers of the scan.
-    pub(super) fn scan_memory(&self) -> u64 {
+    pub(crate) fn scan_memory(&self) -> u64 {
         self.half_memory().max(scan::MIN_MEMORY)
     }
 
-    pub(super) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+    pub(crate) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
             member,
@@ -658,7 +662,7 @@ impl Opener {
         }
     }
 
-    pub(super) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
+    pub(crate) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
         OpenError::NoDiskCache {
             location: self.source.location().to_string(),
             cause: cause.map(DiskCacheFailure),
@@ -667,7 +671,7 @@ impl Opener {
 }
 
 /// Name under which a disk cache is found again.
-pub(super) fn disk_cache_name(origin: &Origin) -> String {
+pub(crate) fn disk_cache_name(origin: &Origin) -> String {
     if origin.content_id == [0; 32] {
         // Part of the archive was not read, so only its location and version identify it.
         let name = origin.locator.file_name();

@@ -27,7 +27,7 @@ pub fn sha256(bytes: &[u8]) -> Sha256 {
 }
 
 /// A thread that computes a digest.
-pub(super) struct Digester {
+pub(crate) struct Digester {
     sender: SyncSender<Bytes>,
     thread: Thread<Option<Sha256>>,
 }
@@ -37,7 +37,7 @@ impl Digester {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(super) fn start() -> io::Result<Self> {
+    pub(crate) fn start() -> io::Result<Self> {
         let (sender, chunks) = sync_channel::<Bytes>(MAX_QUEUED_CHUNKS);
         let thread = Thread::spawn("tarfs-sha256", move || {
             let mut context = Context::new(&SHA256);
@@ -51,13 +51,13 @@ impl Digester {
     }
 
     /// Hashes the next bytes. Waits if the queue is full.
-    pub(super) fn update(&self, bytes: &Bytes) {
+    pub(crate) fn update(&self, bytes: &Bytes) {
         // Sending fails only if the thread has panicked, and then there is no digest.
         drop(self.sender.send(bytes.clone()));
     }
 
     /// Returns the digest of all bytes.
-    pub(super) fn finish(self) -> Option<Sha256> {
+    pub(crate) fn finish(self) -> Option<Sha256> {
         drop(self.sender);
         self.thread.join()
     }

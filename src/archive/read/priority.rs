@@ -6,7 +6,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Counts the reads that are filling spans.
 #[derive(Debug, Default)]
-pub(super) struct ReadPriority {
+pub(crate) struct ReadPriority {
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -19,17 +19,17 @@ struct State {
 
 /// A read that is filling a span, counted until it is dropped.
 #[derive(Debug)]
-pub(super) struct ActiveRead<'a>(&'a ReadPriority);
+pub(crate) struct ActiveRead<'a>(&'a ReadPriority);
 
 impl ReadPriority {
     /// Counts a read.
-    pub(super) fn start_read(&self) -> ActiveRead<'_> {
+    pub(crate) fn start_read(&self) -> ActiveRead<'_> {
         self.state().active += 1;
         ActiveRead(self)
     }
 
     /// Waits until no read fills a span; returns false if the archive is closed.
-    pub(super) fn wait_until_idle(&self) -> bool {
+    pub(crate) fn wait_until_idle(&self) -> bool {
         let mut state = self.state();
         while state.active > 0 && !state.is_over {
             state = self.changed.wait(state);
@@ -38,7 +38,7 @@ impl ReadPriority {
     }
 
     /// Waits up to `time`; returns false if the archive is closed.
-    pub(super) fn pause(&self, time: Duration) -> bool {
+    pub(crate) fn pause(&self, time: Duration) -> bool {
         let state = self.state();
         if state.is_over {
             return false;
@@ -48,7 +48,7 @@ impl ReadPriority {
     }
 
     /// Ends all waits, now and later.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.state().is_over = true;
         self.changed.notify_all();
     }

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::error::Error;
-use super::read::{ReadError, Reader};
+use crate::archive::error::Error;
+use crate::archive::read::{ReadError, Reader};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
@@ -32,12 +32,12 @@ const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 /// Memory for the packed bytes of such a stream.
 ///
 /// It holds everything that a decoder needs before its first output (see
-/// [`MIN_MEMORY`](super::scan::MIN_MEMORY)) and a chunk at both ends.
+/// [`MIN_MEMORY`](crate::archive::scan::MIN_MEMORY)) and a chunk at both ends.
 const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
 /// Way of fetching packed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum FetchMode {
+pub(crate) enum FetchMode {
     /// As for any read.
     Normal,
     /// By one request without a deadline, because no reader waits for it.
@@ -47,19 +47,19 @@ pub(super) enum FetchMode {
 }
 
 /// An extent of packed bytes to decode, and the blocks that contain it.
-pub(super) struct Request {
+pub(crate) struct Request {
     extent: Extent<Packed>,
     blocks: Blocks,
 }
 
 /// Verified packed bytes, in order: fetched at once, or streamed.
-pub(super) enum PackedBytes {
+pub(crate) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<Streamed>),
 }
 
 /// A stream of packed bytes, read in whole blocks.
-pub(super) struct Streamed {
+pub(crate) struct Streamed {
     request: Request,
     pieces: StreamPieces,
     /// Bytes that were fetched, but neither verified nor returned.
@@ -89,7 +89,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the index has no digests of these bytes, or not yet.
-    pub(super) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
+    pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
         let index = self.live_index.read();
         let Some(blocks) = index.blocks(extent) else {
             return Err(if index.is_complete() {
@@ -104,7 +104,7 @@ impl Reader {
     }
 
     /// Whether plain bytes can be read directly from a local disk.
-    pub(super) fn reads_here(&self) -> bool {
+    pub(crate) fn reads_here(&self) -> bool {
         self.source.can_read_inline() && self.compression() == Compression::None
     }
 
@@ -113,7 +113,7 @@ impl Reader {
     /// Reads only the blocks that contain it. Returns `None` for any other archive, and if the
     /// bytes cannot be read or verified. A fill of the whole span then reports the reason. With
     /// [`Wait::Never`], also returns `None` if bytes are not in the page cache.
-    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+    pub(crate) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if !self.reads_here() {
             return None;
         }
@@ -140,7 +140,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the bytes are unavailable, or differ from the scanned ones.
-    pub(super) fn fetch_verified(
+    pub(crate) fn fetch_verified(
         &self,
         requested: &Request,
         mode: FetchMode,
@@ -181,7 +181,7 @@ const HASHES_PER_LEAF: usize = 512;
 ///
 /// Takes eight bytes for each block near one that was read.
 #[derive(Debug, Default)]
-pub(super) struct FirstReadHashes {
+pub(crate) struct FirstReadHashes {
     /// Hashes of adjacent blocks; zero means that there is none.
     leaves: Mutex<HashMap<usize, Box<[u64]>>>,
 }
@@ -205,27 +205,27 @@ impl FirstReadHashes {
 
 impl Request {
     /// Bytes of memory for the request, without those of a decoder.
-    pub(super) fn buffer_bytes(&self) -> u64 {
+    pub(crate) fn buffer_bytes(&self) -> u64 {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
     /// Length of the wanted extent.
-    pub(super) fn len(&self) -> u64 {
+    pub(crate) fn len(&self) -> u64 {
         self.extent.len()
     }
 
     /// The blocks that are fetched.
-    pub(super) fn blocks(&self) -> &Blocks {
+    pub(crate) fn blocks(&self) -> &Blocks {
         &self.blocks
     }
 
     /// Whether each block has a digest.
-    pub(super) fn is_digested(&self) -> bool {
+    pub(crate) fn is_digested(&self) -> bool {
         self.blocks.are_all_digested()
     }
 
     /// Cuts the wanted bytes out of `bytes`, which cover `fetched`.
-    pub(super) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
+    pub(crate) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
             return Bytes::new();
         };
@@ -243,7 +243,7 @@ impl PackedBytes {
     /// # Errors
     /// When they are unavailable, or differ from the scanned ones. A stream reports that only as it
     /// is read.
-    pub(super) fn open(
+    pub(crate) fn open(
         reader: &Reader,
         requested: Request,
         mode: FetchMode,
@@ -289,7 +289,7 @@ impl PackedBytes {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Error> {
+    pub(crate) fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match self {
             Self::Fetched(bytes) => Ok(bytes.take()),
             Self::Streamed(stream) => stream.next(),

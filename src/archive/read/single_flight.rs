@@ -10,18 +10,18 @@ use bytes::Bytes;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 /// Number of a span or window, the key of its claim.
-pub(super) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
+pub(crate) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
 impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
 
 /// An error of a fill, which its waiters may share.
-pub(super) trait FlightError: Clone {
+pub(crate) trait FlightError: Clone {
     /// Whether a waiter that fetched the same bytes itself would meet the same error.
     fn is_shared(&self) -> bool;
 }
 
 /// The spans or windows that are being filled, by number.
 #[derive(Clone, Debug)]
-pub(super) struct SingleFlight<E, K: FlightKey = u32> {
+pub(crate) struct SingleFlight<E, K: FlightKey = u32> {
     shared: Arc<Mutex<HashMap<K, Arc<InFlight<E>>>>>,
 }
 
@@ -35,7 +35,7 @@ impl<E, K: FlightKey> Default for SingleFlight<E, K> {
 
 /// A fill in progress, which other threads can wait for.
 #[derive(Debug)]
-pub(super) struct InFlight<E> {
+pub(crate) struct InFlight<E> {
     outcome: Mutex<Outcome<E>>,
     changed: Condvar,
 }
@@ -54,7 +54,7 @@ enum Outcome<E> {
 ///
 /// If it is dropped without bytes, its waiters must fill the span themselves.
 #[derive(Debug)]
-pub(super) struct Claim<E, K: FlightKey = u32> {
+pub(crate) struct Claim<E, K: FlightKey = u32> {
     span: K,
     flight: Arc<InFlight<E>>,
     single_flight: SingleFlight<E, K>,
@@ -62,7 +62,7 @@ pub(super) struct Claim<E, K: FlightKey = u32> {
 
 impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     /// Finds the fill in progress of `span`.
-    pub(super) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
+    pub(crate) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
         self.claimed().get(&span).map(Arc::clone)
     }
 
@@ -70,7 +70,7 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     ///
     /// # Errors
     /// When another thread has the claim. The error is the flight to wait for.
-    pub(super) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
+    pub(crate) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
         let mut claimed = self.claimed();
         if let Some(flight) = claimed.get(&span) {
             return Err(Arc::clone(flight));
@@ -98,7 +98,7 @@ impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
     ///
     /// # Errors
     /// The error of `fill`, from this thread or from the one that it waited for.
-    pub(super) fn get_or_fill(
+    pub(crate) fn get_or_fill(
         &self,
         span: K,
         find: impl FnOnce() -> Option<Bytes>,
@@ -139,7 +139,7 @@ impl<E: Clone> InFlight<E> {
     ///
     /// # Errors
     /// The error with which the claim failed.
-    pub(super) fn wait(&self) -> Result<Option<Bytes>, E> {
+    pub(crate) fn wait(&self) -> Result<Option<Bytes>, E> {
         let mut outcome = self.outcome.lock();
         loop {
             match &*outcome {
@@ -165,17 +165,17 @@ impl<E> InFlight<E> {
 
 impl<E, K: FlightKey> Claim<E, K> {
     /// Number of the claimed span or window.
-    pub(super) fn span(&self) -> K {
+    pub(crate) fn span(&self) -> K {
         self.span
     }
 
     /// Completes the flight with `bytes`. They must already be where later readers find them.
-    pub(super) fn complete(self, bytes: Bytes) {
+    pub(crate) fn complete(self, bytes: Bytes) {
         self.flight.complete(Outcome::Done(bytes));
     }
 
     /// Fails the flight, and all threads that wait for it, with `error`.
-    pub(super) fn fail(self, error: E) {
+    pub(crate) fn fail(self, error: E) {
         self.flight.complete(Outcome::Failed(error));
     }
 }

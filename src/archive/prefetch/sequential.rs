@@ -44,55 +44,55 @@ const FIRST_PUSH_BYTES: u64 = 512 << 10;
 
 /// Maximum read-ahead, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// Limit for spans filled into memory.
-    pub(super) fill_bytes: u64,
+    pub(crate) fill_bytes: u64,
     /// Limit for files pushed into the kernel's page cache; 0 disables pushes.
-    pub(super) push_bytes: u64,
+    pub(crate) push_bytes: u64,
 }
 
 /// A read, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FileRead {
+pub(crate) struct FileRead {
     /// Bytes that are read.
-    pub(super) wanted: Extent<Plain>,
+    pub(crate) wanted: Extent<Plain>,
     /// The whole file.
-    pub(super) file: Extent<Plain>,
+    pub(crate) file: Extent<Plain>,
 }
 
 /// Read-ahead that a read causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct ReadAhead {
+pub(crate) struct ReadAhead {
     /// Number of the stream.
-    pub(super) stream: u64,
+    pub(crate) stream: u64,
     /// Spans to fill.
-    pub(super) fill: Option<FillRange>,
+    pub(crate) fill: Option<FillRange>,
     /// Files to push.
-    pub(super) push: Option<PushRange>,
+    pub(crate) push: Option<PushRange>,
 }
 
 /// Spans that end in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct FillRange {
+pub(crate) struct FillRange {
     /// The range. It includes spans that end inside, or at its end.
-    pub(super) extent: Extent<Plain>,
+    pub(crate) extent: Extent<Plain>,
     /// Whether the span that contains the end of the range is included.
-    pub(super) includes_last: bool,
+    pub(crate) includes_last: bool,
 }
 
 /// Files that start in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct PushRange {
+pub(crate) struct PushRange {
     /// The range.
-    pub(super) extent: Extent<Plain>,
+    pub(crate) extent: Extent<Plain>,
     /// Offset of the marker: the first file from here on is not pushed. A read of it shows the
     /// reader's progress.
-    pub(super) marker: Plain,
+    pub(crate) marker: Plain,
 }
 
 /// The known streams.
 #[derive(Debug)]
-pub(super) struct ReadStreams {
+pub(crate) struct ReadStreams {
     limits: Limits,
     /// Divisor of the bytes read that gives the read-ahead across files.
     ahead_divisor: u64,
@@ -208,7 +208,7 @@ impl ReadStream {
 
 impl ReadStreams {
     /// Starts without streams.
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
             limits,
             ahead_divisor: FETCH_AHEAD_DIVISOR,
@@ -218,19 +218,19 @@ impl ReadStreams {
     }
 
     /// Sets whether all spans are on disk, so that filling them fetches nothing.
-    pub(super) fn set_all_on_disk(&mut self, is_here: bool) {
+    pub(crate) fn set_all_on_disk(&mut self, is_here: bool) {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
     }
 
     /// Sets the push limit.
     ///
     /// Without pushes, bytes that a stream skips must not count as read from the page cache.
-    pub(super) fn set_max_push_bytes(&mut self, bytes: u64) {
+    pub(crate) fn set_max_push_bytes(&mut self, bytes: u64) {
         self.limits.push_bytes = bytes;
     }
 
     /// Records a read, and returns the read-ahead that it causes.
-    pub(super) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
+    pub(crate) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
         let known = self
             .latest
             .iter()
@@ -258,7 +258,7 @@ impl ReadStreams {
     }
 
     /// End of the bytes that stream `number` has read; `None` if it was evicted.
-    pub(super) fn reached(&self, number: u64) -> Option<Plain> {
+    pub(crate) fn reached(&self, number: u64) -> Option<Plain> {
         let stream = self.latest.iter().find(|stream| stream.number == number)?;
         Some(stream.reached)
     }

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::error::Error;
 use super::packed::{FetchMode, Request};
-use super::read::{ReadError, Reader, SpanPart, span_len};
 use super::single_flight::{Claim, FlightError, SingleFlight};
+use crate::archive::error::Error;
+use crate::archive::read::{ReadError, Reader, SpanPart, span_len};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
@@ -25,13 +25,13 @@ use crate::codec::Compression;
 use crate::source::Access;
 
 /// Length of a window, unless the blocks of the index are longer.
-pub(super) const WINDOW_BYTES: u64 = 128 << 10;
+pub(crate) const WINDOW_BYTES: u64 = 128 << 10;
 
 /// Maximum number of bytes that one read fetches in addition to those that it needs.
 const MAX_FETCH_BYTES: u64 = 1 << 20;
 
 /// Length of a read within one span that indicates a sequential reader.
-pub(super) const LONG_READ_BYTES: u64 = 256 << 10;
+pub(crate) const LONG_READ_BYTES: u64 = 256 << 10;
 
 /// Growth factor of fetches, for a read that continues a fetch.
 const FETCH_GROWTH_FACTOR: u64 = 4;
@@ -40,11 +40,11 @@ const FETCH_GROWTH_FACTOR: u64 = 4;
 const MAX_RECENT_FETCHES: usize = 16;
 
 /// Exclusive claim to fetch a window.
-pub(super) type WindowClaim = Claim<ReadError, u64>;
+pub(crate) type WindowClaim = Claim<ReadError, u64>;
 
 /// Windows in flight and recent fetches of one archive.
 #[derive(Debug, Default)]
-pub(super) struct Windows {
+pub(crate) struct Windows {
     /// Windows that are being fetched.
     single_flight: SingleFlight<ReadError, u64>,
     recent: Mutex<RecentFetches>,
@@ -56,14 +56,14 @@ struct RecentFetches(VecDeque<Range<u64>>);
 
 /// Division of an archive into windows.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     window_bytes: u64,
     /// Length of the archive.
     end: u64,
 }
 
 /// Windows of one span that read-ahead must fetch.
-pub(super) enum MissingWindows {
+pub(crate) enum MissingWindows {
     /// All windows of the span.
     All(Vec<WindowClaim>),
     /// Some windows, in runs without gaps. Empty if the others are cached or being fetched.
@@ -95,7 +95,7 @@ impl RecentFetches {
 
 impl Layout {
     /// The windows that contain `plain`.
-    pub(super) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
+    pub(crate) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
         plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
     }
 
@@ -106,7 +106,7 @@ impl Layout {
     }
 
     /// The bytes of `windows`; fewer at the end of the archive.
-    pub(super) fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
+    pub(crate) fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
         let start = windows
             .start
             .saturating_mul(self.window_bytes)
@@ -135,7 +135,7 @@ impl Layout {
 
 impl Reader {
     /// Division of the archive into windows; `None` if reads use whole spans.
-    pub(super) fn layout(&self) -> Option<Layout> {
+    pub(crate) fn layout(&self) -> Option<Layout> {
         let index = self.live_index.completed()?;
         let origin = index.origin();
         let is_windowed = origin.compression == Compression::None
@@ -155,7 +155,7 @@ impl Reader {
     }
 
     /// Reads `plain` from memory; `None` unless all of its windows are there.
-    pub(super) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
+    pub(crate) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
         let layout = self.layout()?;
         let windows = layout.windows(plain).map(|number| {
             let bytes = self.span_cache.get(self.window_key(number))?;
@@ -172,7 +172,7 @@ impl Reader {
     ///
     /// # Errors
     /// When its bytes are unavailable, or differ from the indexed ones.
-    pub(super) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
+    pub(crate) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
@@ -497,7 +497,7 @@ impl Reader {
     /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them.
     ///
     /// `can_evict` allows evicting older spans from the disk cache.
-    pub(super) fn cache_windows(
+    pub(crate) fn cache_windows(
         &self,
         layout: Layout,
         claims: Vec<WindowClaim>,
@@ -521,7 +521,7 @@ impl Reader {
     }
 
     /// Completes `claims` with the windows of a span that was filled.
-    pub(super) fn complete_windows(
+    pub(crate) fn complete_windows(
         &self,
         span: Extent<Plain>,
         bytes: &Bytes,
@@ -560,7 +560,7 @@ impl Reader {
     /// Claims the missing windows of `span` that begin at `from` or later.
     ///
     /// Claims all of them if `is_damaged`, that is, if the disk cache is damaged there.
-    pub(super) fn missing_windows(
+    pub(crate) fn missing_windows(
         &self,
         layout: Layout,
         span: Extent<Plain>,
@@ -597,7 +597,7 @@ impl Reader {
     }
 
     /// The packed extent of adjacent windows.
-    pub(super) fn packed_windows(layout: Layout, claims: &[WindowClaim]) -> Extent<Packed> {
+    pub(crate) fn packed_windows(layout: Layout, claims: &[WindowClaim]) -> Extent<Packed> {
         let first = claims.first().map_or(0, Claim::span);
         packed_extent(layout.extent(&(first..first.saturating_add(claims.len() as u64))))
     }

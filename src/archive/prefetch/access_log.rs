@@ -20,7 +20,7 @@ pub struct AccessedRange {
 
 /// Records reads. Adjacent or overlapping reads of one file become one range.
 #[derive(Debug, Default)]
-pub(super) struct AccessLog {
+pub(crate) struct AccessLog {
     /// Ranges by file and start, with their end and the number of their first read.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
     reads: u64,
@@ -28,7 +28,7 @@ pub(super) struct AccessLog {
 
 impl AccessLog {
     /// Records a read of `len` bytes at `offset`.
-    pub(super) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
+    pub(crate) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if end == start {
             return;
@@ -58,12 +58,12 @@ impl AccessLog {
     }
 
     /// Number of recorded reads. The ranges do not change while it stays the same.
-    pub(super) fn read_count(&self) -> u64 {
+    pub(crate) fn read_count(&self) -> u64 {
         self.reads
     }
 
     /// Returns the ranges, in the order of their first reads.
-    pub(super) fn ranges(&self) -> Vec<AccessedRange> {
+    pub(crate) fn ranges(&self) -> Vec<AccessedRange> {
         let mut ranges: Vec<_> = self.ranges.iter().collect();
         ranges.sort_unstable_by_key(|(_, (_, first))| *first);
         let ranges = ranges

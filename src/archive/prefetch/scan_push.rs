@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::available_memory::available_bytes;
 use super::lag_limit::LagLimit;
-use super::prefetch::{PageCache, file_read};
-use super::read::Reader;
+use crate::archive::prefetch::{PageCache, file_read};
+use crate::archive::read::Reader;
 use crate::base::extent::Plain;
 use crate::codec::Compression;
 use crate::index::{Entry, Index, Ino};
@@ -40,7 +40,7 @@ const AVAILABLE_MEMORY_DIVISOR: u64 = 4;
 
 /// Follows a scan and pushes the files that it has passed.
 #[derive(Debug)]
-pub(super) struct ScanPusher {
+pub(crate) struct ScanPusher {
     next: Ino,
     /// Offset in that file up to which it has been handled; whole pages.
     offset: u64,
@@ -53,7 +53,7 @@ pub(super) struct ScanPusher {
 
 /// Result of a [`step`](ScanPusher::step).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum PushProgress {
+pub(crate) enum PushProgress {
     /// There may be more to push.
     More,
     /// There is nothing to push until the scan reaches this offset.
@@ -95,7 +95,7 @@ impl Drop for ScanPusher {
 
 impl ScanPusher {
     /// Creates a pusher for the scan that fills `reader`'s index; `None` if the index is complete.
-    pub(super) fn new(reader: &Reader) -> Option<Self> {
+    pub(crate) fn new(reader: &Reader) -> Option<Self> {
         reader.live_index.completed().is_none().then(|| Self {
             next: Ino::ROOT,
             offset: 0,
@@ -106,7 +106,7 @@ impl ScanPusher {
     }
 
     /// Stores some files that the scan has passed and that are still in memory.
-    pub(super) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> PushProgress {
+    pub(crate) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> PushProgress {
         // Read before the index, because a scan that is over adds no more entries.
         let is_over = reader.live_index.is_scan_over();
         let batch = {

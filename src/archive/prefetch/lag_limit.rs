@@ -19,7 +19,7 @@ const MAX_STALL_TIMEOUTS: u32 = 4;
 
 /// State that the scan and its pusher share.
 #[derive(Debug)]
-pub(super) struct LagLimit {
+pub(crate) struct LagLimit {
     state: Mutex<State>,
     moved: Condvar,
     stall_timeout: Duration,
@@ -45,7 +45,7 @@ struct State {
 
 impl LagLimit {
     /// Reports that the pusher has handled everything before `offset`.
-    pub(super) fn advance(&self, offset: Plain) {
+    pub(crate) fn advance(&self, offset: Plain) {
         let mut state = self.state();
         state.pusher = state.pusher.max(Some(offset));
         state.is_stalled = false;
@@ -54,14 +54,14 @@ impl LagLimit {
     }
 
     /// Reports that there is no pusher any more.
-    pub(super) fn detach(&self) {
+    pub(crate) fn detach(&self) {
         self.state().pusher = None;
         self.moved.notify_one();
     }
 
     /// Waits until the pusher is at most `max_lag` bytes behind `offset`. Does not wait for a
     /// stalled one.
-    pub(super) fn wait_for_pusher(&self, offset: Plain, max_lag: u64) {
+    pub(crate) fn wait_for_pusher(&self, offset: Plain, max_lag: u64) {
         let start = Instant::now();
         let mut state = self.state();
         while let Some(pusher) = state.pusher

@@ -7,9 +7,9 @@
 use std::io;
 use std::sync::Arc;
 
-use super::open::{DiskCacheMode, OpenOptions};
-use super::priority::ReadPriority;
-use super::scan;
+use crate::archive::open::{DiskCacheMode, OpenOptions};
+use crate::archive::read::priority::ReadPriority;
+use crate::archive::scan;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -24,26 +24,26 @@ const READ_THREADS: usize = 4;
 /// Divisor of the memory that gives the size of the free list.
 ///
 /// By default it holds three spans of the usual length, or their packed bytes.
-pub(super) const FREE_LIST_DIVISOR: u64 = 8;
+pub(crate) const FREE_LIST_DIVISOR: u64 = 8;
 
 /// Memory budgets and their shares.
 #[derive(Clone, Debug)]
-pub(super) struct MemoryBudgets {
+pub(crate) struct MemoryBudgets {
     /// Cached spans.
-    pub(super) span_cache: SpanCache,
+    pub(crate) span_cache: SpanCache,
     /// Memory that reads hold while they decode.
-    pub(super) budget: BufferPool,
+    pub(crate) budget: BufferPool,
     /// Additional memory of their decoders.
-    pub(super) broker: MemoryBroker,
+    pub(crate) broker: MemoryBroker,
     /// Reads that are filling spans.
-    pub(super) read_priority: Arc<ReadPriority>,
+    pub(crate) read_priority: Arc<ReadPriority>,
     /// Total memory, in bytes.
-    pub(super) memory_bytes: u64,
+    pub(crate) memory_bytes: u64,
 }
 
 impl MemoryBudgets {
     /// Creates the budgets that `options` define.
-    pub(super) fn new(options: &OpenOptions) -> Self {
+    pub(crate) fn new(options: &OpenOptions) -> Self {
         let span_cache = new_span_cache(options);
         let budget = BufferPool::new(half_memory(options));
         Self {
@@ -60,9 +60,9 @@ impl MemoryBudgets {
 /// Memory and threads that the archives of one tree share.
 #[derive(Clone, Debug)]
 pub struct SharedResources {
-    pub(super) budgets: MemoryBudgets,
-    pub(super) free_list: FreeList,
-    pub(super) workers: Arc<ThreadPool>,
+    pub(crate) budgets: MemoryBudgets,
+    pub(crate) free_list: FreeList,
+    pub(crate) workers: Arc<ThreadPool>,
 }
 
 impl SharedResources {
@@ -81,7 +81,7 @@ impl SharedResources {
 }
 
 /// Starts the threads for reads.
-pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
+pub(crate) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }
 
@@ -98,17 +98,17 @@ fn new_span_cache(options: &OpenOptions) -> SpanCache {
 }
 
 /// Maximum bytes that wait to be written to disk.
-pub(super) fn queue_bytes(options: &OpenOptions) -> u64 {
+pub(crate) fn queue_bytes(options: &OpenOptions) -> u64 {
     options.scan.memory / 16
 }
 
 /// Half the memory, for buffers and decoders during the scan.
-pub(super) fn half_memory(options: &OpenOptions) -> u64 {
+pub(crate) fn half_memory(options: &OpenOptions) -> u64 {
     options.scan.memory.max(scan::MIN_MEMORY) / 2
 }
 
 /// Directory of disk caches; `None` if they are disabled or no directory is available.
-pub(super) fn disk_cache_dir(options: &OpenOptions) -> Option<DiskCacheDir> {
+pub(crate) fn disk_cache_dir(options: &OpenOptions) -> Option<DiskCacheDir> {
     let DiskCacheMode::Enabled { limit_bytes } = options.disk_cache else {
         return None;
     };

@@ -1,9 +1,18 @@
 //! Prefetch: threads that fill the caches ahead of readers.
 //!
-//! The tracker thread receives every read and finds [sequential readers](super::sequential). It
+//! The tracker thread receives every read and finds [sequential readers](sequential). It
 //! also pushes small files into the kernel's page cache. No other thread does that, and the tracker
 //! thread answers no read, because a push waits for a reader of the same page. Worker threads fetch
-//! and decode [spans](super::batch) while no read does.
+//! and decode [spans](crate::archive::read::batch) while no read does.
+
+pub(super) mod access_log;
+pub(super) mod available_memory;
+pub(super) mod lag_limit;
+pub(super) mod lookup_runs;
+pub(super) mod rate_limit;
+pub(super) mod replay;
+pub(super) mod scan_push;
+pub(super) mod sequential;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -14,19 +23,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use super::access_log::{AccessLog, AccessedRange};
-use super::live_index::{Callback, WaitFor};
-use super::lookup_runs::LookupRuns;
-use super::rate_limit::RateLimit;
-use super::read::Reader;
-use super::replay::Replay;
-use super::scan_push::{PushProgress, ScanPusher};
-use super::sequential::{FileRead, FillRange, Limits, PushRange, ReadStreams};
+use crate::archive::live_index::{Callback, WaitFor};
+use crate::archive::read::Reader;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::{Entry, Index, Ino, Kind};
+use access_log::{AccessLog, AccessedRange};
+use lookup_runs::LookupRuns;
+use rate_limit::RateLimit;
+use replay::Replay;
+use scan_push::{PushProgress, ScanPusher};
+use sequential::{FileRead, FillRange, Limits, PushRange, ReadStreams};
 
 /// Maximum number of messages in the queue of the tracker.
 ///
@@ -163,7 +172,7 @@ pub trait PageCache: Send + Sync + fmt::Debug {
 
     /// Makes these regular files storable if possible, and returns how many were not before.
     ///
-    /// The caller must not hold an [`IndexGuard`](super::IndexGuard) of a growing index.
+    /// The caller must not hold an [`IndexGuard`](crate::archive::IndexGuard) of a growing index.
     fn prime_inodes(&self, files: &[Ino]) -> usize;
 
     /// Primes the dentries of `ino` and of the names that follow it in its directory.
@@ -182,7 +191,7 @@ pub trait PageCache: Send + Sync + fmt::Debug {
 
 /// Prefetches until it is dropped.
 #[derive(Debug)]
-pub(super) struct Prefetcher {
+pub(crate) struct Prefetcher {
     reader: Arc<Reader>,
     shared: Arc<Shared>,
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
@@ -284,7 +293,7 @@ impl PendingReads {
 impl Prefetcher {
     /// # Errors
     /// When the system cannot start a thread.
-    pub(super) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
+    pub(crate) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let pages = Arc::<OnceLock<_>>::default();
         let shared = Arc::new(Shared {
@@ -349,7 +358,7 @@ impl Prefetcher {
         })
     }
 
-    pub(super) fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+    pub(crate) fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some(access_log) = &self.access_log {
             let index = self.reader.live_index.read();
             let size = index.entry(ino).map(|entry| entry.size());
@@ -377,7 +386,7 @@ impl Prefetcher {
         }
     }
 
-    pub(super) fn note_lookup(&self, ino: Ino) {
+    pub(crate) fn note_lookup(&self, ino: Ino) {
         if !self.is_tracking || self.pages.get().is_none() {
             return;
         }
@@ -392,14 +401,14 @@ impl Prefetcher {
     }
 
     /// Whether no work is pending.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         // The order matters: the tracker counts a pending message before it takes pending reads.
         self.shared.pending_reads().reads.is_empty()
             && self.shared.pending_messages.load(Ordering::SeqCst) == 0
             && self.shared.outstanding.load(Ordering::SeqCst) == 0
     }
 
-    pub(super) fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+    pub(crate) fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
         if self.access_log.is_none() {
             drop(self.pages.set(pages));
             self.shared.send(&self.inbox, Message::Wake);
@@ -407,12 +416,12 @@ impl Prefetcher {
     }
 
     /// Recorded accesses and the number of reads, if there were more than `reads` of them.
-    pub(super) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+    pub(crate) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         let access_log = self.access_log.as_ref()?.lock();
         (access_log.read_count() > reads).then(|| (access_log.ranges(), access_log.read_count()))
     }
 
-    pub(super) fn progress(&self) -> PrefetchProgress {
+    pub(crate) fn progress(&self) -> PrefetchProgress {
         let shared = &self.shared;
         PrefetchProgress {
             mode: shared.mode,
@@ -1110,7 +1119,7 @@ fn spans_in(index: &Index, range: FillRange) -> impl Iterator<Item = u32> {
 }
 
 /// Converts a read of `len` bytes at `offset` to plain bytes; `None` if it needs none.
-pub(super) fn file_read(entry: Entry<'_>, offset: u64, len: u64) -> Option<FileRead> {
+pub(crate) fn file_read(entry: Entry<'_>, offset: u64, len: u64) -> Option<FileRead> {
     if !matches!(entry.kind(), Kind::File) {
         return None;
     }
