@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::archive::open::disk_cache_name;
+use super::open::opener::disk_cache_name;
 use crate::base::retention::{self, RetentionPolicy};
 use crate::base::trusted_dir::TrustedDir;
 use crate::cache::{CacheFileInfo, DiskCacheDir};

@@ -1,13 +1,20 @@
-//! Errors of scanning or reading an archive.
+//! Errors of opening, scanning and reading an archive.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
-use crate::archive::scan;
-use crate::archive::scan::zeros::MAX_ZERO_BYTES;
-use crate::base::extent::Packed;
+use super::read::single_flight::FlightError;
+use super::scan::options::memory_for_state;
+use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
-use crate::index::TooMuchMemory;
+use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
+
+/// Maximum number of consecutive zeros outside of file contents, if the source has no known length.
+///
+/// It is more than any tape record has. A device such as `/dev/zero`, or a server, may send zeros
+/// for ever.
+pub(super) const MAX_ZERO_BYTES: u64 = 64 << 20;
 
 /// An error, by the layer that reports it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -130,7 +137,7 @@ impl Error {
         if let Self::Codec(error) = self
             && let codec::Cause::MemoryLimit { needed_bytes, .. } = error.cause
         {
-            let mebibytes = scan::memory_for_state(needed_bytes).div_ceil(1 << 20);
+            let mebibytes = memory_for_state(needed_bytes).div_ceil(1 << 20);
             return Some(Cow::from(format!("allow it with --memory {mebibytes}MiB")));
         }
         if let Self::Source(error) = self
@@ -204,6 +211,117 @@ impl Error {
             | Self::Interrupted => false,
         }
     }
+}
+
+/// Reason why a read failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The inode is missing, or is not a regular file.
+    #[error("not a regular file")]
+    NotAFile,
+    /// The source has another version than the indexed one.
+    #[error("the archive changed at its source")]
+    Changed(#[source] Arc<Error>),
+    /// The source no longer exists.
+    #[error("the archive is gone from its source")]
+    NotFound(#[source] Arc<Error>),
+    /// The source's bytes are unavailable.
+    #[error("the archive cannot be reached")]
+    Unreachable(#[source] Arc<Error>),
+    /// The source did not deliver in time: its server was unreachable or busy.
+    #[error("the archive could not be reached in time")]
+    TimedOut(#[source] Arc<Error>),
+    /// The source's server refuses access.
+    #[error("the archive's server refuses access")]
+    AccessDenied(#[source] Arc<Error>),
+    /// The bytes arrived, but differ from the indexed ones.
+    #[error("plain bytes {extent:?} of the archive are damaged")]
+    Damaged {
+        /// The damaged span.
+        extent: Extent<Plain>,
+        /// Reason why it cannot be decoded; `None` if it decodes to other bytes.
+        #[source]
+        cause: Option<Arc<Error>>,
+    },
+    /// The scan ended before these bytes.
+    #[error("the scan of the archive ended before these bytes")]
+    Unscanned,
+    /// The index contradicts itself.
+    #[error("the index is damaged; delete it and mount again")]
+    Index,
+}
+
+impl FlightError for ReadError {
+    fn is_shared(&self) -> bool {
+        match self {
+            Self::Changed(_) | Self::NotFound(_) | Self::TimedOut(_) | Self::AccessDenied(_) => {
+                true
+            }
+            // If one thread was interrupted, that says nothing about the source.
+            Self::Unreachable(error) => match &**error {
+                Error::Source(error) => !matches!(error.cause, source::Cause::Cancelled),
+                _ => false,
+            },
+            // The damage may be in bytes that a waiter does not need.
+            Self::Damaged { .. } | Self::NotAFile | Self::Unscanned | Self::Index => false,
+        }
+    }
+}
+
+/// Reason why an archive cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The archive cannot be read.
+    #[error("{location}{}", member_text(.member.as_deref()))]
+    Archive {
+        /// Location of the archive, without secrets.
+        location: String,
+        /// Member at which the error happened.
+        member: Option<Vec<u8>>,
+        /// The error.
+        #[source]
+        error: Box<Error>,
+    },
+    /// The given index file cannot be used: it is not an index.
+    #[error(transparent)]
+    Index(store::Error),
+    /// The given index file belongs to another archive, or to another version of this one.
+    #[error(
+        "the index {path} does not belong to {location} as it is now; \
+         make a new one with `tarfs index --output`"
+    )]
+    ForeignIndex {
+        /// Path of the index file.
+        path: String,
+        /// Location of the archive.
+        location: String,
+    },
+    /// The source can be read only once, and there is no disk cache to keep its bytes.
+    #[error(
+        "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \
+         allow one (no --no-disk-cache, enough --cache-size), or use `tarfs materialize`"
+    )]
+    NoDiskCache {
+        /// Location of the archive, without secrets.
+        location: String,
+        /// Reason why the disk cache failed, if it was tried.
+        #[source]
+        cause: Option<DiskCacheFailure>,
+    },
+    /// A thread cannot be started.
+    #[error("cannot start a thread")]
+    Threads(#[source] std::io::Error),
+}
+
+/// Reason why a disk cache failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct DiskCacheFailure(pub(super) String);
+
+fn member_text(member: Option<&[u8]>) -> String {
+    member.map_or_else(String::new, |name| {
+        format!(": in member '{}'", name.escape_ascii())
+    })
 }
 
 #[cfg(test)]

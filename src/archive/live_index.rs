@@ -210,7 +210,7 @@ impl LiveIndex {
 
     /// Whether the scan is over. After that, no entry is added.
     pub(super) fn is_scan_over(&self) -> bool {
-        self.complete.get().is_some() || self.waiters().is_scan_over
+        self.complete.get().is_some() || self.waiters.lock().is_scan_over
     }
 
     /// Runs `callback` when `awaited` is available or the scan is over.
@@ -219,7 +219,7 @@ impl LiveIndex {
     /// index, because the scan may have ended without the entry. A callback that is no longer
     /// wanted may never run.
     pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
-        let mut waiters = self.waiters();
+        let mut waiters = self.waiters.lock();
         // Counted before the check. The scan checks the count after it adds entries, so it misses
         // no waiter.
         self.waiter_count.fetch_add(1, Ordering::SeqCst);
@@ -279,7 +279,7 @@ impl LiveIndex {
 
     /// Runs the callbacks whose awaited part is now available.
     fn notify_waiters(&self) {
-        let mut waiters = self.waiters();
+        let mut waiters = self.waiters.lock();
         let index = self.read();
         let due: Vec<_> = waiters
             .callbacks
@@ -308,7 +308,7 @@ impl LiveIndex {
 
     /// Marks the scan as over and runs all callbacks. The index may be complete or not.
     pub(super) fn end_scan(&self) {
-        let mut waiters = self.waiters();
+        let mut waiters = self.waiters.lock();
         waiters.is_scan_over = true;
         let due = std::mem::take(&mut waiters.callbacks);
         drop(waiters);
@@ -320,10 +320,6 @@ impl LiveIndex {
         for (_, callback) in due {
             callback.run();
         }
-    }
-
-    fn waiters(&self) -> std::sync::MutexGuard<'_, Waiters> {
-        self.waiters.lock()
     }
 }
 
@@ -449,12 +445,12 @@ mod tests {
             let cancelled = Callback::while_wanted(Arc::new(|| false), move || drop(token));
             live_index.on_available(name(round), cancelled);
             assert!(
-                live_index.waiters().callbacks.len() <= max_waiters,
+                live_index.waiters.lock().callbacks.len() <= max_waiters,
                 "round {round}"
             );
         }
         assert!(Arc::strong_count(&token) <= max_waiters - waiting + 1);
-        let left = live_index.waiters().callbacks.len();
+        let left = live_index.waiters.lock().callbacks.len();
         assert_eq!(live_index.waiter_count.load(Ordering::SeqCst), left);
         live_index.end_scan();
         assert_eq!(done.load(Ordering::SeqCst), waiting);
@@ -474,7 +470,7 @@ mod tests {
             let cancelled = Callback::while_wanted(Arc::new(|| false), || ());
             live_index.on_available(WaitFor::End, cancelled);
         }
-        assert!(live_index.waiters().callbacks.len() <= MIN_SWEEP_LEN);
+        assert!(live_index.waiters.lock().callbacks.len() <= MIN_SWEEP_LEN);
     }
 
     #[test]

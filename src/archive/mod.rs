@@ -4,9 +4,11 @@ pub mod cache_inventory;
 mod error;
 mod live_index;
 mod open;
+mod options;
 mod prefetch;
 mod read;
 pub mod scan;
+mod sink;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -19,16 +21,18 @@ use crate::index::{Index, Ino};
 use crate::source::Source;
 
 pub use crate::cache::DiskCacheUsage;
-pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES};
+pub use error::{
+    DiskCacheFailure, Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError,
+};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
-pub use open::{DiskCacheFailure, DiskCacheMode, OpenError, OpenOptions};
+pub use options::{DiskCacheMode, OpenOptions};
 pub use prefetch::access_log::AccessedRange;
-pub use prefetch::{
-    PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
+pub use prefetch::options::{
+    PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };
-pub use read::ReadError;
+pub use prefetch::page_cache::PageCache;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;

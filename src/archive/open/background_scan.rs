@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{io, mem};
 
-use crate::archive::error::Error;
-use crate::archive::open::{DiskCacheMode, OpenError, Opener, disk_cache_name, hold_index};
+use super::opener::{Opener, disk_cache_name, hold_index};
+use crate::archive::error::{Error, OpenError};
+use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
 use crate::archive::read::disk_cache_policy::ScanDiskCache;
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
@@ -69,17 +70,17 @@ impl BackgroundScan {
 
     /// Notes for the user, one line each.
     pub(crate) fn notes(&self) -> Vec<String> {
-        self.shared.outcome().notes.clone()
+        self.shared.outcome.lock().notes.clone()
     }
 
     /// Reason why the scan failed, if it did.
     pub(crate) fn failure(&self) -> Option<Arc<OpenError>> {
-        self.shared.outcome().failure.clone()
+        self.shared.outcome.lock().failure.clone()
     }
 
     /// Takes the failure, for its only reader.
     pub(crate) fn take_failure(&self) -> Option<OpenError> {
-        let failure = mem::take(&mut self.shared.outcome().failure);
+        let failure = mem::take(&mut self.shared.outcome.lock().failure);
         failure.and_then(Arc::into_inner)
     }
 
@@ -92,12 +93,6 @@ impl BackgroundScan {
 impl Drop for BackgroundScan {
     fn drop(&mut self) {
         self.cancel();
-    }
-}
-
-impl Shared {
-    fn outcome(&self) -> std::sync::MutexGuard<'_, Outcome> {
-        self.outcome.lock()
     }
 }
 
@@ -124,7 +119,7 @@ struct ScanThread {
 impl ScanThread {
     /// Stores the reason of a failure; `None` if the scan was cancelled.
     fn set_failure(&self, error: Option<OpenError>) {
-        self.shared.outcome().failure = error.map(Arc::new);
+        self.shared.outcome.lock().failure = error.map(Arc::new);
     }
 
     /// Scans, completes the index and saves it.
@@ -142,23 +137,9 @@ impl ScanThread {
         let scan_memory = self.opener.scan_memory();
         // During the scan, reads have less memory. If memory is small, cached spans have less, too.
         let reads = borrow_memory(reader.budget.clone(), reader.budget.reclaimable_bytes());
-        let lent = scan_memory - self.opener.half_memory();
+        let lent = scan_memory - self.opener.options.half_memory();
         let spans = borrow_memory(reader.span_cache.clone(), lent);
-        let mut sink = IndexSink {
-            live_index: &reader.live_index,
-            packed_bytes: source.fingerprint().len,
-            is_cancelled: &self.shared.is_cancelled,
-            span_cache: (options.disk_cache != DiskCacheMode::IndexOnly)
-                .then_some(&reader.span_cache),
-            layer: reader.layer,
-            lag_limit: &reader.lag_limit,
-            disk_cache_writer,
-            span_bytes: None,
-            free_list: reader.free_list.clone(),
-            last_span: Extent::with_len(Plain(0), 0),
-            memory_check: Ok(()),
-            warnings: Vec::new(),
-        };
+        let mut sink = self.index_sink(disk_cache_writer);
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
@@ -168,27 +149,10 @@ impl ScanThread {
             },
             ..options.scan.clone()
         };
-        let summary =
-            scan::scan(source, &scan_options, network, stats, &mut sink).map_err(|error| {
-                match error {
-                    ScanError::Archive { error, member, .. } => {
-                        Some(self.opener.archive_error(error, member))
-                    }
-                    ScanError::Sink(IndexSinkError::Cancelled) => None,
-                    ScanError::Sink(IndexSinkError::Memory(error)) => {
-                        Some(self.opener.archive_error(error.into(), None))
-                    }
-                    ScanError::Sink(IndexSinkError::TooManyEntries { name, at }) => Some(
-                        self.opener
-                            .archive_error(self.opener.too_many_entries(&name, at), None),
-                    ),
-                }
-            })?;
+        let scanned = scan::scan(source, &scan_options, network, stats, &mut sink);
+        let summary = scanned.map_err(|error| self.open_error(error))?;
         drop((reads, spans));
-        let IndexSink {
-            warnings: mut notes,
-            ..
-        } = sink;
+        let mut notes = sink.warnings;
         reader.live_index.finish(self.origin(&summary));
         let published = self.publish_disk_cache(&summary, &mut notes);
         if let Some(store) = &self.opener.store
@@ -202,8 +166,40 @@ impl ScanThread {
                 }
             }
         }
-        self.shared.outcome().notes = notes;
+        self.shared.outcome.lock().notes = notes;
         published.map_err(Some)
+    }
+
+    fn index_sink(&self, disk_cache_writer: Option<ScanDiskCache>) -> IndexSink<'_> {
+        let reader = &*self.reader;
+        let caches_spans = self.opener.options.disk_cache != DiskCacheMode::IndexOnly;
+        IndexSink {
+            live_index: &reader.live_index,
+            packed_bytes: self.opener.source.fingerprint().len,
+            is_cancelled: &self.shared.is_cancelled,
+            span_cache: caches_spans.then_some(&reader.span_cache),
+            layer: reader.layer,
+            lag_limit: &reader.lag_limit,
+            disk_cache_writer,
+            span_bytes: None,
+            free_list: reader.free_list.clone(),
+            last_span: Extent::with_len(Plain(0), 0),
+            memory_check: Ok(()),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Converts the reason why the scan ended early; `None` if it was cancelled.
+    fn open_error(&self, error: ScanError<IndexSinkError>) -> Option<OpenError> {
+        let (error, member) = match error {
+            ScanError::Archive { error, member, .. } => (error, member),
+            ScanError::Sink(IndexSinkError::Cancelled) => return None,
+            ScanError::Sink(IndexSinkError::Memory(error)) => (error.into(), None),
+            ScanError::Sink(IndexSinkError::TooManyEntries { name, at }) => {
+                (self.opener.too_many_entries(&name, at), None)
+            }
+        };
+        Some(self.opener.archive_error(error, member))
     }
 
     fn origin(&self, summary: &Summary) -> Origin {

@@ -7,14 +7,14 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::archive::open::{DiskCacheMode, OpenOptions};
+use crate::archive::options::OpenOptions;
 use crate::archive::read::priority::ReadPriority;
-use crate::archive::scan;
+use crate::archive::scan::options::MIN_MEMORY;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
-use crate::cache::{DiskCacheDir, SpanCache};
+use crate::cache::SpanCache;
 
 /// Number of threads for reads that miss memory.
 ///
@@ -24,11 +24,11 @@ const READ_THREADS: usize = 4;
 /// Divisor of the memory that gives the size of the free list.
 ///
 /// By default it holds three spans of the usual length, or their packed bytes.
-pub(crate) const FREE_LIST_DIVISOR: u64 = 8;
+pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 
 /// Memory budgets and their shares.
 #[derive(Clone, Debug)]
-pub(crate) struct MemoryBudgets {
+pub(super) struct MemoryBudgets {
     /// Cached spans.
     pub(crate) span_cache: SpanCache,
     /// Memory that reads hold while they decode.
@@ -45,14 +45,14 @@ impl MemoryBudgets {
     /// Creates the budgets that `options` define.
     pub(crate) fn new(options: &OpenOptions) -> Self {
         let span_cache = new_span_cache(options);
-        let budget = BufferPool::new(half_memory(options));
+        let budget = BufferPool::new(options.half_memory());
         Self {
             // The span cache is last, because evicted spans must be decoded again.
             broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())]),
             span_cache,
             budget,
             read_priority: Arc::default(),
-            memory_bytes: options.scan.memory.max(scan::MIN_MEMORY),
+            memory_bytes: options.scan.memory.max(MIN_MEMORY),
         }
     }
 }
@@ -60,7 +60,7 @@ impl MemoryBudgets {
 /// Memory and threads that the archives of one tree share.
 #[derive(Clone, Debug)]
 pub struct SharedResources {
-    pub(crate) budgets: MemoryBudgets,
+    pub(super) budgets: MemoryBudgets,
     pub(crate) free_list: FreeList,
     pub(crate) workers: Arc<ThreadPool>,
 }
@@ -81,7 +81,7 @@ impl SharedResources {
 }
 
 /// Starts the threads for reads.
-pub(crate) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
+pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }
 
@@ -91,27 +91,8 @@ pub(crate) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
 /// list. Overhead of the allocator, and a span's memory beyond its length, are not included.
 fn new_span_cache(options: &OpenOptions) -> SpanCache {
     let spans = options.scan.memory / 8 * 3;
-    SpanCache::new(match disk_cache_dir(options) {
-        Some(_) => spans - queue_bytes(options),
+    SpanCache::new(match options.disk_cache_dir() {
+        Some(_) => spans - options.queue_bytes(),
         None => spans,
     })
-}
-
-/// Maximum bytes that wait to be written to disk.
-pub(crate) fn queue_bytes(options: &OpenOptions) -> u64 {
-    options.scan.memory / 16
-}
-
-/// Half the memory, for buffers and decoders during the scan.
-pub(crate) fn half_memory(options: &OpenOptions) -> u64 {
-    options.scan.memory.max(scan::MIN_MEMORY) / 2
-}
-
-/// Directory of disk caches; `None` if they are disabled or no directory is available.
-pub(crate) fn disk_cache_dir(options: &OpenOptions) -> Option<DiskCacheDir> {
-    let DiskCacheMode::Enabled { limit_bytes } = options.disk_cache else {
-        return None;
-    };
-    let cache_dir = options.cache_dir.clone()?;
-    Some(DiskCacheDir::new(cache_dir, limit_bytes))
 }

@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::archive::open::{OpenError, OpenOptions, locator, read_index_file};
-use crate::archive::scan::Digest;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -12,61 +10,26 @@ use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, ExpectedSpan, SeekRange};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
-use crate::source::Source;
 
 /// A saved index of the source's current version, if it exists.
 ///
 /// It is loaded only for a stream that benefits from it.
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
-    location: IndexLocation,
+    pub(super) location: IndexLocation,
     /// Length of the source, if it is known.
-    packed_len: Option<u64>,
+    pub(super) packed_len: Option<u64>,
     /// Expected digest of the packed bytes, if any.
-    digest: Option<Sha256>,
+    pub(super) digest: Option<Sha256>,
 }
 
 #[derive(Clone, Debug)]
-enum IndexLocation {
+pub(super) enum IndexLocation {
     Store(Store, Locator, MemoryLimit),
     File(Arc<Index>),
 }
 
 impl SavedIndex {
-    /// Finds the index that `options` name for `source`.
-    ///
-    /// Returns `None` if no validator proves that a saved index has this version.
-    ///
-    /// # Errors
-    /// When the given index file is not an index, or belongs to another archive.
-    pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
-        let limit = &options.index_memory;
-        let location = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(
-                path, source, limit,
-            )?))),
-            (None, Some(directory)) if source.fingerprint().is_strong() => {
-                let store = Store::new(directory);
-                Some(IndexLocation::Store(
-                    store,
-                    locator(source, options),
-                    limit.clone(),
-                ))
-            }
-            (None, _) => None,
-        };
-        let packed_len = source.fingerprint().len;
-        let digest = match options.scan.for_source(source).sha256 {
-            Digest::Expect(digest) => Some(digest),
-            Digest::Compute | Digest::Ignore => None,
-        };
-        Ok(location.map(|location| Self {
-            location,
-            packed_len,
-            digest,
-        }))
-    }
-
     /// Whether the archive may contain one of `paths`, or an entry below it.
     ///
     /// True if the first component of a path exists, or if some member has no place in the tree.

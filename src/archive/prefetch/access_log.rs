@@ -20,7 +20,7 @@ pub struct AccessedRange {
 
 /// Records reads. Adjacent or overlapping reads of one file become one range.
 #[derive(Debug, Default)]
-pub(crate) struct AccessLog {
+pub(super) struct AccessLog {
     /// Ranges by file and start, with their end and the number of their first read.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
     reads: u64,
@@ -58,7 +58,7 @@ impl AccessLog {
     }
 
     /// Number of recorded reads. The ranges do not change while it stays the same.
-    pub(crate) fn read_count(&self) -> u64 {
+    pub(super) fn read_count(&self) -> u64 {
         self.reads
     }
 

@@ -9,7 +9,7 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// Bytes of memory that are available without pressure on other programs.
 ///
 /// At most the limit of this process' control group. 0 if the system reports nothing.
-pub(crate) fn available_bytes() -> u64 {
+pub(super) fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = cgroup_path(&group).map(|group| memory_limits(Path::new(CGROUP_ROOT), &group));

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use crate::base::extent::Plain;
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 /// Timeout for a pusher that does not move.
 ///
@@ -46,7 +46,7 @@ struct State {
 impl LagLimit {
     /// Reports that the pusher has handled everything before `offset`.
     pub(crate) fn advance(&self, offset: Plain) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.pusher = state.pusher.max(Some(offset));
         state.is_stalled = false;
         drop(state);
@@ -55,7 +55,7 @@ impl LagLimit {
 
     /// Reports that there is no pusher any more.
     pub(crate) fn detach(&self) {
-        self.state().pusher = None;
+        self.state.lock().pusher = None;
         self.moved.notify_one();
     }
 
@@ -63,7 +63,7 @@ impl LagLimit {
     /// stalled one.
     pub(crate) fn wait_for_pusher(&self, offset: Plain, max_lag: u64) {
         let start = Instant::now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while let Some(pusher) = state.pusher
             && !state.is_stalled
             && offset.0.saturating_sub(pusher.0) > max_lag
@@ -76,10 +76,6 @@ impl LagLimit {
             state = woken;
             state.is_stalled |= is_over;
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
@@ -101,7 +97,7 @@ mod tests {
         lag_limit.advance(Plain(5));
         lag_limit.detach();
         lag_limit.wait_for_pusher(Plain(1000), 10);
-        assert!(!lag_limit.state().is_stalled);
+        assert!(!lag_limit.state.lock().is_stalled);
     }
 
     #[test]
@@ -117,7 +113,7 @@ mod tests {
                 }
             });
             lag_limit.wait_for_pusher(Plain(100), 10);
-            assert_eq!(lag_limit.state().pusher, Some(Plain(90)));
+            assert_eq!(lag_limit.state.lock().pusher, Some(Plain(90)));
         });
     }
 
@@ -126,11 +122,11 @@ mod tests {
         let mut lag_limit = lag_limit(Duration::from_millis(1));
         lag_limit.advance(Plain(0));
         lag_limit.wait_for_pusher(Plain(100), 10);
-        assert!(lag_limit.state().is_stalled);
+        assert!(lag_limit.state.lock().is_stalled);
         lag_limit.stall_timeout = Duration::from_hours(1);
         lag_limit.wait_for_pusher(Plain(1000), 10);
         lag_limit.advance(Plain(1));
-        assert!(!lag_limit.state().is_stalled, "it moves");
+        assert!(!lag_limit.state.lock().is_stalled, "it moves");
     }
 
     #[test]
@@ -138,6 +134,6 @@ mod tests {
         let lag_limit = LagLimit::default();
         lag_limit.advance(Plain(50));
         lag_limit.advance(Plain(20));
-        assert_eq!(lag_limit.state().pusher, Some(Plain(50)));
+        assert_eq!(lag_limit.state.lock().pusher, Some(Plain(50)));
     }
 }

@@ -16,7 +16,7 @@ const MAX_SKIPPED_NAMES: u32 = 8;
 
 /// Runs of lookups in recent directories.
 #[derive(Debug, Default)]
-pub(crate) struct LookupRuns {
+pub(super) struct LookupRuns {
     runs: [Option<LookupRun>; MAX_DIRECTORIES],
     next: usize,
 }
@@ -32,7 +32,7 @@ struct LookupRun {
 impl LookupRuns {
     /// Records a lookup of child `number` of `directory`. Returns whether to prime the names after
     /// it.
-    pub(crate) fn step(&mut self, directory: Ino, number: u32) -> bool {
+    pub(super) fn step(&mut self, directory: Ino, number: u32) -> bool {
         let mut runs = self.runs.iter_mut().flatten();
         if let Some(run) = runs.find(|run| run.directory == directory) {
             return run.step(number);

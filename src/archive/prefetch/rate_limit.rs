@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Allows an average rate. A caller that spent more must wait until its debt is paid off.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RateLimit {
+pub(super) struct RateLimit {
     bytes_per_second: u64,
     /// Time at which all spent bytes are paid off.
     free_at: Duration,
@@ -12,7 +12,7 @@ pub(crate) struct RateLimit {
 
 impl RateLimit {
     /// Starts without debt. The minimum rate is one byte per second.
-    pub(crate) fn new(bytes_per_second: u64) -> Self {
+    pub(super) fn new(bytes_per_second: u64) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
             free_at: Duration::ZERO,
@@ -22,12 +22,12 @@ impl RateLimit {
     /// Returns the time to wait at `now` before spending more.
     ///
     /// All calls must count time from the same start.
-    pub(crate) fn wait_time(&self, now: Duration) -> Duration {
+    pub(super) fn wait_time(&self, now: Duration) -> Duration {
         self.free_at.saturating_sub(now)
     }
 
     /// Spends `bytes` at `now`. Unused budget does not accumulate.
-    pub(crate) fn spend(&mut self, now: Duration, bytes: u64) {
+    pub(super) fn spend(&mut self, now: Duration, bytes: u64) {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
         let time = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
         self.free_at = self.free_at.max(now).saturating_add(time);

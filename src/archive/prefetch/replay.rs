@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// A list of spans to fill, up to a limit ahead of the reader.
 #[derive(Debug, Default)]
-pub(crate) struct Replay {
+pub(super) struct Replay {
     spans: Vec<u32>,
     /// Total bytes of the spans before each position, and of all spans.
     start_bytes: Vec<u64>,
@@ -21,7 +21,7 @@ pub(crate) struct Replay {
 impl Replay {
     /// Creates a replay of spans with their lengths in bytes. Repeated spans count once, at their
     /// first position.
-    pub(crate) fn new(
+    pub(super) fn new(
         spans: impl Iterator<Item = (u32, u64)>,
         max_ahead_bytes: Option<u64>,
     ) -> Self {
@@ -44,29 +44,29 @@ impl Replay {
     }
 
     /// Sets the maximum number of bytes that are returned but not read.
-    pub(crate) fn set_max_ahead_bytes(&mut self, bytes: u64) {
+    pub(super) fn set_max_ahead_bytes(&mut self, bytes: u64) {
         self.max_ahead_bytes = Some(bytes);
     }
 
     /// Number of spans.
-    pub(crate) fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.spans.len()
     }
 
     /// Total bytes of the spans.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         self.start_bytes_at(self.spans.len())
     }
 
     /// Records a read of `span`.
-    pub(crate) fn mark_read(&mut self, span: u32) {
+    pub(super) fn mark_read(&mut self, span: u32) {
         if let Some(&position) = self.positions.get(&span) {
             self.reached = self.reached.max(position);
         }
     }
 
     /// Returns the next spans to fill, at most `count`, ascending so that neighbours are together.
-    pub(crate) fn next(&mut self, count: usize) -> Vec<u32> {
+    pub(super) fn next(&mut self, count: usize) -> Vec<u32> {
         let reached = self.start_bytes_at(self.reached);
         // Spans that were already read need no fill.
         self.next = self.next.max(self.reached);

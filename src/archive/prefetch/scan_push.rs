@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use super::available_memory::available_bytes;
 use super::lag_limit::LagLimit;
-use crate::archive::prefetch::{PageCache, file_read};
+use super::page_cache::PageCache;
+use super::sequential::FileRead;
 use crate::archive::read::Reader;
 use crate::base::extent::Plain;
 use crate::codec::Compression;
@@ -40,7 +41,7 @@ const AVAILABLE_MEMORY_DIVISOR: u64 = 4;
 
 /// Follows a scan and pushes the files that it has passed.
 #[derive(Debug)]
-pub(crate) struct ScanPusher {
+pub(super) struct ScanPusher {
     next: Ino,
     /// Offset in that file up to which it has been handled; whole pages.
     offset: u64,
@@ -53,7 +54,7 @@ pub(crate) struct ScanPusher {
 
 /// Result of a [`step`](ScanPusher::step).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PushProgress {
+pub(super) enum PushProgress {
     /// There may be more to push.
     More,
     /// There is nothing to push until the scan reaches this offset.
@@ -95,7 +96,7 @@ impl Drop for ScanPusher {
 
 impl ScanPusher {
     /// Creates a pusher for the scan that fills `reader`'s index; `None` if the index is complete.
-    pub(crate) fn new(reader: &Reader) -> Option<Self> {
+    pub(super) fn new(reader: &Reader) -> Option<Self> {
         reader.live_index.completed().is_none().then(|| Self {
             next: Ino::ROOT,
             offset: 0,
@@ -106,7 +107,7 @@ impl ScanPusher {
     }
 
     /// Stores some files that the scan has passed and that are still in memory.
-    pub(crate) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> PushProgress {
+    pub(super) fn step(&mut self, reader: &Reader, pages: &dyn PageCache) -> PushProgress {
         // Read before the index, because a scan that is over adds no more entries.
         let is_over = reader.live_index.is_scan_over();
         let batch = {
@@ -222,7 +223,7 @@ impl ScanPusher {
 
 /// Plain start and length of a file; `None` if it is not to be pushed.
 fn file_extent(entry: Entry<'_>) -> Option<(Plain, u64)> {
-    let file = file_read(entry, 0, entry.size())?.file;
+    let file = FileRead::new(entry, 0, entry.size())?.file;
     // A sparse file must be assembled by a read.
     (file.len() == entry.size()).then(|| (file.start(), entry.size()))
 }

@@ -18,6 +18,7 @@
 use std::collections::VecDeque;
 
 use crate::base::extent::{Extent, Plain};
+use crate::index::{Entry, Kind};
 
 /// Maximum number of streams. A new one replaces the one that was idle longest.
 const MAX_STREAMS: usize = 8;
@@ -44,55 +45,72 @@ const FIRST_PUSH_BYTES: u64 = 512 << 10;
 
 /// Maximum read-ahead, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Limits {
+pub(super) struct Limits {
     /// Limit for spans filled into memory.
-    pub(crate) fill_bytes: u64,
+    pub(super) fill_bytes: u64,
     /// Limit for files pushed into the kernel's page cache; 0 disables pushes.
-    pub(crate) push_bytes: u64,
+    pub(super) push_bytes: u64,
 }
 
 /// A read, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct FileRead {
+pub(super) struct FileRead {
     /// Bytes that are read.
-    pub(crate) wanted: Extent<Plain>,
+    pub(super) wanted: Extent<Plain>,
     /// The whole file.
-    pub(crate) file: Extent<Plain>,
+    pub(super) file: Extent<Plain>,
+}
+
+impl FileRead {
+    /// Converts a read of `len` bytes at `offset` to plain bytes; `None` if it needs none.
+    pub(super) fn new(entry: Entry<'_>, offset: u64, len: u64) -> Option<Self> {
+        if !matches!(entry.kind(), Kind::File) {
+            return None;
+        }
+        let first = entry.pieces(0, entry.size()).next()?;
+        let file = Extent::with_len(first.plain.start(), entry.stored_bytes());
+        let piece = entry.pieces(offset, len).next()?;
+        let inside = offset.saturating_sub(piece.offset);
+        let start = Plain(piece.plain.start().0.checked_add(inside)?);
+        let end = Plain(start.0.saturating_add(len)).min(file.end());
+        let wanted = Extent::new(start, end)?;
+        Some(Self { wanted, file })
+    }
 }
 
 /// Read-ahead that a read causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct ReadAhead {
+pub(super) struct ReadAhead {
     /// Number of the stream.
-    pub(crate) stream: u64,
+    pub(super) stream: u64,
     /// Spans to fill.
-    pub(crate) fill: Option<FillRange>,
+    pub(super) fill: Option<FillRange>,
     /// Files to push.
-    pub(crate) push: Option<PushRange>,
+    pub(super) push: Option<PushRange>,
 }
 
 /// Spans that end in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct FillRange {
+pub(super) struct FillRange {
     /// The range. It includes spans that end inside, or at its end.
-    pub(crate) extent: Extent<Plain>,
+    pub(super) extent: Extent<Plain>,
     /// Whether the span that contains the end of the range is included.
-    pub(crate) includes_last: bool,
+    pub(super) includes_last: bool,
 }
 
 /// Files that start in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct PushRange {
+pub(super) struct PushRange {
     /// The range.
-    pub(crate) extent: Extent<Plain>,
+    pub(super) extent: Extent<Plain>,
     /// Offset of the marker: the first file from here on is not pushed. A read of it shows the
     /// reader's progress.
-    pub(crate) marker: Plain,
+    pub(super) marker: Plain,
 }
 
 /// The known streams.
 #[derive(Debug)]
-pub(crate) struct ReadStreams {
+pub(super) struct ReadStreams {
     limits: Limits,
     /// Divisor of the bytes read that gives the read-ahead across files.
     ahead_divisor: u64,
@@ -208,7 +226,7 @@ impl ReadStream {
 
 impl ReadStreams {
     /// Starts without streams.
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
             ahead_divisor: FETCH_AHEAD_DIVISOR,
@@ -218,19 +236,19 @@ impl ReadStreams {
     }
 
     /// Sets whether all spans are on disk, so that filling them fetches nothing.
-    pub(crate) fn set_all_on_disk(&mut self, is_here: bool) {
+    pub(super) fn set_all_on_disk(&mut self, is_here: bool) {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
     }
 
     /// Sets the push limit.
     ///
     /// Without pushes, bytes that a stream skips must not count as read from the page cache.
-    pub(crate) fn set_max_push_bytes(&mut self, bytes: u64) {
+    pub(super) fn set_max_push_bytes(&mut self, bytes: u64) {
         self.limits.push_bytes = bytes;
     }
 
     /// Records a read, and returns the read-ahead that it causes.
-    pub(crate) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
+    pub(super) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
         let known = self
             .latest
             .iter()
@@ -258,7 +276,7 @@ impl ReadStreams {
     }
 
     /// End of the bytes that stream `number` has read; `None` if it was evicted.
-    pub(crate) fn reached(&self, number: u64) -> Option<Plain> {
+    pub(super) fn reached(&self, number: u64) -> Option<Plain> {
         let stream = self.latest.iter().find(|stream| stream.number == number)?;
         Some(stream.reached)
     }

@@ -7,10 +7,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
+use super::Reader;
+use super::decode_span::{SpanDecoder, span_len};
 use super::packed::{FetchMode, PackedBytes};
 use super::single_flight::Claim;
-use super::windows::{MissingWindows, WindowClaim};
-use crate::archive::read::{ReadError, Reader, SpanDecoder, span_len};
+use super::window_layout::{Layout, WindowClaim};
+use super::windows::{MissingWindows, packed_extent};
+use crate::archive::error::ReadError;
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
@@ -61,87 +64,73 @@ impl Reader {
         from: Plain,
         found: Option<&AtomicU64>,
     ) -> Vec<Batch> {
-        let mut batches: Vec<Batch> = Vec::new();
-        let layout = self.layout();
+        let mut batches = Vec::new();
         for number in spans {
-            let claim = match self.single_flight.claim(number) {
+            match self.single_flight.claim(number) {
                 // Checked after the claim, because the span may just have been filled.
-                Ok(claim) if !self.span_cache.contains(self.key(number)) => claim,
-                Ok(_) | Err(_) => {
-                    count_span(found);
-                    continue;
+                Ok(claim) if !self.span_cache.contains(self.key(number)) => {
+                    self.add_missing(&mut batches, claim, from, found);
                 }
-            };
-            let span = self.indexed_span(number).ok();
-            // Prefetch of all spans does not decode spans that are on disk.
-            let is_read = |span: &&Span| found.is_some() || !self.is_faster_to_decode(span);
-            let cached = span.as_ref().filter(is_read);
-            // Checked before the read, because a reader may complete the span on disk in the
-            // meantime.
-            let was_on_disk = cached.is_some_and(|span| self.is_span_on_disk(span));
-            if let Some(bytes) = cached.and_then(|span| self.span_from_disk_cache(span)) {
-                count_span(found);
-                // Prefetch without a reader leaves memory to readers.
-                if found.is_none() {
-                    self.span_cache.insert(self.key(number), bytes.clone());
-                    self.stats.prefetched_spans.increment();
-                }
-                claim.complete(bytes);
-                continue;
-            }
-            if self.source.access() != Access::Ranges {
-                continue;
-            }
-            // An index file can claim any length.
-            let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
-                continue;
-            };
-            let missing = layout.map(|layout| {
-                // The whole span was on disk and still is, so its hash was wrong just now.
-                let is_damaged = was_on_disk && self.is_span_on_disk(&span);
-                let missing = self.missing_windows(layout, span.plain, from, is_damaged);
-                (layout, missing)
-            });
-            let windows = match missing {
-                Some((layout, MissingWindows::Runs(runs))) => {
-                    if runs.is_empty() {
-                        count_span(found);
-                    }
-                    let missing_runs = Arc::new(AtomicUsize::new(runs.len()));
-                    for windows in runs {
-                        let range = SpanRange {
-                            packed: Self::packed_windows(layout, &windows),
-                            claims: Vec::new(),
-                            windows,
-                            missing_runs: Some(Arc::clone(&missing_runs)),
-                        };
-                        add_range(&mut batches, range);
-                    }
-                    continue;
-                }
-                Some((_, MissingWindows::All(windows))) => windows,
-                None => Vec::new(),
-            };
-            let end = self.packed_end(number);
-            let seek_offset = self.live_index.read().seek_offset(number);
-            match seek_offset {
-                Some(start) => {
-                    let packed = Extent::new(start, end);
-                    if let Some(packed) = packed.filter(|packed| packed.len() <= MAX_REQUEST_BYTES)
-                    {
-                        let range = SpanRange {
-                            packed,
-                            claims: vec![claim],
-                            windows,
-                            missing_runs: None,
-                        };
-                        add_range(&mut batches, range);
-                    }
-                }
-                None => extend_range(&mut batches, end, claim),
+                Ok(_) | Err(_) => count_span(found),
             }
         }
         batches
+    }
+
+    /// Adds the missing bytes of a claimed span to `batches`, unless the disk cache has the span.
+    fn add_missing(
+        &self,
+        batches: &mut Vec<Batch>,
+        claim: Claim<ReadError>,
+        from: Plain,
+        found: Option<&AtomicU64>,
+    ) {
+        let number = claim.span();
+        let span = self.indexed_span(number).ok();
+        // An index file can claim any length.
+        let Some(span) = span.filter(|span| span_len(span).is_ok()) else {
+            return;
+        };
+        // Prefetch of all spans does not decode spans that are on disk.
+        let may_read = found.is_some() || !self.is_faster_to_decode(&span);
+        // Checked before the read, because a reader may complete the span on disk in the meantime.
+        let was_on_disk = may_read && self.is_span_on_disk(&span);
+        if may_read && let Some(bytes) = self.span_from_disk_cache(&span) {
+            count_span(found);
+            // Prefetch without a reader leaves memory to readers.
+            if found.is_none() {
+                self.span_cache.insert(self.key(number), bytes.clone());
+                self.stats.prefetched_spans.increment();
+            }
+            return claim.complete(bytes);
+        }
+        if self.source.access() != Access::Ranges {
+            return;
+        }
+        let mut windows = Vec::new();
+        if let Some(layout) = self.layout() {
+            // The whole span was on disk and still is, so its hash was wrong just now.
+            let is_damaged = was_on_disk && self.is_span_on_disk(&span);
+            match self.missing_windows(layout, span.plain, from, is_damaged) {
+                MissingWindows::All(all) => windows = all,
+                MissingWindows::Runs(runs) => return add_runs(batches, layout, runs, found),
+            }
+        }
+        let end = self.packed_end(number);
+        let seek_offset = self.live_index.read().seek_offset(number);
+        let Some(start) = seek_offset else {
+            return extend_range(batches, end, claim);
+        };
+        let packed = Extent::new(start, end);
+        if let Some(packed) = packed.filter(|packed| packed.len() <= MAX_REQUEST_BYTES) {
+            let range = SpanRange {
+                packed,
+                claims: vec![claim],
+                windows,
+                missing_runs: None,
+            };
+            add_range(batches, range);
+        }
     }
 
     /// Fetches and verifies the packed bytes of `batch`.
@@ -264,6 +253,22 @@ impl Batch {
         self.packed.len()
     }
 
+    fn span_count(&self) -> usize {
+        let counts = self.ranges.iter();
+        counts.map(|range| range.claims.len().max(1)).sum()
+    }
+
+    /// Whether `next` starts with the next span, or the next packed byte.
+    fn is_continued_by(&self, next: &SpanRange) -> bool {
+        let last = self.ranges.last().and_then(|last| last.claims.last());
+        let first = next.claims.first();
+        let is_next = match last.zip(first) {
+            Some((last, first)) => last.span().checked_add(1) == Some(first.span()),
+            None => self.packed.end() == next.packed.start(),
+        };
+        is_next && self.span_count() < MAX_REQUEST_SPANS
+    }
+
     /// Decodes the fetched bytes on `workers`.
     ///
     /// `filled` counts filled spans. `done` runs when the last span is filled or has failed.
@@ -318,6 +323,28 @@ impl Drop for BatchGuard {
     }
 }
 
+/// Adds the missing windows of a span, in runs without gaps.
+fn add_runs(
+    batches: &mut Vec<Batch>,
+    layout: Layout,
+    runs: Vec<Vec<WindowClaim>>,
+    found: Option<&AtomicU64>,
+) {
+    if runs.is_empty() {
+        count_span(found);
+    }
+    let missing_runs = Arc::new(AtomicUsize::new(runs.len()));
+    for windows in runs {
+        let range = SpanRange {
+            packed: packed_extent(layout.claimed_extent(windows.first(), windows.len())),
+            claims: Vec::new(),
+            windows,
+            missing_runs: Some(Arc::clone(&missing_runs)),
+        };
+        add_range(batches, range);
+    }
+}
+
 /// Adds a range that starts at a seek point to the last batch, or to a new one.
 fn add_range(batches: &mut Vec<Batch>, range: SpanRange) {
     let packed = range.packed;
@@ -358,23 +385,5 @@ fn extend_range(batches: &mut [Batch], end: Packed, claim: Claim<ReadError>) {
         range.packed = longer;
         batch.packed = whole;
         range.claims.push(claim);
-    }
-}
-
-impl Batch {
-    fn span_count(&self) -> usize {
-        let counts = self.ranges.iter();
-        counts.map(|range| range.claims.len().max(1)).sum()
-    }
-
-    /// Whether `next` starts with the next span, or the next packed byte.
-    fn is_continued_by(&self, next: &SpanRange) -> bool {
-        let last = self.ranges.last().and_then(|last| last.claims.last());
-        let first = next.claims.first();
-        let is_next = match last.zip(first) {
-            Some((last, first)) => last.span().checked_add(1) == Some(first.span()),
-            None => self.packed.end() == next.packed.start(),
-        };
-        is_next && self.span_count() < MAX_REQUEST_SPANS
     }
 }

@@ -7,8 +7,8 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 
-use crate::archive::read::ReadError;
-use crate::archive::{Archive, Error};
+use crate::archive::Archive;
+use crate::archive::error::{Error, ReadError};
 use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};

@@ -3,19 +3,16 @@
 //! The reader decodes a block only after it matches the digest that the scan computed. Blocks that
 //! the scan skipped have no digest.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use xxhash_rust::xxh3::xxh3_64;
 
-use crate::archive::error::Error;
-use crate::archive::read::{ReadError, Reader};
+use super::Reader;
+use crate::archive::error::{Error, ReadError};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::base::sync::Mutex;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
@@ -37,7 +34,7 @@ const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
 /// Way of fetching packed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum FetchMode {
+pub(super) enum FetchMode {
     /// As for any read.
     Normal,
     /// By one request without a deadline, because no reader waits for it.
@@ -53,13 +50,13 @@ pub(crate) struct Request {
 }
 
 /// Verified packed bytes, in order: fetched at once, or streamed.
-pub(crate) enum PackedBytes {
+pub(super) enum PackedBytes {
     Fetched(Option<Bytes>),
     Streamed(Box<Streamed>),
 }
 
 /// A stream of packed bytes, read in whole blocks.
-pub(crate) struct Streamed {
+pub(super) struct Streamed {
     request: Request,
     pieces: StreamPieces,
     /// Bytes that were fetched, but neither verified nor returned.
@@ -113,7 +110,7 @@ impl Reader {
     /// Reads only the blocks that contain it. Returns `None` for any other archive, and if the
     /// bytes cannot be read or verified. A fill of the whole span then reports the reason. With
     /// [`Wait::Never`], also returns `None` if bytes are not in the page cache.
-    pub(crate) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
+    pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if !self.reads_here() {
             return None;
         }
@@ -140,7 +137,7 @@ impl Reader {
     ///
     /// # Errors
     /// When the bytes are unavailable, or differ from the scanned ones.
-    pub(crate) fn fetch_verified(
+    pub(super) fn fetch_verified(
         &self,
         requested: &Request,
         mode: FetchMode,
@@ -157,9 +154,7 @@ impl Reader {
             None => Ok(requested.slice(extent, &bytes)),
         }
     }
-}
 
-impl Reader {
     /// The start of the first of `blocks` that differs in `bytes`.
     ///
     /// A block that the scan skipped is compared with its first read.
@@ -174,38 +169,9 @@ impl Reader {
     }
 }
 
-/// Number of hashes in one allocation.
-const HASHES_PER_LEAF: usize = 512;
-
-/// Hashes of blocks without digests, taken when they were first read.
-///
-/// Takes eight bytes for each block near one that was read.
-#[derive(Debug, Default)]
-pub(crate) struct FirstReadHashes {
-    /// Hashes of adjacent blocks; zero means that there is none.
-    leaves: Mutex<HashMap<usize, Box<[u64]>>>,
-}
-
-impl FirstReadHashes {
-    /// Whether block `number` equals its first read, if there was one.
-    fn matches(&self, number: usize, block: &[u8]) -> bool {
-        let hash = xxh3_64(block).max(1);
-        let mut leaves = self.leaves.lock();
-        let leaf = leaves.entry(number / HASHES_PER_LEAF);
-        let leaf = leaf.or_insert_with(|| vec![0; HASHES_PER_LEAF].into());
-        let Some(first) = leaf.get_mut(number % HASHES_PER_LEAF) else {
-            return false;
-        };
-        if *first == 0 {
-            *first = hash;
-        }
-        *first == hash
-    }
-}
-
 impl Request {
     /// Bytes of memory for the request, without those of a decoder.
-    pub(crate) fn buffer_bytes(&self) -> u64 {
+    pub(super) fn buffer_bytes(&self) -> u64 {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
@@ -220,7 +186,7 @@ impl Request {
     }
 
     /// Whether each block has a digest.
-    pub(crate) fn is_digested(&self) -> bool {
+    pub(super) fn is_digested(&self) -> bool {
         self.blocks.are_all_digested()
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 /// Counts the reads that are filling spans.
 #[derive(Debug, Default)]
@@ -19,18 +19,18 @@ struct State {
 
 /// A read that is filling a span, counted until it is dropped.
 #[derive(Debug)]
-pub(crate) struct ActiveRead<'a>(&'a ReadPriority);
+pub(super) struct ActiveRead<'a>(&'a ReadPriority);
 
 impl ReadPriority {
     /// Counts a read.
-    pub(crate) fn start_read(&self) -> ActiveRead<'_> {
-        self.state().active += 1;
+    pub(super) fn start_read(&self) -> ActiveRead<'_> {
+        self.state.lock().active += 1;
         ActiveRead(self)
     }
 
     /// Waits until no read fills a span; returns false if the archive is closed.
     pub(crate) fn wait_until_idle(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         while state.active > 0 && !state.is_over {
             state = self.changed.wait(state);
         }
@@ -39,7 +39,7 @@ impl ReadPriority {
 
     /// Waits up to `time`; returns false if the archive is closed.
     pub(crate) fn pause(&self, time: Duration) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         if state.is_over {
             return false;
         }
@@ -49,18 +49,14 @@ impl ReadPriority {
 
     /// Ends all waits, now and later.
     pub(crate) fn close(&self) {
-        self.state().is_over = true;
+        self.state.lock().is_over = true;
         self.changed.notify_all();
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
     }
 }
 
 impl Drop for ActiveRead<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.0.state.lock();
         state.active -= 1;
         if state.active == 0 {
             self.0.changed.notify_all();

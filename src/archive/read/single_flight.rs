@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 /// Number of a span or window, the key of its claim.
 pub(crate) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
@@ -63,7 +63,7 @@ pub(crate) struct Claim<E, K: FlightKey = u32> {
 impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     /// Finds the fill in progress of `span`.
     pub(crate) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
-        self.claimed().get(&span).map(Arc::clone)
+        self.shared.lock().get(&span).map(Arc::clone)
     }
 
     /// Claims `span`.
@@ -71,7 +71,7 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
     /// # Errors
     /// When another thread has the claim. The error is the flight to wait for.
     pub(crate) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
-        let mut claimed = self.claimed();
+        let mut claimed = self.shared.lock();
         if let Some(flight) = claimed.get(&span) {
             return Err(Arc::clone(flight));
         }
@@ -105,32 +105,25 @@ impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
         fill: impl FnOnce() -> Result<Bytes, E>,
     ) -> Result<(Bytes, bool), E> {
         loop {
-            let flight = match self.claim(span) {
-                Ok(claim) => {
-                    // Another thread may just have filled it.
-                    if let Some(bytes) = find() {
-                        return Ok((bytes, false));
-                    }
-                    let filled = fill();
-                    match &filled {
-                        Ok(bytes) => claim.complete(bytes.clone()),
-                        Err(error) if error.is_shared() => claim.fail(error.clone()),
-                        Err(_) => drop(claim),
-                    }
-                    return filled.map(|bytes| (bytes, true));
-                }
-                Err(flight) => flight,
+            let claim = match self.claim(span) {
+                Ok(claim) => claim,
+                Err(flight) => match flight.wait()? {
+                    Some(bytes) => return Ok((bytes, false)),
+                    None => continue,
+                },
             };
-            if let Some(bytes) = flight.wait()? {
+            // Another thread may just have filled it.
+            if let Some(bytes) = find() {
                 return Ok((bytes, false));
             }
+            let filled = fill();
+            match &filled {
+                Ok(bytes) => claim.complete(bytes.clone()),
+                Err(error) if error.is_shared() => claim.fail(error.clone()),
+                Err(_) => drop(claim),
+            }
+            return filled.map(|bytes| (bytes, true));
         }
-    }
-}
-
-impl<E, K: FlightKey> SingleFlight<E, K> {
-    fn claimed(&self) -> MutexGuard<'_, HashMap<K, Arc<InFlight<E>>>> {
-        self.shared.lock()
     }
 }
 
@@ -182,7 +175,7 @@ impl<E, K: FlightKey> Claim<E, K> {
 
 impl<E, K: FlightKey> Drop for Claim<E, K> {
     fn drop(&mut self) {
-        self.single_flight.claimed().remove(&self.span);
+        self.single_flight.shared.lock().remove(&self.span);
         self.flight.complete(Outcome::Dropped);
     }
 }

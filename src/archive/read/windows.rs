@@ -7,130 +7,32 @@
 //! cache at their plain offset. There the digests of the index verify them.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
+use super::Reader;
+use super::assemble::SpanPart;
+use super::decode_span::span_len;
 use super::packed::{FetchMode, Request};
-use super::single_flight::{Claim, FlightError, SingleFlight};
-use crate::archive::error::Error;
-use crate::archive::read::{ReadError, Reader, SpanPart, span_len};
+use super::single_flight::{Claim, FlightError};
+use super::window_layout::{
+    FETCH_GROWTH_FACTOR, LONG_READ_BYTES, Layout, MAX_FETCH_BYTES, WINDOW_BYTES, WindowClaim,
+};
+use crate::archive::error::{Error, ReadError};
 use crate::base::buffer_pool::{Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::base::sync::{Mutex, MutexGuard};
 use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
 use crate::source::Access;
 
-/// Length of a window, unless the blocks of the index are longer.
-pub(crate) const WINDOW_BYTES: u64 = 128 << 10;
-
-/// Maximum number of bytes that one read fetches in addition to those that it needs.
-const MAX_FETCH_BYTES: u64 = 1 << 20;
-
-/// Length of a read within one span that indicates a sequential reader.
-pub(crate) const LONG_READ_BYTES: u64 = 256 << 10;
-
-/// Growth factor of fetches, for a read that continues a fetch.
-const FETCH_GROWTH_FACTOR: u64 = 4;
-
-/// Maximum number of fetches that a read can continue. The oldest is dropped first.
-const MAX_RECENT_FETCHES: usize = 16;
-
-/// Exclusive claim to fetch a window.
-pub(crate) type WindowClaim = Claim<ReadError, u64>;
-
-/// Windows in flight and recent fetches of one archive.
-#[derive(Debug, Default)]
-pub(crate) struct Windows {
-    /// Windows that are being fetched.
-    single_flight: SingleFlight<ReadError, u64>,
-    recent: Mutex<RecentFetches>,
-}
-
-/// Window ranges of recent fetches, latest first; pure.
-#[derive(Debug, Default)]
-struct RecentFetches(VecDeque<Range<u64>>);
-
-/// Division of an archive into windows.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    window_bytes: u64,
-    /// Length of the archive.
-    end: u64,
-}
-
 /// Windows of one span that read-ahead must fetch.
-pub(crate) enum MissingWindows {
+pub(super) enum MissingWindows {
     /// All windows of the span.
     All(Vec<WindowClaim>),
     /// Some windows, in runs without gaps. Empty if the others are cached or being fetched.
     Runs(Vec<Vec<WindowClaim>>),
-}
-
-impl Windows {
-    fn recent(&self) -> MutexGuard<'_, RecentFetches> {
-        self.recent.lock()
-    }
-}
-
-impl RecentFetches {
-    /// Number of windows to fetch from `number` on, for a read that misses it.
-    fn next_len(&self, number: u64, max: u64) -> u64 {
-        let continued = self.0.iter().find(|fetch| fetch.end == number);
-        let len = continued.map_or(1, |fetch| {
-            (fetch.end - fetch.start).saturating_mul(FETCH_GROWTH_FACTOR)
-        });
-        len.min(max)
-    }
-
-    fn add(&mut self, fetched: Range<u64>) {
-        self.0.retain(|fetch| fetch.end != fetched.start);
-        self.0.push_front(fetched);
-        self.0.truncate(MAX_RECENT_FETCHES);
-    }
-}
-
-impl Layout {
-    /// The windows that contain `plain`.
-    pub(crate) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
-        plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
-    }
-
-    /// The windows that begin in `plain`.
-    fn windows_starting_in(&self, plain: Extent<Plain>) -> Range<u64> {
-        let number = |at: Plain| at.0.div_ceil(self.window_bytes);
-        number(plain.start())..number(plain.end())
-    }
-
-    /// The bytes of `windows`; fewer at the end of the archive.
-    pub(crate) fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
-        let start = windows
-            .start
-            .saturating_mul(self.window_bytes)
-            .min(self.end);
-        let end = windows.end.saturating_mul(self.window_bytes).min(self.end);
-        Extent::with_len(Plain(start), end.saturating_sub(start))
-    }
-
-    fn window(&self, number: u64) -> Extent<Plain> {
-        self.extent(&(number..number.saturating_add(1)))
-    }
-
-    /// Maximum number of windows in one fetch.
-    fn max_windows(&self) -> u64 {
-        (MAX_FETCH_BYTES / self.window_bytes).max(1)
-    }
-
-    /// The aligned group of windows around `number` that one fetch can cover.
-    fn group(&self, number: u64) -> Range<u64> {
-        let len = self.max_windows();
-        let start = number / len * len;
-        let end = self.end.div_ceil(self.window_bytes);
-        start..start.saturating_add(len).min(end)
-    }
 }
 
 impl Reader {
@@ -155,7 +57,7 @@ impl Reader {
     }
 
     /// Reads `plain` from memory; `None` unless all of its windows are there.
-    pub(crate) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
+    pub(super) fn cached_windows(&self, plain: Extent<Plain>) -> Option<Bytes> {
         let layout = self.layout()?;
         let windows = layout.windows(plain).map(|number| {
             let bytes = self.span_cache.get(self.window_key(number))?;
@@ -172,7 +74,7 @@ impl Reader {
     ///
     /// # Errors
     /// When its bytes are unavailable, or differ from the indexed ones.
-    pub(crate) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
+    pub(super) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
@@ -247,7 +149,7 @@ impl Reader {
         if !is_missing() {
             return Ok(None);
         }
-        self.windows.recent().add(windows.clone());
+        self.windows.recent.lock().add(windows.clone());
         match self.load_span(part.span) {
             Ok(bytes) => {
                 self.complete_windows(span, &bytes, &mut claims);
@@ -384,7 +286,7 @@ impl Reader {
             .filter(|&other| self.has_window(layout, other));
         let is_half_here = present.count() as u64 * 2 >= group.end.saturating_sub(group.start);
         let max = layout.max_windows();
-        let len = match self.windows.recent().next_len(number, max) {
+        let len = match self.windows.recent.lock().next_len(number, max) {
             1 if self.continues_all(layout, number) => max,
             len => len,
         };
@@ -409,13 +311,13 @@ impl Reader {
         }
         let first = claims.front().map_or(number, Claim::span);
         let fetched = first..first.saturating_add(claims.len() as u64);
-        self.windows.recent().add(fetched);
+        self.windows.recent.lock().add(fetched);
         claims
     }
 
     /// Whether a read that misses window `number` belongs to a sequential reader.
     fn is_sequential(&self, layout: Layout, number: u64) -> bool {
-        let len = self.windows.recent().next_len(number, u64::MAX);
+        let len = self.windows.recent.lock().next_len(number, u64::MAX);
         len > FETCH_GROWTH_FACTOR || len == 1 && self.continues_all(layout, number)
     }
 
@@ -447,8 +349,7 @@ impl Reader {
         if self.disk_cache.is_some() {
             self.stats.disk_cache_miss_spans.increment();
         }
-        let first = claims.front().map_or(0, Claim::span);
-        let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
+        let extent = layout.claimed_extent(claims.front(), claims.len());
         // The network path may have corrupted the bytes, so a retry uses another path.
         let mut fetched = self.fetch_extent(extent, FetchMode::Normal);
         if let Err(ReadError::Damaged { .. }) = fetched {
@@ -497,7 +398,7 @@ impl Reader {
     /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them.
     ///
     /// `can_evict` allows evicting older spans from the disk cache.
-    pub(crate) fn cache_windows(
+    pub(super) fn cache_windows(
         &self,
         layout: Layout,
         claims: Vec<WindowClaim>,
@@ -505,8 +406,7 @@ impl Reader {
         disk_wait: QueueTimeout,
         can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
-        let first = claims.first().map_or(0, Claim::span);
-        let extent = layout.extent(&(first..first.saturating_add(claims.len() as u64)));
+        let extent = layout.claimed_extent(claims.first(), claims.len());
         self.cache_windows_on_disk(extent, bytes, disk_wait, can_evict);
         let cache = |claim: WindowClaim| {
             let window = layout.window(claim.span());
@@ -521,7 +421,7 @@ impl Reader {
     }
 
     /// Completes `claims` with the windows of a span that was filled.
-    pub(crate) fn complete_windows(
+    pub(super) fn complete_windows(
         &self,
         span: Extent<Plain>,
         bytes: &Bytes,
@@ -560,7 +460,7 @@ impl Reader {
     /// Claims the missing windows of `span` that begin at `from` or later.
     ///
     /// Claims all of them if `is_damaged`, that is, if the disk cache is damaged there.
-    pub(crate) fn missing_windows(
+    pub(super) fn missing_windows(
         &self,
         layout: Layout,
         span: Extent<Plain>,
@@ -594,12 +494,6 @@ impl Reader {
         } else {
             MissingWindows::Runs(runs)
         }
-    }
-
-    /// The packed extent of adjacent windows.
-    pub(crate) fn packed_windows(layout: Layout, claims: &[WindowClaim]) -> Extent<Packed> {
-        let first = claims.first().map_or(0, Claim::span);
-        packed_extent(layout.extent(&(first..first.saturating_add(claims.len() as u64))))
     }
 
     /// Builds a [`Reader::request`] for an extent that the index must cover completely.
@@ -654,65 +548,6 @@ fn slice_extent(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> 
 }
 
 /// Packed extent of plain bytes in an uncompressed archive.
-fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
+pub(super) fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
     Extent::with_len(Packed(plain.start().0), plain.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const KIB: u64 = 1 << 10;
-
-    fn layout() -> Layout {
-        Layout {
-            window_bytes: WINDOW_BYTES,
-            end: 10 * WINDOW_BYTES + 5,
-        }
-    }
-
-    fn extent(start: u64, end: u64) -> Extent<Plain> {
-        Extent::new(Plain(start), Plain(end)).expect("in order")
-    }
-
-    #[test]
-    fn windows_are_aligned_and_end_with_the_archive() {
-        let layout = layout();
-        assert_eq!(layout.windows(extent(1, 2)), 0..1);
-        assert_eq!(layout.windows(extent(127 * KIB, 129 * KIB)), 0..2);
-        assert_eq!(layout.windows(extent(128 * KIB, 256 * KIB)), 1..2);
-        assert_eq!(layout.windows_starting_in(extent(1, 256 * KIB)), 1..2);
-        assert_eq!(layout.window(10), extent(1280 * KIB, 1280 * KIB + 5));
-        assert!(layout.window(11).is_empty());
-        assert_eq!(layout.group(7), 0..8);
-        assert_eq!(layout.group(9), 8..11);
-    }
-
-    #[test]
-    fn blocks_longer_than_windows_are_groups_of_one() {
-        let layout = Layout {
-            window_bytes: 2 * MAX_FETCH_BYTES,
-            end: u64::MAX,
-        };
-        assert_eq!(layout.group(3), 3..4);
-        assert_eq!(layout.max_windows(), 1);
-    }
-
-    #[test]
-    fn fetch_size_grows_only_with_sequential_reads() {
-        let mut recent = RecentFetches::default();
-        assert_eq!(recent.next_len(7, 8), 1);
-        recent.add(7..8);
-        assert_eq!(recent.next_len(7, 8), 1, "evicted and read again");
-        assert_eq!(recent.next_len(9, 8), 1, "a gap");
-        assert_eq!(recent.next_len(8, 8), 4);
-        recent.add(8..12);
-        assert_eq!(recent.next_len(8, 8), 1, "continued already");
-        assert_eq!(recent.next_len(12, 8), 8, "at most");
-        for number in 0..MAX_RECENT_FETCHES as u64 {
-            recent.add(100 * number..100 * number + 1);
-        }
-        assert_eq!(recent.next_len(12, 8), 1, "dropped");
-        assert_eq!(recent.next_len(1, 8), 4, "not dropped");
-    }
 }

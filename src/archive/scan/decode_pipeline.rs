@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use bytes::Bytes;
 
 use super::digest::Digester;
+use super::options::Digest;
 use super::zeros::ZeroRun;
 use crate::archive::error::Error;
 use crate::archive::open::saved_index::SavedIndex;
-use crate::archive::scan::Digest;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::base::memory_reclaim::MemoryBroker;
@@ -37,26 +37,26 @@ const MAX_QUEUED_PIECES: usize = 4;
 
 /// Options for decoding a stream.
 #[derive(Debug)]
-pub(crate) struct Options {
+pub(super) struct Options {
     /// Format; `None` detects it by magic bytes.
-    pub(crate) compression: Option<Compression>,
+    pub(super) compression: Option<Compression>,
     /// Resources of decoders, and the number of threads that run jobs.
-    pub(crate) context: Context,
+    pub(super) context: Context,
     /// Length of the blocks of packed bytes that get digests, if any.
-    pub(crate) block_len: Option<u64>,
+    pub(super) block_len: Option<u64>,
     /// Whether to compute the SHA-256 of the packed bytes.
-    pub(crate) sha256: Digest,
+    pub(super) sha256: Digest,
     /// Point at which to resume; `None` starts at the front. With it, the format is known.
-    pub(crate) resume: Option<SeekPoint>,
+    pub(super) resume: Option<SeekPoint>,
     /// Saved index that may match this stream, for parallel decoding.
-    pub(crate) saved_index: Option<SavedIndex>,
+    pub(super) saved_index: Option<SavedIndex>,
     /// Whether the source has a known length.
-    pub(crate) has_len: bool,
+    pub(super) has_len: bool,
 }
 
 /// Next item of the plain stream.
 #[derive(Debug)]
-pub(crate) enum StreamItem {
+pub(super) enum StreamItem {
     /// Format of the stream, before all other items.
     Begin(Compression),
     /// Point at which decoding can start again.
@@ -73,19 +73,19 @@ pub(crate) enum StreamItem {
 
 /// Summary of a packed stream that was read to its end, or to its failure.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StreamSummary {
-    pub(crate) compression: Compression,
-    pub(crate) packed_len: u64,
-    pub(crate) content_id: Option<[u8; 32]>,
+pub(super) struct StreamSummary {
+    pub(super) compression: Compression,
+    pub(super) packed_len: u64,
+    pub(super) content_id: Option<[u8; 32]>,
     /// SHA-256 of all packed bytes, if requested and if they were read to their end.
-    pub(crate) sha256: Option<Sha256>,
+    pub(super) sha256: Option<Sha256>,
 }
 
 /// A job in flight, which its first taker runs.
 type Ticket = once_job::OnceJob<Result<Output, codec::Error>>;
 
 /// The plain stream, which the consumer's thread pulls.
-pub(crate) struct PlainStream {
+pub(super) struct PlainStream {
     // Dropped before the threads, which end when the receiver is gone.
     slots: Receiver<Slot>,
     /// Undelivered output of a job.
@@ -134,7 +134,7 @@ impl PlainStream {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(crate) fn start(
+    pub(super) fn start(
         chunks: fetch::Stream,
         options: Options,
         stats: &Arc<Stats>,
@@ -193,7 +193,7 @@ impl PlainStream {
     ///
     /// # Errors
     /// When bytes cannot be fetched or decoded. All items before the error have been delivered.
-    pub(crate) fn next(&mut self) -> Result<StreamItem, Error> {
+    pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
                 if let Some(bytes) = output.next_piece()? {
@@ -226,19 +226,19 @@ impl PlainStream {
     }
 
     /// Summary of the packed stream, once it has ended or failed.
-    pub(crate) fn finished(&self) -> Option<StreamSummary> {
+    pub(super) fn finished(&self) -> Option<StreamSummary> {
         self.finished
     }
 
     /// Offset up to which the packed stream has been requested.
-    pub(crate) fn requested_end(&self) -> Packed {
+    pub(super) fn requested_end(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::requested_end)
     }
 
     /// Stops further requests, and returns [`PlainStream::requested_end`].
-    pub(crate) fn stop_requesting(&self) -> Packed {
+    pub(super) fn stop_requesting(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::stop_requesting)

@@ -27,7 +27,7 @@ pub fn sha256(bytes: &[u8]) -> Sha256 {
 }
 
 /// A thread that computes a digest.
-pub(crate) struct Digester {
+pub(super) struct Digester {
     sender: SyncSender<Bytes>,
     thread: Thread<Option<Sha256>>,
 }

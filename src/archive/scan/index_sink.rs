@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::archive::live_index::LiveIndex;
 use crate::archive::prefetch::lag_limit::LagLimit;
 use crate::archive::read::disk_cache_policy::ScanDiskCache;
-use crate::archive::scan::Sink;
+use crate::archive::sink::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::cache::{SpanCache, SpanKey};

@@ -1,13 +1,19 @@
-//! Scans an archive in one pass: fetch → decode → parse → sink.
+//! Cold path: scans an archive in one pass.
+//!
+//! 1. `fetch` streams packed chunks, and the decode pipeline turns them into plain bytes.
+//! 2. The tar parser turns plain bytes into members and payloads.
+//! 3. The span splitter divides the same bytes into spans.
+//! 4. A [`Sink`] receives both: the index sink for a mount, others to verify or to write a tree.
 
 pub(super) mod decode_pipeline;
 pub(super) mod digest;
 pub(super) mod index_sink;
+pub(super) mod options;
 pub(super) mod resume_point;
-pub(super) mod skip_policy;
-pub(super) mod span_splitter;
+mod skip_policy;
+mod span_splitter;
 pub(super) mod verify_sink;
-pub(super) mod zeros;
+mod zeros;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,224 +22,26 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes};
 use tokio::runtime::Handle;
 
-use crate::archive::error::Error;
-use crate::archive::open::saved_index::SavedIndex;
+use self::decode_pipeline::{PlainStream, StreamItem};
+use self::digest::Digester;
+use self::resume_point::ResumePoint;
+use self::skip_policy::SkipPolicy;
+use self::span_splitter::{SpanSplitter, plain_seek_point};
+use self::zeros::ZeroRun;
+use super::error::Error;
 use crate::base::buffer_pool::{BufferPool, SoftLimit};
 use crate::base::extent::{Packed, Plain};
-use crate::base::memory_reclaim::{MemoryBroker, Reclaim};
+use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::{Compression, Context, SeekPoint};
 use crate::fetch;
-use crate::index::{NewDigests, Span, block_len};
-use crate::source::{Access, RetryForever, Source};
-use crate::tar::{self, Event, Member, Parser};
-use decode_pipeline::{PlainStream, StreamItem};
-use digest::Digester;
-use resume_point::ResumePoint;
-use skip_policy::SkipPolicy;
-use span_splitter::{SpanSplitter, plain_seek_point};
-use zeros::ZeroRun;
+use crate::index::block_len;
+use crate::source::{Access, Source};
+use crate::tar::{self, Event, Parser};
 
-/// Receives the results of a scan, in archive order, on the scan thread.
-///
-/// For each member, the scan calls [`member`](Self::member), then [`payload`](Self::payload) for
-/// each piece, then [`member_end`](Self::member_end). If the scan makes seek points, it also passes
-/// the whole plain stream, divided into spans.
-pub trait Sink {
-    /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
-    type Error: std::fmt::Debug;
-
-    /// Reports the packed format of the source.
-    fn begin(&mut self, _compression: Compression) {}
-
-    /// Begins the next member.
-    ///
-    /// # Errors
-    /// When the scan must stop.
-    fn member(&mut self, member: Member) -> Result<(), Self::Error>;
-
-    /// Passes the next piece of the payload, which is never empty.
-    ///
-    /// All pieces together have the length of the member's payload extent. `bytes` count against
-    /// the scan's memory budget until they are dropped.
-    ///
-    /// # Errors
-    /// When the scan must stop.
-    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error>;
-
-    /// Ends the payload. `cut` means that the archive ends in the middle of it.
-    ///
-    /// # Errors
-    /// When the scan must stop.
-    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
-
-    /// Reports an oddity. `text` says what is odd, and where.
-    fn warning(&mut self, text: &str);
-
-    /// Reports a damaged or lost member. `offset` is that of its header; `text` says what is wrong.
-    fn damage(&mut self, _offset: Plain, text: &str) {
-        self.warning(text);
-    }
-
-    /// Checks whether the sink has memory for more.
-    ///
-    /// # Errors
-    /// When the sink has no memory left, which ends the scan.
-    fn check_memory(&mut self) -> Result<(), Self::Error> {
-        Ok(())
-    }
-
-    /// Passes the next bytes of the current span, whether or not they belong to a member.
-    fn span_piece(&mut self, _bytes: &Bytes) {}
-
-    /// Passes digests of packed bytes. This precedes all plain bytes decoded from them.
-    fn digests(&mut self, _digests: &NewDigests) {}
-
-    /// Ends the current span.
-    ///
-    /// `checksums` are those of its blocks. They are empty if the span has no hash.
-    fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
-
-    /// Reports a point at which a later scan can resume.
-    ///
-    /// The next member begins there. The scan skips this call if resuming is impossible.
-    fn resume_point(&mut self, _point: ResumePoint) {}
-}
-
-/// Options of a scan.
-#[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
-pub struct Options {
-    /// Packed format; `None` detects it by magic bytes.
-    pub compression: Option<Compression>,
-    /// Options of the tar parser.
-    pub tar: tar::Options,
-    /// Whether a truncated archive counts as complete.
-    pub allow_truncated: bool,
-    /// Whether the scan makes seek points, span hashes, digests of packed blocks, and the content
-    /// ID.
-    pub spans: bool,
-    /// Maximum number of requests in flight.
-    pub connections: usize,
-    /// Maximum number of bytes in one request.
-    pub chunk_len: u64,
-    /// Speed below which a request counts as too slow.
-    pub min_speed: fetch::MinSpeed,
-    /// Whether the scan keeps retrying while the source is unreachable.
-    pub retry_forever: RetryForever,
-    /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`].
-    pub memory: u64,
-    /// Memory that decoder state reclaims before it reclaims the scan's buffers.
-    pub lenders: Vec<Arc<dyn Reclaim>>,
-    /// Number of threads for data that can be decoded out of order.
-    pub workers: usize,
-    /// Whether the scan may skip large payloads of an uncompressed archive.
-    ///
-    /// Skipped bytes have no hashes, and the source has no content ID. It takes effect only if a
-    /// strong validator pins the source's version.
-    pub allow_skipping: bool,
-    /// Whether the sink receives [resume points](Sink::resume_point). The scan then uses no saved
-    /// index.
-    pub resume_points: bool,
-    /// Point at which to resume; `None` starts at the front.
-    ///
-    /// Excludes `spans` and digests. Checksums that also cover earlier parts of the stream are not
-    /// verified.
-    pub resume: Option<ResumePoint>,
-    /// SHA-256 of the packed bytes.
-    ///
-    /// Prevents skipping. A source that is known by its digest always expects it
-    /// ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
-    pub sha256: Digest,
-    /// SHA-256 of the whole plain stream.
-    ///
-    /// A source can name the expected one
-    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes
-    /// `resume`.
-    pub plain_sha256: Digest,
-    /// Saved index of this version of the source, if there is one.
-    ///
-    /// With it, all workers decode a stream that otherwise must be decoded from the front. Not used
-    /// if `spans` are wanted.
-    pub saved_index: Option<SavedIndex>,
-}
-
-impl Default for Options {
-    /// Scans the whole archive, for a sink that wants only members. Uses 128 MiB of memory and one
-    /// decoding thread.
-    fn default() -> Self {
-        Self {
-            compression: None,
-            tar: tar::Options::default(),
-            allow_truncated: false,
-            spans: false,
-            connections: fetch::DEFAULT_CONNECTIONS,
-            chunk_len: fetch::DEFAULT_CHUNK_LEN,
-            min_speed: fetch::MinSpeed::default(),
-            retry_forever: RetryForever::default(),
-            memory: 128 << 20,
-            lenders: Vec::new(),
-            workers: 1,
-            allow_skipping: false,
-            resume_points: false,
-            resume: None,
-            sha256: Digest::default(),
-            plain_sha256: Digest::default(),
-            saved_index: None,
-        }
-    }
-}
-
-impl Options {
-    /// Returns these options with the digests that `source` names.
-    ///
-    /// An explicit choice for a digest has precedence.
-    pub(crate) fn for_source(&self, source: &dyn Source) -> Self {
-        let fingerprint = source.fingerprint();
-        let expected = |asked, known: Option<Sha256>| match (asked, known) {
-            (Digest::Ignore, Some(sha256)) => Digest::Expect(sha256),
-            _ => asked,
-        };
-        Self {
-            sha256: expected(self.sha256, fingerprint.sha256()),
-            plain_sha256: expected(self.plain_sha256, fingerprint.plain_sha256()),
-            ..self.clone()
-        }
-    }
-
-    /// Whether the scan fails if a digest differs.
-    pub(crate) fn expects_digest(&self) -> bool {
-        let mut digests = [self.sha256, self.plain_sha256].into_iter();
-        digests.any(|digest| matches!(digest, Digest::Expect(_)))
-    }
-}
-
-/// How a scan treats the SHA-256 of a whole stream.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub enum Digest {
-    /// Does not compute it, because that takes as long as decoding.
-    #[default]
-    Ignore,
-    /// Computes it, even if the archive cannot be decoded to its end.
-    Compute,
-    /// Computes it, and fails at the end if it differs.
-    Expect(Sha256),
-}
-
-/// Minimum memory of a scan, in bytes.
-///
-/// Half of it must hold everything that a decoder needs before its first output, including the
-/// chunks at both ends. A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up
-/// to 8 MiB packed and plain.
-pub const MIN_MEMORY: u64 = 32 << 20;
-
-/// Memory required by a decoder whose state takes `needed_bytes`.
-///
-/// Decoders can borrow three quarters of the memory, see [`Reclaim`].
-pub fn memory_for_state(needed_bytes: u64) -> u64 {
-    needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
-}
+pub use self::options::{Digest, MIN_MEMORY, Options, memory_for_state};
+pub use super::sink::Sink;
 
 /// Result of a scan.
 #[derive(Clone, Copy, Debug)]
@@ -289,56 +97,8 @@ pub fn scan<S: Sink>(
 ) -> Result<Summary, ScanError<S::Error>> {
     stats.scans.increment();
     let options = &options.for_source(&**source);
-    let len = source.fingerprint().len;
-    let needs_all = [options.sha256, options.plain_sha256] != [Digest::Ignore; 2];
-    let may_skip = options.allow_skipping && !needs_all && source.access() == Access::Ranges;
+    let mut scan = Scan::new(source, options, network, stats, sink)?;
     let resume = options.resume.as_ref();
-    let parser = match resume {
-        None => Ok(Parser::new(options.tar.clone())),
-        Some(point) => Parser::resume(
-            options.tar.clone(),
-            point.member,
-            point.sums,
-            &point.globals,
-        ),
-    };
-    let archive_error = |error| ScanError::Archive {
-        error,
-        member: None,
-        sha256: None,
-    };
-    let parser = parser.map_err(|error| archive_error(error.into()))?;
-    let plain_digester = (options.plain_sha256 != Digest::Ignore)
-        .then(Digester::start)
-        .transpose()
-        .map_err(|_| archive_error(Error::Interrupted))?;
-    let mut scan = Scan {
-        parser,
-        span_splitter: options
-            .spans
-            .then(|| SpanSplitter::new(block_len(source.fingerprint().len))),
-        compression: resume.map_or(Compression::None, |point| point.compression),
-        seek_points: resume
-            .map(|point| point.seek_point.clone())
-            .into_iter()
-            .collect(),
-        plain_len: resume.map_or(0, |point| point.seek_point.plain.0),
-        skipped_to: resume.map_or(Plain(0), |point| point.member),
-        damages: 0,
-        member: None,
-        source,
-        options,
-        network,
-        is_plain: false,
-        end: len.filter(|_| may_skip && source.fingerprint().is_strong()),
-        skip_policy: SkipPolicy::default(),
-        stream_run: StreamRun::new(),
-        has_skipped: false,
-        plain_digester,
-        zeros: len.is_none().then(ZeroRun::default),
-        stats,
-        sink,
-    };
     let start = resume.map(|point| (point.compression, point.seek_point.clone()));
     if let Some((_, seek_point)) = &start {
         stats.scanned_packed_bytes.add(seek_point.packed.0);
@@ -349,54 +109,30 @@ pub fn scan<S: Sink>(
     let truncated = match scan.run(&mut plain) {
         Ok(()) => false,
         Err(ScanError::Archive { error, member, .. }) => {
-            scan.end_truncated()?;
-            if !(options.allow_truncated && error.is_truncation()) {
-                let sha256 = match error {
-                    // Such a stream may be endless, so it has no digest.
-                    Error::EndlessZeros => None,
-                    _ => scan.digest_despite_error(&mut plain),
-                };
-                return Err(ScanError::Archive {
-                    error,
-                    member,
-                    sha256: sha256.map(Box::new),
-                });
-            }
-            scan.sink
-                .warning("the archive is truncated; this is its readable part");
+            scan.end_truncated(&mut plain, error, member)?;
             true
         }
         Err(error) => return Err(error),
     };
-    let finished = plain
-        .finished()
-        .ok_or_else(|| scan.archive_error(Error::Interrupted))?;
-    if let Digest::Expect(expected) = options.sha256 {
-        // The digest is missing if the last byte was not read.
-        let found = finished.sha256.ok_or(Error::Interrupted);
-        let found = found.map_err(|error| scan.archive_error(error))?;
-        if found != expected {
-            return Err(scan.archive_error(Error::DigestMismatch { expected, found }));
-        }
+    scan.summary(&plain, truncated)
+}
+
+/// Checks the digest of a whole stream, if one is expected.
+fn check_digest(
+    wanted: Digest,
+    found: Option<Sha256>,
+    mismatch: impl FnOnce(Sha256, Sha256) -> Error,
+) -> Result<(), Error> {
+    let Digest::Expect(expected) = wanted else {
+        return Ok(());
+    };
+    // The digest is missing if the last byte was not read.
+    let found = found.ok_or(Error::Interrupted)?;
+    if found == expected {
+        Ok(())
+    } else {
+        Err(mismatch(expected, found))
     }
-    let plain_sha256 = scan.plain_digester.take().and_then(Digester::finish);
-    if let Digest::Expect(expected) = options.plain_sha256 {
-        let found = plain_sha256.ok_or(Error::Interrupted);
-        let found = found.map_err(|error| scan.archive_error(error))?;
-        if found != expected {
-            return Err(scan.archive_error(Error::PlainDigestMismatch { expected, found }));
-        }
-    }
-    Ok(Summary {
-        compression: finished.compression,
-        packed_len: finished.packed_len,
-        plain_len: scan.plain_len,
-        content_id: finished.content_id.filter(|_| !scan.has_skipped),
-        sha256: finished.sha256,
-        plain_sha256,
-        truncated,
-        damages: scan.damages,
-    })
 }
 
 /// Plain bytes for each decoding thread, and for the consumer, if buffers are short.
@@ -513,6 +249,8 @@ struct Scan<'a, S> {
     network: &'a Handle,
     /// Whether packed bytes are plain bytes.
     is_plain: bool,
+    /// Length of the blocks that have digests.
+    block_len: u64,
     /// Length of the source, if payloads may be skipped.
     end: Option<u64>,
     skip_policy: SkipPolicy,
@@ -526,7 +264,65 @@ struct Scan<'a, S> {
     sink: &'a mut S,
 }
 
-impl<S: Sink> Scan<'_, S> {
+impl<'a, S: Sink> Scan<'a, S> {
+    fn new(
+        source: &'a Arc<dyn Source>,
+        options: &'a Options,
+        network: &'a Handle,
+        stats: &'a Arc<Stats>,
+        sink: &'a mut S,
+    ) -> Result<Self, ScanError<S::Error>> {
+        let archive_error = |error| ScanError::Archive {
+            error,
+            member: None,
+            sha256: None,
+        };
+        let fingerprint = source.fingerprint();
+        let needs_all = [options.sha256, options.plain_sha256] != [Digest::Ignore; 2];
+        let may_skip = options.allow_skipping
+            && !needs_all
+            && source.access() == Access::Ranges
+            && fingerprint.is_strong();
+        let resume = options.resume.as_ref();
+        let tar = options.tar.clone();
+        let parser = match resume {
+            None => Ok(Parser::new(tar)),
+            Some(point) => Parser::resume(tar, point.member, point.sums, &point.globals),
+        };
+        let parser = parser.map_err(|error| archive_error(error.into()))?;
+        let plain_digester = (options.plain_sha256 != Digest::Ignore)
+            .then(Digester::start)
+            .transpose()
+            .map_err(|_| archive_error(Error::Interrupted))?;
+        let block_len = block_len(fingerprint.len);
+        Ok(Self {
+            parser,
+            span_splitter: options.spans.then(|| SpanSplitter::new(block_len)),
+            compression: resume.map_or(Compression::None, |point| point.compression),
+            seek_points: resume
+                .map(|point| point.seek_point.clone())
+                .into_iter()
+                .collect(),
+            plain_len: resume.map_or(0, |point| point.seek_point.plain.0),
+            skipped_to: resume.map_or(Plain(0), |point| point.member),
+            damages: 0,
+            member: None,
+            source,
+            options,
+            network,
+            is_plain: false,
+            block_len,
+            end: fingerprint.len.filter(|_| may_skip),
+            skip_policy: SkipPolicy::default(),
+            stream_run: StreamRun::new(),
+            has_skipped: false,
+            plain_digester,
+            zeros: fingerprint.len.is_none().then(ZeroRun::default),
+            stats,
+            sink,
+        })
+    }
+
     fn run(&mut self, plain: &mut PlainStream) -> Result<(), ScanError<S::Error>> {
         loop {
             match self
@@ -564,14 +360,14 @@ impl<S: Sink> Scan<'_, S> {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
         };
-        let block_len = self.block_len();
+        let block_len = self.block_len;
         let Some(end) = self.payload_end().filter(|&end| end <= source_end) else {
             return false;
         };
         let requested_end = plain.requested_end().0.max(self.plain_len);
+        let last_block = end / block_len * block_len;
         // A block that is partly skipped has no digest.
-        if !self.plain_len.is_multiple_of(block_len) || end / block_len * block_len <= requested_end
-        {
+        if !self.plain_len.is_multiple_of(block_len) || last_block <= requested_end {
             return false;
         }
         if let Some(first) = self.stream_run.first {
@@ -581,13 +377,7 @@ impl<S: Sink> Scan<'_, S> {
                 first,
             );
         }
-        self.skip_policy
-            .should_skip(end / block_len * block_len - requested_end)
-    }
-
-    /// Length of the blocks that have digests.
-    fn block_len(&self) -> u64 {
-        block_len(self.source.fingerprint().len)
+        self.skip_policy.should_skip(last_block - requested_end)
     }
 
     /// End of the current payload, if some of it is missing.
@@ -601,7 +391,7 @@ impl<S: Sink> Scan<'_, S> {
     /// requested.
     fn skip_payload(&mut self, requested_end: Packed) -> Result<PlainStream, ScanError<S::Error>> {
         let end = self.payload_end().unwrap_or(self.plain_len);
-        let block_len = self.block_len();
+        let block_len = self.block_len;
         let skipped = (end / block_len * block_len).saturating_sub(self.plain_len);
         self.parser.skip_payload(skipped);
         if let Some(splitter) = &mut self.span_splitter {
@@ -780,13 +570,66 @@ impl<S: Sink> Scan<'_, S> {
         plain.finished()?.sha256
     }
 
-    /// Ends the current span and member, because no data follows.
-    fn end_truncated(&mut self) -> Result<(), ScanError<S::Error>> {
+    /// Ends the current span and member after `error`, because no data follows.
+    ///
+    /// # Errors
+    /// `error`, unless it is a truncation that the options allow.
+    fn end_truncated(
+        &mut self,
+        plain: &mut PlainStream,
+        error: Error,
+        member: Option<Vec<u8>>,
+    ) -> Result<(), ScanError<S::Error>> {
         self.end_span();
         if self.member.take().is_some() {
             self.sink.member_end(true).map_err(ScanError::Sink)?;
         }
-        Ok(())
+        if self.options.allow_truncated && error.is_truncation() {
+            self.sink
+                .warning("the archive is truncated; this is its readable part");
+            return Ok(());
+        }
+        let sha256 = match error {
+            // Such a stream may be endless, so it has no digest.
+            Error::EndlessZeros => None,
+            _ => self.digest_despite_error(plain),
+        };
+        Err(ScanError::Archive {
+            error,
+            member,
+            sha256: sha256.map(Box::new),
+        })
+    }
+
+    /// Summarizes a scan that has reached the end, and checks the digests.
+    fn summary(
+        mut self,
+        plain: &PlainStream,
+        truncated: bool,
+    ) -> Result<Summary, ScanError<S::Error>> {
+        let finished = plain.finished();
+        let finished = finished.ok_or_else(|| self.archive_error(Error::Interrupted))?;
+        check_digest(self.options.sha256, finished.sha256, |expected, found| {
+            Error::DigestMismatch { expected, found }
+        })
+        .map_err(|error| self.archive_error(error))?;
+        let plain_sha256 = self.plain_digester.take().and_then(Digester::finish);
+        check_digest(
+            self.options.plain_sha256,
+            plain_sha256,
+            |expected, found| Error::PlainDigestMismatch { expected, found },
+        )
+        .map_err(|error| self.archive_error(error))?;
+        Ok(Summary {
+            compression: finished.compression,
+            packed_len: finished.packed_len,
+            plain_len: self.plain_len,
+            content_id: finished.content_id.filter(|_| !self.has_skipped),
+            sha256: finished.sha256,
+            plain_sha256,
+            truncated,
+            damages: self.damages,
+        })
     }
 
     fn end_span(&mut self) {

@@ -20,7 +20,7 @@ const SKIP_COST_ROUND_TRIPS: u32 = 3;
 
 /// Speed of the source, measured in runs of streaming.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct SkipPolicy {
+pub(super) struct SkipPolicy {
     /// Shortest time from a first request to its bytes.
     round_trip: Option<Duration>,
     /// Highest rate measured, in bytes per second.
@@ -29,7 +29,7 @@ pub(crate) struct SkipPolicy {
 
 impl SkipPolicy {
     /// Records a run that brought `bytes` in `took`, the first of them after `first`.
-    pub(crate) fn record_run(&mut self, bytes: u64, took: Duration, first: Duration) {
+    pub(super) fn record_run(&mut self, bytes: u64, took: Duration, first: Duration) {
         self.round_trip = Some(self.round_trip.map_or(first, |known| known.min(first)));
         let streaming_secs = took.saturating_sub(first).as_secs_f64();
         if bytes >= MIN_SAMPLE_BYTES && streaming_secs > 0.0 {
@@ -40,7 +40,7 @@ impl SkipPolicy {
     }
 
     /// Whether to skip a payload of which `missing` bytes have not been requested.
-    pub(crate) fn should_skip(&self, missing: u64) -> bool {
+    pub(super) fn should_skip(&self, missing: u64) -> bool {
         let (Some(rate), Some(round_trip)) = (self.best_rate, self.round_trip) else {
             return missing >= MIN_SKIP_BYTES_UNMEASURED;
         };

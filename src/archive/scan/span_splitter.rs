@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::archive::scan::Sink;
+use crate::archive::sink::Sink;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::span_hash::SpanHasher;
 use crate::codec::seek_point::{MAX_SPAN_LEN, MIN_SPAN_LEN};
@@ -15,7 +15,7 @@ use crate::index::Span;
 const MAX_PIECE_BYTES: usize = 128 << 10;
 
 /// Splitter with its current span.
-pub(crate) struct SpanSplitter {
+pub(super) struct SpanSplitter {
     number: u32,
     start: Plain,
     len: u64,
@@ -27,7 +27,7 @@ pub(crate) struct SpanSplitter {
 
 impl SpanSplitter {
     /// Starts the first span, at plain offset 0. Each block of `block_len` bytes gets a checksum.
-    pub(crate) fn new(block_len: u64) -> Self {
+    pub(super) fn new(block_len: u64) -> Self {
         Self {
             number: 0,
             start: Plain(0),
@@ -43,7 +43,7 @@ impl SpanSplitter {
     /// A decoder whose jobs run out of order does not know the plain offset, and offers too many
     /// points. A point closer than [`MIN_SPAN_LEN`] to the last one is dropped if it has no window,
     /// because the last one can replace it.
-    pub(crate) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
+    pub(super) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
         let here = Plain(self.start.0 + self.len);
         debug_assert!([here, UNKNOWN_PLAIN].contains(&seek_point.plain));
         let is_close = self
@@ -61,7 +61,7 @@ impl SpanSplitter {
     }
 
     /// Adds the next bytes of the stream.
-    pub(crate) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
+    pub(super) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
             let room = usize::try_from(MAX_SPAN_LEN - self.len).unwrap_or(usize::MAX);
@@ -82,7 +82,7 @@ impl SpanSplitter {
     ///
     /// # Errors
     /// When the sink has no memory for another span.
-    pub(crate) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
+    pub(super) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
         self.end_span(sink);
         let end = self.start.0 + len;
         while self.start.0 < end {
@@ -105,7 +105,7 @@ impl SpanSplitter {
     }
 
     /// Ends the current span, also at the end of the stream.
-    pub(crate) fn end_span<S: Sink>(&mut self, sink: &mut S) {
+    pub(super) fn end_span<S: Sink>(&mut self, sink: &mut S) {
         if self.len == 0 {
             return;
         }
@@ -124,7 +124,7 @@ impl SpanSplitter {
 }
 
 /// Seek point at `plain` in an uncompressed stream.
-pub(crate) fn plain_seek_point(plain: Plain) -> SeekPoint {
+pub(super) fn plain_seek_point(plain: Plain) -> SeekPoint {
     SeekPoint {
         packed: Packed(plain.0),
         bit: 0,

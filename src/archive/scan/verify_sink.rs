@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::archive::scan::{Sink, Summary};
+use super::Summary;
+use crate::archive::sink::Sink;
 use crate::base::span_hash::SpanHasher;
 use crate::codec::Compression;
 use crate::index::Index;

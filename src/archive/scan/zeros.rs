@@ -1,16 +1,10 @@
 //! Limit on runs of zeros in a source of unknown length.
 
-use crate::archive::error::Error;
-
-/// Maximum number of consecutive zeros outside of file contents, if the source has no known length.
-///
-/// It is more than any tape record has. A device such as `/dev/zero`, or a server, may send zeros
-/// for ever.
-pub(crate) const MAX_ZERO_BYTES: u64 = 64 << 20;
+use crate::archive::error::{Error, MAX_ZERO_BYTES};
 
 /// Counts consecutive zeros.
 #[derive(Debug, Default)]
-pub(crate) struct ZeroRun {
+pub(super) struct ZeroRun {
     bytes: u64,
 }
 
@@ -20,7 +14,7 @@ impl ZeroRun {
     /// # Errors
     /// [`Error::EndlessZeros`] if there are more than [`MAX_ZERO_BYTES`] in a row. Every later call
     /// that adds zeros fails, too.
-    pub(crate) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.iter().all(|&byte| byte == 0) {
             self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         } else {
@@ -35,7 +29,7 @@ impl ZeroRun {
     }
 
     /// Resets the count at bytes that may be file contents.
-    pub(crate) fn reset(&mut self) {
+    pub(super) fn reset(&mut self) {
         self.bytes = 0;
     }
 }

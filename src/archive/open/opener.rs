@@ -1,0 +1,444 @@
+//! Checks that saved data belongs to a source, and builds the reader of an archive.
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use tokio::runtime::Handle;
+
+use super::resources::{MemoryBudgets, SharedResources};
+use super::saved_index::{IndexLocation, SavedIndex};
+use crate::archive::error::{DiskCacheFailure, Error, OpenError, ReadError};
+use crate::archive::live_index::LiveIndex;
+use crate::archive::options::{DiskCacheMode, OpenOptions};
+use crate::archive::read::Reader;
+use crate::archive::read::disk_cache_policy::should_cache_spans;
+use crate::archive::read::first_read_hashes::FirstReadHashes;
+use crate::archive::read::single_flight::SingleFlight;
+use crate::archive::read::window_layout::Windows;
+use crate::archive::scan::options::{Digest, MIN_MEMORY};
+use crate::base::buffer_pool::BufferPool;
+use crate::base::error_chain::error_chain;
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::free_list::FreeList;
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::cache::{DiskCache, DiskCacheOptions};
+use crate::codec::{self, Compression, Detected};
+use crate::fetch;
+use crate::index::store::{self, IndexLock, Store};
+use crate::index::{self, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
+use crate::source::{Access, Source};
+use crate::tar;
+
+/// An archive that is being opened.
+pub(crate) struct Opener {
+    pub(crate) source: Arc<dyn Source>,
+    pub(crate) locator: Locator,
+    pub(crate) store: Option<Store>,
+    pub(crate) options: OpenOptions,
+    pub(crate) network: Handle,
+    pub(crate) stats: Arc<Stats>,
+    /// Resources shared with other archives, and the number of this archive among them.
+    pub(super) resources: Option<(SharedResources, u16)>,
+    /// Free list that provides the memory of spans.
+    pub(super) free_list: FreeList,
+}
+
+/// Builds the locator that ties saved state to this archive and these options.
+pub(crate) fn locator(source: &dyn Source, options: &OpenOptions) -> Locator {
+    let scan = &options.scan;
+    let compression = scan.compression.map(|compression| compression.to_string());
+    let layer = match options.layer {
+        None => "",
+        Some(WhiteoutFormat::Oci) => " layer=oci",
+        Some(WhiteoutFormat::Overlay | WhiteoutFormat::Keep) => " layer=other",
+    };
+    Locator {
+        canonical: source.locator().to_owned(),
+        fingerprint: source.fingerprint().to_string(),
+        options: format!(
+            "compression={} ignore-zeros={} allow-truncated={}{layer}",
+            compression.as_deref().unwrap_or("auto"),
+            scan.tar.ignore_zeros,
+            scan.allow_truncated,
+        ),
+    }
+}
+
+/// Reads the index at `path`, and checks that its archive is as long as `source`.
+pub(super) fn read_index_file(
+    path: &Path,
+    source: &dyn Source,
+    limit: &MemoryLimit,
+) -> Result<Index, OpenError> {
+    let index = store::read(path, limit).map_err(OpenError::Index)?;
+    let len = source.fingerprint().len;
+    if len.is_some_and(|len| len != index.origin().packed_bytes) {
+        return Err(foreign_index(path, source));
+    }
+    Ok(index)
+}
+
+fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
+    OpenError::ForeignIndex {
+        path: path.display().to_string(),
+        location: source.location().to_owned(),
+    }
+}
+
+/// Marks the saved index as in use for the lifetime of `reader`.
+pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
+    if let Some(in_use) = in_use {
+        // The slot is empty, because a reader loads or saves its index only once.
+        drop(reader.in_use.set(in_use));
+    }
+}
+
+impl Opener {
+    /// Finds a saved index that matches the source, as far as cheap checks can tell.
+    pub(super) fn find_saved_index(&self) -> Result<Option<Reader>, OpenError> {
+        let Some(store) = self.store.as_ref().filter(|_| !self.must_rescan()) else {
+            return Ok(None);
+        };
+        let (index, in_use) = match store.find_locked(&self.locator, &self.options.index_memory) {
+            Ok(Some(found)) => found,
+            Ok(None) => return Ok(None),
+            Err(error) => {
+                // The scan will replace the damaged file.
+                tracing::warn!(error = error_chain(&error), "cannot use the saved index");
+                return Ok(None);
+            }
+        };
+        if !self.matches_expected_digest(&index)? {
+            return Ok(None);
+        }
+        let disk_cache = self.open_disk_cache(&index);
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        hold_index(&reader, in_use);
+        Ok(self.matches_source(&reader).then_some(reader))
+    }
+
+    /// Whether `index` has the expected digest, and the source still has it.
+    ///
+    /// Only a strong validator proves that, because no other validator covers all bytes.
+    ///
+    /// # Errors
+    /// When the index proves that the archive has another digest.
+    fn matches_expected_digest(&self, index: &Index) -> Result<bool, OpenError> {
+        // The locator contains only the plain digest that the source itself names.
+        let own = self.source.fingerprint().plain_sha256();
+        if let Digest::Expect(expected) = self.options.scan.plain_sha256
+            && own != Some(expected)
+        {
+            return Ok(false);
+        }
+        let Digest::Expect(expected) = self.options.scan.sha256 else {
+            return Ok(true);
+        };
+        let origin = index.origin();
+        let is_ours = self.source.fingerprint().is_strong() && origin.locator == self.locator;
+        match origin.sha256.filter(|_| is_ours) {
+            None => Ok(false),
+            Some(found) if found == expected => Ok(true),
+            Some(found) => Err(self.archive_error(Error::DigestMismatch { expected, found }, None)),
+        }
+    }
+
+    /// Whether saved data must be ignored, because the source's version is unproven.
+    fn must_rescan(&self) -> bool {
+        self.options.should_rescan_unproven && self.source.fingerprint().doubt().is_some()
+    }
+
+    /// Whether the index belongs to the source, and the source's bytes are available.
+    ///
+    /// Proven by a strong validator, or by samples read from the source itself.
+    fn matches_source(&self, reader: &Reader) -> bool {
+        match (
+            self.source.fingerprint().is_strong(),
+            self.has_byte_ranges(),
+        ) {
+            (true, true) => true,
+            // The disk cache must hold every span, because a lost one cannot be fetched again
+            // during the mount.
+            (true, false) => reader.is_fully_on_disk(),
+            (false, _) => {
+                let is_hashed = reader.live_index.read().is_hashed();
+                is_hashed && reader.verify_samples(Reader::verify_source).is_ok()
+            }
+        }
+    }
+
+    fn has_byte_ranges(&self) -> bool {
+        self.source.access() == Access::Ranges
+    }
+
+    /// Opens the index at `path`.
+    ///
+    /// Returns `None` if the archive must be scanned anyway, to verify its digest.
+    pub(super) fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
+        let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
+        // An index file can claim any digest, so it proves none.
+        if self.options.scan.expects_digest() || self.must_rescan() {
+            return Ok(None);
+        }
+        self.check_entry_count(&index)?;
+        // The file may come from another machine or URL, so only the bytes prove that it matches.
+        let disk_cache = self.open_disk_cache(&index);
+        let is_ours =
+            self.source.fingerprint().is_strong() && index.origin().locator == self.locator;
+        if !is_ours && !index.is_hashed() {
+            return Err(foreign_index(path, &*self.source));
+        }
+        let reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        let verified = match (is_ours, reader.live_index.read().is_hashed()) {
+            (true, false) => Ok(()),
+            (true, true) => reader.verify_samples(Reader::verify),
+            (false, _) => reader.verify_samples(Reader::verify_source),
+        };
+        match verified {
+            Ok(()) => Ok(Some(reader)),
+            Err(
+                ReadError::Damaged { .. }
+                | ReadError::Index
+                | ReadError::Unscanned
+                | ReadError::NotAFile,
+            ) => Err(foreign_index(path, &*self.source)),
+            Err(
+                ReadError::Changed(error)
+                | ReadError::NotFound(error)
+                | ReadError::Unreachable(error)
+                | ReadError::TimedOut(error)
+                | ReadError::AccessDenied(error),
+            ) => Err(self.archive_error(Error::clone(&error), None)),
+        }
+    }
+
+    /// The packed format, if it can be detected before the scan starts.
+    fn compression(&self) -> Option<Compression> {
+        let requested = self.options.scan.compression;
+        let len = self.source.fingerprint().len?;
+        if requested.is_some() || self.source.is_remote() || !self.has_byte_ranges() {
+            return requested;
+        }
+        let len = len.min(codec::detect::DETECT_LEN as u64);
+        let first = Extent::with_len(Packed(0), len);
+        // If this read fails, the scan reports why.
+        let bytes = fetch::read(&self.network, &self.source, first, &BufferPool::new(len)).ok()?;
+        match codec::detect(&bytes) {
+            Detected::Supported(compression) => Some(compression),
+            Detected::Unsupported(_)
+            | Detected::Encrypted(_)
+            | Detected::WebPage
+            | Detected::Unknown => None,
+        }
+    }
+
+    /// Maximum number of entries, not counting the root.
+    fn max_entries(&self) -> u64 {
+        let most = index::Options::default().max_entries;
+        self.options.scan.tar.limits.entries.min(most.into())
+    }
+
+    /// Maximum number of inodes, including the root's and 0.
+    pub(super) fn max_inodes(&self) -> u32 {
+        let numbers = self.max_entries().saturating_add(2);
+        u32::try_from(numbers).unwrap_or(u32::MAX)
+    }
+
+    /// Checks the entry limit for an index that was built with another limit, or none.
+    pub(super) fn check_entry_count(&self, index: &Index) -> Result<(), OpenError> {
+        let entries = index.entry_count().saturating_sub(1);
+        let limit = self.max_entries();
+        if entries > limit {
+            return Err(self.archive_error(Error::TooManyEntries { entries, limit }, None));
+        }
+        Ok(())
+    }
+
+    /// Error for the member `name` with its header at `at`, which exceeds the entry limit.
+    pub(crate) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
+        let limit = self.max_entries();
+        Error::Tar(tar::Error {
+            offset: at,
+            cause: tar::Cause::too_many_entries(name, limit),
+        })
+    }
+
+    fn disk_cache_options(&self) -> DiskCacheOptions {
+        DiskCacheOptions {
+            queue_bytes: self.options.queue_bytes(),
+            is_only_copy: !self.has_byte_ranges(),
+            free_list: self.free_list.clone(),
+            stats: Arc::clone(&self.stats),
+        }
+    }
+
+    /// Creates the disk cache that the scan fills; `None` if it is disabled.
+    pub(super) fn create_disk_cache(&self) -> Result<Option<Arc<DiskCache>>, OpenError> {
+        let is_needed =
+            !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
+        if !should_cache_spans(&*self.source, self.compression()) {
+            return Ok(None);
+        }
+        let Some(disk_cache_dir) = self.options.disk_cache_dir() else {
+            return if is_needed {
+                Err(self.no_disk_cache_error(None))
+            } else {
+                Ok(None)
+            };
+        };
+        match DiskCache::create(disk_cache_dir, self.disk_cache_options()) {
+            Ok(disk_cache) => Ok(Some(Arc::new(disk_cache))),
+            Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
+            Err(error) => {
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot open the disk cache; decoded data is not cached on disk"
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    /// Opens the disk cache for a saved index.
+    ///
+    /// It is an earlier mount's cache, or a new one that reads fill.
+    fn open_disk_cache(&self, index: &Index) -> Option<Arc<DiskCache>> {
+        let disk_cache_dir = self.options.disk_cache_dir()?;
+        if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
+            return None;
+        }
+        let disk_cache = if self.source.fingerprint().doubt().is_some() {
+            // The cache is private to this process, because the source may have changed since
+            // others read it.
+            DiskCache::create(disk_cache_dir, self.disk_cache_options())
+        } else {
+            DiskCache::open(
+                disk_cache_dir,
+                &disk_cache_name(index.origin()),
+                self.disk_cache_options(),
+            )
+        };
+        match disk_cache {
+            Ok(disk_cache) => Some(Arc::new(disk_cache)),
+            Err(error) => {
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "cannot open the disk cache; decoded data is not cached on disk"
+                );
+                None
+            }
+        }
+    }
+
+    pub(super) fn build_reader(
+        &self,
+        live_index: LiveIndex,
+        disk_cache: Option<Arc<DiskCache>>,
+    ) -> Reader {
+        let (budgets, number) = match &self.resources {
+            Some((resources, number)) => (resources.budgets.clone(), *number),
+            None => (MemoryBudgets::new(&self.options), 0),
+        };
+        let MemoryBudgets {
+            span_cache,
+            budget,
+            broker,
+            read_priority,
+            memory_bytes,
+        } = budgets;
+        // A scan must not use spans that were decoded for a saved index that did not match.
+        let layer = 2 * number + u16::from(!live_index.is_scan_over());
+        let (network, source) = (self.network.clone(), Arc::clone(&self.source));
+        let stats = Arc::clone(&self.stats);
+        Reader {
+            reads: fetch::RangeReader::new(network, source, budget.clone(), stats),
+            source: Arc::clone(&self.source),
+            live_index,
+            span_cache,
+            free_list: self.free_list.clone(),
+            disk_cache,
+            far_decode_lock: Mutex::default(),
+            single_flight: SingleFlight::default(),
+            windows: Windows::default(),
+            read_priority,
+            layer,
+            lag_limit: Arc::default(),
+            network: self.network.clone(),
+            budget,
+            broker,
+            memory_bytes,
+            stats: Arc::clone(&self.stats),
+            first_read_hashes: FirstReadHashes::default(),
+            in_use: OnceLock::new(),
+            is_closed: AtomicBool::default(),
+        }
+    }
+
+    /// Memory for the buffers of the scan.
+    pub(super) fn scan_memory(&self) -> u64 {
+        self.options.half_memory().max(MIN_MEMORY)
+    }
+
+    pub(crate) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
+        OpenError::Archive {
+            location: self.source.location().to_string(),
+            member,
+            error: Box::new(error),
+        }
+    }
+
+    pub(super) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
+        OpenError::NoDiskCache {
+            location: self.source.location().to_string(),
+            cause: cause.map(DiskCacheFailure),
+        }
+    }
+}
+
+impl SavedIndex {
+    /// Finds the index that `options` name for `source`.
+    ///
+    /// Returns `None` if no validator proves that a saved index has this version.
+    ///
+    /// # Errors
+    /// When the given index file is not an index, or belongs to another archive.
+    pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
+        let limit = &options.index_memory;
+        let location = match (&options.index_file, &options.cache_dir) {
+            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(
+                path, source, limit,
+            )?))),
+            (None, Some(directory)) if source.fingerprint().is_strong() => {
+                let store = Store::new(directory);
+                Some(IndexLocation::Store(
+                    store,
+                    locator(source, options),
+                    limit.clone(),
+                ))
+            }
+            (None, _) => None,
+        };
+        let packed_len = source.fingerprint().len;
+        let digest = match options.scan.for_source(source).sha256 {
+            Digest::Expect(digest) => Some(digest),
+            Digest::Compute | Digest::Ignore => None,
+        };
+        Ok(location.map(|location| Self {
+            location,
+            packed_len,
+            digest,
+        }))
+    }
+}
+
+/// Name under which a disk cache is found again.
+pub(crate) fn disk_cache_name(origin: &Origin) -> String {
+    if origin.content_id == [0; 32] {
+        // Part of the archive was not read, so only its location and version identify it.
+        let name = origin.locator.file_name();
+        return name.trim_end_matches(".idx").to_owned();
+    }
+    blake3::Hash::from(origin.content_id).to_hex().to_string()
+}

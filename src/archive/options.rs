@@ -1,0 +1,70 @@
+//! Options for opening an archive.
+
+use std::path::PathBuf;
+
+use super::scan;
+use super::scan::options::MIN_MEMORY;
+use crate::cache::DiskCacheDir;
+use crate::index::{MemoryLimit, WhiteoutFormat};
+
+/// Options for opening an archive.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// Options of the scan, which runs if no saved index matches. Its memory is the archive's
+    /// memory. During the scan, buffers and cached spans share it.
+    pub scan: scan::Options,
+    /// Directory for saved indexes; `None` saves and finds none.
+    pub cache_dir: Option<PathBuf>,
+    /// Index file to use; no other index is searched for.
+    pub index_file: Option<PathBuf>,
+    /// Memory limit for indexes, in addition to the scan's memory.
+    pub index_memory: MemoryLimit,
+    /// Whether to ignore saved data if nothing proves the source's version.
+    ///
+    /// For a caller that holds files of an earlier scan.
+    pub should_rescan_unproven: bool,
+    /// Whether to log damaged members, and members that are not in the tree, during the scan.
+    pub should_log_problems: bool,
+    /// Whether expensive spans are cached on disk.
+    pub disk_cache: DiskCacheMode,
+    /// Whiteout format, if the archive is a layer. A whiteout removes entries of the layers below.
+    pub layer: Option<WhiteoutFormat>,
+}
+
+impl OpenOptions {
+    /// Half the memory, for buffers and decoders during the scan.
+    pub(super) fn half_memory(&self) -> u64 {
+        self.scan.memory.max(MIN_MEMORY) / 2
+    }
+
+    /// Maximum bytes that wait to be written to disk.
+    pub(super) fn queue_bytes(&self) -> u64 {
+        self.scan.memory / 16
+    }
+
+    /// Directory of disk caches; `None` if they are disabled or no directory is available.
+    pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {
+        let DiskCacheMode::Enabled { limit_bytes } = self.disk_cache else {
+            return None;
+        };
+        let cache_dir = self.cache_dir.clone()?;
+        Some(DiskCacheDir::new(cache_dir, limit_bytes))
+    }
+}
+
+/// Disk caching of spans that are expensive to fetch or decode again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DiskCacheMode {
+    /// Caches nothing, because the caller wants only the tree.
+    IndexOnly,
+    /// Writes spans to a file next to the index.
+    ///
+    /// `limit_bytes` limits all such files together. `None` allows the whole disk but a tenth of
+    /// it.
+    Enabled {
+        /// The limit.
+        limit_bytes: Option<u64>,
+    },
+    /// Fetches and decodes spans again whenever they are read.
+    Disabled,
+}

@@ -1,0 +1,83 @@
+//! Options and progress of prefetch.
+
+use std::fmt;
+
+use super::access_log::AccessedRange;
+use crate::index::Index;
+
+/// Data that is prefetched.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum PrefetchMode {
+    /// Prefetches nothing.
+    Off,
+    /// Prefetches data that sequential readers of a file or a tree will need next.
+    #[default]
+    ReadAhead,
+    /// Does that, and prefetches everything else from front to back, while there is space.
+    All,
+}
+
+/// Options of prefetch.
+#[derive(Default)]
+pub struct PrefetchOptions {
+    /// Data to prefetch.
+    pub mode: PrefetchMode,
+    /// Maximum number of bytes fetched per second; `None` is unlimited.
+    pub bytes_per_second: Option<u64>,
+    /// Accesses of an earlier run, which are prefetched in the same order.
+    ///
+    /// Called once the index is complete.
+    pub replay: Option<Profile>,
+    /// Whether to record accesses.
+    ///
+    /// Recording disables pushes, because the kernel does not report reads that its page cache
+    /// answers.
+    pub record: bool,
+}
+
+/// Looks up the accesses of a profile in the index of an archive.
+pub type Profile = Box<dyn FnOnce(&Index) -> Vec<AccessedRange> + Send>;
+
+impl fmt::Debug for PrefetchOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PrefetchOptions")
+            .field("mode", &self.mode)
+            .field("bytes_per_second", &self.bytes_per_second)
+            .field("record", &self.record)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Progress of prefetch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PrefetchProgress {
+    /// Data that is prefetched.
+    pub mode: PrefetchMode,
+    /// State of [`PrefetchMode::All`].
+    pub state: PrefetchState,
+    /// Spans that [`PrefetchMode::All`] has filled, or found in a cache.
+    pub done_spans: u64,
+    /// Spans of the archive.
+    pub total_spans: u64,
+    /// Spans of the replay that were filled, or found in a cache.
+    pub replayed_spans: u64,
+    /// Spans of the replay.
+    pub replay_spans: u64,
+}
+
+/// State of [`PrefetchMode::All`].
+///
+/// The state of several archives is the least of their states.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum PrefetchState {
+    /// It fetches while no reader does.
+    Running,
+    /// Some spans could not be filled.
+    Incomplete,
+    /// The caches have no space left.
+    Full,
+    /// All spans are cached, and nothing is left to fetch.
+    Complete,
+    /// It is not requested.
+    Off,
+}

@@ -1,0 +1,284 @@
+//! Decodes spans from the nearest seek point, and verifies them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::Reader;
+use super::packed::{FetchMode, PackedBytes};
+use crate::archive::error::{Error, ReadError};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::free_list::{self, FreeList};
+use crate::codec::seek_point::MAX_SPAN_LEN;
+use crate::codec::{self, Compression, Context, Decoder, Output, Pull, SeekPoint};
+use crate::index::Span;
+use crate::source::Cause;
+
+impl Reader {
+    /// Decodes from the nearest seek point up to the end of `span`.
+    ///
+    /// Also caches the spans in between, because a sequential reader will need them.
+    pub(super) fn decode_span(&self, span: &Span, mode: FetchMode) -> Result<Bytes, ReadError> {
+        let first = self.seekable_before(span)?;
+        let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
+        let extent =
+            Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
+        let request = self.request(extent)?;
+        let read_error = |error: Error| self.read_error(span, error);
+        // Reserves everything at once, so that a running decoder never waits for another one.
+        let needed_bytes = request.buffer_bytes()
+            + codec::read_pool_bytes(self.compression())
+            + span_len(span)? as u64;
+        let reserved = self.budget.reserve(needed_bytes);
+        let _reserved = reserved.map_err(|Closed| read_error(Error::Interrupted))?;
+        let mut decoder = self.resume_decoder(seek_point).map_err(read_error)?;
+        let mut packed = PackedBytes::open(self, request, mode).map_err(read_error)?;
+        for number in first.number..span.number {
+            let between = self.indexed_span(number)?;
+            let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
+            let disk_cache = self.disk_cache.as_ref();
+            // Between the seek point and `span` may be all of a long stream, which the scan put on
+            // disk.
+            if !disk_cache.is_some_and(|disk_cache| disk_cache.covers(between.plain)) {
+                self.cache_span_on_disk(&between, &bytes, true);
+            }
+            self.span_cache.insert(self.key(number), bytes);
+        }
+        let bytes = self.decode_next(span, &mut decoder, &mut packed)?;
+        self.cache_span_on_disk(span, &bytes, true);
+        Ok(bytes)
+    }
+
+    /// Builds a decoder that resumes at `seek_point`.
+    pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
+        let context = Context {
+            pool: BufferPool::with_free_list(codec::READ_POOL_BYTES, self.free_list.clone()),
+            wants_seek_points: false,
+            broker: self.broker.clone(),
+            workers: 0,
+        };
+        let decoder = codec::resume(self.compression(), context, seek_point)?;
+        Ok(SpanDecoder::new(decoder))
+    }
+
+    /// Decodes and checks the plain bytes of `span`, which are next in `decoder`.
+    pub(super) fn decode_next(
+        &self,
+        span: &Span,
+        decoder: &mut SpanDecoder,
+        packed: &mut PackedBytes,
+    ) -> Result<Bytes, ReadError> {
+        let len = span_len(span)?;
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(self.read_error(span, Error::Interrupted));
+        }
+        let bytes = decoder
+            .take_bytes(&self.free_list, span.plain.start(), len, packed)
+            .map_err(|error| self.read_error(span, error))?;
+        self.stats.decoded_spans.increment();
+        self.stats.decoded_bytes.add(bytes.len() as u64);
+        let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
+        if bytes.len() != len || !(self.is_digested(span) || has_hash()) {
+            self.stats.damaged_spans.increment();
+            return Err(ReadError::Damaged {
+                extent: span.plain,
+                cause: None,
+            });
+        }
+        Ok(bytes)
+    }
+
+    /// Whether each block that only `span` is decoded from has a digest.
+    ///
+    /// Decoding is deterministic, so blocks with these digests, and a window from the index, prove
+    /// the plain bytes.
+    fn is_digested(&self, span: &Span) -> bool {
+        let seek_point = span.seek_point.as_ref();
+        let extent =
+            seek_point.and_then(|point| Extent::new(point.packed, self.packed_end(span.number)));
+        let request = extent.and_then(|extent| self.request(extent).ok());
+        request.is_some_and(|request| request.is_digested())
+    }
+
+    /// Converts `error` for a reader of `span`, and counts damage.
+    pub(super) fn read_error(&self, span: &Span, error: Error) -> ReadError {
+        self.read_error_at(span.plain, error)
+    }
+
+    /// Converts `error` as [`Reader::read_error`] does, for a reader of the plain bytes `extent`.
+    pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
+        let error = Arc::new(error);
+        match &*error {
+            Error::Source(source) => match &source.cause {
+                Cause::Changed => ReadError::Changed(error),
+                Cause::NotFound => ReadError::NotFound(error),
+                Cause::Unauthorized(_) => ReadError::AccessDenied(error),
+                cause if cause.is_outage() => ReadError::TimedOut(error),
+                _ => ReadError::Unreachable(error),
+            },
+            Error::Interrupted
+            | Error::Codec(codec::Error {
+                cause: codec::Cause::Cancelled,
+                ..
+            }) => ReadError::Unreachable(error),
+            Error::Codec(_)
+            | Error::Tar(_)
+            | Error::NotAnArchive
+            | Error::Empty
+            | Error::TooManyEntries { .. }
+            | Error::TooMuchMemory(_)
+            | Error::EndlessZeros
+            | Error::UnsupportedFormat(_)
+            | Error::Encrypted(_)
+            | Error::WebPage
+            | Error::DigestMismatch { .. }
+            | Error::PlainDigestMismatch { .. }
+            | Error::BlockMismatch { .. } => {
+                self.stats.damaged_spans.increment();
+                ReadError::Damaged {
+                    extent,
+                    cause: Some(error),
+                }
+            }
+        }
+    }
+
+    /// The last span at or before `span` at which decoding can start.
+    fn seekable_before(&self, span: &Span) -> Result<Span, ReadError> {
+        let index = self.live_index.read();
+        let number = (0..=span.number)
+            .rev()
+            .find(|&number| index.seek_offset(number).is_some())
+            .ok_or(ReadError::Index)?;
+        index.span(number).ok_or(ReadError::Index)
+    }
+
+    /// End of the packed bytes that span `number` is decoded from.
+    ///
+    /// That is the next seek point, or the end of the source.
+    pub(super) fn packed_end(&self, number: u32) -> Packed {
+        let index = self.live_index.read();
+        let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
+        let origin = index.origin();
+        let slack = match origin.compression {
+            Compression::None => 0,
+            _ => codec::LOOKAHEAD_LEN as u64,
+        };
+        let len = origin.packed_bytes;
+        Packed(next.map_or(len, |next| next.0.saturating_add(slack).min(len)))
+    }
+}
+
+/// The length of `span`.
+///
+/// An index file can claim any length, but a scan never makes spans longer than the limit.
+pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
+    usize::try_from(span.plain.len())
+        .ok()
+        .filter(|&len| len as u64 <= MAX_SPAN_LEN)
+        .ok_or(ReadError::Index)
+}
+
+/// A decoder with the output that no caller has taken yet.
+pub(super) struct SpanDecoder {
+    decoder: Box<dyn Decoder>,
+    /// Output of a decoder job.
+    output: Option<Output>,
+    /// Rest of the last piece.
+    rest: Bytes,
+}
+
+/// Next output of a decoder.
+enum DecodedPiece {
+    /// A piece with a buffer of its own.
+    Buffer(Buffer),
+    /// Bytes that may share memory with others.
+    Shared(Bytes),
+}
+
+impl From<DecodedPiece> for Bytes {
+    fn from(piece: DecodedPiece) -> Self {
+        match piece {
+            DecodedPiece::Buffer(buffer) => buffer.freeze(),
+            DecodedPiece::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl SpanDecoder {
+    pub(crate) fn new(decoder: Box<dyn Decoder>) -> Self {
+        Self {
+            decoder,
+            output: None,
+            rest: Bytes::new(),
+        }
+    }
+
+    /// Takes the next `len` plain bytes, which begin at `start`, in memory of `free_list`.
+    ///
+    /// Returns fewer at the end of the stream. Does not copy a piece that is exactly these bytes.
+    fn take_bytes(
+        &mut self,
+        free_list: &FreeList,
+        start: Plain,
+        len: usize,
+        packed: &mut PackedBytes,
+    ) -> Result<Bytes, Error> {
+        let mut taken: Option<free_list::RecycledBuffer> = None;
+        let mut missing = len;
+        while missing > 0 {
+            if self.rest.is_empty() {
+                // Even an empty rest would keep its buffer from the decoder.
+                self.rest = Bytes::new();
+                match self.next_piece(packed)? {
+                    Some(DecodedPiece::Buffer(buffer)) if missing == len && buffer.len() == len => {
+                        match buffer.detach(start.0) {
+                            Ok(memory) => return Ok(memory.freeze()),
+                            Err(buffer) => self.rest = buffer.freeze(),
+                        }
+                    }
+                    Some(piece) => self.rest = piece.into(),
+                    None => break,
+                }
+            }
+            let part = self.rest.split_to(self.rest.len().min(missing));
+            missing -= part.len();
+            let taken = taken.get_or_insert_with(|| free_list.allocate_empty(len, start.0));
+            taken.append(&part);
+        }
+        Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
+    }
+
+    /// Returns the next piece; `None` at the end of the stream.
+    fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
+        loop {
+            if let Some(output) = &mut self.output {
+                if let Some(buffer) = output.take_buffer() {
+                    return Ok(Some(DecodedPiece::Buffer(buffer)));
+                }
+                if let Some(piece) = output.next_piece()? {
+                    return Ok(Some(DecodedPiece::Shared(piece)));
+                }
+                self.output = None;
+            }
+            match self.decoder.pull()? {
+                Pull::NeedInput => match packed.next()? {
+                    Some(bytes) => self.decoder.push(bytes),
+                    None => self.decoder.finish(),
+                },
+                Pull::Plain(bytes) => return Ok(Some(DecodedPiece::Shared(bytes))),
+                Pull::Job(job) | Pull::OrderedJob(job) => self.output = Some(job.run()?),
+                Pull::WaitFor(ahead) => ahead.wait(),
+                // Spans have hashes of their own, and a single read has no other threads.
+                Pull::SeekPoint(_)
+                | Pull::Speculative(_)
+                | Pull::ChecksumStart(_)
+                | Pull::ChecksumEnd { .. }
+                | Pull::Warning(_) => {}
+                Pull::End => return Ok(None),
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Fills spans from memory, the disk cache, or the source.
+
+use bytes::Bytes;
+
+use super::Reader;
+use super::decode_span::span_len;
+use super::packed::FetchMode;
+use crate::archive::error::ReadError;
+use crate::base::span_hash;
+use crate::cache::QueueTimeout;
+use crate::index::Span;
+use crate::source::Access;
+
+impl Reader {
+    /// Loads span `number` from memory, or fills it.
+    ///
+    /// Concurrent callers and prefetch share one fill.
+    pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
+        let find = || self.span_cache.get(self.key(number));
+        if let Some(bytes) = find() {
+            self.stats.memory_hit_spans.increment();
+            return Ok(bytes);
+        }
+        let fill = || {
+            let _active_read = self.read_priority.start_read();
+            self.stats.memory_miss_spans.increment();
+            let bytes = self.fill_span(number)?;
+            self.span_cache.insert(self.key(number), bytes.clone());
+            Ok(bytes)
+        };
+        let (bytes, is_new) = self.single_flight.get_or_fill(number, find, fill)?;
+        if !is_new {
+            self.stats.memory_shared_spans.increment();
+        }
+        Ok(bytes)
+    }
+
+    fn fill_span(&self, number: u32) -> Result<Bytes, ReadError> {
+        let span = self.indexed_span(number)?;
+        span_len(&span)?;
+        if let Some(bytes) = self.find_in_disk_cache(&span) {
+            return Ok(bytes);
+        }
+        let is_far = span.seek_point.is_none();
+        let _far_decode = is_far.then(|| self.far_decode_lock.lock());
+        if is_far && let Some(bytes) = self.find_in_disk_cache(&span) {
+            return Ok(bytes);
+        }
+        if self.disk_cache.is_some() {
+            self.stats.disk_cache_miss_spans.increment();
+        }
+        self.fetch_span(&span)
+    }
+
+    /// Reads `span` from the disk cache, and counts a cache hit.
+    fn find_in_disk_cache(&self, span: &Span) -> Option<Bytes> {
+        let bytes = self.span_from_disk_cache(span)?;
+        self.stats.disk_cache_hit_spans.increment();
+        Some(bytes)
+    }
+
+    /// Fetches and decodes `span` from the source.
+    pub(super) fn fetch_span(&self, span: &Span) -> Result<Bytes, ReadError> {
+        if self.source.access() == Access::Stream {
+            return Err(ReadError::Damaged {
+                extent: span.plain,
+                cause: None,
+            });
+        }
+        // The network path may have corrupted the bytes, so a retry fetches them by another path.
+        match self.decode_span(span, FetchMode::Normal) {
+            Err(ReadError::Damaged { .. }) => self.decode_span(span, FetchMode::Refetch),
+            result => result,
+        }
+    }
+
+    /// Caches a span on disk, if that is cheaper than decoding it again.
+    pub(super) fn cache_span_on_disk(&self, span: &Span, bytes: &Bytes, is_for_read: bool) {
+        if let Some(disk_cache) = &self.disk_cache
+            && self.should_cache_on_disk(span)
+        {
+            // A span that a read needs, or that was decoded from far away, is worth a short wait
+            // for the disk. Read-ahead does not wait, because it would become as slow as the disk.
+            let disk_wait = if is_for_read || span.seek_point.is_none() {
+                QueueTimeout::Short
+            } else {
+                QueueTimeout::NoWait
+            };
+            disk_cache.insert_evicting(span.plain, bytes.clone(), disk_wait);
+        }
+    }
+
+    /// Caches a span on disk that no reader requested.
+    ///
+    /// It evicts nothing, and may wait.
+    pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
+        if let Some(disk_cache) = &self.disk_cache
+            && self.should_cache_on_disk(span)
+        {
+            disk_cache.insert_skipped(span.plain, bytes.clone(), QueueTimeout::Short);
+        }
+    }
+
+    pub(super) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
+        // A span without a hash cannot be verified.
+        let hash = span.hash?;
+        // The disk cache file is only as long as the archive, whatever an index claims.
+        span_len(span).ok()?;
+        let disk_cache = self.disk_cache.as_ref()?;
+        let bytes = disk_cache.read(span.plain)?;
+        if bytes.len() as u64 != span.plain.len() || self.hash(&bytes) != hash {
+            self.stats.disk_cache_damaged_spans.increment();
+            return None;
+        }
+        disk_cache.mark_used(span.plain);
+        self.stats.disk_cache_read_bytes.add(bytes.len() as u64);
+        Some(bytes)
+    }
+
+    /// Computes the span hash of `bytes`.
+    pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
+        let block_len = self.live_index.read().block_len();
+        span_hash::of_bytes(bytes, block_len)
+    }
+}

@@ -1,0 +1,91 @@
+//! Verification of a saved index by samples of the archive.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+
+use super::Reader;
+use crate::archive::error::ReadError;
+
+/// Number of random samples, in addition to the front and the end of a source.
+const RANDOM_SAMPLES: u64 = 4;
+
+/// Maximum number of packed bytes that are fetched to decode one sample.
+const MAX_SAMPLE_BYTES: u64 = 4 << 20;
+
+/// Maximum number of spans that are decoded for one sample.
+const MAX_SAMPLE_SPANS: u32 = 4;
+
+impl Reader {
+    /// Loads span `number` from a cache or the source, and checks its hash.
+    ///
+    /// # Errors
+    /// When its bytes are unavailable, or differ from the indexed ones.
+    pub(crate) fn verify(&self, number: u32) -> Result<(), ReadError> {
+        self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
+        self.load_span(number).map(drop)
+    }
+
+    /// Verifies span `number` as [`Reader::verify`] does, but from the source alone.
+    ///
+    /// The disk cache proves nothing about the bytes that the source has now.
+    ///
+    /// # Errors
+    /// As [`Reader::verify`]; always if the source can be read only once.
+    pub(crate) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
+        let span = self.indexed_span(number)?;
+        span.hash.ok_or(ReadError::Index)?;
+        self.fetch_span(&span).map(drop)
+    }
+
+    /// Whether the disk cache holds every span, undamaged.
+    pub(crate) fn is_fully_on_disk(&self) -> bool {
+        let count = self.live_index.read().span_count();
+        (0..count).all(|number| {
+            let span = self.indexed_span(number).ok();
+            span.is_some_and(|span| self.span_from_disk_cache(&span).is_some())
+        })
+    }
+
+    /// Checks samples with `verify`: the front and the end of the archive, and some random spans.
+    ///
+    /// # Errors
+    /// The first error of `verify`.
+    pub(crate) fn verify_samples(
+        &self,
+        verify: impl Fn(&Self, u32) -> Result<(), ReadError>,
+    ) -> Result<(), ReadError> {
+        let mut samples = self.sample_spans().into_iter();
+        samples.try_for_each(|span| verify(self, span))
+    }
+
+    /// Numbers of the sampled spans; at least one.
+    fn sample_spans(&self) -> BTreeSet<u32> {
+        let index = self.live_index.read();
+        let starts = (0..index.span_count()).filter(|&span| index.seek_offset(span).is_some());
+        let starts: Vec<u32> = starts.collect();
+        let random = RandomState::new();
+        let count = starts.len().max(1) as u64;
+        let random_samples = (0..RANDOM_SAMPLES).map(|sample| random.hash_one(sample) % count);
+        let stretches = [0, count - 1].into_iter().chain(random_samples);
+        let spans = stretches.map(|stretch| self.sample_span(&starts, stretch));
+        spans.collect()
+    }
+
+    /// The last span that is cheap to decode from the seek point at `starts[stretch]`.
+    fn sample_span(&self, starts: &[u32], stretch: u64) -> u32 {
+        let place = usize::try_from(stretch).unwrap_or(usize::MAX);
+        let Some(&first) = starts.get(place) else {
+            return 0;
+        };
+        let index = self.live_index.read();
+        let next = starts.get(place + 1).copied();
+        let packed_end = next.and_then(|next| index.seek_offset(next));
+        let packed_end = packed_end.map_or(index.origin().packed_bytes, |end| end.0);
+        let packed_start = index.seek_offset(first).map_or(0, |start| start.0);
+        if packed_end.saturating_sub(packed_start) > MAX_SAMPLE_BYTES {
+            return first;
+        }
+        let last = next.unwrap_or(index.span_count()).saturating_sub(1);
+        last.min(first.saturating_add(MAX_SAMPLE_SPANS - 1))
+    }
+}

@@ -1,0 +1,146 @@
+//! Options of a scan.
+
+use std::sync::Arc;
+
+use super::resume_point::ResumePoint;
+use crate::archive::open::saved_index::SavedIndex;
+use crate::base::memory_reclaim::Reclaim;
+use crate::base::sha256::Sha256;
+use crate::codec::Compression;
+use crate::fetch;
+use crate::source::{RetryForever, Source};
+use crate::tar;
+
+/// Options of a scan.
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
+pub struct Options {
+    /// Packed format; `None` detects it by magic bytes.
+    pub compression: Option<Compression>,
+    /// Options of the tar parser.
+    pub tar: tar::Options,
+    /// Whether a truncated archive counts as complete.
+    pub allow_truncated: bool,
+    /// Whether the scan makes seek points, span hashes, digests of packed blocks, and the content
+    /// ID.
+    pub spans: bool,
+    /// Maximum number of requests in flight.
+    pub connections: usize,
+    /// Maximum number of bytes in one request.
+    pub chunk_len: u64,
+    /// Speed below which a request counts as too slow.
+    pub min_speed: fetch::MinSpeed,
+    /// Whether the scan keeps retrying while the source is unreachable.
+    pub retry_forever: RetryForever,
+    /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`].
+    pub memory: u64,
+    /// Memory that decoder state reclaims before it reclaims the scan's buffers.
+    pub lenders: Vec<Arc<dyn Reclaim>>,
+    /// Number of threads for data that can be decoded out of order.
+    pub workers: usize,
+    /// Whether the scan may skip large payloads of an uncompressed archive.
+    ///
+    /// Skipped bytes have no hashes, and the source has no content ID. It takes effect only if a
+    /// strong validator pins the source's version.
+    pub allow_skipping: bool,
+    /// Whether the sink receives [resume points](crate::archive::scan::Sink::resume_point). The scan then uses no saved
+    /// index.
+    pub resume_points: bool,
+    /// Point at which to resume; `None` starts at the front.
+    ///
+    /// Excludes `spans` and digests. Checksums that also cover earlier parts of the stream are not
+    /// verified.
+    pub resume: Option<ResumePoint>,
+    /// SHA-256 of the packed bytes.
+    ///
+    /// Prevents skipping. A source that is known by its digest always expects it
+    /// ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
+    pub sha256: Digest,
+    /// SHA-256 of the whole plain stream.
+    ///
+    /// A source can name the expected one
+    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes
+    /// `resume`.
+    pub plain_sha256: Digest,
+    /// Saved index of this version of the source, if there is one.
+    ///
+    /// With it, all workers decode a stream that otherwise must be decoded from the front. Not used
+    /// if `spans` are wanted.
+    pub saved_index: Option<SavedIndex>,
+}
+
+impl Default for Options {
+    /// Scans the whole archive, for a sink that wants only members. Uses 128 MiB of memory and one
+    /// decoding thread.
+    fn default() -> Self {
+        Self {
+            compression: None,
+            tar: tar::Options::default(),
+            allow_truncated: false,
+            spans: false,
+            connections: fetch::DEFAULT_CONNECTIONS,
+            chunk_len: fetch::DEFAULT_CHUNK_LEN,
+            min_speed: fetch::MinSpeed::default(),
+            retry_forever: RetryForever::default(),
+            memory: 128 << 20,
+            lenders: Vec::new(),
+            workers: 1,
+            allow_skipping: false,
+            resume_points: false,
+            resume: None,
+            sha256: Digest::default(),
+            plain_sha256: Digest::default(),
+            saved_index: None,
+        }
+    }
+}
+
+impl Options {
+    /// Returns these options with the digests that `source` names.
+    ///
+    /// An explicit choice for a digest has precedence.
+    pub(crate) fn for_source(&self, source: &dyn Source) -> Self {
+        let fingerprint = source.fingerprint();
+        let expected = |asked, known: Option<Sha256>| match (asked, known) {
+            (Digest::Ignore, Some(sha256)) => Digest::Expect(sha256),
+            _ => asked,
+        };
+        Self {
+            sha256: expected(self.sha256, fingerprint.sha256()),
+            plain_sha256: expected(self.plain_sha256, fingerprint.plain_sha256()),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the scan fails if a digest differs.
+    pub(crate) fn expects_digest(&self) -> bool {
+        let mut digests = [self.sha256, self.plain_sha256].into_iter();
+        digests.any(|digest| matches!(digest, Digest::Expect(_)))
+    }
+}
+
+/// How a scan treats the SHA-256 of a whole stream.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Digest {
+    /// Does not compute it, because that takes as long as decoding.
+    #[default]
+    Ignore,
+    /// Computes it, even if the archive cannot be decoded to its end.
+    Compute,
+    /// Computes it, and fails at the end if it differs.
+    Expect(Sha256),
+}
+
+/// Minimum memory of a scan, in bytes.
+///
+/// Half of it must hold everything that a decoder needs before its first output, including the
+/// chunks at both ends. A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up
+/// to 8 MiB packed and plain.
+pub const MIN_MEMORY: u64 = 32 << 20;
+
+/// Memory required by a decoder whose state takes `needed_bytes`.
+///
+/// Decoders can borrow three quarters of the memory, see [`Reclaim`].
+pub fn memory_for_state(needed_bytes: u64) -> u64 {
+    needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
+}

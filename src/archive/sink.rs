@@ -1,0 +1,75 @@
+//! The receiver of a scan's results.
+
+use bytes::Bytes;
+
+use super::scan::resume_point::ResumePoint;
+use crate::base::extent::Plain;
+use crate::codec::Compression;
+use crate::index::{NewDigests, Span};
+use crate::tar::Member;
+
+/// Receives the results of a scan, in archive order, on the scan thread.
+///
+/// For each member, the scan calls [`member`](Self::member), then [`payload`](Self::payload) for
+/// each piece, then [`member_end`](Self::member_end). If the scan makes seek points, it also passes
+/// the whole plain stream, divided into spans.
+pub trait Sink {
+    /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
+    type Error: std::fmt::Debug;
+
+    /// Reports the packed format of the source.
+    fn begin(&mut self, _compression: Compression) {}
+
+    /// Begins the next member.
+    ///
+    /// # Errors
+    /// When the scan must stop.
+    fn member(&mut self, member: Member) -> Result<(), Self::Error>;
+
+    /// Passes the next piece of the payload, which is never empty.
+    ///
+    /// All pieces together have the length of the member's payload extent. `bytes` count against
+    /// the scan's memory budget until they are dropped.
+    ///
+    /// # Errors
+    /// When the scan must stop.
+    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error>;
+
+    /// Ends the payload. `cut` means that the archive ends in the middle of it.
+    ///
+    /// # Errors
+    /// When the scan must stop.
+    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
+
+    /// Reports an oddity. `text` says what is odd, and where.
+    fn warning(&mut self, text: &str);
+
+    /// Reports a damaged or lost member. `offset` is that of its header; `text` says what is wrong.
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        self.warning(text);
+    }
+
+    /// Checks whether the sink has memory for more.
+    ///
+    /// # Errors
+    /// When the sink has no memory left, which ends the scan.
+    fn check_memory(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// Passes the next bytes of the current span, whether or not they belong to a member.
+    fn span_piece(&mut self, _bytes: &Bytes) {}
+
+    /// Passes digests of packed bytes. This precedes all plain bytes decoded from them.
+    fn digests(&mut self, _digests: &NewDigests) {}
+
+    /// Ends the current span.
+    ///
+    /// `checksums` are those of its blocks. They are empty if the span has no hash.
+    fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
+
+    /// Reports a point at which a later scan can resume.
+    ///
+    /// The next member begins there. The scan skips this call if resuming is impossible.
+    fn resume_point(&mut self, _point: ResumePoint) {}
+}
