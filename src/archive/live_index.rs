@@ -100,7 +100,7 @@ impl std::fmt::Debug for LiveIndex {
     }
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Waiters {
     /// Whether the scan is over, completed or failed.
     is_scan_over: bool,
@@ -125,15 +125,6 @@ impl Waiters {
             .collect();
         self.len_after_sweep = self.callbacks.len();
         cancelled
-    }
-}
-
-impl std::fmt::Debug for Waiters {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiters")
-            .field("is_scan_over", &self.is_scan_over)
-            .field("count", &self.callbacks.len())
-            .finish_non_exhaustive()
     }
 }
 

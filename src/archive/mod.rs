@@ -20,6 +20,8 @@ use crate::base::thread_pool::ThreadPool;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
+use read::assemble::required_scan_end;
+
 pub use crate::cache::DiskCacheUsage;
 pub use error::{
     DiskCacheFailure, Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError,
@@ -279,7 +281,7 @@ impl Archive {
         if self.reader.live_index.completed().is_some() {
             return workers.submit(work);
         }
-        let scan_end = self.reader.required_scan_end(ino, offset, len);
+        let scan_end = required_scan_end(&self.index(), ino, offset, len);
         // A worker never waits for the scan, because the next read in the queue may not need to.
         let callback = Callback::while_wanted(wanted, move || workers.submit(work));
         self.on_available(WaitFor::Plain(scan_end), callback);

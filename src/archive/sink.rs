@@ -33,13 +33,17 @@ pub trait Sink {
     ///
     /// # Errors
     /// When the scan must stop.
-    fn payload(&mut self, bytes: Bytes) -> Result<(), Self::Error>;
+    fn payload(&mut self, _bytes: Bytes) -> Result<(), Self::Error> {
+        Ok(())
+    }
 
     /// Ends the payload. `cut` means that the archive ends in the middle of it.
     ///
     /// # Errors
     /// When the scan must stop.
-    fn member_end(&mut self, cut: bool) -> Result<(), Self::Error>;
+    fn member_end(&mut self, _cut: bool) -> Result<(), Self::Error> {
+        Ok(())
+    }
 
     /// Reports an oddity. `text` says what is odd, and where.
     fn warning(&mut self, text: &str);

@@ -10,7 +10,7 @@ use crate::archive::options::DiskCacheMode;
 use crate::archive::read::Reader;
 use crate::archive::read::disk_cache_policy::ScanDiskCache;
 use crate::archive::scan::index_sink::{IndexSink, IndexSinkError};
-use crate::archive::scan::{self, ScanError, Summary};
+use crate::archive::scan::{self, MIN_MEMORY, ScanError, Summary};
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Plain};
 use crate::base::memory_reclaim::{MemoryBroker, MemoryGrant, Reclaim};
@@ -134,10 +134,10 @@ impl ScanThread {
             ..
         } = &self.opener;
         let reader = &*self.reader;
-        let scan_memory = self.opener.scan_memory();
+        let scan_memory = options.half_memory().max(MIN_MEMORY);
         // During the scan, reads have less memory. If memory is small, cached spans have less, too.
         let reads = borrow_memory(reader.budget.clone(), reader.budget.reclaimable_bytes());
-        let lent = scan_memory - self.opener.options.half_memory();
+        let lent = scan_memory - options.half_memory();
         let spans = borrow_memory(reader.span_cache.clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);
         let scan_options = scan::Options {

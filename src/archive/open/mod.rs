@@ -149,7 +149,8 @@ impl Opener {
         let builder = Builder::new(index::Options {
             keeps_replaced: true,
             whiteouts: self.options.layer,
-            max_entries: self.max_inodes(),
+            // The builder also counts the root and number 0.
+            max_entries: u32::try_from(self.max_entries() + 2).unwrap_or(u32::MAX),
             max_reported_problems: if self.options.should_log_problems {
                 MAX_LOGGED_PROBLEMS
             } else {

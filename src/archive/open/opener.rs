@@ -16,14 +16,14 @@ use crate::archive::read::disk_cache_policy::should_cache_spans;
 use crate::archive::read::first_read_hashes::FirstReadHashes;
 use crate::archive::read::single_flight::SingleFlight;
 use crate::archive::read::window_layout::Windows;
-use crate::archive::scan::options::{Digest, MIN_MEMORY};
+use crate::archive::scan::options::Digest;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::cache::{DiskCache, DiskCacheOptions};
+use crate::cache::{DiskCache, DiskCacheError, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, IndexLock, Store};
@@ -227,23 +227,14 @@ impl Opener {
         let bytes = fetch::read(&self.network, &self.source, first, &BufferPool::new(len)).ok()?;
         match codec::detect(&bytes) {
             Detected::Supported(compression) => Some(compression),
-            Detected::Unsupported(_)
-            | Detected::Encrypted(_)
-            | Detected::WebPage
-            | Detected::Unknown => None,
+            _ => None,
         }
     }
 
     /// Maximum number of entries, not counting the root.
-    fn max_entries(&self) -> u64 {
+    pub(super) fn max_entries(&self) -> u64 {
         let most = index::Options::default().max_entries;
         self.options.scan.tar.limits.entries.min(most.into())
-    }
-
-    /// Maximum number of inodes, including the root's and 0.
-    pub(super) fn max_inodes(&self) -> u32 {
-        let numbers = self.max_entries().saturating_add(2);
-        u32::try_from(numbers).unwrap_or(u32::MAX)
     }
 
     /// Checks the entry limit for an index that was built with another limit, or none.
@@ -289,15 +280,8 @@ impl Opener {
             };
         };
         match DiskCache::create(disk_cache_dir, self.disk_cache_options()) {
-            Ok(disk_cache) => Ok(Some(Arc::new(disk_cache))),
             Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
-            Err(error) => {
-                tracing::warn!(
-                    error = error_chain(&error),
-                    "cannot open the disk cache; decoded data is not cached on disk"
-                );
-                Ok(None)
-            }
+            opened => Ok(usable_disk_cache(opened)),
         }
     }
 
@@ -320,16 +304,7 @@ impl Opener {
                 self.disk_cache_options(),
             )
         };
-        match disk_cache {
-            Ok(disk_cache) => Some(Arc::new(disk_cache)),
-            Err(error) => {
-                tracing::warn!(
-                    error = error_chain(&error),
-                    "cannot open the disk cache; decoded data is not cached on disk"
-                );
-                None
-            }
-        }
+        usable_disk_cache(disk_cache)
     }
 
     pub(super) fn build_reader(
@@ -376,11 +351,6 @@ impl Opener {
         }
     }
 
-    /// Memory for the buffers of the scan.
-    pub(super) fn scan_memory(&self) -> u64 {
-        self.options.half_memory().max(MIN_MEMORY)
-    }
-
     pub(crate) fn archive_error(&self, error: Error, member: Option<Vec<u8>>) -> OpenError {
         OpenError::Archive {
             location: self.source.location().to_string(),
@@ -405,32 +375,39 @@ impl SavedIndex {
     /// # Errors
     /// When the given index file is not an index, or belongs to another archive.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
-        let limit = &options.index_memory;
         let location = match (&options.index_file, &options.cache_dir) {
-            (Some(path), _) => Some(IndexLocation::File(Arc::new(read_index_file(
-                path, source, limit,
-            )?))),
-            (None, Some(directory)) if source.fingerprint().is_strong() => {
-                let store = Store::new(directory);
-                Some(IndexLocation::Store(
-                    store,
-                    locator(source, options),
-                    limit.clone(),
-                ))
+            (Some(path), _) => {
+                let index = read_index_file(path, source, &options.index_memory)?;
+                IndexLocation::File(Arc::new(index))
             }
-            (None, _) => None,
+            (None, Some(directory)) if source.fingerprint().is_strong() => IndexLocation::Store(
+                Store::new(directory),
+                locator(source, options),
+                options.index_memory.clone(),
+            ),
+            (None, _) => return Ok(None),
         };
-        let packed_len = source.fingerprint().len;
         let digest = match options.scan.for_source(source).sha256 {
             Digest::Expect(digest) => Some(digest),
             Digest::Compute | Digest::Ignore => None,
         };
-        Ok(location.map(|location| Self {
+        Ok(Some(Self {
             location,
-            packed_len,
+            packed_len: source.fingerprint().len,
             digest,
         }))
     }
+}
+
+/// The disk cache, unless it cannot be opened.
+fn usable_disk_cache(opened: Result<DiskCache, DiskCacheError>) -> Option<Arc<DiskCache>> {
+    let log = |error: &DiskCacheError| {
+        tracing::warn!(
+            error = error_chain(error),
+            "cannot open the disk cache; decoded data is not cached on disk"
+        );
+    };
+    opened.inspect_err(log).ok().map(Arc::new)
 }
 
 /// Name under which a disk cache is found again.

@@ -44,7 +44,14 @@ pub(super) struct MemoryBudgets {
 impl MemoryBudgets {
     /// Creates the budgets that `options` define.
     pub(crate) fn new(options: &OpenOptions) -> Self {
-        let span_cache = new_span_cache(options);
+        // Spans get three eighths of the memory, less the disk write queue. Half the memory is for
+        // the scan, and later for reads that decode. The last eighth is the free list. Overhead of
+        // the allocator, and a span's memory beyond its length, are not included.
+        let span_bytes = options.scan.memory / 8 * 3;
+        let span_cache = SpanCache::new(match options.disk_cache_dir() {
+            Some(_) => span_bytes - options.queue_bytes(),
+            None => span_bytes,
+        });
         let budget = BufferPool::new(options.half_memory());
         Self {
             // The span cache is last, because evicted spans must be decoded again.
@@ -83,16 +90,4 @@ impl SharedResources {
 /// Starts the threads for reads.
 pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
-}
-
-/// Creates the span cache, with three eighths of the memory less the disk write queue.
-///
-/// Half the memory is for the scan, and later for reads that decode. The last eighth is the free
-/// list. Overhead of the allocator, and a span's memory beyond its length, are not included.
-fn new_span_cache(options: &OpenOptions) -> SpanCache {
-    let spans = options.scan.memory / 8 * 3;
-    SpanCache::new(match options.disk_cache_dir() {
-        Some(_) => spans - options.queue_bytes(),
-        None => spans,
-    })
 }

@@ -321,8 +321,12 @@ impl AccessTracker {
         self.shared.replay.total.store(spans, Ordering::SeqCst);
         let spans = index.span_count().into();
         self.shared.full.total.store(spans, Ordering::SeqCst);
-        self.full_prefetch = (self.shared.mode == PrefetchMode::All)
-            .then(|| FullPrefetch::new(&self.reader, index, self.replay.bytes()));
+        self.full_prefetch = (self.shared.mode == PrefetchMode::All).then(|| FullPrefetch {
+            next: 0,
+            // The rest of the span cache is for the replay.
+            free_bytes: free_cache_bytes(&self.reader, index)
+                .map(|free_bytes| free_bytes.saturating_sub(self.replay.bytes())),
+        });
     }
 
     /// Continues the first push window, or else the scan pusher.
@@ -437,15 +441,6 @@ struct FullPrefetch {
 }
 
 impl FullPrefetch {
-    /// Reserves `needed` bytes of the span cache for another purpose.
-    fn new(reader: &Reader, index: &Index, needed: u64) -> Self {
-        Self {
-            next: 0,
-            free_bytes: free_cache_bytes(reader, index)
-                .map(|free_bytes| free_bytes.saturating_sub(needed)),
-        }
-    }
-
     /// Returns the next spans to fill; none when it has finished.
     fn next(&mut self, index: &Index) -> Vec<u32> {
         let mut numbers = Vec::new();

@@ -74,7 +74,7 @@ pub(super) fn plan_parts(
 }
 
 /// Plain offset that the scan must reach for a read; 0 if the read needs no bytes.
-pub(super) fn required_scan_end(index: &Index, ino: Ino, offset: u64, len: u32) -> Plain {
+pub(crate) fn required_scan_end(index: &Index, ino: Ino, offset: u64, len: u32) -> Plain {
     let Some(entry) = regular_file(index, ino) else {
         return Plain(0);
     };

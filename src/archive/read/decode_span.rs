@@ -99,7 +99,7 @@ impl Reader {
         let extent =
             seek_point.and_then(|point| Extent::new(point.packed, self.packed_end(span.number)));
         let request = extent.and_then(|extent| self.request(extent).ok());
-        request.is_some_and(|request| request.is_digested())
+        request.is_some_and(|request| request.blocks.are_all_digested())
     }
 
     /// Converts `error` for a reader of `span`, and counts damage.
@@ -123,19 +123,8 @@ impl Reader {
                 cause: codec::Cause::Cancelled,
                 ..
             }) => ReadError::Unreachable(error),
-            Error::Codec(_)
-            | Error::Tar(_)
-            | Error::NotAnArchive
-            | Error::Empty
-            | Error::TooManyEntries { .. }
-            | Error::TooMuchMemory(_)
-            | Error::EndlessZeros
-            | Error::UnsupportedFormat(_)
-            | Error::Encrypted(_)
-            | Error::WebPage
-            | Error::DigestMismatch { .. }
-            | Error::PlainDigestMismatch { .. }
-            | Error::BlockMismatch { .. } => {
+            // The bytes arrived, but cannot be decoded.
+            _ => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {
                     extent,

@@ -36,7 +36,6 @@ use super::error::ReadError;
 use super::live_index::LiveIndex;
 use super::prefetch::lag_limit::LagLimit;
 use crate::base::buffer_pool::BufferPool;
-use crate::base::extent::Plain;
 use crate::base::free_list::FreeList;
 use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::random_reads::Wait;
@@ -206,11 +205,6 @@ impl Reader {
         }
     }
 
-    /// Plain offset that the scan must reach for this read; 0 if the read needs no bytes.
-    pub(super) fn required_scan_end(&self, ino: Ino, offset: u64, len: u32) -> Plain {
-        assemble::required_scan_end(&self.live_index.read(), ino, offset, len)
-    }
-
     /// Assembles a file's bytes from parts of spans.
     ///
     /// `None` as an error means that a part is missing.
@@ -249,7 +243,7 @@ impl Reader {
 mod tests {
     use super::*;
 
-    use crate::base::extent::Extent;
+    use crate::base::extent::{Extent, Plain};
     use crate::index::{self, Builder, Locator, Origin};
     use crate::source::MemorySource;
 

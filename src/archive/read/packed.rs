@@ -45,8 +45,8 @@ pub(super) enum FetchMode {
 
 /// An extent of packed bytes to decode, and the blocks that contain it.
 pub(crate) struct Request {
-    extent: Extent<Packed>,
-    blocks: Blocks,
+    pub(super) extent: Extent<Packed>,
+    pub(super) blocks: Blocks,
 }
 
 /// Verified packed bytes, in order: fetched at once, or streamed.
@@ -175,21 +175,6 @@ impl Request {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
-    /// Length of the wanted extent.
-    pub(crate) fn len(&self) -> u64 {
-        self.extent.len()
-    }
-
-    /// The blocks that are fetched.
-    pub(crate) fn blocks(&self) -> &Blocks {
-        &self.blocks
-    }
-
-    /// Whether each block has a digest.
-    pub(super) fn is_digested(&self) -> bool {
-        self.blocks.are_all_digested()
-    }
-
     /// Cuts the wanted bytes out of `bytes`, which cover `fetched`.
     pub(crate) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
@@ -214,7 +199,7 @@ impl PackedBytes {
         requested: Request,
         mode: FetchMode,
     ) -> Result<Self, Error> {
-        if requested.len() <= MAX_SINGLE_REQUEST_BYTES {
+        if requested.extent.len() <= MAX_SINGLE_REQUEST_BYTES {
             let bytes = reader.fetch_verified(&requested, mode)?;
             return Ok(Self::Fetched(Some(bytes)));
         }

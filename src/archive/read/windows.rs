@@ -239,19 +239,16 @@ impl Reader {
         if span.is_some_and(|(span, _)| self.span_cache.contains(self.key(span))) {
             return true;
         }
-        let is_digested = || {
-            self.whole_request(extent)
-                .is_ok_and(|request| request.is_digested())
-        };
         let disk_cache = self.disk_cache.as_ref();
-        disk_cache.is_some_and(|disk_cache| disk_cache.covers(extent)) && is_digested()
+        disk_cache.is_some_and(|disk_cache| disk_cache.covers(extent))
+            && self.is_digested_extent(extent)
     }
 
     /// Reads and verifies a window from the disk cache.
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
         let request = self.whole_request(extent).ok()?;
-        if !request.is_digested() {
+        if !request.blocks.are_all_digested() {
             return None;
         }
         // Reads in parts, because a queued write may hold the window together with others.
@@ -259,7 +256,7 @@ impl Reader {
             .covers(extent)
             .then(|| disk_cache.read_part(extent, Wait::ForDisk));
         let bytes = bytes??;
-        if request.blocks().mismatch(&bytes).is_some() {
+        if request.blocks.mismatch(&bytes).is_some() {
             self.stats.disk_cache_damaged_spans.increment();
             return None;
         }
@@ -407,7 +404,16 @@ impl Reader {
         can_evict: bool,
     ) -> Vec<(Extent<Plain>, Bytes)> {
         let extent = layout.claimed_extent(claims.first(), claims.len());
-        self.cache_windows_on_disk(extent, bytes, disk_wait, can_evict);
+        // Bytes without digests cannot be verified when they are read back.
+        if let Some(disk_cache) = &self.disk_cache
+            && self.is_digested_extent(extent)
+        {
+            if can_evict {
+                disk_cache.insert_evicting(extent, bytes.clone(), disk_wait);
+            } else {
+                disk_cache.insert(extent, bytes.clone(), disk_wait);
+            }
+        }
         let cache = |claim: WindowClaim| {
             let window = layout.window(claim.span());
             // Copies, because a slice would keep all bytes of the fetch in memory.
@@ -432,28 +438,6 @@ impl Reader {
             if let Some(window) = slice_extent(span, bytes, layout.window(claim.span())) {
                 claim.complete(window);
             }
-        }
-    }
-
-    fn cache_windows_on_disk(
-        &self,
-        extent: Extent<Plain>,
-        bytes: &Bytes,
-        disk_wait: QueueTimeout,
-        can_evict: bool,
-    ) {
-        let Some(disk_cache) = &self.disk_cache else {
-            return;
-        };
-        // Bytes without digests cannot be verified when they are read back.
-        let request = self.whole_request(extent).ok();
-        if !request.is_some_and(|request| request.is_digested()) {
-            return;
-        }
-        if can_evict {
-            disk_cache.insert_evicting(extent, bytes.clone(), disk_wait);
-        } else {
-            disk_cache.insert(extent, bytes.clone(), disk_wait);
         }
     }
 
@@ -496,10 +480,16 @@ impl Reader {
         }
     }
 
+    /// Whether each block of `extent` has a digest.
+    fn is_digested_extent(&self, extent: Extent<Plain>) -> bool {
+        let request = self.whole_request(extent);
+        request.is_ok_and(|request| request.blocks.are_all_digested())
+    }
+
     /// Builds a [`Reader::request`] for an extent that the index must cover completely.
     fn whole_request(&self, extent: Extent<Plain>) -> Result<Request, ReadError> {
         let request = self.request(packed_extent(extent))?;
-        if request.len() == extent.len() {
+        if request.extent.len() == extent.len() {
             Ok(request)
         } else {
             Err(ReadError::Index)

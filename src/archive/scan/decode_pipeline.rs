@@ -168,7 +168,7 @@ impl PlainStream {
                 Ok(()) => Slot::End(walker.finished()),
                 Err(WalkError::Failed(error)) => {
                     if options.sha256 == Digest::Compute {
-                        walker.read_to_end();
+                        while walker.next_chunk().is_ok_and(|chunk| chunk.is_some()) {}
                     }
                     Slot::Failed(error, walker.finished())
                 }
@@ -358,11 +358,6 @@ impl Walker {
         // Bytes after the end of the stream still count in the content ID.
         while self.next_chunk()?.is_some() {}
         Ok(())
-    }
-
-    /// Reads the rest of a stream that cannot be decoded.
-    fn read_to_end(&mut self) {
-        while self.next_chunk().is_ok_and(|chunk| chunk.is_some()) {}
     }
 
     fn finished(&mut self) -> StreamSummary {

@@ -97,10 +97,6 @@ impl Sink for IndexSink<'_> {
         self.check_memory()
     }
 
-    fn member_end(&mut self, _cut: bool) -> Result<(), IndexSinkError> {
-        Ok(())
-    }
-
     fn warning(&mut self, text: &str) {
         if self.warnings.len() < MAX_WARNINGS {
             self.warnings.push(text.to_owned());

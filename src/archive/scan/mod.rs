@@ -155,62 +155,6 @@ fn plain_soft_limit(workers: usize) -> SoftLimit {
     }
 }
 
-fn open_stream(
-    source: &Arc<dyn Source>,
-    options: &Options,
-    network: &Handle,
-    stats: &Arc<Stats>,
-    resume: Option<(Compression, SeekPoint)>,
-) -> Result<PlainStream, Error> {
-    // Each gets half, so that neither fetched nor decoded data can starve the other.
-    let half = options.memory.max(MIN_MEMORY) / 2;
-    let packed = BufferPool::new(half);
-    let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
-    let mut lenders = options.lenders.clone();
-    lenders.push(Arc::new(plain.clone()));
-    // Packed buffers are last, because fetched data is already here and takes time to be released.
-    lenders.push(Arc::new(packed.clone()));
-    let fetch = fetch::Config {
-        // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a
-        // unit of decoding spans several chunks.
-        chunk_len: options.chunk_len.min(half / 8),
-        connections: options.connections,
-        min_speed: options.min_speed,
-        retry_forever: options.retry_forever.clone(),
-        pool: packed,
-        stats: Arc::clone(stats),
-    };
-    let start = resume
-        .as_ref()
-        .map_or(Packed(0), |(_, seek_point)| seek_point.packed);
-    let source_len = source.fingerprint().len;
-    let chunks = fetch::Stream::start(network, Arc::clone(source), start, fetch);
-    let is_empty = options.tar.accepts_empty && source_len == Some(0);
-    let requested = options
-        .compression
-        .or(is_empty.then_some(Compression::None));
-    let decode = decode_pipeline::Options {
-        compression: resume
-            .as_ref()
-            .map_or(requested, |(compression, _)| Some(*compression)),
-        resume: resume.map(|(_, seek_point)| seek_point),
-        context: Context {
-            pool: plain,
-            wants_seek_points: options.spans || options.resume_points,
-            broker: MemoryBroker::new(lenders),
-            workers: options.workers,
-        },
-        block_len: options.spans.then(|| block_len(source_len)),
-        sha256: options.sha256,
-        saved_index: options
-            .saved_index
-            .clone()
-            .filter(|_| !options.spans && !options.resume_points),
-        has_len: source.fingerprint().len.is_some(),
-    };
-    PlainStream::start(chunks, decode, stats).map_err(|_| Error::Interrupted)
-}
-
 /// Statistics of streaming since the last start.
 #[derive(Clone, Copy)]
 struct StreamRun {
@@ -349,8 +293,56 @@ impl<'a, S: Sink> Scan<'a, S> {
         Ok(())
     }
 
+    /// Starts the plain stream, at the front or at a seek point.
     fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<PlainStream, Error> {
-        open_stream(self.source, self.options, self.network, self.stats, resume)
+        let options = self.options;
+        // Each gets half, so that neither fetched nor decoded data can starve the other.
+        let half = options.memory.max(MIN_MEMORY) / 2;
+        let packed = BufferPool::new(half);
+        let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
+        let mut lenders = options.lenders.clone();
+        lenders.push(Arc::new(plain.clone()));
+        // Packed buffers are last, because fetched data is already here and takes time to be released.
+        lenders.push(Arc::new(packed.clone()));
+        let fetch = fetch::Config {
+            // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a
+            // unit of decoding spans several chunks.
+            chunk_len: options.chunk_len.min(half / 8),
+            connections: options.connections,
+            min_speed: options.min_speed,
+            retry_forever: options.retry_forever.clone(),
+            pool: packed,
+            stats: Arc::clone(self.stats),
+        };
+        let start = resume
+            .as_ref()
+            .map_or(Packed(0), |(_, seek_point)| seek_point.packed);
+        let source_len = self.source.fingerprint().len;
+        let chunks = fetch::Stream::start(self.network, Arc::clone(self.source), start, fetch);
+        let is_empty = options.tar.accepts_empty && source_len == Some(0);
+        let requested = options
+            .compression
+            .or(is_empty.then_some(Compression::None));
+        let decode = decode_pipeline::Options {
+            compression: resume
+                .as_ref()
+                .map_or(requested, |(compression, _)| Some(*compression)),
+            resume: resume.map(|(_, seek_point)| seek_point),
+            context: Context {
+                pool: plain,
+                wants_seek_points: options.spans || options.resume_points,
+                broker: MemoryBroker::new(lenders),
+                workers: options.workers,
+            },
+            block_len: options.spans.then(|| self.block_len),
+            sha256: options.sha256,
+            saved_index: options
+                .saved_index
+                .clone()
+                .filter(|_| !options.spans && !options.resume_points),
+            has_len: self.source.fingerprint().len.is_some(),
+        };
+        PlainStream::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
     }
 
     /// Whether to skip the rest of a payload.

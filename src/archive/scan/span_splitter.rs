@@ -158,14 +158,6 @@ mod tests {
             Ok(())
         }
 
-        fn payload(&mut self, _bytes: Bytes) -> Result<(), Self::Error> {
-            Ok(())
-        }
-
-        fn member_end(&mut self, _cut: bool) -> Result<(), Self::Error> {
-            Ok(())
-        }
-
         fn warning(&mut self, _text: &str) {}
 
         fn span_piece(&mut self, bytes: &Bytes) {

@@ -203,14 +203,6 @@ impl Sink for VerifySink {
         Ok(())
     }
 
-    fn payload(&mut self, _bytes: Bytes) -> Result<(), Infallible> {
-        Ok(())
-    }
-
-    fn member_end(&mut self, _cut: bool) -> Result<(), Infallible> {
-        Ok(())
-    }
-
     fn warning(&mut self, text: &str) {
         self.warnings.add(|| text.to_owned());
     }
