@@ -20,6 +20,9 @@ use crate::base::thread_pool::ThreadPool;
 use crate::index::{Index, Ino};
 use crate::source::Source;
 
+use open::background_scan::BackgroundScan;
+use prefetch::Prefetcher;
+use read::Reader;
 use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
@@ -47,10 +50,10 @@ pub use scan::verify_sink::VerifySink;
 pub struct Archive {
     // Fields are dropped in this order. The scan runs its waiting callbacks, which submit work to
     // the workers. The workers and the prefetch threads use the reader.
-    background_scan: Option<open::background_scan::BackgroundScan>,
-    prefetch: OnceLock<prefetch::Prefetcher>,
+    background_scan: Option<BackgroundScan>,
+    prefetch: OnceLock<Prefetcher>,
     workers: Arc<ThreadPool>,
-    reader: Arc<read::Reader>,
+    reader: Arc<Reader>,
     /// Whether other archives use the same workers.
     has_shared_workers: bool,
 }
@@ -137,10 +140,8 @@ impl Archive {
     /// # Errors
     /// The reason why the scan, which is over, failed.
     fn check_scan_result(&self) -> Result<(), OpenError> {
-        let failure = self
-            .background_scan
-            .as_ref()
-            .and_then(open::background_scan::BackgroundScan::take_failure);
+        let background_scan = self.background_scan.as_ref();
+        let failure = background_scan.and_then(BackgroundScan::take_failure);
         failure.map_or(Ok(()), Err)
     }
 
@@ -158,7 +159,7 @@ impl Archive {
     pub fn notes(&self) -> Vec<String> {
         self.background_scan
             .as_ref()
-            .map(open::background_scan::BackgroundScan::notes)
+            .map(BackgroundScan::notes)
             .unwrap_or_default()
     }
 
@@ -204,7 +205,7 @@ impl Archive {
     /// # Errors
     /// When the system cannot start a thread.
     pub fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
-        let prefetcher = prefetch::Prefetcher::start(Arc::clone(&self.reader), options)?;
+        let prefetcher = Prefetcher::start(Arc::clone(&self.reader), options)?;
         drop(self.prefetch.set(prefetcher));
         Ok(())
     }
@@ -226,9 +227,7 @@ impl Archive {
     /// Whether prefetch has handled all reads that it was notified of. Pushes to the page cache may
     /// still be pending.
     pub fn is_prefetch_idle(&self) -> bool {
-        self.prefetch
-            .get()
-            .is_none_or(prefetch::Prefetcher::is_idle)
+        self.prefetch.get().is_none_or(Prefetcher::is_idle)
     }
 
     /// Progress of prefetch; `None` if it was not started.

@@ -316,34 +316,27 @@ impl Opener {
             Some((resources, number)) => (resources.budgets.clone(), *number),
             None => (MemoryBudgets::new(&self.options), 0),
         };
-        let MemoryBudgets {
-            span_cache,
-            budget,
-            broker,
-            read_priority,
-            memory_bytes,
-        } = budgets;
         // A scan must not use spans that were decoded for a saved index that did not match.
         let layer = 2 * number + u16::from(!live_index.is_scan_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
-            reads: fetch::RangeReader::new(network, source, budget.clone(), stats),
+            reads: fetch::RangeReader::new(network, source, budgets.budget.clone(), stats),
             source: Arc::clone(&self.source),
             live_index,
-            span_cache,
+            span_cache: budgets.span_cache,
             free_list: self.free_list.clone(),
             disk_cache,
             far_decode_lock: Mutex::default(),
             single_flight: SingleFlight::default(),
             windows: Windows::default(),
-            read_priority,
+            read_priority: budgets.read_priority,
             layer,
             lag_limit: Arc::default(),
             network: self.network.clone(),
-            budget,
-            broker,
-            memory_bytes,
+            budget: budgets.budget,
+            broker: budgets.broker,
+            memory_bytes: budgets.memory_bytes,
             stats: Arc::clone(&self.stats),
             first_read_hashes: FirstReadHashes::default(),
             in_use: OnceLock::new(),

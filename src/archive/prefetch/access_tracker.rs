@@ -417,7 +417,7 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
     {
         // The span cache evicts the least recently used spans. Those are spans that were filled but
         // not read yet, once as many bytes have been read since.
-        replay.set_max_ahead_bytes(reader.span_cache.budget() / 8 * 3);
+        replay.max_ahead_bytes = Some(reader.span_cache.budget() / 8 * 3);
     }
     replay
 }

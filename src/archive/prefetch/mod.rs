@@ -1,4 +1,4 @@
-//! Prefetch: threads that fill the caches ahead of readers.
+//! Ahead of readers: threads that fill the caches before a read needs them.
 //!
 //! 1. The prefetcher notes each read and lookup, and sends them to the tracker thread.
 //! 2. The tracker finds [sequential readers](sequential), and plans what to fill and to push.

@@ -15,7 +15,7 @@ pub(super) struct Replay {
     /// Position that the reader has reached.
     reached: usize,
     /// Maximum number of bytes that are returned but not read; `None` if spans are cached on disk.
-    max_ahead_bytes: Option<u64>,
+    pub(super) max_ahead_bytes: Option<u64>,
 }
 
 impl Replay {
@@ -41,11 +41,6 @@ impl Replay {
             replay.start_bytes.push(sum);
         }
         replay
-    }
-
-    /// Sets the maximum number of bytes that are returned but not read.
-    pub(super) fn set_max_ahead_bytes(&mut self, bytes: u64) {
-        self.max_ahead_bytes = Some(bytes);
     }
 
     /// Number of spans.

@@ -59,8 +59,11 @@ impl Reader {
             broker: self.broker.clone(),
             workers: 0,
         };
-        let decoder = codec::resume(self.compression(), context, seek_point)?;
-        Ok(SpanDecoder::new(decoder))
+        Ok(SpanDecoder {
+            decoder: codec::resume(self.compression(), context, seek_point)?,
+            output: None,
+            rest: Bytes::new(),
+        })
     }
 
     /// Decodes and checks the plain bytes of `span`, which are next in `decoder`.
@@ -187,24 +190,7 @@ enum DecodedPiece {
     Shared(Bytes),
 }
 
-impl From<DecodedPiece> for Bytes {
-    fn from(piece: DecodedPiece) -> Self {
-        match piece {
-            DecodedPiece::Buffer(buffer) => buffer.freeze(),
-            DecodedPiece::Shared(bytes) => bytes,
-        }
-    }
-}
-
 impl SpanDecoder {
-    pub(crate) fn new(decoder: Box<dyn Decoder>) -> Self {
-        Self {
-            decoder,
-            output: None,
-            rest: Bytes::new(),
-        }
-    }
-
     /// Takes the next `len` plain bytes, which begin at `start`, in memory of `free_list`.
     ///
     /// Returns fewer at the end of the stream. Does not copy a piece that is exactly these bytes.
@@ -228,7 +214,8 @@ impl SpanDecoder {
                             Err(buffer) => self.rest = buffer.freeze(),
                         }
                     }
-                    Some(piece) => self.rest = piece.into(),
+                    Some(DecodedPiece::Buffer(buffer)) => self.rest = buffer.freeze(),
+                    Some(DecodedPiece::Shared(bytes)) => self.rest = bytes,
                     None => break,
                 }
             }

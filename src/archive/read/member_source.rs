@@ -146,18 +146,18 @@ impl MemberSource {
 
     /// Converts a read error of the archive to an error of its source.
     fn source_error(&self, error: &ReadError) -> source::Error {
-        if let ReadError::Changed(error)
-        | ReadError::NotFound(error)
-        | ReadError::Unreachable(error)
-        | ReadError::TimedOut(error)
-        | ReadError::AccessDenied(error) = error
-        {
-            return match &**error {
-                Error::Source(error) => error.clone(),
-                error => self.error(Cause::Damaged(error.to_string())),
-            };
-        }
-        self.error(Cause::Damaged(error.to_string()))
+        let text = match error {
+            ReadError::Changed(error)
+            | ReadError::NotFound(error)
+            | ReadError::Unreachable(error)
+            | ReadError::TimedOut(error)
+            | ReadError::AccessDenied(error) => match &**error {
+                Error::Source(error) => return error.clone(),
+                error => error.to_string(),
+            },
+            error => error.to_string(),
+        };
+        self.error(Cause::Damaged(text))
     }
 
     async fn read_into(&self, offset: Packed, mut buffer: Buffer) -> Result<Bytes, source::Error> {

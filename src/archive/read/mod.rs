@@ -1,6 +1,10 @@
-//! Reads files from spans, and fills spans from memory, the disk cache, or the source.
+//! Warm path: reads files from spans.
 //!
-//! A span that is neither in memory nor on disk is decoded from the nearest seek point.
+//! 1. A read is divided into parts of spans, and each part is looked up in memory.
+//! 2. From a local disk, or from the disk cache, it reads only the blocks of the part.
+//! 3. A remote uncompressed archive is read by windows, which are parts of spans.
+//! 4. Otherwise one thread fills the span, and decodes it from the nearest seek point.
+//! 5. The parts are assembled to the bytes of the file.
 //!
 //! The reader decodes packed bytes only after their blocks match the digests in the index
 //! (`packed.rs`). It checks plain bytes from disk against the checksums of their blocks. It checks
@@ -8,18 +12,18 @@
 //! neither.
 
 pub(super) mod assemble;
-pub(super) mod batch;
-pub(super) mod decode_span;
+mod batch;
+mod decode_span;
 pub(super) mod disk_cache_policy;
-pub(super) mod fill_span;
+mod fill_span;
 pub(super) mod first_read_hashes;
-pub(super) mod member_source;
-pub(super) mod packed;
+mod member_source;
+mod packed;
 pub(super) mod priority;
-pub(super) mod samples;
+mod samples;
 pub(super) mod single_flight;
 pub(super) mod window_layout;
-pub(super) mod windows;
+mod windows;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};

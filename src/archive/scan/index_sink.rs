@@ -153,8 +153,8 @@ impl Sink for IndexSink<'_> {
                 layer: self.layer,
                 span: span.number,
             };
-            // Waits before the cache makes room for this span. At most a third of it may be unpushed. The
-            // pusher has just read the spans it stored last, so they are evicted last.
+            // Waits before the cache makes room for this span. At most a third of it may be
+            // unpushed. The pusher has just read the spans it stored last, so they are evicted last.
             let max_lag = span_cache.available_bytes() / 3;
             if max_lag >= span.plain.len() {
                 self.lag_limit.wait_for_pusher(span.plain.start(), max_lag);

@@ -5,7 +5,7 @@
 //! 3. The span splitter divides the same bytes into spans.
 //! 4. A [`Sink`] receives both: the index sink for a mount, others to verify or to write a tree.
 
-pub(super) mod decode_pipeline;
+mod decode_pipeline;
 pub(super) mod digest;
 pub(super) mod index_sink;
 pub(super) mod options;
@@ -302,11 +302,11 @@ impl<'a, S: Sink> Scan<'a, S> {
         let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
         let mut lenders = options.lenders.clone();
         lenders.push(Arc::new(plain.clone()));
-        // Packed buffers are last, because fetched data is already here and takes time to be released.
+        // Packed buffers are last, because fetched data is here and takes time to be released.
         lenders.push(Arc::new(packed.clone()));
         let fetch = fetch::Config {
-            // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a
-            // unit of decoding spans several chunks.
+            // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if
+            // a unit of decoding spans several chunks.
             chunk_len: options.chunk_len.min(half / 8),
             connections: options.connections,
             min_speed: options.min_speed,

@@ -43,8 +43,9 @@ pub struct Options {
     /// Skipped bytes have no hashes, and the source has no content ID. It takes effect only if a
     /// strong validator pins the source's version.
     pub allow_skipping: bool,
-    /// Whether the sink receives [resume points](crate::archive::scan::Sink::resume_point). The scan then uses no saved
-    /// index.
+    /// Whether the sink receives [resume points](super::Sink::resume_point).
+    ///
+    /// The scan then uses no saved index.
     pub resume_points: bool,
     /// Point at which to resume; `None` starts at the front.
     ///

@@ -49,20 +49,13 @@ impl Findings {
 }
 
 /// An index, and the position up to which its spans were compared.
+#[derive(Debug)]
 struct IndexComparison {
     index: Arc<Index>,
     span: u32,
     seen: u64,
     hasher: SpanHasher,
     mismatches: Findings,
-}
-
-impl std::fmt::Debug for IndexComparison {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("IndexComparison")
-            .field("span", &self.span)
-            .finish_non_exhaustive()
-    }
 }
 
 impl VerifySink {
