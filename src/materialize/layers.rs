@@ -11,13 +11,14 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
-use super::attributes::AttributeTarget;
 use super::background_copy::member_of;
-use super::destination::{Directory, Identity};
-use super::directories::PendingDirectory;
 use super::error::{Cause, Error, StepError, WithAction};
-use super::file::Job;
-use super::{ADD_ENTRY, CurrentFile, Materializer, remove_tree};
+use super::write::attributes::AttributeTarget;
+use super::write::destination::{Directory, Identity};
+use super::write::directories::PendingDirectory;
+use super::write::file::Job;
+use super::write::remove_tree;
+use super::{ADD_ENTRY, CurrentFile, Materializer};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
     Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MergeError, MergedIndex, Options,

@@ -8,28 +8,15 @@
 //!
 //! Two smaller sinks write no tree: [`ContentSink`] and [`DryRunSink`].
 
-mod attribute_policy;
-mod attributes;
 mod background_copy;
-mod context;
-mod destination;
-mod directories;
 mod dry_run;
 mod error;
-mod file;
-mod fs_type;
-mod fsync;
-mod journal;
 mod layers;
-mod nodes;
-mod remove_tree;
 mod resume;
 mod selection;
-mod sidecar;
 mod staging;
 mod to_stdout;
-mod unwritable;
-mod writer_pool;
+mod write;
 
 #[cfg(test)]
 mod test_support;
@@ -40,19 +27,19 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use self::attribute_policy::AttributePolicy;
-use self::attributes::AttributeTarget;
-use self::context::{Context, EntryQuota, FailedFiles, ReservedNames};
-use self::destination::{DestinationRoot, IfMissing, parent_of};
-use self::directories::PendingDirectories;
 use self::error::{Problems, StepError, WithAction};
-use self::file::Job;
 use self::layers::LayerState;
-use self::nodes::DeferredLinks;
 use self::resume::ResumeState;
 use self::selection::{OutputPath, ParentComponent};
-use self::unwritable::Unwritable;
-use self::writer_pool::WriterPool;
+use self::write::attribute_policy::AttributePolicy;
+use self::write::attributes::AttributeTarget;
+use self::write::context::{Context, EntryQuota, FailedFiles, ReservedNames};
+use self::write::destination::{DestinationRoot, IfMissing, parent_of};
+use self::write::directories::PendingDirectories;
+use self::write::file::Job;
+use self::write::nodes::DeferredLinks;
+use self::write::pool::WriterPool;
+use self::write::unwritable::Unwritable;
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
@@ -71,7 +58,7 @@ pub use self::layers::UNPLACED_FILES;
 pub use self::selection::{SelectedPath, Selection};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
-pub use self::unwritable::{check_empty_destination, is_empty_directory};
+pub use self::write::unwritable::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;
 
@@ -83,7 +70,10 @@ pub use crate::base::xattr_filter::XattrFilter;
 /// # Errors
 /// When an entry cannot be removed. The entries removed until then stay removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(remove_tree::remove_tree(parent, name.as_encoded_bytes())?)
+    Ok(write::remove_tree::remove_tree(
+        parent,
+        name.as_encoded_bytes(),
+    )?)
 }
 
 /// Maximum number of distinct stripped prefixes to warn about. GNU tar also warns once per prefix.
@@ -268,7 +258,7 @@ impl Materializer {
         });
         let count = options
             .writers
-            .unwrap_or_else(|| fs_type::default_writer_count(root.top()));
+            .unwrap_or_else(|| write::fs_type::default_writer_count(root.top()));
         let writers =
             WriterPool::start(count, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
         Ok(Self {
@@ -335,7 +325,7 @@ impl Materializer {
             return Err(error.clone());
         }
         if let Some(path) = &self.sync {
-            fsync::sync_file_system(self.root.top(), path, &self.context.stats)?;
+            write::fsync::sync_file_system(self.root.top(), path, &self.context.stats)?;
         }
         if let Some(resume_state) = &self.resume_state {
             resume_state.journal().remove();

@@ -12,11 +12,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
-use super::destination::DestinationRoot;
 use super::error::{Error, StepError, WithAction};
-use super::sidecar::MAX_NAME_BYTES;
-use super::{fsync, remove_tree, umask};
+use super::resume::sidecar::MAX_NAME_BYTES;
+use super::umask;
+use super::write::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
+use super::write::destination::DestinationRoot;
+use super::write::{fsync, remove_tree};
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, MutexGuard};

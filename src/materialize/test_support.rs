@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Existing;
-use super::attribute_policy::AttributePolicy;
-use super::context::{Context, EntryQuota, FailedFiles, ReservedNames};
 use super::error::Problems;
+use super::write::attribute_policy::AttributePolicy;
+use super::write::context::{Context, EntryQuota, FailedFiles, ReservedNames};
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};

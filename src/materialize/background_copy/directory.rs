@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use super::super::destination::DestinationRoot;
 use super::super::error::Error;
-use super::super::sidecar;
+use super::super::resume::sidecar;
 use super::super::staging::is_empty;
+use super::super::write::destination::DestinationRoot;
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
 

@@ -36,12 +36,13 @@ use self::plan::{CopyPlan, Name, output_path};
 
 use self::cancel_token::CancelToken;
 pub(super) use self::plan::member_of;
-use super::attributes::AttributeTarget;
-use super::context::Context;
-use super::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
 use super::error::{Error, Problem, Problems, Reporter};
-use super::file::{FileWriter, Job};
-use super::{Materializer, Options, XattrFilter, fs_type};
+use super::write::attributes::AttributeTarget;
+use super::write::context::Context;
+use super::write::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
+use super::write::file::{FileWriter, Job};
+use super::write::fs_type;
+use super::{Materializer, Options, XattrFilter};
 use crate::archive::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
@@ -925,7 +926,7 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
 
 /// Number that identifies the current boot. If the system has no boot ID, it identifies this process.
 fn this_boot_id() -> u64 {
-    let boot_id = super::sidecar::boot_id();
+    let boot_id = super::resume::sidecar::boot_id();
     if boot_id.is_empty() {
         use std::hash::BuildHasher;
         return std::hash::RandomState::new().hash_one(std::process::id());

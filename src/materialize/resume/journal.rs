@@ -21,15 +21,15 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::destination::{Directory, Identity, name_of, parent_of};
-use super::directories::PendingDirectory;
-use super::error::Error;
-use super::nodes::DeferredLink;
 use super::sidecar;
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::base::time::nanoseconds;
+use crate::materialize::error::Error;
+use crate::materialize::write::destination::{Directory, Identity, name_of, parent_of};
+use crate::materialize::write::directories::PendingDirectory;
+use crate::materialize::write::nodes::DeferredLink;
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
@@ -58,7 +58,7 @@ enum RecordKind {
 
 /// The journal of the current run.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub(crate) struct Journal {
     file: File,
     path: PathBuf,
     /// The destination without symbolic links.
@@ -83,29 +83,29 @@ struct WriteState {
 
 /// State recovered from the journal of an earlier run.
 #[derive(Debug)]
-pub(super) struct RecoveredState {
-    pub(super) resume_point: ResumePoint,
+pub(crate) struct RecoveredState {
+    pub(crate) resume_point: ResumePoint,
     /// Number of members before the resume point.
-    pub(super) before: u64,
+    pub(crate) before: u64,
     /// Minimum number of members that are done.
-    pub(super) members: u64,
+    pub(crate) members: u64,
     /// Number of entries made.
-    pub(super) entries: u64,
+    pub(crate) entries: u64,
     /// Number of problems reported.
-    pub(super) errors: u64,
+    pub(crate) errors: u64,
     /// For each requested path, whether it was found.
-    pub(super) found: Vec<u8>,
+    pub(crate) found: Vec<u8>,
     /// Records of the tree, in the order of the journal.
-    pub(super) tree_records: Vec<TreeRecord>,
-    pub(super) directories: Vec<PendingDirectory>,
-    pub(super) links: Vec<DeferredLink>,
+    pub(crate) tree_records: Vec<TreeRecord>,
+    pub(crate) directories: Vec<PendingDirectory>,
+    pub(crate) links: Vec<DeferredLink>,
     /// Directories that only unfinished members may have made.
-    pub(super) new_directories: HashSet<ArchivePath>,
+    pub(crate) new_directories: HashSet<ArchivePath>,
 }
 
 /// Record about the tree. Its path has no links.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum TreeRecord {
+pub(crate) enum TreeRecord {
     /// An entry was complete.
     Complete(ArchivePath, StatSnapshot),
     /// A directory existed.
@@ -118,8 +118,8 @@ pub(super) enum TreeRecord {
 
 /// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct StatSnapshot {
-    pub(super) inode: u64,
+pub(crate) struct StatSnapshot {
+    pub(crate) inode: u64,
     size: i64,
     mtime: (i64, u64),
     ctime: (i64, u64),
@@ -127,7 +127,7 @@ pub(super) struct StatSnapshot {
 
 impl StatSnapshot {
     /// Whether `stat` matches in everything but the ctime.
-    pub(super) fn matches_except_ctime(&self, stat: &Stat) -> bool {
+    pub(crate) fn matches_except_ctime(&self, stat: &Stat) -> bool {
         let ctime = self.ctime;
         *self
             == Self {
@@ -136,7 +136,7 @@ impl StatSnapshot {
             }
     }
 
-    pub(super) fn of(stat: &Stat) -> Self {
+    pub(crate) fn of(stat: &Stat) -> Self {
         Self {
             inode: stat.st_ino,
             size: stat.st_size,
@@ -148,15 +148,15 @@ impl StatSnapshot {
 
 /// Progress recorded in a checkpoint, besides the resume point.
 #[derive(Debug)]
-pub(super) struct CheckpointInfo<'a> {
+pub(crate) struct CheckpointInfo<'a> {
     /// Number of members before the resume point.
-    pub(super) before: u64,
+    pub(crate) before: u64,
     /// Minimum number of members that are done.
-    pub(super) members: u64,
+    pub(crate) members: u64,
     /// Entries made by the finished members.
-    pub(super) entries: u64,
-    pub(super) errors: u64,
-    pub(super) found: &'a [u8],
+    pub(crate) entries: u64,
+    pub(crate) errors: u64,
+    pub(crate) found: &'a [u8],
 }
 
 impl Journal {
@@ -164,7 +164,7 @@ impl Journal {
     ///
     /// # Errors
     /// When the journal cannot be made, belongs to another user, or is locked by another run.
-    pub(super) fn open(
+    pub(crate) fn open(
         directory: &Path,
         run_key: &str,
     ) -> Result<(Self, Option<RecoveredState>), Error> {
@@ -212,7 +212,7 @@ impl Journal {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(super) fn restart(&self) -> io::Result<()> {
+    pub(crate) fn restart(&self) -> io::Result<()> {
         self.file.set_len(0)?;
         let mut state = self.state();
         *state = WriteState::default();
@@ -223,7 +223,7 @@ impl Journal {
     /// Path without links of the last component of `path`, which is in `directory`.
     ///
     /// Links on `path` may later lead elsewhere.
-    pub(super) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
+    pub(crate) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
         if path.is_root() {
             return path.clone();
         }
@@ -250,7 +250,7 @@ impl Journal {
     }
 
     /// Records that member `number` has completed the entry `path` in `directory`.
-    pub(super) fn record_entry(
+    pub(crate) fn record_entry(
         &self,
         number: u64,
         directory: &Directory,
@@ -261,7 +261,7 @@ impl Journal {
     }
 
     /// Like [`Journal::record_entry`], for a path without links.
-    pub(super) fn record_entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
+    pub(crate) fn record_entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
         let mut fields = FieldEncoder::default();
         let snapshot = StatSnapshot::of(stat);
         fields.number(number);
@@ -278,7 +278,7 @@ impl Journal {
     /// Records that member `number` is a directory with deferred attributes.
     ///
     /// It is in `parent`. Without `parent`, its path has no links.
-    pub(super) fn record_directory(
+    pub(crate) fn record_directory(
         &self,
         number: u64,
         parent: Option<&Directory>,
@@ -294,7 +294,7 @@ impl Journal {
     }
 
     /// Records that member `number` is a link to be made at the end.
-    pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
+    pub(crate) fn record_link(&self, number: u64, link: &DeferredLink) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
         fields.bytes(link.path.as_bytes());
@@ -303,21 +303,21 @@ impl Journal {
     }
 
     /// Records, at once, that the link count of `inode` is about to change. That changes its ctime.
-    pub(super) fn record_touch(&self, inode: u64) {
+    pub(crate) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
         self.add_and_flush(RecordKind::Touch, &fields);
     }
 
     /// Records, at once, that the entry `path` in `directory` is about to be replaced.
-    pub(super) fn record_replace(&self, directory: &Directory, path: &ArchivePath) {
+    pub(crate) fn record_replace(&self, directory: &Directory, path: &ArchivePath) {
         let mut fields = FieldEncoder::default();
         fields.bytes(self.resolved_path(directory, path).as_bytes());
         self.add_and_flush(RecordKind::Replace, &fields);
     }
 
     /// Records, at once, that member `number` is about to make a directory.
-    pub(super) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
+    pub(crate) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
         fields.bytes(self.resolved_path(directory, path).as_bytes());
@@ -344,7 +344,7 @@ impl Journal {
     /// Records that all members before the resume point are done. Each is on disk or reported as a problem.
     ///
     /// Returns whether the checkpoint is in the file.
-    pub(super) fn checkpoint(
+    pub(crate) fn checkpoint(
         &self,
         resume_point: &ResumePoint,
         progress: &CheckpointInfo<'_>,
@@ -362,7 +362,7 @@ impl Journal {
     }
 
     /// Invalidates the journal for good.
-    pub(super) fn invalidate(&self) {
+    pub(crate) fn invalidate(&self) {
         self.invalidate_locked(&mut self.state());
     }
 
@@ -376,7 +376,7 @@ impl Journal {
     }
 
     /// The error for a failed write of the journal.
-    pub(super) fn write_error(&self, error: &io::Error) -> Error {
+    pub(crate) fn write_error(&self, error: &io::Error) -> Error {
         Error::Journal {
             path: self.path.clone(),
             errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
@@ -384,7 +384,7 @@ impl Journal {
     }
 
     /// Removes the journal at the end of the run.
-    pub(super) fn remove(&self) {
+    pub(crate) fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!(%error, "cannot remove the journal");
         }
@@ -630,14 +630,14 @@ fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<RecoveredState> {
 
 /// Encodes the body of a record: numbers of eight bytes, and strings after their lengths.
 #[derive(Debug, Default)]
-pub(super) struct FieldEncoder(Vec<u8>);
+pub(crate) struct FieldEncoder(Vec<u8>);
 
 impl FieldEncoder {
-    pub(super) fn number(&mut self, number: u64) {
+    pub(crate) fn number(&mut self, number: u64) {
         self.0.extend_from_slice(&number.to_le_bytes());
     }
 
-    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.number(bytes.len() as u64);
         self.0.extend_from_slice(bytes);
     }
@@ -645,16 +645,16 @@ impl FieldEncoder {
 
 /// Decodes the body of a record.
 #[derive(Debug)]
-pub(super) struct FieldDecoder<'a>(&'a [u8]);
+pub(crate) struct FieldDecoder<'a>(&'a [u8]);
 
 impl<'a> FieldDecoder<'a> {
-    pub(super) fn number(&mut self) -> Option<u64> {
+    pub(crate) fn number(&mut self) -> Option<u64> {
         let (number, rest) = self.0.split_first_chunk::<8>()?;
         self.0 = rest;
         Some(u64::from_le_bytes(*number))
     }
 
-    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
+    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
         let len = usize::try_from(self.number()?).ok()?;
         let (bytes, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -662,7 +662,7 @@ impl<'a> FieldDecoder<'a> {
     }
 
     /// A path, sanitized to stay below the root.
-    pub(super) fn path(&mut self) -> Option<ArchivePath> {
+    pub(crate) fn path(&mut self) -> Option<ArchivePath> {
         let path = ArchivePath::sanitize(self.bytes()?);
         (!path.has_parent_component).then_some(path.path)
     }

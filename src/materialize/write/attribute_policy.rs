@@ -10,28 +10,28 @@ const PERMISSIONS: u32 = 0o777;
 
 /// The attribute rules of one run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct AttributePolicy {
+pub(crate) struct AttributePolicy {
     /// Files get the archive's owners.
-    pub(super) same_owner: bool,
+    pub(crate) same_owner: bool,
     /// Files get the archive's modes with set-id and sticky bits. The umask is ignored.
-    pub(super) same_permissions: bool,
+    pub(crate) same_permissions: bool,
     /// Numeric owners are used, names are ignored.
-    pub(super) numeric_owner: bool,
+    pub(crate) numeric_owner: bool,
     /// Filter of the attributes to set.
-    pub(super) xattrs: XattrFilter,
+    pub(crate) xattrs: XattrFilter,
     /// The umask of the process.
-    pub(super) umask: u32,
+    pub(crate) umask: u32,
     /// Our user, the default owner of a new file.
-    pub(super) user: u32,
+    pub(crate) user: u32,
     /// Our group.
-    pub(super) group: u32,
+    pub(crate) group: u32,
     /// This host's users and groups.
-    pub(super) accounts: Accounts,
+    pub(crate) accounts: Accounts,
 }
 
 impl AttributePolicy {
     /// Final mode of the member's entry.
-    pub(super) fn mode(&self, member: &Member) -> u32 {
+    pub(crate) fn mode(&self, member: &Member) -> u32 {
         if self.same_permissions {
             member.mode & 0o7777
         } else {
@@ -40,7 +40,7 @@ impl AttributePolicy {
     }
 
     /// Final owner and group of the member's entry; `None` keeps ours.
-    pub(super) fn owner(&self, member: &Member) -> Option<(u32, u32)> {
+    pub(crate) fn owner(&self, member: &Member) -> Option<(u32, u32)> {
         if !self.same_owner {
             return None;
         }
@@ -54,7 +54,7 @@ impl AttributePolicy {
     }
 
     /// Whether a file that we just made already has its final owner.
-    pub(super) fn is_process_owner(&self, owner: Option<(u32, u32)>) -> bool {
+    pub(crate) fn is_process_owner(&self, owner: Option<(u32, u32)>) -> bool {
         owner.is_none_or(|owner| owner == (self.user, self.group))
     }
 
@@ -62,7 +62,7 @@ impl AttributePolicy {
     ///
     /// Until a file has its owner, its mode grants no access that the final mode does not grant. The writer
     /// itself can set extended attributes on the file.
-    pub(super) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> InitialMode {
+    pub(crate) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> InitialMode {
         let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
         let is_writable = mode & 0o200 != 0 || !has_xattrs;
         let is_final = mode & !PERMISSIONS == 0
@@ -85,11 +85,11 @@ impl AttributePolicy {
 
 /// See [`AttributePolicy::initial_mode`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct InitialMode {
+pub(crate) struct InitialMode {
     /// The mode for the creation.
-    pub(super) mode: u32,
+    pub(crate) mode: u32,
     /// Whether the final mode must still be set.
-    pub(super) needs_chmod: bool,
+    pub(crate) needs_chmod: bool,
 }
 
 #[cfg(test)]

@@ -8,17 +8,17 @@ use std::sync::{Arc, OnceLock};
 use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
-use super::Existing;
 use super::attribute_policy::AttributePolicy;
 use super::destination::{Directory, Identity, lstat_at};
-use super::error::{Error, Problems, StepError};
 use super::file::Job;
-use super::journal::Journal;
 use super::unwritable::Unwritable;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::index::Options;
+use crate::materialize::Existing;
+use crate::materialize::error::{Error, Problems, StepError};
+use crate::materialize::resume::journal::Journal;
 
 /// Maximum number of attempts to create an entry. A second one is needed only if another process makes it
 /// again.
@@ -26,33 +26,33 @@ const MAX_CREATE_ATTEMPTS: usize = 3;
 
 /// Rules, counters and problems of one run.
 #[derive(Debug)]
-pub(super) struct Context {
-    pub(super) policy: AttributePolicy,
-    pub(super) existing: Existing,
-    pub(super) device_placeholders: bool,
-    pub(super) stats: Arc<Stats>,
-    pub(super) problems: Problems,
+pub(crate) struct Context {
+    pub(crate) policy: AttributePolicy,
+    pub(crate) existing: Existing,
+    pub(crate) device_placeholders: bool,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) problems: Problems,
     /// Journal of complete members, if this run is resumable.
-    pub(super) journal: OnceLock<Arc<Journal>>,
+    pub(crate) journal: OnceLock<Arc<Journal>>,
     /// Number of links and directories removed to make room. Cached paths through them are stale.
-    pub(super) replacements: Arc<AtomicUsize>,
-    pub(super) entry_quota: EntryQuota,
-    pub(super) reserved_names: ReservedNames,
-    pub(super) failed_files: FailedFiles,
+    pub(crate) replacements: Arc<AtomicUsize>,
+    pub(crate) entry_quota: EntryQuota,
+    pub(crate) reserved_names: ReservedNames,
+    pub(crate) failed_files: FailedFiles,
     /// The destination directory, if it is not writable.
-    pub(super) unwritable: OnceLock<Unwritable>,
+    pub(crate) unwritable: OnceLock<Unwritable>,
 }
 
 /// Entries made by a run, implied directories included, and their limit.
 #[derive(Debug)]
-pub(super) struct EntryQuota {
+pub(crate) struct EntryQuota {
     used: AtomicU64,
     limit: u64,
 }
 
 impl EntryQuota {
     /// A quota of `limit` entries.
-    pub(super) fn new(limit: u64) -> Self {
+    pub(crate) fn new(limit: u64) -> Self {
         Self {
             used: AtomicU64::new(0),
             limit,
@@ -60,7 +60,7 @@ impl EntryQuota {
     }
 
     /// Uses one more entry. `DQUOT` reports an exceeded limit, also in [`Context::record_failure`].
-    pub(super) fn acquire(&self) -> Result<(), Errno> {
+    pub(crate) fn acquire(&self) -> Result<(), Errno> {
         if self.used.fetch_add(1, Ordering::Relaxed) >= self.limit {
             return Err(Errno::DQUOT);
         }
@@ -68,7 +68,7 @@ impl EntryQuota {
     }
 
     /// Maximum number of entries.
-    pub(super) fn limit(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
@@ -76,18 +76,18 @@ impl EntryQuota {
     ///
     /// The index needs two more, for the root and for "no entry". The default limit of an index is also an
     /// upper bound.
-    pub(super) fn max_inodes(&self) -> u32 {
+    pub(crate) fn max_inodes(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
         limit.min(Options::default().max_entries)
     }
 
     /// Number of entries used.
-    pub(super) fn count(&self) -> u64 {
+    pub(crate) fn count(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
     /// Counts the entries made by an earlier run.
-    pub(super) fn add_resumed(&self, count: u64) {
+    pub(crate) fn add_resumed(&self, count: u64) {
         self.used.fetch_add(count, Ordering::Relaxed);
     }
 
@@ -99,7 +99,7 @@ impl EntryQuota {
 /// Names of deferred links, whose targets have not arrived yet. No entry exists on disk, but the names are
 /// in use, as in an index.
 #[derive(Debug, Default)]
-pub(super) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
+pub(crate) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
 impl ReservedNames {
     fn lock(&self) -> MutexGuard<'_, HashMap<Identity, HashSet<Vec<u8>>>> {
@@ -107,21 +107,21 @@ impl ReservedNames {
     }
 
     /// Reserves `name` in `directory`.
-    pub(super) fn reserve(&self, directory: &Directory, name: &[u8]) {
+    pub(crate) fn reserve(&self, directory: &Directory, name: &[u8]) {
         let mut all = self.lock();
         let names = all.entry(directory.identity()).or_default();
         names.insert(name.to_vec());
     }
 
     /// Whether `name` in `directory` is reserved. The caller knows that no entry exists there.
-    pub(super) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
+    pub(crate) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
         let all = self.lock();
         all.get(&directory.identity())
             .is_some_and(|names| names.contains(name))
     }
 
     /// Releases all names.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.lock().clear();
     }
 
@@ -134,7 +134,7 @@ impl ReservedNames {
 /// Names of unplaced files of layers that could not be created. Their errors are reported, so they are not
 /// reported again when the files are missing at the end.
 #[derive(Debug, Default)]
-pub(super) struct FailedFiles(Mutex<HashSet<Vec<u8>>>);
+pub(crate) struct FailedFiles(Mutex<HashSet<Vec<u8>>>);
 
 impl FailedFiles {
     fn lock(&self) -> MutexGuard<'_, HashSet<Vec<u8>>> {
@@ -142,19 +142,19 @@ impl FailedFiles {
     }
 
     /// Adds `name`.
-    pub(super) fn add(&self, name: &[u8]) {
+    pub(crate) fn add(&self, name: &[u8]) {
         self.lock().insert(name.to_vec());
     }
 
     /// Whether `name` was added.
-    pub(super) fn contains(&self, name: &[u8]) -> bool {
+    pub(crate) fn contains(&self, name: &[u8]) -> bool {
         self.lock().contains(name)
     }
 }
 
 /// Outcome of creating a name.
 #[derive(Debug)]
-pub(super) enum CreateOutcome<T> {
+pub(crate) enum CreateOutcome<T> {
     /// The entry is new.
     Created(T),
     /// An existing entry was kept.
@@ -163,7 +163,7 @@ pub(super) enum CreateOutcome<T> {
 
 impl Context {
     /// A copy for threads whose problems are counted separately. A fatal error of one stops both.
-    pub(super) fn fork(&self) -> Self {
+    pub(crate) fn fork(&self) -> Self {
         Self {
             policy: self.policy.clone(),
             existing: self.existing,
@@ -180,18 +180,18 @@ impl Context {
     }
 
     /// Makes the run resumable: complete members are recorded in `journal`.
-    pub(super) fn set_journal(&self, journal: &Arc<Journal>) {
+    pub(crate) fn set_journal(&self, journal: &Arc<Journal>) {
         // A run has at most one journal.
         drop(self.journal.set(Arc::clone(journal)));
     }
 
     /// Whether this run is resumable.
-    pub(super) fn is_resumable(&self) -> bool {
+    pub(crate) fn is_resumable(&self) -> bool {
         self.journal.get().is_some()
     }
 
     /// Records in the journal that the file of `job`, open as `fd`, is complete.
-    pub(super) fn journal_file(&self, job: &Job, fd: &OwnedFd) {
+    pub(crate) fn journal_file(&self, job: &Job, fd: &OwnedFd) {
         if let Some(journal) = self.journal.get()
             && let Ok(stat) = rustix::fs::fstat(fd)
         {
@@ -206,7 +206,7 @@ impl Context {
     ///
     /// # Errors
     /// Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
-    pub(super) fn create_or_replace<T>(
+    pub(crate) fn create_or_replace<T>(
         &self,
         directory: &Directory,
         name: &[u8],
@@ -263,7 +263,7 @@ impl Context {
 
     /// Reports a failed entry, or stops the run if the error is fatal. `missing_bytes` is the rest of its
     /// content.
-    pub(super) fn record_failure(
+    pub(crate) fn record_failure(
         &self,
         path: &ArchivePath,
         directory: &Directory,
@@ -279,7 +279,7 @@ impl Context {
     }
 
     /// Like [`Context::record_failure`], for the entry of `job`.
-    pub(super) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
+    pub(crate) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
         if let Some(name) = &job.name {
             self.failed_files.add(name);
         }

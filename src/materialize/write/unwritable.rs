@@ -8,8 +8,8 @@ use rustix::fs::{Access, AtFlags, CWD, accessat, statat};
 use rustix::io::Errno;
 
 use super::destination::Directory;
-use super::error::{Error, Problems, StepError};
 use crate::base::archive_path::ArchivePath;
+use crate::materialize::error::{Error, Problems, StepError};
 
 /// Refuses an empty destination directory that is not writable.
 ///
@@ -37,7 +37,7 @@ pub fn is_empty_directory(path: &Path) -> bool {
 
 /// A destination directory that is not writable.
 #[derive(Debug)]
-pub(super) struct Unwritable {
+pub(crate) struct Unwritable {
     path: PathBuf,
     top: Directory,
     was_reported: AtomicBool,
@@ -45,7 +45,7 @@ pub(super) struct Unwritable {
 
 impl Unwritable {
     /// The destination at `path`, open as `top`; `None` when it is writable.
-    pub(super) fn of(path: &Path, top: &Directory) -> Option<Self> {
+    pub(crate) fn of(path: &Path, top: &Directory) -> Option<Self> {
         let wanted = Access::WRITE_OK | Access::EXEC_OK;
         let flags = AtFlags::EACCESS;
         match accessat(top, ".", wanted, flags) {
@@ -59,7 +59,7 @@ impl Unwritable {
     }
 
     /// Whether the destination explains `error`. If so, it counts `path` among `problems`.
-    pub(super) fn explains(
+    pub(crate) fn explains(
         &self,
         path: &ArchivePath,
         error: StepError,

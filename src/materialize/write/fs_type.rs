@@ -40,7 +40,7 @@ const REMOTE_FS_TYPES: [(u32, &str); 15] = [
 ];
 
 /// Default number of writer threads for the directory `destination`.
-pub(super) fn default_writer_count(destination: impl AsFd) -> usize {
+pub(crate) fn default_writer_count(destination: impl AsFd) -> usize {
     // If statfs(2) fails, the first write reports the problem.
     match rustix::fs::fstatfs(destination) {
         Ok(status) if is_remote(status.f_type.into()) => REMOTE_WRITERS,

@@ -7,32 +7,32 @@ use super::attribute_policy::AttributePolicy;
 use super::attributes::{AttributeTarget, Xattrs};
 use super::context::CreateOutcome;
 use super::destination::{Directory, Identity, IfMissing, Ownership, lstat_at, name_of, parent_of};
-use super::error::{Cause, StepError, WithAction};
 use super::file::Job;
-use super::{Existing, Materializer};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::index::MAX_FORWARD_LINK_PASSES;
+use crate::materialize::error::{Cause, StepError, WithAction};
+use crate::materialize::{Existing, Materializer};
 use crate::tar::{Device, Kind};
 
 /// Hard links whose targets do not exist yet.
 #[derive(Debug, Default)]
-pub(super) struct DeferredLinks(Vec<DeferredLink>);
+pub(crate) struct DeferredLinks(Vec<DeferredLink>);
 
 /// A hard link to be made at the end.
 #[derive(Debug)]
-pub(super) struct DeferredLink {
-    pub(super) path: ArchivePath,
-    pub(super) target: ArchivePath,
+pub(crate) struct DeferredLink {
+    pub(crate) path: ArchivePath,
+    pub(crate) target: ArchivePath,
 }
 
 impl DeferredLinks {
     /// The most recently deferred link.
-    pub(super) fn last(&self) -> Option<&DeferredLink> {
+    pub(crate) fn last(&self) -> Option<&DeferredLink> {
         self.0.last()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.len()
     }
 }
@@ -66,7 +66,7 @@ impl From<ResolveError<StepError>> for LinkFailure {
 
 impl Materializer {
     /// Makes an entry that is not a regular file.
-    pub(super) fn make_entry(&mut self, job: Job) {
+    pub(crate) fn make_entry(&mut self, job: Job) {
         self.writers
             .wait_for_name(job.directory.identity(), name_of(&job.path));
         let made = match &job.member.kind {
@@ -219,7 +219,7 @@ impl Materializer {
     }
 
     /// Makes or opens the directory. Returns it and whether it is new; `None` if another entry is kept.
-    pub(super) fn try_make_directory(
+    pub(in crate::materialize) fn try_make_directory(
         &mut self,
         job: &Job,
     ) -> Result<Option<(Directory, bool)>, StepError> {
@@ -320,7 +320,7 @@ impl Materializer {
     }
 
     /// Restores the links that an earlier run deferred.
-    pub(super) fn restore_deferred_links(&mut self, links: Vec<DeferredLink>) {
+    pub(crate) fn restore_deferred_links(&mut self, links: Vec<DeferredLink>) {
         for link in &links {
             let parent = parent_of(&link.path);
             let directory = self
@@ -393,7 +393,7 @@ impl Materializer {
     /// Makes the deferred links, in reverse order.
     ///
     /// A link that precedes its target is often the first of a chain.
-    pub(super) fn make_deferred_links(&mut self) {
+    pub(crate) fn make_deferred_links(&mut self) {
         let mut links = std::mem::take(&mut self.links.0);
         for _ in 0..MAX_FORWARD_LINK_PASSES {
             let before = links.len();

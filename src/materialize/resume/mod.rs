@@ -6,24 +6,26 @@
 //! with one name, and a directory over a directory. It also writes a checkpoint after each member that
 //! could not be made as archived, or was deferred.
 
+pub(super) mod journal;
+pub(super) mod sidecar;
+
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType, Stat};
 
-use super::Materializer;
-use super::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
-use super::directories::PendingDirectories;
-use super::error::Error;
-use super::file::Job;
-use super::journal::{CheckpointInfo, Journal, RecoveredState, StatSnapshot, TreeRecord};
-use super::writer_pool::Watermark;
-use super::{Options, Summary};
+use self::journal::{CheckpointInfo, Journal, RecoveredState, StatSnapshot, TreeRecord};
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Plain;
 use crate::base::stats::Stats;
+use crate::materialize::error::Error;
+use crate::materialize::write::destination::{Directory, IfMissing, lstat_at, name_of, parent_of};
+use crate::materialize::write::directories::PendingDirectories;
+use crate::materialize::write::file::Job;
+use crate::materialize::write::pool::Watermark;
+use crate::materialize::{Materializer, Options, Summary};
 use crate::tar::Kind;
 
 /// Plain bytes between two periodic checkpoints.
@@ -41,7 +43,7 @@ struct MemberPosition {
 
 /// Progress of a resumable run.
 #[derive(Debug)]
-pub(super) struct ResumeState {
+pub(crate) struct ResumeState {
     journal: Arc<Journal>,
     /// Number of members before the current one.
     number: u64,
@@ -64,11 +66,11 @@ pub(super) struct ResumeState {
 }
 
 impl ResumeState {
-    pub(super) fn journal(&self) -> &Journal {
+    pub(crate) fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    pub(super) fn member_number(&self) -> u64 {
+    pub(crate) fn member_number(&self) -> u64 {
         self.number
     }
 }
@@ -209,7 +211,7 @@ impl Materializer {
     }
 
     /// Sets the position of the next member.
-    pub(super) fn set_resume_point(&mut self, resume_point: ResumePoint) {
+    pub(crate) fn set_resume_point(&mut self, resume_point: ResumePoint) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.position = Some(MemberPosition {
                 number: resume_state.number,
@@ -222,7 +224,7 @@ impl Materializer {
     /// Starts the next member, and writes a checkpoint if one is due.
     ///
     /// False if an earlier run has finished this member.
-    pub(super) fn before_member(&mut self) -> bool {
+    pub(crate) fn before_member(&mut self) -> bool {
         let Some(resume_state) = &self.resume_state else {
             return true;
         };
@@ -273,7 +275,7 @@ impl Materializer {
     }
 
     /// Ends the current member on the scan thread; writers may still be busy with it.
-    pub(super) fn after_member(&mut self) {
+    pub(crate) fn after_member(&mut self) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.previous_position = resume_state.position.take();
             resume_state.number += 1;
@@ -284,7 +286,7 @@ impl Materializer {
     ///
     /// Returns the inode of the existing entry if it has other names. The caller then calls
     /// [`Materializer::after_replace`].
-    pub(super) fn before_create(&mut self, job: &Job) -> Option<u64> {
+    pub(crate) fn before_create(&mut self, job: &Job) -> Option<u64> {
         self.resume_state.as_ref()?;
         let name = name_of(&job.path);
         self.writers.wait_for_name(job.directory.identity(), name);
@@ -344,7 +346,7 @@ impl Materializer {
     }
 
     /// Whether an interrupted run has made the directory at the job's path, for the same member.
-    pub(super) fn was_made_before(&self, job: &Job) -> bool {
+    pub(crate) fn was_made_before(&self, job: &Job) -> bool {
         self.resume_state.as_ref().is_some_and(|resume_state| {
             let made = &resume_state.new_directories;
             !made.is_empty()
@@ -357,7 +359,7 @@ impl Materializer {
     }
 
     /// Records the current attributes of an inode that may have lost a name.
-    pub(super) fn after_replace(&mut self, inode: u64) {
+    pub(crate) fn after_replace(&mut self, inode: u64) {
         let names = self
             .resume_state
             .as_ref()
@@ -374,7 +376,7 @@ impl Materializer {
     }
 
     /// Records that the entry `name` in `directory` is about to get another name.
-    pub(super) fn before_link(&self, directory: &Directory, name: &[u8]) {
+    pub(crate) fn before_link(&self, directory: &Directory, name: &[u8]) {
         if let Some(resume_state) = &self.resume_state
             && let Ok(stat) = lstat_at(directory, name)
         {
@@ -383,7 +385,7 @@ impl Materializer {
     }
 
     /// Notes that `path` and `target` are names of the same inode.
-    pub(super) fn after_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
+    pub(crate) fn after_link(&mut self, path: &ArchivePath, target: &ArchivePath) {
         if self.resume_state.is_none() {
             return;
         }
@@ -414,7 +416,7 @@ impl Materializer {
     /// Records that all members are done.
     ///
     /// The final steps may run twice, but the members must not.
-    pub(super) fn before_finish(&mut self) {
+    pub(crate) fn before_finish(&mut self) {
         if let Some(resume_state) = &mut self.resume_state {
             resume_state.next_checkpoint = None;
             let members = resume_state.number;
@@ -458,7 +460,7 @@ impl Materializer {
     }
 
     /// Records that the most recent pending directory gets its attributes at the end.
-    pub(super) fn journal_directory(&self, parent: &Directory) {
+    pub(crate) fn journal_directory(&self, parent: &Directory) {
         if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
         {
@@ -474,7 +476,7 @@ impl Materializer {
     ///
     /// It is recorded for member 0, because a repeated member finds the directory and does not record it
     /// again.
-    pub(super) fn journal_implied(&self) {
+    pub(crate) fn journal_implied(&self) {
         if let Some(resume_state) = &self.resume_state
             && let Some(pending) = self.directories.last()
         {
@@ -483,7 +485,7 @@ impl Materializer {
     }
 
     /// Records that the most recently deferred link is made at the end.
-    pub(super) fn journal_link(&self) {
+    pub(crate) fn journal_link(&self) {
         if let Some(resume_state) = &self.resume_state
             && let Some(link) = self.links.last()
         {
@@ -494,12 +496,12 @@ impl Materializer {
     }
 
     /// Records that the entry of the job is complete.
-    pub(super) fn journal_entry(&self, job: &Job) {
+    pub(crate) fn journal_entry(&self, job: &Job) {
         self.journal_name(job.number, &job.directory, &job.path);
     }
 
     /// Records that the entry of member `number` at `path`, in `directory`, is complete.
-    pub(super) fn journal_name(&self, number: u64, directory: &Directory, path: &ArchivePath) {
+    pub(crate) fn journal_name(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         if let Some(resume_state) = &self.resume_state
             && let Ok(stat) = lstat_at(directory, name_of(path))
         {
@@ -510,14 +512,14 @@ impl Materializer {
     }
 
     /// Number of the current member.
-    pub(super) fn member_number(&self) -> u64 {
+    pub(crate) fn member_number(&self) -> u64 {
         self.resume_state
             .as_ref()
             .map_or(0, ResumeState::member_number)
     }
 
     /// Whether a later run continues at the last checkpoint. Directories must stay writable for it.
-    pub(super) fn needs_resume(&self) -> bool {
+    pub(crate) fn needs_resume(&self) -> bool {
         self.resume_state.is_some() && self.context.problems.fatal().is_some()
     }
 
@@ -528,7 +530,7 @@ impl Materializer {
     /// # Errors
     /// The error that stopped the run, if the destination caused it.
     pub fn suspend(mut self) -> Result<Summary, Error> {
-        if !matches!(self.current, super::CurrentFile::Nothing) {
+        if !matches!(self.current, crate::materialize::CurrentFile::Nothing) {
             self.end_payload(true);
         }
         self.writers.wait_for_all();

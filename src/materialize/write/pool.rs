@@ -40,7 +40,7 @@ const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 
 /// The writer threads and their queues. Used only by the scan thread.
 #[derive(Debug)]
-pub(super) struct WriterPool {
+pub(crate) struct WriterPool {
     shards: Arc<Shards>,
     threads: Vec<Thread<()>>,
     /// Last queued file of each name, by the name's hash. A hash collision only costs an unnecessary wait.
@@ -106,7 +106,7 @@ enum WriterState {
 
 /// For each writer, the last file queued at some moment.
 #[derive(Debug)]
-pub(super) struct Watermark(Vec<u64>);
+pub(crate) struct Watermark(Vec<u64>);
 
 #[derive(Debug)]
 enum Item {
@@ -125,7 +125,7 @@ impl WriterPool {
     ///
     /// # Errors
     /// When the system cannot start a thread.
-    pub(super) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
+    pub(crate) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
         let count = count.max(1);
         let mut writers = Self {
             shards: Arc::new(Shards((0..count).map(|_| Shard::default()).collect())),
@@ -149,22 +149,22 @@ impl WriterPool {
     }
 
     /// Number of threads.
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.threads.len()
     }
 
     /// The entry quota of this run.
-    pub(super) fn entry_quota(&self) -> &EntryQuota {
+    pub(crate) fn entry_quota(&self) -> &EntryQuota {
         &self.context.entry_quota
     }
 
     /// Names of deferred links.
-    pub(super) fn reserved_names(&self) -> &ReservedNames {
+    pub(crate) fn reserved_names(&self) -> &ReservedNames {
         &self.context.reserved_names
     }
 
     /// Queues a file with its complete content.
-    pub(super) fn write_file(&mut self, job: Job, bytes: Bytes) {
+    pub(crate) fn write_file(&mut self, job: Job, bytes: Bytes) {
         let queued_file = self.assign_queue(&job);
         self.push(
             queued_file.shard,
@@ -173,23 +173,23 @@ impl WriterPool {
     }
 
     /// Queues a file. Its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
-    pub(super) fn begin_file(&mut self, job: Job) {
+    pub(crate) fn begin_file(&mut self, job: Job) {
         let queued_file = self.assign_queue(&job);
         self.push(queued_file.shard, Item::Begin(queued_file.number, job));
     }
 
     /// Queues the next piece of the current file.
-    pub(super) fn write_piece(&self, bytes: Bytes) {
+    pub(crate) fn write_piece(&self, bytes: Bytes) {
         self.push(self.current, Item::Piece(bytes));
     }
 
     /// Queues the end of the current file.
-    pub(super) fn end_file(&self, cut: bool) {
+    pub(crate) fn end_file(&self, cut: bool) {
         self.push(self.current, Item::End { cut });
     }
 
     /// Waits until no file of this name in this directory is queued.
-    pub(super) fn wait_for_name(&mut self, directory: Identity, name: &[u8]) {
+    pub(crate) fn wait_for_name(&mut self, directory: Identity, name: &[u8]) {
         let key = self.hasher.hash_one((directory, name));
         if let Some(queued_file) = self.in_flight.remove(&key)
             && let Some(shard) = self.shards.0.get(queued_file.shard)
@@ -199,7 +199,7 @@ impl WriterPool {
     }
 
     /// Waits until all queued files are finished.
-    pub(super) fn wait_for_all(&mut self) {
+    pub(crate) fn wait_for_all(&mut self) {
         self.in_flight.clear();
         for shard in &self.shards.0 {
             let queued = shard.lock().queued;
@@ -208,7 +208,7 @@ impl WriterPool {
     }
 
     /// The files queued so far, for [`WriterPool::has_reached`].
-    pub(super) fn watermark(&self) -> Watermark {
+    pub(crate) fn watermark(&self) -> Watermark {
         Watermark(
             self.shards
                 .0
@@ -219,13 +219,13 @@ impl WriterPool {
     }
 
     /// Whether all files that were queued at `watermark` are finished.
-    pub(super) fn has_reached(&self, watermark: &Watermark) -> bool {
+    pub(crate) fn has_reached(&self, watermark: &Watermark) -> bool {
         let mut shards = self.shards.0.iter().zip(&watermark.0);
         shards.all(|(shard, &queued)| shard.is_done(queued))
     }
 
     /// Number of links and directories replaced so far.
-    pub(super) fn replacements(&self) -> usize {
+    pub(crate) fn replacements(&self) -> usize {
         self.context.replacements.load(Ordering::Acquire)
     }
 
@@ -233,7 +233,7 @@ impl WriterPool {
     ///
     /// # Panics
     /// When a thread panicked.
-    pub(super) fn close(mut self) {
+    pub(crate) fn close(mut self) {
         for shard in &self.shards.0 {
             shard.close();
         }
@@ -243,7 +243,7 @@ impl WriterPool {
     }
 
     /// Counts a link or directory that is about to be replaced.
-    pub(super) fn note_replacement(&self) {
+    pub(crate) fn note_replacement(&self) {
         self.context.replacements.fetch_add(1, Ordering::Release);
     }
 
@@ -535,9 +535,9 @@ impl Drop for ExitGuard<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::destination::DestinationRoot;
     use super::*;
     use crate::base::archive_path::ArchivePath;
-    use crate::materialize::destination::DestinationRoot;
     use crate::materialize::test_support;
 
     /// Two queues and a job in the destination. No file is written.

@@ -8,33 +8,33 @@ use rustix::io::Errno;
 use super::attributes::{AttributeTarget, Xattrs};
 use super::context::{Context, CreateOutcome};
 use super::destination::{Directory, Ownership, name_of};
-use super::error::{Cause, StepError, WithAction};
 use crate::base::archive_path::ArchivePath;
+use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::{Member, Segment};
 
 /// A file to write.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub(super) directory: Directory,
+pub(crate) struct Job {
+    pub(crate) directory: Directory,
     /// Path in the archive. Its last component is the name in `directory`, unless `name` is set.
-    pub(super) path: ArchivePath,
+    pub(crate) path: ArchivePath,
     /// Name in `directory`, if it differs from the archive's.
-    pub(super) name: Option<Vec<u8>>,
-    pub(super) member: Box<Member>,
+    pub(crate) name: Option<Vec<u8>>,
+    pub(crate) member: Box<Member>,
     /// Number of members before it.
-    pub(super) number: u64,
+    pub(crate) number: u64,
 }
 
 impl Job {
     /// Name in the directory.
-    pub(super) fn name(&self) -> &[u8] {
+    pub(crate) fn name(&self) -> &[u8] {
         self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
     }
 }
 
 /// A file being written.
 #[derive(Debug)]
-pub(super) struct FileWriter {
+pub(crate) struct FileWriter {
     job: Job,
     fd: OwnedFd,
     /// Owner to set at the end.
@@ -52,7 +52,7 @@ impl FileWriter {
     /// Creates the file. `None` means that an existing entry was kept, or that a reported error occurred.
     ///
     /// `wait_for_files` waits for the files of all earlier members.
-    pub(super) fn create(
+    pub(crate) fn create(
         job: Job,
         context: &Context,
         wait_for_files: impl FnMut(),
@@ -109,7 +109,7 @@ impl FileWriter {
     }
 
     /// Writes the next piece of the payload. On failure, reports the error and gives up the file.
-    pub(super) fn write(mut self, bytes: &[u8], context: &Context) -> Option<Self> {
+    pub(crate) fn write(mut self, bytes: &[u8], context: &Context) -> Option<Self> {
         match self.try_write(bytes) {
             Ok(()) => {
                 context.stats.written_bytes.add(bytes.len() as u64);
@@ -180,7 +180,7 @@ impl FileWriter {
     /// Sets size and attributes. A `cut` file keeps the bytes written so far.
     ///
     /// Returns the file for the caller to close, unless a reported error occurred.
-    pub(super) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
+    pub(crate) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
         // A resumed run writes the file again.
         if cut && !context.is_resumable() {
             context.problems.add(&self.job.path, Cause::Truncated);

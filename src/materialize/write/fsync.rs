@@ -3,14 +3,14 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use super::error::Error;
 use crate::base::stats::Stats;
+use crate::materialize::error::Error;
 
 /// Syncs the file system of `directory`.
 ///
 /// It also fails for a write-back error that occurred since the descriptor was opened, even if that was
 /// long ago.
-pub(super) fn sync_file_system(
+pub(crate) fn sync_file_system(
     directory: impl AsFd,
     path: &Path,
     stats: &Stats,
@@ -24,7 +24,7 @@ pub(super) fn sync_file_system(
 }
 
 /// Syncs the names in `directory`.
-pub(super) fn sync_directory(directory: impl AsFd, path: &Path) -> Result<(), Error> {
+pub(crate) fn sync_directory(directory: impl AsFd, path: &Path) -> Result<(), Error> {
     rustix::fs::fsync(directory).map_err(|errno| Error::Sync {
         path: path.to_owned(),
         errno,

@@ -16,7 +16,7 @@ const OWNER_RWX: u32 = 0o700;
 /// # Errors
 /// When an entry cannot be removed. The entries removed until then stay removed. `NOTEMPTY` and
 /// `BUSY` may be temporary, because another process still writes there.
-pub(super) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
+pub(crate) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     let Some(mut here) = open_for_removal(&parent, name)? else {
         return Ok(());
     };

@@ -14,11 +14,11 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::Resource;
 
-use super::error::{StepError, WithAction};
-use super::writer_pool::WriterPool;
+use super::pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
+use crate::materialize::error::{StepError, WithAction};
 
 /// Maximum number of cached open directories, in each of the two generations.
 ///
@@ -30,7 +30,7 @@ const MAX_CACHED_PATH_BYTES: usize = 4096;
 
 /// An open directory; clones share the descriptor.
 #[derive(Clone, Debug)]
-pub(super) struct Directory(Arc<Handle>);
+pub(crate) struct Directory(Arc<Handle>);
 
 #[derive(Debug)]
 struct Handle {
@@ -54,13 +54,13 @@ impl Drop for Handle {
 
 /// Identity of a directory, independent of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(super) struct Identity {
+pub(crate) struct Identity {
     device: u64,
     inode: u64,
 }
 
 impl Identity {
-    pub(super) fn of(stat: &rustix::fs::Stat) -> Self {
+    pub(crate) fn of(stat: &rustix::fs::Stat) -> Self {
         Self {
             device: stat.st_dev,
             inode: stat.st_ino,
@@ -68,12 +68,12 @@ impl Identity {
     }
 
     /// The numbers for the journal.
-    pub(super) fn numbers(self) -> [u64; 2] {
+    pub(crate) fn numbers(self) -> [u64; 2] {
         [self.device, self.inode]
     }
 
     /// The identity from the numbers in the journal.
-    pub(super) fn from_numbers([device, inode]: [u64; 2]) -> Self {
+    pub(crate) fn from_numbers([device, inode]: [u64; 2]) -> Self {
         Self { device, inode }
     }
 }
@@ -83,7 +83,7 @@ impl Identity {
 /// It can differ from the process owner: in set-group-id directories, and on `grpid` and idmapped mounts.
 /// So we look at the first file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ownership {
+pub(crate) enum Ownership {
     /// No file was made yet.
     Unknown,
     /// The process' user and group.
@@ -93,24 +93,24 @@ pub(super) enum Ownership {
 }
 
 impl Directory {
-    pub(super) fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         self.0.identity
     }
 
-    pub(super) fn inherits_acl(&self) -> bool {
+    pub(crate) fn inherits_acl(&self) -> bool {
         self.0.inherits_acl
     }
 
     /// Path of `name` without links, if the lookup of this directory followed links.
     ///
     /// Those links may change later. `None` means that the requested path has no links.
-    pub(super) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
+    pub(crate) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
         let mut place = self.0.resolved_path.get()?.clone();
         place.push(name);
         Some(place)
     }
 
-    pub(super) fn ownership(&self) -> Ownership {
+    pub(crate) fn ownership(&self) -> Ownership {
         match self.0.ownership.load(Ordering::Relaxed) {
             1 => Ownership::ProcessOwner,
             2 => Ownership::OtherOwner,
@@ -118,7 +118,7 @@ impl Directory {
         }
     }
 
-    pub(super) fn set_ownership(&self, ownership: Ownership) {
+    pub(crate) fn set_ownership(&self, ownership: Ownership) {
         let number = match ownership {
             Ownership::Unknown => 0,
             Ownership::ProcessOwner => 1,
@@ -136,10 +136,10 @@ impl AsFd for Directory {
 
 /// A directory that was made because a member's path needs it.
 #[derive(Debug)]
-pub(super) struct Implied {
+pub(crate) struct Implied {
     /// The path, without links.
-    pub(super) path: ArchivePath,
-    pub(super) identity: Identity,
+    pub(crate) path: ArchivePath,
+    pub(crate) identity: Identity,
 }
 
 /// Maximum bytes of recorded implied paths. A small member can imply very many directories.
@@ -147,7 +147,7 @@ const MAX_IMPLIED_BYTES: usize = 64 << 20;
 
 /// The destination directory, with a cache of open directories below it.
 #[derive(Debug)]
-pub(super) struct DestinationRoot {
+pub(crate) struct DestinationRoot {
     top: Directory,
     cache: DirectoryCache,
     /// The most recently resolved directory.
@@ -169,7 +169,7 @@ impl DestinationRoot {
     ///
     /// # Errors
     /// When the path is not a directory, or cannot be opened.
-    pub(super) fn open(path: &Path) -> Result<Self, Errno> {
+    pub(crate) fn open(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self::at(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
     }
@@ -178,7 +178,7 @@ impl DestinationRoot {
     ///
     /// # Errors
     /// When fstat(2) fails.
-    pub(super) fn at(fd: OwnedFd) -> Result<Self, Errno> {
+    pub(crate) fn at(fd: OwnedFd) -> Result<Self, Errno> {
         let open = Arc::new(AtomicUsize::new(0));
         let files = rustix::process::getrlimit(Resource::Nofile)
             .current
@@ -202,7 +202,7 @@ impl DestinationRoot {
     }
 
     /// The destination directory.
-    pub(super) fn top(&self) -> &Directory {
+    pub(crate) fn top(&self) -> &Directory {
         &self.top
     }
 
@@ -210,7 +210,7 @@ impl DestinationRoot {
     ///
     /// # Errors
     /// When the path leads outside or through a non-directory, or a step fails.
-    pub(super) fn resolve_directory(
+    pub(crate) fn resolve_directory(
         &mut self,
         path: &[u8],
         missing: IfMissing,
@@ -234,12 +234,12 @@ impl DestinationRoot {
     }
 
     /// Caches a directory that was just made or found at `path`.
-    pub(super) fn cache_directory(&mut self, path: &[u8], directory: Directory) {
+    pub(crate) fn cache_directory(&mut self, path: &[u8], directory: Directory) {
         self.cache.insert(path, directory);
     }
 
     /// Forgets `path`, because it is about to be replaced by a non-directory.
-    pub(super) fn invalidate(&mut self, path: &[u8]) {
+    pub(crate) fn invalidate(&mut self, path: &[u8]) {
         if self.cache.invalidate(path) {
             self.last = None;
         }
@@ -248,7 +248,7 @@ impl DestinationRoot {
     /// Like [`DestinationRoot::invalidate`], for a replacement that a writer makes later.
     ///
     /// It also forgets other paths that lead through the entry of this name in `parent`.
-    pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &[u8]) {
+    pub(crate) fn invalidate_aliases(&mut self, parent: &Directory, path: &[u8]) {
         if self.has_followed_links && may_be_directory(parent, path) {
             self.clear_cache();
         }
@@ -264,13 +264,13 @@ impl DestinationRoot {
     }
 
     /// Empties the cache.
-    pub(super) fn clear_cache(&mut self) {
+    pub(crate) fn clear_cache(&mut self) {
         self.cache = DirectoryCache::default();
         self.last = None;
     }
 
     /// Implied directories made since the last call. If there are very many, the last ones are missing.
-    pub(super) fn take_implied(&mut self) -> Vec<Implied> {
+    pub(crate) fn take_implied(&mut self) -> Vec<Implied> {
         std::mem::take(&mut self.implied)
     }
 
@@ -369,7 +369,7 @@ impl DestinationRoot {
     }
 
     /// Opens `name` in `parent` if it is a directory.
-    pub(super) fn open_child(
+    pub(crate) fn open_child(
         &mut self,
         parent: &Directory,
         name: &[u8],
@@ -383,7 +383,7 @@ impl DestinationRoot {
 
     /// Opens the directory `name` that was just made in `parent`. It inherits the default ACL of its
     /// parent.
-    pub(super) fn open_new(
+    pub(crate) fn open_new(
         &mut self,
         parent: &Directory,
         name: &[u8],
@@ -420,7 +420,7 @@ impl DestinationRoot {
 
 /// Policy for missing directories of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum IfMissing {
+pub(crate) enum IfMissing {
     /// Create them.
     Create,
     /// Fail.
@@ -521,7 +521,7 @@ fn new_directory(
 }
 
 /// lstat(2) of `name` in `directory`.
-pub(super) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
+pub(crate) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<rustix::fs::Stat, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
@@ -578,12 +578,12 @@ impl DirectoryCache {
 }
 
 /// Last component of a path; empty for the root.
-pub(super) fn name_of(path: &ArchivePath) -> &[u8] {
+pub(crate) fn name_of(path: &ArchivePath) -> &[u8] {
     path.components().next_back().unwrap_or_default()
 }
 
 /// Path of the parent directory; empty for the root and its direct entries.
-pub(super) fn parent_of(path: &ArchivePath) -> &[u8] {
+pub(crate) fn parent_of(path: &ArchivePath) -> &[u8] {
     let bytes = path.as_bytes();
     let slash = bytes.iter().rposition(|&byte| byte == b'/');
     bytes.get(..slash.unwrap_or(0)).unwrap_or_default()

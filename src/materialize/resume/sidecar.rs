@@ -9,7 +9,7 @@ use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, fstat};
 use rustix::io::Errno;
 
 /// Maximum length of a file name on Linux (`NAME_MAX`).
-pub(super) const MAX_NAME_BYTES: usize = 255;
+pub(crate) const MAX_NAME_BYTES: usize = 255;
 /// Write permission of group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
@@ -18,7 +18,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// # Errors
 /// [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
 /// it. [`Errno::WOULDBLOCK`] when another process has locked it. Other errors are the system's.
-pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
+pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     flags.set(OFlags::CREATE, is_new);
     let file = rustix::fs::openat(CWD, path, flags, Mode::from_raw_mode(0o600))?;
@@ -34,7 +34,7 @@ pub(super) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
 }
 
 /// The path of `.NAME` plus `suffix` beside `directory`; `None` when `directory` has no name.
-pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
+pub(crate) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     let name = directory.file_name()?.as_bytes();
     let name = name
         .get(..MAX_NAME_BYTES - 1 - suffix.len())
@@ -44,6 +44,6 @@ pub(super) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
 }
 
 /// Identifies the current boot of the system.
-pub(super) fn boot_id() -> Vec<u8> {
+pub(crate) fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

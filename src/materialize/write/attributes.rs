@@ -11,9 +11,9 @@ use rustix::io::Errno;
 
 use super::context::Context;
 use super::destination::Directory;
-use super::error::{StepError, WithAction};
 use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
+use crate::materialize::error::{StepError, WithAction};
 use crate::tar::Timestamp;
 
 /// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
@@ -21,7 +21,7 @@ const MAX_XATTR_BYTES: usize = 64 * 1024;
 
 /// The entry to set attributes on.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum AttributeTarget<'a> {
+pub(crate) enum AttributeTarget<'a> {
     /// An open file or directory.
     Open(BorrowedFd<'a>),
     /// The entry of that name. A link is not followed.
@@ -30,12 +30,12 @@ pub(super) enum AttributeTarget<'a> {
 
 impl<'a> AttributeTarget<'a> {
     /// The entry `name` of an open directory.
-    pub(super) fn named(directory: &'a Directory, name: &'a [u8]) -> Self {
+    pub(crate) fn named(directory: &'a Directory, name: &'a [u8]) -> Self {
         use std::os::fd::AsFd;
         Self::Name(directory.as_fd(), name)
     }
 
-    pub(super) fn chown(self, (user, group): (u32, u32)) -> Result<(), StepError> {
+    pub(crate) fn chown(self, (user, group): (u32, u32)) -> Result<(), StepError> {
         let (user, group) = (valid_user(user), valid_group(group));
         match self {
             Self::Open(fd) => rustix::fs::fchown(fd, user, group),
@@ -47,7 +47,7 @@ impl<'a> AttributeTarget<'a> {
     }
 
     /// Sets the mode. Not for symbolic links, which have none.
-    pub(super) fn chmod(self, mode: u32) -> Result<(), StepError> {
+    pub(crate) fn chmod(self, mode: u32) -> Result<(), StepError> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => rustix::fs::fchmod(fd, mode),
@@ -62,7 +62,7 @@ impl<'a> AttributeTarget<'a> {
         .with_action("change the mode")
     }
 
-    pub(super) fn set_mtime(self, mtime: Timestamp) -> Result<(), StepError> {
+    pub(crate) fn set_mtime(self, mtime: Timestamp) -> Result<(), StepError> {
         let times = Timestamps {
             last_access: Timespec {
                 tv_sec: 0,
@@ -104,10 +104,10 @@ impl<'a> AttributeTarget<'a> {
 
 /// Extended attributes of a member to set on its entry. A failure is only a warning, as in GNU tar.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Xattrs<'a> {
-    pub(super) list: &'a [(Vec<u8>, Vec<u8>)],
-    pub(super) path: &'a ArchivePath,
-    pub(super) context: &'a Context,
+pub(crate) struct Xattrs<'a> {
+    pub(crate) list: &'a [(Vec<u8>, Vec<u8>)],
+    pub(crate) path: &'a ArchivePath,
+    pub(crate) context: &'a Context,
 }
 
 impl Xattrs<'_> {
@@ -118,7 +118,7 @@ impl Xattrs<'_> {
     }
 
     /// Sets all but ACLs.
-    pub(super) fn set_non_acls(self, target: AttributeTarget<'_>) {
+    pub(crate) fn set_non_acls(self, target: AttributeTarget<'_>) {
         for (name, value) in self.selected() {
             if posix_acl::Kind::of(name).is_none()
                 && let Err(errno) = target.set_xattr(name, value)
@@ -129,7 +129,7 @@ impl Xattrs<'_> {
     }
 
     /// Sets the ACLs. Call it when the mode is final.
-    pub(super) fn set_acls(self, target: AttributeTarget<'_>) {
+    pub(crate) fn set_acls(self, target: AttributeTarget<'_>) {
         for kind in posix_acl::Kind::ALL {
             match posix_acl::find(self.selected(), kind, &self.context.policy.accounts) {
                 Ok(None) => {}
@@ -159,7 +159,7 @@ impl Xattrs<'_> {
 
     /// Removes the ACLs that a new entry inherited from its directory. Call it before setting the mode,
     /// which they would distort.
-    pub(super) fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
+    pub(crate) fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
         for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
             match target.remove_xattr(name) {
                 // Removing a default ACL from a non-directory is refused, and unnecessary.
@@ -182,7 +182,7 @@ impl Xattrs<'_> {
 ///
 /// # Errors
 /// When this process may not set one of them.
-pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
+pub(crate) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let (old, new) = (rustix::fs::fstat(from)?, rustix::fs::fstat(to)?);
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid) {
         let (user, group) = (Uid::from_raw(old.st_uid), Gid::from_raw(old.st_gid));
@@ -219,7 +219,7 @@ pub(super) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
 }
 
 /// Permission bits that the default ACL of `directory` gives to new entries. `None` without such an ACL.
-pub(super) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
+pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; MAX_XATTR_BYTES];
     let len =
         rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;

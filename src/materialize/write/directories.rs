@@ -15,22 +15,22 @@ use super::context::Context;
 use super::destination::{
     DestinationRoot, Directory, Identity, IfMissing, lstat_at, name_of, parent_of,
 };
-use super::error::{StepError, WithAction};
-use super::journal::{FieldDecoder, FieldEncoder};
-use super::writer_pool::WriterPool;
+use super::pool::WriterPool;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
+use crate::materialize::error::{StepError, WithAction};
+use crate::materialize::resume::journal::{FieldDecoder, FieldEncoder};
 use crate::tar::{Member, Timestamp};
 
 const STAT_DIRECTORY: &str = "look at the directory";
 
 /// Directories that still need their attributes, in archive order.
 #[derive(Debug, Default)]
-pub(super) struct PendingDirectories(Vec<PendingDirectory>);
+pub(crate) struct PendingDirectories(Vec<PendingDirectory>);
 
 /// A directory that still needs its attributes.
 #[derive(Debug)]
-pub(super) struct PendingDirectory {
+pub(crate) struct PendingDirectory {
     path: ArchivePath,
     /// Identity when it was added. Another directory in its place is left alone.
     identity: Identity,
@@ -59,7 +59,7 @@ impl From<StepError> for RestoreError {
 
 impl PendingDirectories {
     /// Adds a directory with its final attributes.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         path: ArchivePath,
         identity: Identity,
@@ -73,22 +73,22 @@ impl PendingDirectories {
     }
 
     /// Adds an implied directory. It gets the time 0, unless a member describes it.
-    pub(super) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
+    pub(crate) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
         self.0.push(PendingDirectory::implied(path, identity));
     }
 
     /// The directory added last.
-    pub(super) fn last(&self) -> Option<&PendingDirectory> {
+    pub(crate) fn last(&self) -> Option<&PendingDirectory> {
         self.0.last()
     }
 
     /// The pending directories that an earlier run journaled.
-    pub(super) fn from_journal(pending: Vec<PendingDirectory>) -> Self {
+    pub(crate) fn from_journal(pending: Vec<PendingDirectory>) -> Self {
         Self(pending)
     }
 
     /// Sets all attributes, deepest directories first. The last member of a directory wins.
-    pub(super) fn apply_all(
+    pub(crate) fn apply_all(
         self,
         root: &mut DestinationRoot,
         writers: &mut WriterPool,
@@ -124,7 +124,7 @@ impl PendingDirectories {
 }
 
 impl PendingDirectory {
-    pub(super) fn new(
+    pub(crate) fn new(
         path: ArchivePath,
         identity: Identity,
         is_new: bool,
@@ -144,7 +144,7 @@ impl PendingDirectory {
     }
 
     /// A directory that only paths of members imply.
-    pub(super) fn implied(path: ArchivePath, identity: Identity) -> Self {
+    pub(crate) fn implied(path: ArchivePath, identity: Identity) -> Self {
         Self {
             path,
             identity,
@@ -158,12 +158,12 @@ impl PendingDirectory {
     }
 
     /// Path and identity.
-    pub(super) fn location(&self) -> (&ArchivePath, Identity) {
+    pub(crate) fn location(&self) -> (&ArchivePath, Identity) {
         (&self.path, self.identity)
     }
 
     /// Encodes it for [`PendingDirectory::decode`].
-    pub(super) fn encode(&self, fields: &mut FieldEncoder) {
+    pub(crate) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
         for number in self.identity.numbers() {
             fields.number(number);
@@ -188,7 +188,7 @@ impl PendingDirectory {
     }
 
     /// Decodes the output of [`PendingDirectory::encode`]; `None` if it is invalid.
-    pub(super) fn decode(fields: &mut FieldDecoder<'_>) -> Option<Self> {
+    pub(crate) fn decode(fields: &mut FieldDecoder<'_>) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         Some(Self {
             path: fields.path()?,
@@ -271,7 +271,7 @@ impl PendingDirectory {
     }
 
     /// Sets the attributes on `directory`, which is this directory.
-    pub(super) fn apply_to(
+    pub(crate) fn apply_to(
         &self,
         directory: &Directory,
         context: &Context,
@@ -333,8 +333,8 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
     use std::sync::Arc;
 
-    use super::super::test_support::{context, member};
     use super::*;
+    use crate::materialize::test_support::{context, member};
     use crate::tar::Kind;
 
     #[test]

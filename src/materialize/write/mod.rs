@@ -1,0 +1,14 @@
+//! Making entries in the destination: directories, files, links and their attributes.
+
+pub(super) mod attribute_policy;
+pub(super) mod attributes;
+pub(super) mod context;
+pub(super) mod destination;
+pub(super) mod directories;
+pub(super) mod file;
+pub(super) mod fs_type;
+pub(super) mod fsync;
+pub(super) mod nodes;
+pub(super) mod pool;
+pub(super) mod remove_tree;
+pub(super) mod unwritable;
