@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::error::{Cause, Error, Problems, Reporter};
-use super::selection::ParentComponent;
-use super::{Selection, Summary};
+use super::options::Summary;
+use super::selection::{ParentComponent, Selection};
 use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};
 
@@ -32,15 +32,8 @@ impl DryRunSink {
 
     /// Entries and payload bytes that would be written. Errors are requested paths that were not found.
     pub fn finish(self) -> Summary {
-        for path in self.selection.unmatched_paths() {
-            self.problems.add(path, Cause::NotFound);
-        }
-        Summary {
-            entries: self.entries,
-            bytes: self.bytes,
-            errors: self.problems.count(),
-            problems: self.problems.take_problems(),
-        }
+        self.selection.report_unmatched_paths(&self.problems);
+        Summary::new(self.entries, self.bytes, &self.problems)
     }
 }
 

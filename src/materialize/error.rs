@@ -373,9 +373,13 @@ impl Problems {
         Self::with_stop_error(Arc::clone(&self.fatal), self.reporter.clone())
     }
 
+    /// Whether the tree is being removed meanwhile, so that errors are expected.
+    fn is_interrupted(&self) -> bool {
+        matches!(self.fatal(), Some(Error::Interrupted))
+    }
+
     pub(super) fn add(&self, path: &ArchivePath, cause: impl Into<Cause>) {
-        // The tree is being removed meanwhile, so errors are expected and of no interest.
-        if matches!(self.fatal(), Some(Error::Interrupted)) {
+        if self.is_interrupted() {
             return;
         }
         let problem = Problem {
@@ -385,29 +389,20 @@ impl Problems {
         if let Some(reporter) = &self.reporter {
             reporter.problem(&problem);
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.add_count(1);
         let mut problems = self.recorded.lock();
         if problems.len() < MAX_KEPT_PROBLEMS {
             problems.push(problem);
         }
     }
 
-    /// Counts problems that are reported elsewhere.
+    /// Counts problems that are reported elsewhere, or for all such entries together.
     pub(super) fn add_count(&self, count: u64) {
         self.count.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// Counts an entry whose reason was reported for all such entries together.
-    pub(super) fn count_reported(&self) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-    }
-
     pub(super) fn warn(&self, text: &str) {
-        // The tree is being removed meanwhile.
-        if matches!(self.fatal(), Some(Error::Interrupted)) {
-            return;
-        }
-        if let Some(reporter) = &self.reporter {
+        if let Some(reporter) = self.reporter.as_ref().filter(|_| !self.is_interrupted()) {
             reporter.warning(text);
         }
     }
@@ -415,7 +410,7 @@ impl Problems {
     /// Reports a damaged place and counts the member that may be lost there.
     pub(super) fn damage(&self, text: &str) {
         self.warn(text);
-        self.count.fetch_add(1, Ordering::Relaxed);
+        self.add_count(1);
     }
 
     pub(super) fn entry(&self, path: &ArchivePath) {
@@ -432,6 +427,11 @@ impl Problems {
     /// The error that stops the run, if any.
     pub(super) fn fatal(&self) -> Option<&Error> {
         self.fatal.get()
+    }
+
+    /// Fails if the run is stopped.
+    pub(super) fn check_fatal(&self) -> Result<(), Error> {
+        self.fatal().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     pub(super) fn count(&self) -> u64 {

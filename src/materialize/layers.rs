@@ -11,18 +11,18 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
-use super::background_copy::member_of;
 use super::error::{Cause, Error, StepError, WithAction};
 use super::write::attributes::AttributeTarget;
-use super::write::destination::{Directory, Identity};
+use super::write::destination::Destination;
 use super::write::directories::PendingDirectory;
-use super::write::file::Job;
+use super::write::directory::{Directory, Identity};
+use super::write::job::{Job, member_of};
 use super::write::remove_tree;
-use super::{ADD_ENTRY, CurrentFile, Materializer};
+use super::write::tree_writer::{ADD_ENTRY, TreeWriter};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
-    Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MergeError, MergedIndex, Options,
-    Origin, Placement,
+    Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MemoryLimit, MergeError, MergedIndex,
+    Options, Origin, Placement,
 };
 use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
@@ -48,6 +48,7 @@ const MAX_OPEN_ANCESTORS: usize = 16;
 #[derive(Debug)]
 pub(super) struct LayerState {
     whiteouts: WhiteoutFormat,
+    memory: MemoryLimit,
     /// Index of the current layer.
     builder: Option<Builder>,
     /// Indexes of the layers below it.
@@ -56,6 +57,266 @@ pub(super) struct LayerState {
     unplaced_top: Option<Directory>,
     /// The directory in it for the next files, with its name.
     current_directory: Option<(Vec<u8>, Directory)>,
+}
+
+impl LayerState {
+    pub(super) fn new(whiteouts: WhiteoutFormat, memory: MemoryLimit) -> Self {
+        Self {
+            whiteouts,
+            memory,
+            builder: None,
+            indexes: Vec::new(),
+            unplaced_top: None,
+            current_directory: None,
+        }
+    }
+
+    /// Starts the next layer. All layers together have at most `max_inodes` inodes.
+    pub(super) fn begin_layer(&mut self, max_inodes: u32) {
+        // Each index has the root and inode 0.
+        let used = self.indexes.iter().map(|index| index.last_ino().0 - 1);
+        let used = used.fold(0, u32::saturating_add);
+        let builder = Builder::new(Options {
+            max_entries: max_inodes.saturating_sub(used),
+            whiteouts: Some(self.whiteouts),
+            ..Options::default()
+        });
+        self.builder = Some(builder.with_memory_limit(&self.memory));
+    }
+
+    /// Ends the current layer.
+    pub(super) fn end_layer(&mut self) {
+        let builder = self.builder.take();
+        let index = builder.map(|builder| builder.finish(Origin::default()));
+        self.indexes.extend(index);
+    }
+
+    /// Adds a member of the current layer. Returns a regular file, for its payload to be written.
+    pub(super) fn apply_member(
+        &mut self,
+        mut member: Member,
+        tree: &mut TreeWriter,
+    ) -> Option<Job> {
+        let builder = self.builder.as_mut()?;
+        let name = ArchivePath::sanitize(&member.name);
+        // Owners in layers are numbers, because the names refer to the account files in the image.
+        member.user.clear();
+        member.group.clear();
+        let placed = builder.add_member(&member);
+        let problems = &tree.context.problems;
+        if let Err(error) = builder.check_memory() {
+            problems.stop(error.into());
+            return None;
+        }
+        match placed {
+            Ok(Placement::Entry(ino))
+                if builder.index().entry(ino).map(|entry| entry.kind()) == Some(Kind::File) =>
+            {
+                tree.report_stripped_prefix(name.stripped);
+                return self.unplaced_file(ino, member, name.path, tree);
+            }
+            Ok(_) => tree.report_stripped_prefix(name.stripped),
+            Err(MemberError::TooManyEntries) => problems.stop(Error::TooManyEntries {
+                path: name.path,
+                limit: tree.context.entry_quota.limit,
+            }),
+            // The index lists it as a problem.
+            Err(_) => {}
+        }
+        None
+    }
+
+    /// The unplaced file of entry `ino` of the current layer, which is the `member` at `path`.
+    fn unplaced_file(
+        &mut self,
+        ino: Ino,
+        mut member: Member,
+        path: ArchivePath,
+        tree: &mut TreeWriter,
+    ) -> Option<Job> {
+        let name = file_name(self.indexes.len(), ino);
+        let directory = match self.unplaced_directory(ino, &mut tree.destination) {
+            Ok(directory) => directory,
+            Err(error) => {
+                tree.context.failed_files.lock().insert(name);
+                let (top, missing_bytes) = (&tree.destination.top, member.payload.len());
+                tree.context
+                    .record_failure(&path, top, error, missing_bytes);
+                return None;
+            }
+        };
+        let whiteouts = self.whiteouts;
+        member
+            .xattrs
+            .retain(|(name, _)| !whiteouts.hides_xattr(name));
+        Some(Job {
+            directory,
+            path,
+            name: Some(name),
+            member: Box::new(member),
+            number: 0,
+        })
+    }
+
+    /// The directory for the unplaced file of entry `ino` of the current layer.
+    fn unplaced_directory(
+        &mut self,
+        ino: Ino,
+        destination: &mut Destination,
+    ) -> Result<Directory, StepError> {
+        let name = directory_name(self.indexes.len(), ino);
+        if let Some((_, directory)) = self
+            .current_directory
+            .as_ref()
+            .filter(|(last, _)| *last == name)
+        {
+            return Ok(directory.clone());
+        }
+        let top = UNPLACED_FILES.as_bytes();
+        let unplaced_top = make_unplaced_top(&mut self.unplaced_top, top, destination)?;
+        let directory = make_private_directory(&unplaced_top, &name, destination)?;
+        self.current_directory = Some((name, directory.clone()));
+        Ok(directory)
+    }
+
+    /// Builds the merged tree and removes unplaced files that are not in it.
+    ///
+    /// The caller has waited for all files, and calls [`finish_root`] afterwards.
+    pub(super) fn place_all(mut self, tree: &mut TreeWriter) -> Option<MergedIndex> {
+        // The current layer, if it ended with an error.
+        self.end_layer();
+        let all: Vec<&Index> = self.indexes.iter().collect();
+        let merged = merge(&all, self.whiteouts, &self.memory);
+        let problems = &tree.context.problems;
+        let merged = match merged {
+            _ if problems.fatal().is_some() => None,
+            Ok(merged) => Some(merged),
+            Err(error) => {
+                problems.stop(match error {
+                    MergeError::TooMuchMemory(error) => error.into(),
+                    MergeError::TooLarge => Error::TooManyEntries {
+                        path: ArchivePath::root(),
+                        limit: tree.context.entry_quota.limit,
+                    },
+                });
+                None
+            }
+        };
+        drop(self.indexes);
+        let mut name = UNPLACED_FILES.as_bytes().to_vec();
+        if let Some(merged) = &merged {
+            report_left_out(&merged.index, tree);
+            name = find_unused_name(&merged.index, name, self.unplaced_top.is_some(), tree);
+            let placement = TreePlacement {
+                tree: &mut *tree,
+                merged,
+                unplaced_top: self.unplaced_top,
+                name: name.clone(),
+                open: HashMap::new(),
+            };
+            placement.place_entries();
+        }
+        let removed = remove_tree::remove_tree(&tree.destination.top, &name);
+        if let Err(error) = removed.with_action(REMOVE_UNPLACED) {
+            let mut path = ArchivePath::root();
+            path.push(&name);
+            tree.context.problems.add(&path, error);
+        }
+        merged
+    }
+}
+
+/// The directory of unplaced files. Makes it if it is missing.
+fn make_unplaced_top(
+    unplaced_top: &mut Option<Directory>,
+    name: &[u8],
+    destination: &mut Destination,
+) -> Result<Directory, StepError> {
+    if let Some(unplaced_top) = unplaced_top {
+        return Ok(unplaced_top.clone());
+    }
+    let top = destination.top.clone();
+    let made = make_private_directory(&top, name, destination)?;
+    Ok(unplaced_top.insert(made).clone())
+}
+
+/// Makes a directory that only this user can access.
+fn make_private_directory(
+    parent: &Directory,
+    name: &[u8],
+    destination: &mut Destination,
+) -> Result<Directory, StepError> {
+    const ACTION: &str = "create a directory for unplaced files";
+    rustix::fs::mkdirat(parent, name, Mode::RWXU).with_action(ACTION)?;
+    let made = destination.open_child(parent, name, true);
+    made.with_action(ACTION)
+}
+
+/// Reports entries of the layers that are not in the merged tree.
+fn report_left_out(index: &Index, tree: &TreeWriter) {
+    let problems = &tree.context.problems;
+    for problem in index.problems() {
+        let path = problem.path.clone().unwrap_or_default();
+        problems.add(&path, Cause::LeftOut(problem.what.clone()));
+    }
+    let reported = index.problems().len() as u64;
+    problems.add_count(index.problem_count().saturating_sub(reported));
+}
+
+/// Name for the directory of unplaced files that no entry in the tree's root has.
+///
+/// This is `name`, or a new name. In the second case an existing directory is renamed.
+fn find_unused_name(index: &Index, name: Vec<u8>, is_there: bool, tree: &TreeWriter) -> Vec<u8> {
+    let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
+    if !is_taken(&name) {
+        return name;
+    }
+    // A directory has fewer entries than this range.
+    let mut free = (0..=u32::MAX).map(|number| format!("{UNPLACED_FILES}-{number}").into_bytes());
+    let free = free.find(|name| !is_taken(name));
+    let free = free.unwrap_or_else(|| name.clone());
+    if !is_there {
+        return free;
+    }
+    let top = &tree.destination.top;
+    match rustix::fs::renameat(top, &*name, top, &*free).with_action(MOVE_FILE) {
+        Ok(()) => free,
+        Err(error) => {
+            let path = ArchivePath::root();
+            tree.context.record_failure(&path, top, error, 0);
+            name
+        }
+    }
+}
+
+/// Sets the attributes of the destination. If no member describes it, sets only its time.
+pub(super) fn finish_root(index: &Index, tree: &TreeWriter) {
+    let top = &tree.destination.top;
+    let Some(entry) = index.entry(Ino::ROOT) else {
+        return;
+    };
+    if entry.is_implied() {
+        // Another user may own it, so a failure is no problem.
+        let target = AttributeTarget::Open(top.as_fd());
+        target.set_mtime(entry.mtime()).ok();
+    } else {
+        finish_directory(entry, top, &ArchivePath::root(), tree);
+    }
+}
+
+/// Sets the attributes of `entry` on `directory`, at `path`.
+fn finish_directory(
+    entry: Entry<'_>,
+    directory: &Directory,
+    path: &ArchivePath,
+    tree: &TreeWriter,
+) {
+    let (identity, member) = (directory.identity(), member_of(entry));
+    let context = &tree.context;
+    let pending = PendingDirectory::new(path.clone(), identity, true, member, &context.policy);
+    if let Err(error) = pending.apply_to(directory, context) {
+        context.problems.add(path, error);
+    }
 }
 
 /// The current directory, or an ancestor of it.
@@ -68,306 +329,52 @@ struct Ancestor {
     directory: Option<Directory>,
 }
 
-impl Materializer {
-    /// Starts a run over layers, from the bottom. `whiteouts` is the format of their deletions.
-    ///
-    /// The destination must be empty.
-    pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
-        self.layer_state = Some(LayerState {
-            whiteouts,
-            builder: None,
-            indexes: Vec::new(),
-            unplaced_top: None,
-            current_directory: None,
-        });
-    }
-
-    /// Starts the next layer. Call [`end_layer`](Self::end_layer) when it is complete.
-    pub fn begin_layer(&mut self) {
-        let max_inodes = self.context.entry_quota.max_inodes();
-        if let Some(layer_state) = &mut self.layer_state {
-            // Each index has the root and inode 0.
-            let used = layer_state
-                .indexes
-                .iter()
-                .map(|index| index.last_ino().0 - 1);
-            let used = used.fold(0, u32::saturating_add);
-            let builder = Builder::new(Options {
-                max_entries: max_inodes.saturating_sub(used),
-                whiteouts: Some(layer_state.whiteouts),
-                ..Options::default()
-            });
-            layer_state.builder = Some(builder.with_memory_limit(&self.index_memory));
+impl Ancestor {
+    fn new(ino: Ino, directory: Directory) -> Self {
+        Self {
+            ino,
+            next_child: 0,
+            identity: directory.identity(),
+            directory: Some(directory),
         }
     }
+}
 
-    /// Ends the current layer.
-    ///
-    /// # Errors
-    /// The error that stopped the run, if any.
-    pub fn end_layer(&mut self) -> Result<(), Error> {
-        if let Some(layer_state) = &mut self.layer_state {
-            let builder = layer_state.builder.take();
-            let index = builder.map(|builder| builder.finish(Origin::default()));
-            layer_state.indexes.extend(index);
-        }
-        self.check_fatal()
-    }
+/// State of moving entries to their places in the tree.
+struct TreePlacement<'a> {
+    tree: &'a mut TreeWriter,
+    merged: &'a MergedIndex,
+    /// The directory of unplaced files.
+    unplaced_top: Option<Directory>,
+    /// Its name.
+    name: Vec<u8>,
+    /// Open directories in it, by name.
+    open: HashMap<Vec<u8>, Directory>,
+}
 
-    /// Like [`Sink::member`](crate::archive::scan::Sink::member), for a member of a layer.
-    pub(super) fn apply_layer_member(&mut self, mut member: Member) {
-        let Some(layer_state) = &mut self.layer_state else {
-            return;
-        };
-        let Some(builder) = &mut layer_state.builder else {
-            return;
-        };
-        let name = ArchivePath::sanitize(&member.name);
-        // Owners in layers are numbers, because the names refer to the account files in the image.
-        member.user.clear();
-        member.group.clear();
-        let layer = layer_state.indexes.len();
-        let placed = builder.add_member(&member);
-        if let Err(error) = builder.check_memory() {
-            return self.context.problems.stop(error.into());
-        }
-        let kind = match placed {
-            Ok(Placement::Entry(ino)) => builder.index().entry(ino).map(|entry| entry.kind()),
-            _ => None,
-        };
-        match (placed, kind) {
-            (Err(MemberError::TooManyEntries), _) => {
-                let limit = self.context.entry_quota.limit();
-                let path = name.path;
-                let too_many = Error::TooManyEntries { path, limit };
-                self.context.problems.stop(too_many);
-            }
-            (Ok(Placement::Entry(ino)), Some(Kind::File)) => {
-                self.report_stripped_prefix(name.stripped);
-                self.write_unplaced(ino, file_name(layer, ino), member, name.path);
-            }
-            (Ok(_), _) => self.report_stripped_prefix(name.stripped),
-            // The index lists it as a problem.
-            (Err(_), _) => {}
-        }
-    }
-
-    /// Queues a file to be written as the unplaced file `file`.
-    ///
-    /// It is the `member` at `path` of the layer, with the entry `ino`.
-    fn write_unplaced(&mut self, ino: Ino, file: Vec<u8>, mut member: Member, path: ArchivePath) {
-        let directory = match self.unplaced_directory(ino) {
-            Ok(directory) => directory,
-            Err(error) => {
-                self.context.failed_files.add(&file);
-                let top = self.root.top();
-                let missing_bytes = member.payload.len();
-                return self
-                    .context
-                    .record_failure(&path, top, error, missing_bytes);
-            }
-        };
-        if let Some(layer_state) = &self.layer_state {
-            let whiteouts = layer_state.whiteouts;
-            member
-                .xattrs
-                .retain(|(name, _)| !whiteouts.hides_xattr(name));
-        }
-        self.current = CurrentFile::Waiting(Job {
-            directory,
-            path,
-            name: Some(file),
-            member: Box::new(member),
-            number: 0,
-        });
-    }
-
-    /// The directory for the unplaced file of entry `ino` of the current layer.
-    fn unplaced_directory(&mut self, ino: Ino) -> Result<Directory, StepError> {
-        let Some(layer_state) = &mut self.layer_state else {
-            return Ok(self.root.top().clone());
-        };
-        let name = directory_name(layer_state.indexes.len(), ino);
-        if let Some((_, directory)) = layer_state
-            .current_directory
-            .as_ref()
-            .filter(|(last, _)| *last == name)
-        {
-            return Ok(directory.clone());
-        }
-        let unplaced_top = layer_state.unplaced_top.clone();
-        let unplaced_top = self.make_unplaced_top(unplaced_top, UNPLACED_FILES.as_bytes())?;
-        let directory = self.make_private_directory(&unplaced_top, &name)?;
-        if let Some(layer_state) = &mut self.layer_state {
-            layer_state.current_directory = Some((name, directory.clone()));
-        }
-        Ok(directory)
-    }
-
-    /// The directory of unplaced files. Makes it if it is missing.
-    fn make_unplaced_top(
-        &mut self,
-        unplaced_top: Option<Directory>,
-        name: &[u8],
-    ) -> Result<Directory, StepError> {
-        if let Some(unplaced_top) = unplaced_top {
-            return Ok(unplaced_top);
-        }
-        let top = self.root.top().clone();
-        let unplaced_top = self.make_private_directory(&top, name)?;
-        if let Some(layer_state) = &mut self.layer_state {
-            layer_state.unplaced_top = Some(unplaced_top.clone());
-        }
-        Ok(unplaced_top)
-    }
-
-    /// Makes a directory that only this user can access.
-    fn make_private_directory(
-        &mut self,
-        parent: &Directory,
-        name: &[u8],
-    ) -> Result<Directory, StepError> {
-        const ACTION: &str = "create a directory for unplaced files";
-        rustix::fs::mkdirat(parent, name, Mode::RWXU).with_action(ACTION)?;
-        let made = self.root.open_new(parent, name, &mut self.writers);
-        made.with_action(ACTION)
-    }
-
-    /// Builds the merged tree and removes unplaced files that are not in it.
-    ///
-    /// The caller has waited for all files, and calls [`finish_root`](Self::finish_root) afterwards.
-    pub(super) fn place_layers(&mut self, layer_state: LayerState) -> Option<MergedIndex> {
-        let mut indexes = layer_state.indexes;
-        // The current layer, if it ended with an error.
-        let builder = layer_state.builder;
-        indexes.extend(builder.map(|builder| builder.finish(Origin::default())));
-        let all: Vec<&Index> = indexes.iter().collect();
-        let merged = merge(&all, layer_state.whiteouts, &self.index_memory);
-        let merged = merged.map_err(|error| match error {
-            MergeError::TooMuchMemory(error) => error.into(),
-            MergeError::TooLarge => {
-                let (path, limit) = (ArchivePath::root(), self.context.entry_quota.limit());
-                Error::TooManyEntries { path, limit }
-            }
-        });
-        let merged = match merged {
-            _ if self.context.problems.fatal().is_some() => None,
-            Ok(merged) => Some(merged),
-            Err(error) => {
-                self.context.problems.stop(error);
-                None
-            }
-        };
-        drop(indexes);
-        let mut name = UNPLACED_FILES.as_bytes().to_vec();
-        if let Some(merged) = &merged {
-            self.report_left_out(&merged.index);
-            name = self.find_unused_name(&merged.index, name, layer_state.unplaced_top.is_some());
-            let placement = TreePlacement {
-                merged,
-                unplaced_top: layer_state.unplaced_top,
-                name: name.clone(),
-                open: HashMap::new(),
-            };
-            self.place_entries(placement);
-        }
-        let top = self.root.top().clone();
-        if let Err(error) = remove_tree::remove_tree(&top, &name).with_action(REMOVE_UNPLACED) {
-            let mut path = ArchivePath::root();
-            path.push(&name);
-            self.context.problems.add(&path, error);
-        }
-        merged
-    }
-
-    /// Reports entries of the layers that are not in the merged tree.
-    fn report_left_out(&self, index: &Index) {
-        for problem in index.problems() {
-            let path = problem.path.clone().unwrap_or_default();
-            let cause = Cause::LeftOut(problem.what.clone());
-            self.context.problems.add(&path, cause);
-        }
-        let reported = index.problems().len() as u64;
-        let more = index.problem_count().saturating_sub(reported);
-        self.context.problems.add_count(more);
-    }
-
-    /// Name for the directory of unplaced files that no entry in the tree's root has.
-    ///
-    /// This is `name`, or a new name. In the second case an existing directory is renamed.
-    fn find_unused_name(&self, index: &Index, name: Vec<u8>, is_there: bool) -> Vec<u8> {
-        let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
-        if !is_taken(&name) {
-            return name;
-        }
-        // A directory has fewer entries than this range.
-        let free = (0..=u32::MAX).map(|number| format!("{UNPLACED_FILES}-{number}").into_bytes());
-        let free = free.into_iter().find(|name| !is_taken(name));
-        let free = free.unwrap_or_else(|| name.clone());
-        if !is_there {
-            return free;
-        }
-        let top = self.root.top();
-        match rustix::fs::renameat(top, &*name, top, &*free).with_action(MOVE_FILE) {
-            Ok(()) => free,
-            Err(error) => {
-                self.context
-                    .record_failure(&ArchivePath::root(), top, error, 0);
-                name
-            }
-        }
-    }
-
-    /// Makes all entries below the root.
-    fn place_entries(&mut self, mut placement: TreePlacement<'_>) {
-        let top = self.root.top().clone();
+impl TreePlacement<'_> {
+    /// Makes all entries below the root, until a fatal error.
+    fn place_entries(mut self) {
+        let top = self.tree.destination.top.clone();
         let mut path = ArchivePath::root();
         let mut ancestors = vec![Ancestor::new(Ino::ROOT, top)];
         while let Some(here) = ancestors.last_mut() {
-            if self.context.problems.fatal().is_some() {
+            if self.tree.context.problems.fatal().is_some() {
                 return;
             }
             let Some(directory) = here.directory.clone() else {
                 return;
             };
-            let index = &placement.merged.index;
-            let Some(child) = index.children(here.ino, here.next_child).next() else {
-                let entry = index.entry(here.ino);
-                ancestors.pop();
-                if let Err(error) = self.leave_directory(&mut ancestors, entry, &directory, &path) {
-                    return self.context.record_failure(&path, &directory, error, 0);
-                }
-                path = path
-                    .split_last()
-                    .map(|(above, _)| above)
-                    .unwrap_or_default();
-                continue;
-            };
-            here.next_child = child.number + 1;
-            let Some(entry) = index.entry(child.ino) else {
-                continue;
-            };
-            let mut place = path.clone();
-            place.push(child.name);
-            self.context.problems.entry(&place);
-            if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
-                return self.context.record_failure(&place, &directory, error, 0);
-            }
-            let job = Job {
-                directory,
-                path: place,
-                name: None,
-                member: Box::new(member_of(entry)),
-                number: 0,
-            };
-            if entry.kind() != Kind::Directory {
-                self.place_entry(&mut placement, job, entry);
-                continue;
-            }
-            match self.try_make_directory(&job) {
-                Ok(Some((made, _))) => {
-                    self.context.stats.written_entries.increment();
-                    path = job.path;
+            let index = &self.merged.index;
+            if let Some(child) = index.children(here.ino, here.next_child).next() {
+                here.next_child = child.number + 1;
+                let Some(entry) = index.entry(child.ino) else {
+                    continue;
+                };
+                let mut place = path.clone();
+                place.push(child.name);
+                if let Some((place, made)) = self.place_child(entry, directory, place) {
+                    path = place;
                     ancestors.push(Ancestor::new(child.ino, made));
                     let far = ancestors.len().saturating_sub(MAX_OPEN_ANCESTORS);
                     // The root always stays open.
@@ -375,10 +382,53 @@ impl Materializer {
                         far.directory = None;
                     }
                 }
-                Ok(None) => {}
-                Err(error) => self
-                    .context
-                    .record_failure(&job.path, &job.directory, error, 0),
+                continue;
+            }
+            let entry = index.entry(here.ino);
+            ancestors.pop();
+            if let Err(error) = self.leave_directory(&mut ancestors, entry, &directory, &path) {
+                let context = &self.tree.context;
+                return context.record_failure(&path, &directory, error, 0);
+            }
+            let above = path.split_last().map(|(above, _)| above);
+            path = above.unwrap_or_default();
+        }
+    }
+
+    /// Makes `entry` at `path`, in `directory`. Returns a directory and its path.
+    fn place_child(
+        &mut self,
+        entry: Entry<'_>,
+        directory: Directory,
+        path: ArchivePath,
+    ) -> Option<(ArchivePath, Directory)> {
+        let context = &self.tree.context;
+        context.problems.entry(&path);
+        if let Err(error) = context.entry_quota.acquire().with_action(ADD_ENTRY) {
+            context.record_failure(&path, &directory, error, 0);
+            return None;
+        }
+        let job = Job {
+            directory,
+            path,
+            name: None,
+            member: Box::new(member_of(entry)),
+            number: 0,
+        };
+        if entry.kind() != Kind::Directory {
+            self.place_entry(job, entry);
+            return None;
+        }
+        let made = self.tree.try_make_directory(&job);
+        let context = &self.tree.context;
+        match made {
+            Ok(made) => made.map(|(directory, _)| {
+                context.stats.written_entries.increment();
+                (job.path, directory)
+            }),
+            Err(error) => {
+                context.record_failure(&job.path, &job.directory, error, 0);
+                None
             }
         }
     }
@@ -396,7 +446,7 @@ impl Materializer {
         };
         // Reopen the parent first, because the directory's final mode may deny access.
         if above.directory.is_none() {
-            let parent = self.root.open_child(directory, b"..", &mut self.writers);
+            let parent = self.tree.destination.open_child(directory, b"..", false);
             let parent = parent.with_action(OPEN_PARENT)?;
             if parent.identity() != above.identity {
                 return Err(Errno::STALE).with_action(OPEN_PARENT);
@@ -404,79 +454,53 @@ impl Materializer {
             above.directory = Some(parent);
         }
         if let Some(entry) = entry {
-            self.finish_directory(entry, directory, path);
+            finish_directory(entry, directory, path, self.tree);
         }
         Ok(())
     }
 
-    /// Sets the attributes of `entry` on `directory`, at `path`.
-    fn finish_directory(&self, entry: Entry<'_>, directory: &Directory, path: &ArchivePath) {
-        let (identity, member) = (directory.identity(), member_of(entry));
-        let policy = &self.context.policy;
-        let pending = PendingDirectory::new(path.clone(), identity, true, member, policy);
-        if let Err(error) = pending.apply_to(directory, &self.context) {
-            self.context.problems.add(path, error);
-        }
-    }
-
-    /// Sets the attributes of the destination. If no member describes it, sets only its time.
-    pub(super) fn finish_root(&self, index: &Index) {
-        let top = self.root.top();
-        let Some(entry) = index.entry(Ino::ROOT) else {
-            return;
-        };
-        if entry.is_implied() {
-            // Another user may own it, so a failure is no problem.
-            let target = AttributeTarget::Open(top.as_fd());
-            target.set_mtime(entry.mtime()).ok();
-        } else {
-            self.finish_directory(entry, top, &ArchivePath::root());
-        }
-    }
-
     /// Makes one name of a non-directory entry.
-    fn place_entry(&mut self, placement: &mut TreePlacement<'_>, job: Job, entry: Entry<'_>) {
+    fn place_entry(&mut self, job: Job, entry: Entry<'_>) {
         let is_file = entry.kind() == Kind::File;
         if !is_file && entry.link_count() < 2 {
-            return self.make_entry(job);
+            return self.tree.make_entry(job);
         }
-        let Some(origin) = placement.merged.layer_ino(entry.ino()) else {
+        let Some(origin) = self.merged.layer_ino(entry.ino()) else {
             return;
         };
         let name = file_name(origin.layer as usize, origin.ino);
-        match self.try_place_entry(placement, &job, entry, origin) {
+        let placed = self.try_place_entry(&job, entry, origin, &name);
+        let context = &self.tree.context;
+        match placed {
             Err(StepError { errno, .. })
-                if errno == Errno::NOENT && self.context.failed_files.contains(&name) => {}
-            Err(error) => self
-                .context
-                .record_failure(&job.path, &job.directory, error, 0),
+                if errno == Errno::NOENT && context.failed_files.lock().contains(&name) => {}
+            Err(error) => context.record_failure(&job.path, &job.directory, error, 0),
             // A file was already counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
-            Ok(()) => self.context.stats.written_entries.increment(),
+            Ok(()) => context.stats.written_entries.increment(),
         }
     }
 
     fn try_place_entry(
         &mut self,
-        placement: &mut TreePlacement<'_>,
         job: &Job,
         entry: Entry<'_>,
         origin: LayerIno,
+        name: &[u8],
     ) -> Result<(), StepError> {
-        let layer = origin.layer as usize;
-        let name = file_name(layer, origin.ino);
-        let from = self.open_unplaced_directory(placement, &directory_name(layer, origin.ino))?;
+        let directory = directory_name(origin.layer as usize, origin.ino);
+        let from = self.open_unplaced_directory(&directory)?;
         let (to, to_name) = (&job.directory, job.name());
         if entry.link_count() < 2 {
-            return rustix::fs::renameat(&from, &*name, to, to_name).with_action(MOVE_FILE);
+            return rustix::fs::renameat(&from, name, to, to_name).with_action(MOVE_FILE);
         }
-        let link = || rustix::fs::linkat(&from, &*name, to, to_name, AtFlags::empty());
+        let link = || rustix::fs::linkat(&from, name, to, to_name, AtFlags::empty());
         match link() {
             Err(Errno::NOENT) if entry.kind() != Kind::File => {
-                self.make_entry(Job {
+                self.tree.make_entry(Job {
                     directory: from.clone(),
                     path: job.path.clone(),
-                    name: Some(name.clone()),
+                    name: Some(name.to_vec()),
                     member: job.member.clone(),
                     number: 0,
                 });
@@ -487,51 +511,24 @@ impl Materializer {
     }
 
     /// Opens the directory `name` of unplaced files.
-    fn open_unplaced_directory(
-        &mut self,
-        placement: &mut TreePlacement<'_>,
-        name: &[u8],
-    ) -> Result<Directory, StepError> {
-        if let Some(directory) = placement.open.get(name) {
+    fn open_unplaced_directory(&mut self, name: &[u8]) -> Result<Directory, StepError> {
+        if let Some(directory) = self.open.get(name) {
             return Ok(directory.clone());
         }
+        let destination = &mut self.tree.destination;
         // Even without any file in the layers, a special file can have several names.
-        let unplaced_top =
-            self.make_unplaced_top(placement.unplaced_top.clone(), &placement.name)?;
-        let opened = self.root.open_child(&unplaced_top, name, &mut self.writers);
+        let unplaced_top = make_unplaced_top(&mut self.unplaced_top, &self.name, destination)?;
+        let opened = destination.open_child(&unplaced_top, name, false);
         let directory = match opened {
-            Err(Errno::NOENT) => self.make_private_directory(&unplaced_top, name)?,
+            Err(Errno::NOENT) => make_private_directory(&unplaced_top, name, destination)?,
             opened => opened.with_action(MOVE_FILE)?,
         };
-        placement.unplaced_top = Some(unplaced_top);
-        if placement.open.len() >= MAX_OPEN_DIRECTORIES {
-            placement.open.clear();
+        if self.open.len() >= MAX_OPEN_DIRECTORIES {
+            self.open.clear();
         }
-        placement.open.insert(name.to_vec(), directory.clone());
+        self.open.insert(name.to_vec(), directory.clone());
         Ok(directory)
     }
-}
-
-impl Ancestor {
-    fn new(ino: Ino, directory: Directory) -> Self {
-        Self {
-            ino,
-            next_child: 0,
-            identity: directory.identity(),
-            directory: Some(directory),
-        }
-    }
-}
-
-/// State of moving entries to their places in the tree.
-struct TreePlacement<'a> {
-    merged: &'a MergedIndex,
-    /// The directory of unplaced files.
-    unplaced_top: Option<Directory>,
-    /// Its name.
-    name: Vec<u8>,
-    /// Open directories in it, by name.
-    open: HashMap<Vec<u8>, Directory>,
 }
 
 /// Name of the directory for the unplaced file of entry `ino` of a layer.
@@ -555,8 +552,8 @@ mod tests {
 
     use super::*;
     use crate::index::MemoryLimit;
-    use crate::materialize::Summary;
     use crate::materialize::test_support::{feed, member};
+    use crate::materialize::{Materializer, Summary};
     use crate::tar::{self, Timestamp};
 
     /// For each path: kind with size or target, mtime, owner and group, link count.
@@ -819,7 +816,7 @@ mod tests {
                 &mut materializer,
                 [crate::materialize::test_support::file(name, b"content")],
             );
-            materializer.writers.wait_for_all();
+            materializer.tree.destination.writers.wait_for_all();
             interfere(&unplaced, count);
         }
         materializer.end_layer().expect("nothing fatal");

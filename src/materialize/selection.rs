@@ -1,5 +1,6 @@
-//! Selection of members, and their output paths. Pure.
+//! Selection of members, and their output paths.
 
+use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
 use crate::tar::{Kind, Member};
@@ -112,11 +113,16 @@ impl Selection {
     }
 
     /// Requested paths that no member matched.
-    pub fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
-        self.paths
-            .iter()
-            .filter(|selected| !selected.found)
-            .map(|selected| &selected.path)
+    fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
+        let unmatched = self.paths.iter().filter(|selected| !selected.found);
+        unmatched.map(|selected| &selected.path)
+    }
+
+    /// Adds the requested paths that no member matched to `problems`.
+    pub(super) fn report_unmatched_paths(&self, problems: &Problems) {
+        for path in self.unmatched_paths() {
+            problems.add(path, Cause::NotFound);
+        }
     }
 }
 

@@ -14,13 +14,14 @@ use rustix::io::Errno;
 
 use super::error::{Error, StepError, WithAction};
 use super::resume::sidecar::MAX_NAME_BYTES;
-use super::umask;
+use super::write::attribute_policy::umask;
 use super::write::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
-use super::write::destination::DestinationRoot;
-use super::write::{fsync, remove_tree};
+use super::write::directory::Directory;
+use super::write::file_system::sync_file_system;
+use super::write::remove_tree::remove_tree;
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::Mutex;
 
 /// Maximum number of temporary names to try.
 const MAX_NAME_ATTEMPTS: usize = 16;
@@ -104,8 +105,8 @@ impl Staging {
     }
 
     /// Makes the directory for the tree. Also returns the final mode, unless a member sets another one.
-    pub(super) fn create(&self) -> Result<(DestinationRoot, u32), Error> {
-        let mut stage = self.lock();
+    pub(super) fn create(&self) -> Result<(Directory, u32), Error> {
+        let mut stage = self.stage.lock();
         if !matches!(*stage, Stage::Planned) {
             return Err(Error::Interrupted);
         }
@@ -136,9 +137,9 @@ impl Staging {
     /// the system. After an error nothing has appeared, except when syncing the name failed.
     pub fn commit(&self, sync: bool) -> Result<(), Error> {
         if sync {
-            fsync::sync_file_system(&self.parent, &self.destination, &self.stats)?;
+            sync_file_system(&self.parent, &self.destination, &self.stats)?;
         }
-        let mut stage = self.lock();
+        let mut stage = self.stage.lock();
         let Stage::Building {
             temporary,
             replaces,
@@ -158,7 +159,10 @@ impl Staging {
         *stage = Stage::Finished;
         drop(stage);
         if sync {
-            fsync::sync_directory(&self.parent, &self.parent_path)?;
+            rustix::fs::fsync(&self.parent).map_err(|errno| Error::Sync {
+                path: self.parent_path.clone(),
+                errno,
+            })?;
         }
         Ok(())
     }
@@ -169,19 +173,19 @@ impl Staging {
     /// When a part of it cannot be removed.
     pub fn discard(&self) -> Result<(), Error> {
         // The lock is held during the removal, so that nothing can be committed meanwhile.
-        let mut stage = self.lock();
+        let mut stage = self.stage.lock();
         let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished)
         else {
             return Ok(());
         };
-        let mut removed = remove_tree::remove_tree(&self.parent, &temporary);
+        let mut removed = remove_tree(&self.parent, &temporary);
         for _ in 1..MAX_REMOVAL_ATTEMPTS {
             // A writer has not seen the error yet, or its file is still open on NFS.
             if !matches!(removed, Err(Errno::NOTEMPTY | Errno::BUSY)) {
                 break;
             }
             std::thread::sleep(REMOVAL_RETRY_DELAY);
-            removed = remove_tree::remove_tree(&self.parent, &temporary);
+            removed = remove_tree(&self.parent, &temporary);
         }
         removed.map_err(|errno| Error::Leftover {
             path: self
@@ -252,7 +256,7 @@ impl Staging {
         &self,
         temporary: &[u8],
         replaced: Option<&OwnedFd>,
-    ) -> Result<(DestinationRoot, u32), StepError> {
+    ) -> Result<(Directory, u32), StepError> {
         const STAT_DIRECTORY: &str = "look at the new directory beside it";
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory = rustix::fs::openat(&self.parent, temporary, flags, Mode::empty())
@@ -267,10 +271,7 @@ impl Staging {
             }
             None => new_directory_mode(&directory).with_action(STAT_DIRECTORY)?,
         };
-        Ok((
-            DestinationRoot::at(directory).with_action(STAT_DIRECTORY)?,
-            mode,
-        ))
+        Ok((Directory::top(directory).with_action(STAT_DIRECTORY)?, mode))
     }
 
     fn rename(&self, temporary: &[u8], replaces: bool) -> Result<(), Errno> {
@@ -312,10 +313,6 @@ impl Staging {
             action: error.action,
             errno: error.errno,
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock()
     }
 }
 

@@ -1,32 +1,36 @@
 //! Members built in code, for the tests of this layer.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Existing;
 use super::error::Problems;
-use super::write::attribute_policy::AttributePolicy;
-use super::write::context::{Context, EntryQuota, FailedFiles, ReservedNames};
+use super::options::Options;
+use super::write::context::Context;
+use super::write::destination::Destination;
+use super::write::directory::Directory;
+use super::write::pool::WriterPool;
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};
 
 /// Default rules, and problems without a reporter.
-pub(super) fn context() -> Context {
-    Context {
-        journal: std::sync::OnceLock::new(),
-        unwritable: std::sync::OnceLock::new(),
-        policy: AttributePolicy::default(),
-        existing: Existing::default(),
-        device_placeholders: false,
-        stats: Arc::default(),
-        problems: Problems::new(None),
-        replacements: Arc::default(),
-        entry_quota: EntryQuota::new(u64::MAX),
-        reserved_names: ReservedNames::default(),
-        failed_files: FailedFiles::default(),
-    }
+pub(super) fn context() -> Arc<Context> {
+    let options = Options {
+        same_owner: false,
+        same_permissions: false,
+        ..Options::for_this_user()
+    };
+    Arc::new(Context::new(&options, Problems::new(None), Arc::default()))
+}
+
+/// The directory at `path`, with one writer.
+pub(super) fn destination(path: &Path) -> Destination {
+    let top = Directory::open_top(path).expect("a directory");
+    let context = context();
+    let writers = WriterPool::start(1, &context).expect("threads");
+    Destination::new(top, context, writers)
 }
 
 /// A member with plain attributes.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::error::{Cause, Error, Problems, Reporter};
-use super::selection::ParentComponent;
-use super::{Selection, Summary};
+use super::options::Summary;
+use super::selection::{ParentComponent, Selection};
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
@@ -62,15 +62,8 @@ impl<W: Write> ContentSink<W> {
     /// When the output cannot be flushed.
     pub fn finish(mut self) -> Result<Summary, Error> {
         self.output.flush().map_err(output_error)?;
-        for path in self.selection.unmatched_paths() {
-            self.problems.add(path, Cause::NotFound);
-        }
-        Ok(Summary {
-            entries: self.entries,
-            bytes: self.bytes,
-            errors: self.problems.count(),
-            problems: self.problems.take_problems(),
-        })
+        self.selection.report_unmatched_paths(&self.problems);
+        Ok(Summary::new(self.entries, self.bytes, &self.problems))
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {

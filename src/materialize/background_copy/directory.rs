@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use super::super::error::Error;
-use super::super::resume::sidecar;
-use super::super::staging::is_empty;
-use super::super::write::destination::DestinationRoot;
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
+use crate::materialize::error::Error;
+use crate::materialize::resume::sidecar;
+use crate::materialize::staging::is_empty;
+use crate::materialize::write::directory::Directory;
 
 /// Suffix of a ledger's name. The ledger of `tree` is `.tree.tarfs-state`.
 const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
@@ -23,7 +23,7 @@ const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
 pub(super) struct CopyDirectory {
     /// Absolute, without symbolic links.
     pub(super) path: PathBuf,
-    top: OwnedFd,
+    pub(super) top: OwnedFd,
     ledger: File,
     ledger_path: PathBuf,
 }
@@ -117,8 +117,8 @@ impl CopyDirectory {
     }
 
     /// The directory as a destination.
-    pub(super) fn root(&self) -> Result<DestinationRoot, Errno> {
-        DestinationRoot::at(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
+    pub(super) fn destination(&self) -> Result<Directory, Errno> {
+        Directory::top(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
     }
 
     /// Opens the entry at `path`, without following links or leaving the file system.

@@ -2,11 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::selection::OutputPath;
 use crate::base::archive_path::ArchivePath;
-use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, Index, Ino, Kind};
-use crate::tar::{self, Member, Segment};
 
 /// Maximum number of names in a batch.
 const BATCH_ENTRIES: usize = 256;
@@ -141,52 +138,6 @@ fn first_span(index: &Index, ino: Ino) -> Option<u32> {
     index.span_at(piece.plain.start())
 }
 
-/// A member that makes `entry`.
-pub(in super::super) fn member_of(entry: Entry<'_>) -> Member {
-    let kind = match entry.kind() {
-        Kind::File => tar::Kind::File,
-        Kind::Directory => tar::Kind::Directory,
-        Kind::Symlink(target) => tar::Kind::Symlink(target.to_vec()),
-        Kind::CharDevice(device) => tar::Kind::CharDevice(device),
-        Kind::BlockDevice(device) => tar::Kind::BlockDevice(device),
-        Kind::Fifo => tar::Kind::Fifo,
-    };
-    Member {
-        header: Plain(0),
-        payload: Extent::with_len(Plain(0), entry.stored_bytes()),
-        name: Vec::new(),
-        kind,
-        mode: entry.mode(),
-        uid: entry.uid(),
-        gid: entry.gid(),
-        user: entry.user().to_vec(),
-        group: entry.group().to_vec(),
-        mtime: entry.mtime(),
-        size: entry.size(),
-        sparse: sparse_segments(entry),
-        xattrs: entry
-            .xattrs()
-            .map(|(name, value)| (name.to_vec(), value.to_vec()))
-            .collect(),
-    }
-}
-
-/// The segments of a file with holes; `None` without holes.
-fn sparse_segments(entry: Entry<'_>) -> Option<Vec<Segment>> {
-    let size = entry.size();
-    let mut pieces = entry.pieces(0, size);
-    let first = pieces.next();
-    let is_all = first.is_none_or(|piece| piece.offset == 0 && piece.plain.len() == size);
-    if entry.kind() != Kind::File || size == 0 || (first.is_some() && is_all) {
-        return None;
-    }
-    let segments = first.into_iter().chain(pieces).map(|piece| Segment {
-        offset: piece.offset,
-        len: piece.plain.len(),
-    });
-    Some(segments.collect())
-}
-
 /// Whether the root of an index has default attributes. If so, the copy's directory keeps its own.
 pub(super) fn is_implied(entry: Entry<'_>) -> bool {
     entry.mode() == 0o755
@@ -194,12 +145,4 @@ pub(super) fn is_implied(entry: Entry<'_>) -> bool {
         && entry.user().is_empty()
         && entry.group().is_empty()
         && entry.xattrs().next().is_none()
-}
-
-/// Output path of a path without a stripped prefix.
-pub(super) fn output_path(path: ArchivePath) -> OutputPath {
-    OutputPath {
-        path,
-        stripped: Vec::new(),
-    }
 }

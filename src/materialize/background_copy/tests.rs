@@ -2,13 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use rustix::fs::fstat;
+
+use super::copy::this_boot_id;
+use super::plan::CopyPlan;
 use super::*;
+use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Builder, Origin};
+use crate::base::sync::Mutex;
+use crate::base::xattr_filter::XattrFilter;
+use crate::index::{self, Builder, Index, Ino, Origin};
 use crate::materialize::test_support;
 use crate::tar::{Kind as TarKind, Member, Segment};
 
@@ -51,7 +61,7 @@ impl Archive {
         let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
         let reads = Arc::clone(&self.reads);
         Arc::new(move |ino, offset, len| {
-            lock(&reads).push(ino);
+            reads.lock().push(ino);
             let content = contents.get(&ino.0).expect("a file");
             let entry = index.entry(ino).expect("a file");
             let piece = entry.pieces(offset, 1).next().expect("stored");
@@ -63,10 +73,7 @@ impl Archive {
     }
 
     fn start(&self, dir: &TestDir) -> (Arc<BackgroundCopy>, RunningCopy) {
-        let background = BackgroundCopy {
-            boot_id: dir.boot_id,
-            ..BackgroundCopy::new(&dir.copy()).expect("ours")
-        };
+        let background = open(dir, dir.boot_id);
         let background = Arc::new(background);
         let running = background
             .start(&self.index, Ino::ROOT, self.read(), &Arc::default())
@@ -76,14 +83,19 @@ impl Archive {
 
     /// Writes the whole copy. Returns its progress and the files read for it.
     fn write(&self, dir: &TestDir) -> (BackgroundCopyProgress, Vec<Ino>) {
-        lock(&self.reads).clear();
+        self.reads.lock().clear();
         let (background, running) = self.start(dir);
         let progress = wait_until_finished(&background);
         drop(running);
-        let mut reads = lock(&self.reads).clone();
+        let mut reads = self.reads.lock().clone();
         reads.sort_unstable();
         (progress, reads)
     }
+}
+
+/// A copy in `dir`, during the boot `boot_id` of the system.
+fn open(dir: &TestDir, boot_id: u64) -> BackgroundCopy {
+    BackgroundCopy::new(&dir.copy(), XattrFilter::default(), boot_id).expect("ours")
 }
 
 struct TestDir {
@@ -217,10 +229,7 @@ fn copy_verifies_contents_after_a_reboot() {
     file.set_modified(before.modified().expect("a time"))
         .expect("set");
     let task = {
-        let background = BackgroundCopy {
-            boot_id: 2,
-            ..BackgroundCopy::new(&dir.copy()).expect("ours")
-        };
+        let background = open(&dir, 2);
         let stats = Arc::default();
         let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &stats);
         task.expect("ours")
@@ -264,7 +273,7 @@ fn entry_that_cannot_be_created_does_not_stop_the_copy() {
     let (archive, dir) = (sample(), TestDir::new());
     fs::create_dir(dir.copy()).expect("made");
     let (background, running) = {
-        let background = Arc::new(BackgroundCopy::new(&dir.copy()).expect("ours"));
+        let background = Arc::new(open(&dir, this_boot_id()));
         // Interferes with a non-empty directory, which the copy does not replace.
         let taken = dir.path("two");
         let read = archive.read();
@@ -290,15 +299,15 @@ fn requested_file_is_copied_before_its_turn() {
         .iter()
         .map(|name| test_support::file(name.as_bytes(), b"x"));
     let (archive, dir) = (Archive::new(members.collect()), TestDir::new());
-    let background = Arc::new(BackgroundCopy::new(&dir.copy()).expect("ours"));
+    let background = Arc::new(open(&dir, this_boot_id()));
     let task = background.build_task(&archive.index, Ino::ROOT, archive.read(), &Arc::default());
-    assert!(background.task.set(task.expect("empty")).is_ok());
+    let task = Arc::new(task.expect("empty"));
+    assert!(background.task.set(Arc::clone(&task)).is_ok());
     let last = ino(&archive, "1999");
     background.prioritize(last);
     background.prioritize(last);
-    let task = background.task.get().expect("set");
-    background.run(task);
-    let reads = lock(&archive.reads);
+    task.run();
+    let reads = archive.reads.lock();
     assert_eq!(reads.len(), 2000);
     let position = reads.iter().position(|&read| read == last);
     assert!(

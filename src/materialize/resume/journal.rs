@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,15 +21,16 @@ use rustix::fs::{CWD, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::sidecar;
+use super::encoding::{FieldDecoder, FieldEncoder};
+use super::sidecar::{self, StatSnapshot};
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
-use crate::base::sync::{Mutex, MutexGuard};
-use crate::base::time::nanoseconds;
+use crate::base::sync::Mutex;
 use crate::materialize::error::Error;
-use crate::materialize::write::destination::{Directory, Identity, name_of, parent_of};
+use crate::materialize::write::context::FileObserver;
 use crate::materialize::write::directories::PendingDirectory;
-use crate::materialize::write::nodes::DeferredLink;
+use crate::materialize::write::directory::{Directory, Identity, name_of, parent_of};
+use crate::materialize::write::job::{DeferredLink, Job};
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
@@ -54,6 +55,19 @@ enum RecordKind {
     Touch = 6,
     Replace = 7,
     Make = 8,
+}
+
+impl RecordKind {
+    const ALL: [Self; 8] = [
+        Self::RunKey,
+        Self::Entry,
+        Self::Directory,
+        Self::Link,
+        Self::Checkpoint,
+        Self::Touch,
+        Self::Replace,
+        Self::Make,
+    ];
 }
 
 /// The journal of the current run.
@@ -116,36 +130,6 @@ pub(crate) enum TreeRecord {
     Replaced(ArchivePath),
 }
 
-/// Attributes of a complete entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct StatSnapshot {
-    pub(crate) inode: u64,
-    size: i64,
-    mtime: (i64, u64),
-    ctime: (i64, u64),
-}
-
-impl StatSnapshot {
-    /// Whether `stat` matches in everything but the ctime.
-    pub(crate) fn matches_except_ctime(&self, stat: &Stat) -> bool {
-        let ctime = self.ctime;
-        *self
-            == Self {
-                ctime,
-                ..Self::of(stat)
-            }
-    }
-
-    pub(crate) fn of(stat: &Stat) -> Self {
-        Self {
-            inode: stat.st_ino,
-            size: stat.st_size,
-            mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
-            ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
-        }
-    }
-}
-
 /// Progress recorded in a checkpoint, besides the resume point.
 #[derive(Debug)]
 pub(crate) struct CheckpointInfo<'a> {
@@ -202,8 +186,7 @@ impl Journal {
         };
         let recovered = journal.load().unwrap_or_default();
         if recovered.is_none() {
-            let restarted = journal.restart();
-            restarted.map_err(|error| journal.write_error(&error))?;
+            journal.restart()?;
         }
         Ok((journal, recovered))
     }
@@ -212,12 +195,17 @@ impl Journal {
     ///
     /// # Errors
     /// When it cannot be written.
-    pub(crate) fn restart(&self) -> io::Result<()> {
-        self.file.set_len(0)?;
-        let mut state = self.state();
-        *state = WriteState::default();
-        state.add(RecordKind::RunKey, &self.run_key);
-        self.flush(&mut state)
+    pub(crate) fn restart(&self) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let restarted = self.file.set_len(0).and_then(|()| {
+            *state = WriteState::default();
+            state.add(RecordKind::RunKey, &self.run_key);
+            self.flush(&mut state)
+        });
+        restarted.map_err(|error| Error::Journal {
+            path: self.path.clone(),
+            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
+        })
     }
 
     /// Path without links of the last component of `path`, which is in `directory`.
@@ -249,21 +237,10 @@ impl Journal {
         place
     }
 
-    /// Records that member `number` has completed the entry `path` in `directory`.
-    pub(crate) fn record_entry(
-        &self,
-        number: u64,
-        directory: &Directory,
-        path: &ArchivePath,
-        stat: &Stat,
-    ) {
-        self.record_entry_at(number, &self.resolved_path(directory, path), stat);
-    }
-
-    /// Like [`Journal::record_entry`], for a path without links.
-    pub(crate) fn record_entry_at(&self, number: u64, path: &ArchivePath, stat: &Stat) {
-        let mut fields = FieldEncoder::default();
+    /// Records that member `number` has completed the entry at `path`, which has no links.
+    pub(super) fn record_entry(&self, number: u64, path: &ArchivePath, stat: &Stat) {
         let snapshot = StatSnapshot::of(stat);
+        let mut fields = FieldEncoder::default();
         fields.number(number);
         fields.number(snapshot.inode);
         fields.number(snapshot.size.cast_unsigned());
@@ -278,23 +255,22 @@ impl Journal {
     /// Records that member `number` is a directory with deferred attributes.
     ///
     /// It is in `parent`. Without `parent`, its path has no links.
-    pub(crate) fn record_directory(
+    pub(super) fn record_directory(
         &self,
         number: u64,
         parent: Option<&Directory>,
         pending: &PendingDirectory,
     ) {
+        let path = parent.map(|parent| self.resolved_path(parent, &pending.path));
         let mut fields = FieldEncoder::default();
         fields.number(number);
-        let (path, _) = pending.location();
-        let place = parent.map_or_else(|| path.clone(), |parent| self.resolved_path(parent, path));
-        fields.bytes(place.as_bytes());
+        fields.bytes(path.as_ref().unwrap_or(&pending.path).as_bytes());
         pending.encode(&mut fields);
         self.add(RecordKind::Directory, &fields);
     }
 
     /// Records that member `number` is a link to be made at the end.
-    pub(crate) fn record_link(&self, number: u64, link: &DeferredLink) {
+    pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
         fields.bytes(link.path.as_bytes());
@@ -303,29 +279,29 @@ impl Journal {
     }
 
     /// Records, at once, that the link count of `inode` is about to change. That changes its ctime.
-    pub(crate) fn record_touch(&self, inode: u64) {
+    pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
         self.add_and_flush(RecordKind::Touch, &fields);
     }
 
-    /// Records, at once, that the entry `path` in `directory` is about to be replaced.
-    pub(crate) fn record_replace(&self, directory: &Directory, path: &ArchivePath) {
+    /// Records, at once, that the entry of `job` is about to be replaced.
+    pub(super) fn record_replace(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
-        fields.bytes(self.resolved_path(directory, path).as_bytes());
+        fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
         self.add_and_flush(RecordKind::Replace, &fields);
     }
 
-    /// Records, at once, that member `number` is about to make a directory.
-    pub(crate) fn record_make(&self, number: u64, directory: &Directory, path: &ArchivePath) {
+    /// Records, at once, that the directory of `job` is about to be made.
+    pub(super) fn record_make(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
-        fields.number(number);
-        fields.bytes(self.resolved_path(directory, path).as_bytes());
+        fields.number(job.number);
+        fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
         self.add_and_flush(RecordKind::Make, &fields);
     }
 
     fn add_and_flush(&self, kind: RecordKind, fields: &FieldEncoder) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.add(kind, &fields.0);
         if self.flush(&mut state).is_err() {
             self.invalidate_locked(&mut state);
@@ -333,7 +309,7 @@ impl Journal {
     }
 
     fn add(&self, kind: RecordKind, fields: &FieldEncoder) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.add(kind, &fields.0);
         let is_full = state.buffer.len() >= MAX_BUFFERED_BYTES;
         if fields.0.len() > MAX_RECORD_BYTES || is_full && self.flush(&mut state).is_err() {
@@ -356,14 +332,14 @@ impl Journal {
         fields.number(progress.errors);
         fields.bytes(progress.found);
         fields.bytes(&resume_point.encode());
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.add(RecordKind::Checkpoint, &fields.0);
         self.flush(&mut state).is_ok() && !state.is_invalid
     }
 
     /// Invalidates the journal for good.
     pub(crate) fn invalidate(&self) {
-        self.invalidate_locked(&mut self.state());
+        self.invalidate_locked(&mut self.state.lock());
     }
 
     fn invalidate_locked(&self, state: &mut WriteState) {
@@ -372,14 +348,6 @@ impl Journal {
         // Truncation works on a full disk, too. If it fails, we remove the journal.
         if self.file.set_len(0).is_err() {
             self.remove();
-        }
-    }
-
-    /// The error for a failed write of the journal.
-    pub(crate) fn write_error(&self, error: &io::Error) -> Error {
-        Error::Journal {
-            path: self.path.clone(),
-            errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
         }
     }
 
@@ -403,10 +371,6 @@ impl Journal {
         state.end += state.buffer.len() as u64;
         state.buffer.clear();
         Ok(())
-    }
-
-    fn state(&self) -> MutexGuard<'_, WriteState> {
-        self.state.lock()
     }
 
     /// Recovers the state up to the last checkpoint, and continues the file there.
@@ -449,7 +413,7 @@ impl Journal {
         let Some((end, chain)) = last else {
             return Ok(None);
         };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.end = end;
         state.chain = chain;
         for (kind, body) in tail {
@@ -492,17 +456,7 @@ impl RecordReader<'_> {
         }
         let [first, second, third, fourth, kind] = head;
         let len = u32::from_le_bytes([first, second, third, fourth]) as usize;
-        let kinds = [
-            RecordKind::RunKey,
-            RecordKind::Entry,
-            RecordKind::Directory,
-            RecordKind::Link,
-            RecordKind::Checkpoint,
-            RecordKind::Touch,
-            RecordKind::Replace,
-            RecordKind::Make,
-        ];
-        let kind = kinds.into_iter().find(|candidate| *candidate as u8 == kind);
+        let kind = RecordKind::ALL.into_iter().find(|all| *all as u8 == kind);
         let Some(kind) = kind.filter(|_| len <= MAX_RECORD_BYTES) else {
             return Ok(None);
         };
@@ -628,43 +582,15 @@ fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<RecoveredState> {
     })
 }
 
-/// Encodes the body of a record: numbers of eight bytes, and strings after their lengths.
-#[derive(Debug, Default)]
-pub(crate) struct FieldEncoder(Vec<u8>);
-
-impl FieldEncoder {
-    pub(crate) fn number(&mut self, number: u64) {
-        self.0.extend_from_slice(&number.to_le_bytes());
-    }
-
-    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
-        self.number(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-    }
-}
-
-/// Decodes the body of a record.
-#[derive(Debug)]
-pub(crate) struct FieldDecoder<'a>(&'a [u8]);
-
-impl<'a> FieldDecoder<'a> {
-    pub(crate) fn number(&mut self) -> Option<u64> {
-        let (number, rest) = self.0.split_first_chunk::<8>()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*number))
-    }
-
-    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
-        let len = usize::try_from(self.number()?).ok()?;
-        let (bytes, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    /// A path, sanitized to stay below the root.
-    pub(crate) fn path(&mut self) -> Option<ArchivePath> {
-        let path = ArchivePath::sanitize(self.bytes()?);
-        (!path.has_parent_component).then_some(path.path)
+impl FileObserver for Journal {
+    fn file_complete(&self, job: &Job, fd: &OwnedFd) {
+        if let Ok(stat) = fstat(fd) {
+            self.record_entry(
+                job.number,
+                &self.resolved_path(&job.directory, &job.path),
+                &stat,
+            );
+        }
     }
 }
 
@@ -705,7 +631,7 @@ mod tests {
         let (journal, recovered) = Journal::open(&out, "owner").expect("new");
         assert!(recovered.is_none());
         let stat = rustix::fs::stat(&out).expect("there");
-        journal.record_entry_at(0, &path("a"), &stat);
+        journal.record_entry(0, &path("a"), &stat);
         assert!(journal.checkpoint(&resume_point(1024), &progress(1)));
         let link = DeferredLink {
             path: path("b"),
@@ -713,7 +639,7 @@ mod tests {
         };
         journal.record_link(1, &link);
         // The record of a member that is made again.
-        journal.record_entry_at(7, &path("z"), &stat);
+        journal.record_entry(7, &path("z"), &stat);
         assert!(journal.checkpoint(&resume_point(4096), &progress(2)));
         journal.record_touch(99);
         (base, out)

@@ -5,8 +5,40 @@ use std::fs::File;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, fstat};
+use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
+
+use crate::base::file_time::nanoseconds;
+
+/// Attributes of a complete entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct StatSnapshot {
+    pub(crate) inode: u64,
+    pub(crate) size: i64,
+    pub(crate) mtime: (i64, u64),
+    pub(crate) ctime: (i64, u64),
+}
+
+impl StatSnapshot {
+    /// Whether `stat` matches in everything but the ctime.
+    pub(crate) fn matches_except_ctime(&self, stat: &Stat) -> bool {
+        let ctime = self.ctime;
+        *self
+            == Self {
+                ctime,
+                ..Self::of(stat)
+            }
+    }
+
+    pub(crate) fn of(stat: &Stat) -> Self {
+        Self {
+            inode: stat.st_ino,
+            size: stat.st_size,
+            mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
+            ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
+        }
+    }
+}
 
 /// Maximum length of a file name on Linux (`NAME_MAX`).
 pub(crate) const MAX_NAME_BYTES: usize = 255;

@@ -1,8 +1,9 @@
-//! Policy for owner and mode of new files, by GNU tar's rules. Pure.
+//! Policy for owner and mode of new files, by GNU tar's rules.
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl::IdResolver;
 use crate::base::xattr_filter::XattrFilter;
+use crate::materialize::options::Options;
 use crate::tar::Member;
 
 /// Read, write and execute for owner, group and others.
@@ -30,6 +31,20 @@ pub(crate) struct AttributePolicy {
 }
 
 impl AttributePolicy {
+    /// The rules that `options` choose for this process.
+    pub(super) fn new(options: &Options) -> Self {
+        Self {
+            same_owner: options.same_owner,
+            same_permissions: options.same_permissions,
+            numeric_owner: options.numeric_owner,
+            xattrs: options.xattrs.clone(),
+            umask: umask(),
+            user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
+            accounts: Accounts::load_system(),
+        }
+    }
+
     /// Final mode of the member's entry.
     pub(crate) fn mode(&self, member: &Member) -> u32 {
         if self.same_permissions {
@@ -90,6 +105,18 @@ pub(crate) struct InitialMode {
     pub(crate) mode: u32,
     /// Whether the final mode must still be set.
     pub(crate) needs_chmod: bool,
+}
+
+/// The umask of the process. Setting and restoring it would be visible to other threads, so we read it.
+pub(crate) fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    if let Some(umask) = line.and_then(|octal| u32::from_str_radix(octal.trim(), 8).ok()) {
+        return umask;
+    }
+    let umask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    rustix::process::umask(umask);
+    umask.as_raw_mode()
 }
 
 #[cfg(test)]

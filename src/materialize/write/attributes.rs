@@ -3,17 +3,16 @@
 //! The owner is first, because chown(2) clears set-id bits and capabilities. ACLs follow the mode, because
 //! the mode is part of them. Times are last.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
 
-use super::context::Context;
-use super::destination::Directory;
+use super::attribute_policy::AttributePolicy;
 use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
-use crate::materialize::error::{StepError, WithAction};
+use crate::materialize::error::{Problems, StepError, WithAction};
 use crate::tar::Timestamp;
 
 /// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
@@ -30,8 +29,7 @@ pub(crate) enum AttributeTarget<'a> {
 
 impl<'a> AttributeTarget<'a> {
     /// The entry `name` of an open directory.
-    pub(crate) fn named(directory: &'a Directory, name: &'a [u8]) -> Self {
-        use std::os::fd::AsFd;
+    pub(crate) fn named(directory: &'a impl AsFd, name: &'a [u8]) -> Self {
         Self::Name(directory.as_fd(), name)
     }
 
@@ -102,23 +100,45 @@ impl<'a> AttributeTarget<'a> {
     }
 }
 
-/// Extended attributes of a member to set on its entry. A failure is only a warning, as in GNU tar.
+/// Attributes to set on an entry.
+///
+/// A failure to set an extended attribute is only a warning, as in GNU tar.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Xattrs<'a> {
-    pub(crate) list: &'a [(Vec<u8>, Vec<u8>)],
+pub(crate) struct Attributes<'a> {
+    /// The entry's path, for messages.
     pub(crate) path: &'a ArchivePath,
-    pub(crate) context: &'a Context,
+    pub(crate) owner: Option<(u32, u32)>,
+    pub(crate) mode: Option<u32>,
+    pub(crate) mtime: Timestamp,
+    pub(crate) xattrs: &'a [(Vec<u8>, Vec<u8>)],
+    /// Remove the ACLs that a new entry inherited from its directory.
+    pub(crate) removes_inherited_acls: bool,
+    pub(crate) policy: &'a AttributePolicy,
+    pub(crate) problems: &'a Problems,
 }
 
-impl Xattrs<'_> {
-    /// The attributes that the filter selects.
-    fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let list = self.list.iter().map(|(name, value)| (&**name, &**value));
-        list.filter(|(name, _)| self.context.policy.xattrs.selects(name))
+impl Attributes<'_> {
+    /// Sets all attributes even if one fails, and returns the first failure.
+    pub(crate) fn apply(self, target: AttributeTarget<'_>) -> Result<(), StepError> {
+        let chown = self.owner.map_or(Ok(()), |owner| target.chown(owner));
+        self.set_non_acls(target);
+        // Inherited ACLs would distort the mode.
+        if self.removes_inherited_acls {
+            self.remove_inherited_acls(target);
+        }
+        let chmod = self.mode.map_or(Ok(()), |mode| target.chmod(mode));
+        self.set_acls(target);
+        let times = target.set_mtime(self.mtime);
+        chown.and(chmod).and(times)
     }
 
-    /// Sets all but ACLs.
-    pub(crate) fn set_non_acls(self, target: AttributeTarget<'_>) {
+    /// The extended attributes that the filter selects.
+    fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let xattrs = self.xattrs.iter().map(|(name, value)| (&**name, &**value));
+        xattrs.filter(|(name, _)| self.policy.xattrs.selects(name))
+    }
+
+    fn set_non_acls(self, target: AttributeTarget<'_>) {
         for (name, value) in self.selected() {
             if posix_acl::Kind::of(name).is_none()
                 && let Err(errno) = target.set_xattr(name, value)
@@ -128,10 +148,9 @@ impl Xattrs<'_> {
         }
     }
 
-    /// Sets the ACLs. Call it when the mode is final.
-    pub(crate) fn set_acls(self, target: AttributeTarget<'_>) {
+    fn set_acls(self, target: AttributeTarget<'_>) {
         for kind in posix_acl::Kind::ALL {
-            match posix_acl::find(self.selected(), kind, &self.context.policy.accounts) {
+            match posix_acl::find(self.selected(), kind, &self.policy.accounts) {
                 Ok(None) => {}
                 Ok(Some(acl)) => {
                     let name = kind.attribute().as_bytes();
@@ -139,7 +158,7 @@ impl Xattrs<'_> {
                         self.warn(name, errno);
                     }
                     if acl.unmapped > 0 {
-                        self.context.problems.warn(&format!(
+                        self.problems.warn(&format!(
                             "{}: {} entries of the ACL {} name users or groups that this user \
                              namespace does not map, left out",
                             self.path,
@@ -148,7 +167,7 @@ impl Xattrs<'_> {
                         ));
                     }
                 }
-                Err(posix_acl::InvalidAcl) => self.context.problems.warn(&format!(
+                Err(posix_acl::InvalidAcl) => self.problems.warn(&format!(
                     "{}: the ACL {} is malformed or names an unknown user or group, left out",
                     self.path,
                     kind.attribute()
@@ -157,9 +176,7 @@ impl Xattrs<'_> {
         }
     }
 
-    /// Removes the ACLs that a new entry inherited from its directory. Call it before setting the mode,
-    /// which they would distort.
-    pub(crate) fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
+    fn remove_inherited_acls(self, target: AttributeTarget<'_>) {
         for name in posix_acl::Kind::ALL.map(posix_acl::Kind::attribute) {
             match target.remove_xattr(name) {
                 // Removing a default ACL from a non-directory is refused, and unnecessary.
@@ -170,7 +187,7 @@ impl Xattrs<'_> {
     }
 
     fn warn(self, name: &[u8], errno: Errno) {
-        self.context.problems.warn(&format!(
+        self.problems.warn(&format!(
             "{}: cannot set the extended attribute {}: {errno}",
             self.path,
             name.escape_ascii()

@@ -1,6 +1,7 @@
 //! State shared by the scan thread and the writers.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,16 +10,15 @@ use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 
 use super::attribute_policy::AttributePolicy;
-use super::destination::{Directory, Identity, lstat_at};
-use super::file::Job;
+use super::directory::{Directory, Identity, lstat_at};
+use super::job::Job;
 use super::unwritable::Unwritable;
 use crate::base::archive_path::ArchivePath;
 use crate::base::stats::Stats;
-use crate::base::sync::{Mutex, MutexGuard};
-use crate::index::Options;
-use crate::materialize::Existing;
+use crate::base::sync::Mutex;
+use crate::index;
 use crate::materialize::error::{Error, Problems, StepError};
-use crate::materialize::resume::journal::Journal;
+use crate::materialize::options::{Existing, Options, Summary};
 
 /// Maximum number of attempts to create an entry. A second one is needed only if another process makes it
 /// again.
@@ -32,33 +32,33 @@ pub(crate) struct Context {
     pub(crate) device_placeholders: bool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) problems: Problems,
-    /// Journal of complete members, if this run is resumable.
-    pub(crate) journal: OnceLock<Arc<Journal>>,
+    /// The journal of a resumable run.
+    pub(crate) file_observer: OnceLock<Arc<dyn FileObserver>>,
     /// Number of links and directories removed to make room. Cached paths through them are stale.
     pub(crate) replacements: Arc<AtomicUsize>,
     pub(crate) entry_quota: EntryQuota,
     pub(crate) reserved_names: ReservedNames,
-    pub(crate) failed_files: FailedFiles,
+    /// Names of unplaced files of layers that could not be created. Their errors are reported, so they
+    /// are not reported again when the files are missing at the end.
+    pub(crate) failed_files: Mutex<HashSet<Vec<u8>>>,
     /// The destination directory, if it is not writable.
     pub(crate) unwritable: OnceLock<Unwritable>,
+}
+
+/// Observes complete files, on the writer threads. They are made again if the run is interrupted.
+pub(crate) trait FileObserver: Debug + Send + Sync {
+    /// The file of `job`, open as `fd`, is complete.
+    fn file_complete(&self, job: &Job, fd: &OwnedFd);
 }
 
 /// Entries made by a run, implied directories included, and their limit.
 #[derive(Debug)]
 pub(crate) struct EntryQuota {
     used: AtomicU64,
-    limit: u64,
+    pub(crate) limit: u64,
 }
 
 impl EntryQuota {
-    /// A quota of `limit` entries.
-    pub(crate) fn new(limit: u64) -> Self {
-        Self {
-            used: AtomicU64::new(0),
-            limit,
-        }
-    }
-
     /// Uses one more entry. `DQUOT` reports an exceeded limit, also in [`Context::record_failure`].
     pub(crate) fn acquire(&self) -> Result<(), Errno> {
         if self.used.fetch_add(1, Ordering::Relaxed) >= self.limit {
@@ -67,18 +67,13 @@ impl EntryQuota {
         Ok(())
     }
 
-    /// Maximum number of entries.
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit
-    }
-
     /// Maximum number of inodes in an index of that many entries.
     ///
     /// The index needs two more, for the root and for "no entry". The default limit of an index is also an
     /// upper bound.
     pub(crate) fn max_inodes(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
-        limit.min(Options::default().max_entries)
+        limit.min(index::Options::default().max_entries)
     }
 
     /// Number of entries used.
@@ -90,10 +85,6 @@ impl EntryQuota {
     pub(crate) fn add_resumed(&self, count: u64) {
         self.used.fetch_add(count, Ordering::Relaxed);
     }
-
-    fn is_exceeded(&self) -> bool {
-        self.used.load(Ordering::Relaxed) > self.limit
-    }
 }
 
 /// Names of deferred links, whose targets have not arrived yet. No entry exists on disk, but the names are
@@ -102,59 +93,29 @@ impl EntryQuota {
 pub(crate) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
 impl ReservedNames {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Identity, HashSet<Vec<u8>>>> {
-        self.0.lock()
-    }
-
     /// Reserves `name` in `directory`.
-    pub(crate) fn reserve(&self, directory: &Directory, name: &[u8]) {
-        let mut all = self.lock();
+    pub(super) fn reserve(&self, directory: &Directory, name: &[u8]) {
+        let mut all = self.0.lock();
         let names = all.entry(directory.identity()).or_default();
         names.insert(name.to_vec());
     }
 
     /// Whether `name` in `directory` is reserved. The caller knows that no entry exists there.
-    pub(crate) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
-        let all = self.lock();
+    pub(super) fn contains(&self, directory: &Directory, name: &[u8]) -> bool {
+        let all = self.0.lock();
         all.get(&directory.identity())
             .is_some_and(|names| names.contains(name))
     }
 
     /// Releases all names.
-    pub(crate) fn clear(&self) {
-        self.lock().clear();
-    }
-
-    /// Whether the directory has a reserved name, and so is not empty.
-    fn has_any_in(&self, directory: Identity) -> bool {
-        self.lock().contains_key(&directory)
-    }
-}
-
-/// Names of unplaced files of layers that could not be created. Their errors are reported, so they are not
-/// reported again when the files are missing at the end.
-#[derive(Debug, Default)]
-pub(crate) struct FailedFiles(Mutex<HashSet<Vec<u8>>>);
-
-impl FailedFiles {
-    fn lock(&self) -> MutexGuard<'_, HashSet<Vec<u8>>> {
-        self.0.lock()
-    }
-
-    /// Adds `name`.
-    pub(crate) fn add(&self, name: &[u8]) {
-        self.lock().insert(name.to_vec());
-    }
-
-    /// Whether `name` was added.
-    pub(crate) fn contains(&self, name: &[u8]) -> bool {
-        self.lock().contains(name)
+    pub(super) fn clear(&self) {
+        self.0.lock().clear();
     }
 }
 
 /// Outcome of creating a name.
 #[derive(Debug)]
-pub(crate) enum CreateOutcome<T> {
+pub(super) enum CreateOutcome<T> {
     /// The entry is new.
     Created(T),
     /// An existing entry was kept.
@@ -162,41 +123,35 @@ pub(crate) enum CreateOutcome<T> {
 }
 
 impl Context {
-    /// A copy for threads whose problems are counted separately. A fatal error of one stops both.
-    pub(crate) fn fork(&self) -> Self {
+    /// The rules of `options`, with `problems` to add to.
+    pub(crate) fn new(options: &Options, problems: Problems, stats: Arc<Stats>) -> Self {
         Self {
-            policy: self.policy.clone(),
-            existing: self.existing,
-            device_placeholders: self.device_placeholders,
-            stats: Arc::clone(&self.stats),
-            problems: self.problems.fork(),
-            journal: OnceLock::new(),
-            replacements: Arc::clone(&self.replacements),
-            entry_quota: EntryQuota::new(self.entry_quota.limit),
+            policy: AttributePolicy::new(options),
+            existing: options.existing,
+            device_placeholders: options.device_placeholders,
+            stats,
+            problems,
+            file_observer: OnceLock::new(),
+            replacements: Arc::default(),
+            entry_quota: EntryQuota {
+                used: AtomicU64::new(0),
+                limit: options.max_entries,
+            },
             reserved_names: ReservedNames::default(),
-            failed_files: FailedFiles::default(),
+            failed_files: Mutex::default(),
             unwritable: OnceLock::new(),
         }
     }
 
-    /// Makes the run resumable: complete members are recorded in `journal`.
-    pub(crate) fn set_journal(&self, journal: &Arc<Journal>) {
-        // A run has at most one journal.
-        drop(self.journal.set(Arc::clone(journal)));
+    /// Result of the run so far.
+    pub(crate) fn summary(&self) -> Summary {
+        let (entries, bytes) = (&self.stats.written_entries, &self.stats.written_bytes);
+        Summary::new(entries.get(), bytes.get(), &self.problems)
     }
 
-    /// Whether this run is resumable.
-    pub(crate) fn is_resumable(&self) -> bool {
-        self.journal.get().is_some()
-    }
-
-    /// Records in the journal that the file of `job`, open as `fd`, is complete.
-    pub(crate) fn journal_file(&self, job: &Job, fd: &OwnedFd) {
-        if let Some(journal) = self.journal.get()
-            && let Ok(stat) = rustix::fs::fstat(fd)
-        {
-            journal.record_entry(job.number, &job.directory, &job.path, &stat);
-        }
+    /// Counts a link or directory that is about to be replaced.
+    pub(crate) fn note_replacement(&self) {
+        self.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says.
@@ -206,7 +161,7 @@ impl Context {
     ///
     /// # Errors
     /// Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
-    pub(crate) fn create_or_replace<T>(
+    pub(super) fn create_or_replace<T>(
         &self,
         directory: &Directory,
         name: &[u8],
@@ -235,19 +190,24 @@ impl Context {
         name: &[u8],
         wait_for_files: &mut impl FnMut(),
     ) -> Result<(), Errno> {
+        // A directory with a reserved name is not empty.
+        let has_reserved_names = |stat| {
+            self.reserved_names
+                .0
+                .lock()
+                .contains_key(&Identity::of(stat))
+        };
         let removed = match lstat_at(directory, name) {
             Err(errno) => Err(errno),
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory if self.reserved_names.has_any_in(Identity::of(&stat)) => {
-                    Err(Errno::NOTEMPTY)
-                }
+                FileType::Directory if has_reserved_names(&stat) => Err(Errno::NOTEMPTY),
                 FileType::Directory => {
                     wait_for_files();
-                    self.replacements.fetch_add(1, Ordering::Release);
+                    self.note_replacement();
                     rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
                 }
                 FileType::Symlink => {
-                    self.replacements.fetch_add(1, Ordering::Release);
+                    self.note_replacement();
                     rustix::fs::unlinkat(directory, name, AtFlags::empty())
                 }
                 _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
@@ -273,7 +233,10 @@ impl Context {
         if error.is_fatal() {
             self.problems
                 .stop(self.fatal_error(path, directory, error, missing_bytes));
-        } else if !self.is_unwritable(path, error) {
+            return;
+        }
+        let unwritable = self.unwritable.get();
+        if !unwritable.is_some_and(|unwritable| unwritable.explains(path, error, &self.problems)) {
             self.problems.add(path, error);
         }
     }
@@ -281,15 +244,9 @@ impl Context {
     /// Like [`Context::record_failure`], for the entry of `job`.
     pub(crate) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
         if let Some(name) = &job.name {
-            self.failed_files.add(name);
+            self.failed_files.lock().insert(name.clone());
         }
         self.record_failure(&job.path, &job.directory, error, missing_bytes);
-    }
-
-    /// Whether an unwritable destination explains `error` at `path`.
-    fn is_unwritable(&self, path: &ArchivePath, error: StepError) -> bool {
-        let unwritable = self.unwritable.get();
-        unwritable.is_some_and(|unwritable| unwritable.explains(path, error, &self.problems))
     }
 
     fn fatal_error(
@@ -302,10 +259,12 @@ impl Context {
         let path = path.clone();
         let written_bytes = self.stats.written_bytes.get();
         match error.errno {
-            Errno::DQUOT if self.entry_quota.is_exceeded() => Error::TooManyEntries {
-                path,
-                limit: self.entry_quota.limit,
-            },
+            Errno::DQUOT if self.entry_quota.count() > self.entry_quota.limit => {
+                Error::TooManyEntries {
+                    path,
+                    limit: self.entry_quota.limit,
+                }
+            }
             Errno::DQUOT => Error::Quota {
                 path,
                 missing_bytes,

@@ -10,28 +10,22 @@ use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
 
 use super::attribute_policy::AttributePolicy;
-use super::attributes::{AttributeTarget, Xattrs};
+use super::attributes::{AttributeTarget, Attributes};
 use super::context::Context;
-use super::destination::{
-    DestinationRoot, Directory, Identity, IfMissing, lstat_at, name_of, parent_of,
-};
-use super::pool::WriterPool;
+use super::destination::{Destination, IfMissing};
+use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::materialize::error::{StepError, WithAction};
-use crate::materialize::resume::journal::{FieldDecoder, FieldEncoder};
+use crate::materialize::resume::encoding::{FieldDecoder, FieldEncoder};
 use crate::tar::{Member, Timestamp};
 
 const STAT_DIRECTORY: &str = "look at the directory";
 
-/// Directories that still need their attributes, in archive order.
-#[derive(Debug, Default)]
-pub(crate) struct PendingDirectories(Vec<PendingDirectory>);
-
 /// A directory that still needs its attributes.
 #[derive(Debug)]
 pub(crate) struct PendingDirectory {
-    path: ArchivePath,
+    pub(crate) path: ArchivePath,
     /// Identity when it was added. Another directory in its place is left alone.
     identity: Identity,
     /// We made it, so attributes inherited from its parent are removed.
@@ -51,74 +45,40 @@ enum RestoreError {
     Step(StepError),
 }
 
+/// For a step that looks for the directory.
 impl From<StepError> for RestoreError {
     fn from(error: StepError) -> Self {
-        Self::Step(error)
+        match error.errno {
+            Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Self::Replaced,
+            _ => Self::Step(error),
+        }
     }
 }
 
-impl PendingDirectories {
-    /// Adds a directory with its final attributes.
-    pub(crate) fn add(
-        &mut self,
-        path: ArchivePath,
-        identity: Identity,
-        is_new: bool,
-        member: Member,
-        policy: &AttributePolicy,
-    ) {
-        self.0.push(PendingDirectory::new(
-            path, identity, is_new, member, policy,
-        ));
-    }
-
-    /// Adds an implied directory. It gets the time 0, unless a member describes it.
-    pub(crate) fn add_implied(&mut self, path: ArchivePath, identity: Identity) {
-        self.0.push(PendingDirectory::implied(path, identity));
-    }
-
-    /// The directory added last.
-    pub(crate) fn last(&self) -> Option<&PendingDirectory> {
-        self.0.last()
-    }
-
-    /// The pending directories that an earlier run journaled.
-    pub(crate) fn from_journal(pending: Vec<PendingDirectory>) -> Self {
-        Self(pending)
-    }
-
-    /// Sets all attributes, deepest directories first. The last member of a directory wins.
-    pub(crate) fn apply_all(
-        self,
-        root: &mut DestinationRoot,
-        writers: &mut WriterPool,
-        context: &Context,
-    ) {
-        let mut made = HashSet::new();
-        let mut pending = self.0;
-        made.extend(
-            pending
-                .iter()
-                .filter(|pending| pending.is_new)
-                .map(|pending| pending.identity),
-        );
-        let mut seen = HashSet::new();
-        pending.reverse();
-        pending.retain(|pending| seen.insert(pending.identity));
-        // In reverse byte order, entries below a directory precede it.
-        pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
-        for mut pending in pending {
-            pending.is_new = made.contains(&pending.identity);
-            match pending.reopen_and_apply(root, writers, context) {
-                Ok(()) => {}
-                // The directory was replaced, or another user owns it.
-                Err(_) if pending.is_implied => {}
-                Err(RestoreError::Replaced) => context.problems.warn(&format!(
-                    "{}: the directory was replaced before it got its attributes, left as it is",
-                    pending.path
-                )),
-                Err(RestoreError::Step(error)) => context.problems.add(&pending.path, error),
-            }
+/// Sets all attributes, deepest directories first. The last member of a directory wins.
+///
+/// `pending` is in archive order.
+pub(super) fn apply_all(mut pending: Vec<PendingDirectory>, destination: &mut Destination) {
+    let new = pending.iter().filter(|pending| pending.is_new);
+    let new: HashSet<_> = new.map(|pending| pending.identity).collect();
+    let mut seen = HashSet::new();
+    pending.reverse();
+    pending.retain(|pending| seen.insert(pending.identity));
+    // In reverse byte order, entries below a directory precede it.
+    pending.sort_unstable_by(|one, other| Reverse(&one.path).cmp(&Reverse(&other.path)));
+    for mut pending in pending {
+        pending.is_new = new.contains(&pending.identity);
+        let applied = pending.reopen_and_apply(destination);
+        let problems = &destination.context.problems;
+        match applied {
+            Ok(()) => {}
+            // The directory was replaced, or another user owns it.
+            Err(_) if pending.is_implied => {}
+            Err(RestoreError::Replaced) => problems.warn(&format!(
+                "{}: the directory was replaced before it got its attributes, left as it is",
+                pending.path
+            )),
+            Err(RestoreError::Step(error)) => problems.add(&pending.path, error),
         }
     }
 }
@@ -157,29 +117,20 @@ impl PendingDirectory {
         }
     }
 
-    /// Path and identity.
-    pub(crate) fn location(&self) -> (&ArchivePath, Identity) {
-        (&self.path, self.identity)
-    }
-
     /// Encodes it for [`PendingDirectory::decode`].
     pub(crate) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
-        for number in self.identity.numbers() {
-            fields.number(number);
-        }
-        fields.number(self.is_new.into());
-        fields.number(self.is_implied.into());
-        fields.number(self.mode.into());
-        let owner = self
-            .owner
-            .map(|(user, group)| [u64::from(user), u64::from(group)]);
-        fields.number(owner.is_some().into());
-        for number in owner.unwrap_or_default() {
-            fields.number(number);
-        }
+        fields.number(self.identity.device);
+        fields.number(self.identity.inode);
+        fields.number(self.is_new);
+        fields.number(self.is_implied);
+        fields.number(self.mode);
+        let (user, group) = self.owner.unwrap_or_default();
+        fields.number(self.owner.is_some());
+        fields.number(user);
+        fields.number(group);
         fields.number(self.mtime.seconds.cast_unsigned());
-        fields.number(self.mtime.nanoseconds.into());
+        fields.number(self.mtime.nanoseconds);
         fields.number(self.xattrs.len() as u64);
         for (name, value) in &self.xattrs {
             fields.bytes(name);
@@ -192,7 +143,10 @@ impl PendingDirectory {
         let small = |number: u64| u32::try_from(number).ok();
         Some(Self {
             path: fields.path()?,
-            identity: Identity::from_numbers([fields.number()?, fields.number()?]),
+            identity: Identity {
+                device: fields.number()?,
+                inode: fields.number()?,
+            },
             is_new: fields.number()? != 0,
             is_implied: fields.number()? != 0,
             mode: small(fields.number()?)?,
@@ -216,52 +170,46 @@ impl PendingDirectory {
     }
 
     /// Reopens the directory and sets its attributes.
-    fn reopen_and_apply(
-        &self,
-        root: &mut DestinationRoot,
-        writers: &mut WriterPool,
-        context: &Context,
-    ) -> Result<(), RestoreError> {
-        if self.path.is_root() && self.is_implied {
-            let top = root.top();
-            return Ok(AttributeTarget::Open(top.as_fd()).set_mtime(self.mtime)?);
-        }
+    fn reopen_and_apply(&self, destination: &mut Destination) -> Result<(), RestoreError> {
         if self.path.is_root() {
-            return Ok(self.apply_to(root.top(), context)?);
+            let top = &destination.top;
+            let applied = if self.is_implied {
+                AttributeTarget::Open(top.as_fd()).set_mtime(self.mtime)
+            } else {
+                self.apply_to(top, &destination.context)
+            };
+            return applied.map_err(RestoreError::Step);
         }
         let name = name_of(&self.path);
-        let parent = match root.resolve_directory(parent_of(&self.path), IfMissing::Fail, writers) {
+        let parent = match destination.resolve_directory(parent_of(&self.path), IfMissing::Fail) {
             Ok(parent) => parent,
             Err(ResolveError::Path(_)) => return Err(RestoreError::Replaced),
-            Err(ResolveError::Tree(error)) => return Err(restore_error(error)),
+            Err(ResolveError::Tree(error)) => return Err(error.into()),
         };
-        let stat = lstat_at(&parent, name)
-            .with_action(STAT_DIRECTORY)
-            .map_err(restore_error)?;
+        let stat = lstat_at(&parent, name).with_action(STAT_DIRECTORY)?;
         // A new entry may have reused the inode number.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         if !is_directory || Identity::of(&stat) != self.identity {
             return Err(RestoreError::Replaced);
         }
-        if self.is_implied || self.needs_only_mtime(&stat, &parent, context) {
+        let policy = &destination.context.policy;
+        let needs_only_mtime = self.xattrs.is_empty()
+            && !(self.is_new && parent.inherits_acl())
+            && self.new_owner(&stat).is_none()
+            && self.final_mode(stat.st_mode, policy) == stat.st_mode & 0o7777;
+        if self.is_implied || needs_only_mtime {
             // No need to open it.
-            return Ok(AttributeTarget::named(&parent, name).set_mtime(self.mtime)?);
+            let target = AttributeTarget::named(&parent, name);
+            return target.set_mtime(self.mtime).map_err(RestoreError::Step);
         }
-        let directory = root
-            .open_child(&parent, name, writers)
-            .with_action("open the directory")
-            .map_err(restore_error)?;
+        let directory = destination
+            .open_child(&parent, name, false)
+            .with_action("open the directory")?;
         if directory.identity() != self.identity {
             return Err(RestoreError::Replaced);
         }
-        Ok(self.apply(&directory, &stat, context)?)
-    }
-
-    fn needs_only_mtime(&self, stat: &Stat, parent: &Directory, context: &Context) -> bool {
-        self.xattrs.is_empty()
-            && !(self.is_new && parent.inherits_acl())
-            && self.new_owner(stat).is_none()
-            && self.final_mode(stat.st_mode, context) == stat.st_mode & 0o7777
+        self.apply(&directory, &stat, &destination.context)
+            .map_err(RestoreError::Step)
     }
 
     /// The owner to set; `None` if it is already right.
@@ -286,33 +234,27 @@ impl PendingDirectory {
         stat: &Stat,
         context: &Context,
     ) -> Result<(), StepError> {
-        let target = AttributeTarget::Open(directory.as_fd());
-        let xattrs = Xattrs {
-            list: &self.xattrs,
-            path: &self.path,
-            context,
-        };
         let owner = self.new_owner(stat);
-        let chown = owner.map_or(Ok(()), |owner| target.chown(owner));
-        xattrs.set_non_acls(target);
-        let inherited_acl = self.is_new && directory.inherits_acl();
-        if inherited_acl {
-            xattrs.remove_inherited_acls(target);
-        }
-        let mode = self.final_mode(stat.st_mode, context);
-        let chmod = if owner.is_some() || inherited_acl || mode != stat.st_mode & 0o7777 {
-            target.chmod(mode)
-        } else {
-            Ok(())
+        let removes_inherited_acls = self.is_new && directory.inherits_acl();
+        let mode = self.final_mode(stat.st_mode, &context.policy);
+        let needs_chmod =
+            owner.is_some() || removes_inherited_acls || mode != stat.st_mode & 0o7777;
+        let attributes = Attributes {
+            path: &self.path,
+            owner,
+            mode: needs_chmod.then_some(mode),
+            mtime: self.mtime,
+            xattrs: &self.xattrs,
+            removes_inherited_acls,
+            policy: &context.policy,
+            problems: &context.problems,
         };
-        xattrs.set_acls(target);
-        let times = target.set_mtime(self.mtime);
-        chown.and(chmod).and(times)
+        attributes.apply(AttributeTarget::Open(directory.as_fd()))
     }
 
     /// Final mode. Without the archive's set-id bits, a new directory keeps its inherited set-group-id bit.
-    fn final_mode(&self, current: u32, context: &Context) -> u32 {
-        if self.is_new && !context.policy.same_permissions {
+    fn final_mode(&self, current: u32, policy: &AttributePolicy) -> u32 {
+        if self.is_new && !policy.same_permissions {
             self.mode | current & 0o2000
         } else {
             self.mode
@@ -320,38 +262,27 @@ impl PendingDirectory {
     }
 }
 
-fn restore_error(error: StepError) -> RestoreError {
-    match error.errno {
-        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => RestoreError::Replaced,
-        _ => RestoreError::Step(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::MetadataExt;
-    use std::sync::Arc;
 
     use super::*;
-    use crate::materialize::test_support::{context, member};
+    use crate::materialize::test_support::{destination, member};
     use crate::tar::Kind;
 
     #[test]
     fn reused_inode_is_not_taken_for_the_directory() {
         let place = tempfile::tempdir().expect("a directory");
         fs::write(place.path().join("x"), "1").expect("written");
-        let mut root = DestinationRoot::open(place.path()).expect("there");
-        let context = Arc::new(context());
-        let mut writers = WriterPool::start(1, &context).expect("threads");
-        let top = root.top().clone();
-        let identity = Identity::of(&lstat_at(&top, b"x").expect("there"));
-        let mut directories = PendingDirectories::default();
+        let mut destination = destination(place.path());
+        let identity = Identity::of(&lstat_at(&destination.top, b"x").expect("there"));
         let path = ArchivePath::sanitize(b"x").path;
         let directory = member(b"x/", Kind::Directory);
-        directories.add(path, identity, true, directory, &context.policy);
+        let policy = &destination.context.policy;
+        let pending = PendingDirectory::new(path, identity, true, directory, policy);
         let before = fs::metadata(place.path().join("x")).expect("there");
-        directories.apply_all(&mut root, &mut writers, &context);
+        apply_all(vec![pending], &mut destination);
         let after = fs::metadata(place.path().join("x")).expect("there");
         assert_eq!(
             (after.mtime(), after.mode()),

@@ -5,32 +5,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::attributes::{AttributeTarget, Xattrs};
+use super::attributes::{AttributeTarget, Attributes};
 use super::context::{Context, CreateOutcome};
-use super::destination::{Directory, Ownership, name_of};
-use crate::base::archive_path::ArchivePath;
+use super::directory::Directory;
+use super::job::Job;
 use crate::materialize::error::{Cause, StepError, WithAction};
-use crate::tar::{Member, Segment};
-
-/// A file to write.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) directory: Directory,
-    /// Path in the archive. Its last component is the name in `directory`, unless `name` is set.
-    pub(crate) path: ArchivePath,
-    /// Name in `directory`, if it differs from the archive's.
-    pub(crate) name: Option<Vec<u8>>,
-    pub(crate) member: Box<Member>,
-    /// Number of members before it.
-    pub(crate) number: u64,
-}
-
-impl Job {
-    /// Name in the directory.
-    pub(crate) fn name(&self) -> &[u8] {
-        self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
-    }
-}
+use crate::tar::Segment;
 
 /// A file being written.
 #[derive(Debug)]
@@ -87,7 +67,7 @@ impl FileWriter {
         let owner = policy.owner(&job.member);
         let mode = policy.mode(&job.member);
         let is_process_owner =
-            policy.is_process_owner(owner) && directory.ownership() != Ownership::OtherOwner;
+            policy.is_process_owner(owner) && directory.creates_as_process_owner() != Some(false);
         let initial = policy.initial_mode(mode, !is_process_owner, !job.member.xattrs.is_empty());
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -182,13 +162,14 @@ impl FileWriter {
     /// Returns the file for the caller to close, unless a reported error occurred.
     pub(crate) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
         // A resumed run writes the file again.
-        if cut && !context.is_resumable() {
+        let observer = context.file_observer.get();
+        if cut && observer.is_none() {
             context.problems.add(&self.job.path, Cause::Truncated);
         }
         match self.try_finish(cut, context) {
             Ok(()) => {
-                if !cut {
-                    context.journal_file(&self.job, &self.fd);
+                if let Some(observer) = observer.filter(|_| !cut) {
+                    observer.file_complete(&self.job, &self.fd);
                 }
                 context.stats.written_entries.increment();
                 Some(self.fd)
@@ -206,22 +187,17 @@ impl FileWriter {
             rustix::fs::ftruncate(&self.fd, member.size)
                 .with_action("set the size of the sparse file")?;
         }
-        let target = AttributeTarget::Open(self.fd.as_fd());
-        let xattrs = Xattrs {
-            list: &member.xattrs,
+        let attributes = Attributes {
             path: &self.job.path,
-            context,
+            owner: self.chown,
+            mode: self.chmod,
+            mtime: member.mtime,
+            xattrs: &member.xattrs,
+            removes_inherited_acls: self.job.directory.inherits_acl(),
+            policy: &context.policy,
+            problems: &context.problems,
         };
-        // Sets all attributes even if one fails, and reports the first failure.
-        let chown = self.chown.map_or(Ok(()), |owner| target.chown(owner));
-        xattrs.set_non_acls(target);
-        if self.job.directory.inherits_acl() {
-            xattrs.remove_inherited_acls(target);
-        }
-        let chmod = self.chmod.map_or(Ok(()), |mode| target.chmod(mode));
-        xattrs.set_acls(target);
-        let times = target.set_mtime(member.mtime);
-        chown.and(chmod).and(times)
+        attributes.apply(AttributeTarget::Open(self.fd.as_fd()))
     }
 }
 
@@ -231,15 +207,11 @@ fn creates_as_process_owner(
     fd: &OwnedFd,
     context: &Context,
 ) -> Result<bool, StepError> {
-    if directory.ownership() == Ownership::Unknown && context.policy.same_owner {
+    let policy = &context.policy;
+    if directory.creates_as_process_owner().is_none() && policy.same_owner {
         let stat = rustix::fs::fstat(fd).with_action("look at the new file")?;
-        let is_process_owner =
-            (stat.st_uid, stat.st_gid) == (context.policy.user, context.policy.group);
-        directory.set_ownership(if is_process_owner {
-            Ownership::ProcessOwner
-        } else {
-            Ownership::OtherOwner
-        });
+        let is_process_owner = (stat.st_uid, stat.st_gid) == (policy.user, policy.group);
+        directory.set_creates_as_process_owner(is_process_owner);
     }
-    Ok(directory.ownership() != Ownership::OtherOwner)
+    Ok(directory.creates_as_process_owner() != Some(false))
 }

@@ -1,41 +1,23 @@
 //! Makes directories, links and special files, immediately and on the scan thread.
 
+use std::sync::Arc;
+
 use rustix::fs::{AtFlags, FileType, Mode, makedev};
 use rustix::io::Errno;
 
-use super::attribute_policy::AttributePolicy;
-use super::attributes::{AttributeTarget, Xattrs};
+use super::attributes::{AttributeTarget, Attributes};
 use super::context::CreateOutcome;
-use super::destination::{Directory, Identity, IfMissing, Ownership, lstat_at, name_of, parent_of};
-use super::file::Job;
+use super::destination::IfMissing;
+use super::directories::PendingDirectory;
+use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, parent_of};
+use super::job::{DeferredLink, Job};
+use super::tree_writer::TreeWriter;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
 use crate::index::MAX_FORWARD_LINK_PASSES;
 use crate::materialize::error::{Cause, StepError, WithAction};
-use crate::materialize::{Existing, Materializer};
+use crate::materialize::options::Existing;
 use crate::tar::{Device, Kind};
-
-/// Hard links whose targets do not exist yet.
-#[derive(Debug, Default)]
-pub(crate) struct DeferredLinks(Vec<DeferredLink>);
-
-/// A hard link to be made at the end.
-#[derive(Debug)]
-pub(crate) struct DeferredLink {
-    pub(crate) path: ArchivePath,
-    pub(crate) target: ArchivePath,
-}
-
-impl DeferredLinks {
-    /// The most recently deferred link.
-    pub(crate) fn last(&self) -> Option<&DeferredLink> {
-        self.0.last()
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
-    }
-}
 
 /// Reason why a link was not made.
 enum LinkFailure {
@@ -64,61 +46,39 @@ impl From<ResolveError<StepError>> for LinkFailure {
     }
 }
 
-impl Materializer {
+impl TreeWriter {
     /// Makes an entry that is not a regular file.
     pub(crate) fn make_entry(&mut self, job: Job) {
-        self.writers
+        const CREATE_DEVICE: &str = "create the device";
+        self.destination
+            .writers
             .wait_for_name(job.directory.identity(), name_of(&job.path));
         let made = match &job.member.kind {
-            Kind::Directory => {
-                self.make_directory(job);
-                return;
+            Kind::File => return,
+            Kind::Directory => return self.make_directory(job),
+            Kind::HardLink(target) => return self.make_link(&job, target),
+            Kind::Symlink(target) => self.create(&job, None, "create the symbolic link", || {
+                rustix::fs::symlinkat(&**target, &job.directory, job.name())
+            }),
+            Kind::CharDevice(device) => {
+                self.make_node(&job, FileType::CharacterDevice, *device, CREATE_DEVICE)
             }
-            Kind::HardLink(target) => {
-                let target = target.clone();
-                self.make_link(&job, &target);
-                return;
-            }
-            Kind::Symlink(target) => self.make_symlink(&job, target),
-            Kind::CharDevice(device) => self.make_node(
-                &job,
-                FileType::CharacterDevice,
-                *device,
-                "create the device",
-            ),
             Kind::BlockDevice(device) => {
-                self.make_node(&job, FileType::BlockDevice, *device, "create the device")
+                self.make_node(&job, FileType::BlockDevice, *device, CREATE_DEVICE)
             }
             Kind::Fifo => {
                 self.make_node(&job, FileType::Fifo, Device::default(), "create the FIFO")
             }
-            Kind::File => return,
         };
         match made {
             Ok(CreateOutcome::Created(())) => {
                 self.context.stats.written_entries.increment();
-                self.journal_entry(&job);
+                self.resume
+                    .record_entry(job.number, &job.directory, &job.path);
             }
             Ok(CreateOutcome::Kept) => {}
             Err(error) => self.context.record_job_failure(&job, error, 0),
         }
-    }
-
-    fn make_symlink(&mut self, job: &Job, target: &[u8]) -> Result<CreateOutcome<()>, StepError> {
-        let (directory, name) = (&job.directory, job.name());
-        let made = self
-            .context
-            .create_or_replace(
-                directory,
-                name,
-                || self.writers.wait_for_all(),
-                || rustix::fs::symlinkat(target, directory, name),
-            )
-            .with_action("create the symbolic link")?;
-        if let CreateOutcome::Created(()) = made {
-            self.apply_metadata(job, None)?;
-        }
-        Ok(made)
     }
 
     fn make_node(
@@ -129,87 +89,82 @@ impl Materializer {
         action: &'static str,
     ) -> Result<CreateOutcome<()>, StepError> {
         let (directory, name) = (&job.directory, job.name());
-        let mode = self.context.policy.mode(&job.member);
-        let initial = self
-            .context
+        let context = Arc::clone(&self.context);
+        let mode = context.policy.mode(&job.member);
+        let initial = context
             .policy
-            .initial_mode(mode, !self.needs_no_chown(job), false);
+            .initial_mode(mode, self.needs_chown(job), false);
         let number = makedev(device.major, device.minor);
         // The kernel would truncate the number and make another device.
         if u32::try_from(number).is_err() {
             return Err(Errno::INVAL).with_action(action);
         }
-        let made = self
-            .context
-            .create_or_replace(
-                directory,
-                name,
-                || self.writers.wait_for_all(),
-                || {
-                    let mode = Mode::from_raw_mode(initial.mode);
-                    match rustix::fs::mknodat(directory, name, kind, mode, number) {
-                        Err(Errno::PERM) if self.context.device_placeholders => {
-                            rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
-                            self.context.stats.written_device_placeholders.increment();
-                            Ok(())
-                        }
-                        made => made,
-                    }
-                },
-            )
-            .with_action(action)?;
+        let needs_chmod = initial.needs_chmod || directory.inherits_acl();
+        self.create(job, needs_chmod.then_some(mode), action, || {
+            let mode = Mode::from_raw_mode(initial.mode);
+            match rustix::fs::mknodat(directory, name, kind, mode, number) {
+                Err(Errno::PERM) if context.device_placeholders => {
+                    rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
+                    context.stats.written_device_placeholders.increment();
+                    Ok(())
+                }
+                made => made,
+            }
+        })
+    }
+
+    /// Creates a link or special file by `attempt`, and sets its attributes.
+    fn create(
+        &mut self,
+        job: &Job,
+        mode: Option<u32>,
+        action: &'static str,
+        attempt: impl FnMut() -> Result<(), Errno>,
+    ) -> Result<CreateOutcome<()>, StepError> {
+        let wait_for_files = || self.destination.writers.wait_for_all();
+        let made =
+            self.context
+                .create_or_replace(&job.directory, job.name(), wait_for_files, attempt);
+        let made = made.with_action(action)?;
         if let CreateOutcome::Created(()) = made {
-            let needs_chmod = initial.needs_chmod || directory.inherits_acl();
-            self.apply_metadata(job, needs_chmod.then_some(mode))?;
+            let attributes = Attributes {
+                path: &job.path,
+                owner: self
+                    .context
+                    .policy
+                    .owner(&job.member)
+                    .filter(|_| self.needs_chown(job)),
+                mode,
+                mtime: job.member.mtime,
+                xattrs: &job.member.xattrs,
+                removes_inherited_acls: mode.is_some() && job.directory.inherits_acl(),
+                policy: &self.context.policy,
+                problems: &self.context.problems,
+            };
+            attributes.apply(AttributeTarget::named(&job.directory, job.name()))?;
         }
         Ok(made)
     }
 
-    /// Sets owner, mode, attributes and time of a new link or special file.
-    fn apply_metadata(&self, job: &Job, chmod: Option<u32>) -> Result<(), StepError> {
-        let target = AttributeTarget::named(&job.directory, job.name());
-        let xattrs = Xattrs {
-            list: &job.member.xattrs,
-            path: &job.path,
-            context: &self.context,
-        };
-        let owner = self
-            .context
-            .policy
-            .owner(&job.member)
-            .filter(|_| !self.needs_no_chown(job));
-        let chown = owner.map_or(Ok(()), |owner| target.chown(owner));
-        xattrs.set_non_acls(target);
-        if chmod.is_some() && job.directory.inherits_acl() {
-            xattrs.remove_inherited_acls(target);
-        }
-        let chmod = chmod.map_or(Ok(()), |mode| target.chmod(mode));
-        xattrs.set_acls(target);
-        let times = target.set_mtime(job.member.mtime);
-        chown.and(chmod).and(times)
-    }
-
-    /// Whether an entry that we make already has its final owner.
-    fn needs_no_chown(&self, job: &Job) -> bool {
+    /// Whether an entry that we make may not have its final owner.
+    fn needs_chown(&self, job: &Job) -> bool {
         let owner = self.context.policy.owner(&job.member);
-        let known = owner.is_none() || job.directory.ownership() == Ownership::ProcessOwner;
-        known && self.context.policy.is_process_owner(owner)
+        let is_known = owner.is_none() || job.directory.creates_as_process_owner() == Some(true);
+        !(is_known && self.context.policy.is_process_owner(owner))
     }
 
     fn make_directory(&mut self, job: Job) {
         match self.try_make_directory(&job) {
-            Ok(Some((directory, new))) => {
+            Ok(Some((directory, is_new))) => {
                 let identity = directory.identity();
-                self.root.cache_directory(job.path.as_bytes(), directory);
+                self.destination
+                    .cache_directory(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
-                let policy: &AttributePolicy = &self.context.policy;
-                let resolved_path = job
-                    .directory
-                    .resolved_path_of(job.name())
-                    .unwrap_or(job.path);
-                self.directories
-                    .add(resolved_path, identity, new, *job.member, policy);
-                self.journal_directory(&job.directory);
+                let resolved_path = job.directory.resolved_path_of(job.name());
+                let path = resolved_path.unwrap_or(job.path);
+                let policy = &self.context.policy;
+                let pending = PendingDirectory::new(path, identity, is_new, *job.member, policy);
+                self.defer_attributes(pending, &job.directory);
             }
             Ok(None) => {}
             Err(error) => self
@@ -219,33 +174,28 @@ impl Materializer {
     }
 
     /// Makes or opens the directory. Returns it and whether it is new; `None` if another entry is kept.
-    pub(in crate::materialize) fn try_make_directory(
+    pub(crate) fn try_make_directory(
         &mut self,
         job: &Job,
     ) -> Result<Option<(Directory, bool)>, StepError> {
-        const OPEN: &str = "open the directory";
         let (parent, name) = (&job.directory, job.name());
         let mode = Mode::from_raw_mode(self.initial_directory_mode(job));
         let make = || rustix::fs::mkdirat(parent, name, mode);
-        let new = match make() {
+        let is_new = match make() {
             Ok(()) => true,
             Err(Errno::EXIST) if self.context.existing != Existing::Replace => return Ok(None),
             Err(Errno::EXIST) if is_directory(parent, name) => false,
             Err(Errno::EXIST) => {
-                self.root.invalidate(job.path.as_bytes());
+                self.destination.invalidate(job.path.as_bytes());
                 let made = self.context.create_or_replace(parent, name, || (), make);
                 made.with_action("create the directory")?;
                 true
             }
             Err(errno) => return Err(errno).with_action("create the directory"),
         };
-        let directory = if new {
-            self.root.open_new(parent, name, &mut self.writers)
-        } else {
-            self.root.open_child(parent, name, &mut self.writers)
-        };
-        let new = new || self.was_made_before(job);
-        Ok(Some((directory.with_action(OPEN)?, new)))
+        let directory = self.destination.open_child(parent, name, is_new);
+        let is_new = is_new || self.resume.was_made_before(job);
+        Ok(Some((directory.with_action("open the directory")?, is_new)))
     }
 
     /// The mode for creating a directory.
@@ -256,7 +206,7 @@ impl Materializer {
         let policy = &self.context.policy;
         let mode = policy.mode(&job.member);
         let has_xattrs = !job.member.xattrs.is_empty();
-        let initial = policy.initial_mode(mode, !self.needs_no_chown(job), has_xattrs);
+        let initial = policy.initial_mode(mode, self.needs_chown(job), has_xattrs);
         if initial.needs_chmod || mode & OWNER_RWX != OWNER_RWX {
             OWNER_RWX
         } else {
@@ -276,8 +226,10 @@ impl Materializer {
         };
         match self.try_make_link(&job.directory, &job.path, &target) {
             Ok(()) => {
-                self.journal_entry(job);
-                self.after_link(&job.path, &target);
+                self.resume
+                    .record_entry(job.number, &job.directory, &job.path);
+                self.resume
+                    .after_link(&job.path, &target, &mut self.destination);
             }
             Err(LinkFailure::NoTarget) => self.defer_link(job, target),
             Err(failure) => self.record_link_failure(&job.path, &job.directory, target, failure),
@@ -310,28 +262,12 @@ impl Materializer {
             _ => {
                 self.context.reserved_names.reserve(&job.directory, name);
                 let resolved_path = job.directory.resolved_path_of(name);
-                self.links.0.push(DeferredLink {
-                    path: resolved_path.unwrap_or_else(|| job.path.clone()),
-                    target,
-                });
-                self.journal_link();
+                let path = resolved_path.unwrap_or_else(|| job.path.clone());
+                let link = DeferredLink { path, target };
+                self.resume.record_link(&link);
+                self.links.push(link);
             }
         }
-    }
-
-    /// Restores the links that an earlier run deferred.
-    pub(crate) fn restore_deferred_links(&mut self, links: Vec<DeferredLink>) {
-        for link in &links {
-            let parent = parent_of(&link.path);
-            let directory = self
-                .root
-                .resolve_directory(parent, IfMissing::Fail, &mut self.writers);
-            if let Ok(directory) = directory {
-                let name = name_of(&link.path);
-                self.context.reserved_names.reserve(&directory, name);
-            }
-        }
-        self.links = DeferredLinks(links);
     }
 
     fn try_make_link(
@@ -342,13 +278,13 @@ impl Materializer {
     ) -> Result<(), LinkFailure> {
         let name = name_of(path);
         let parent = parent_of(target);
-        let target_directory =
-            self.root
-                .resolve_directory(parent, IfMissing::Fail, &mut self.writers)?;
+        let destination = &mut self.destination;
+        let target_directory = destination.resolve_directory(parent, IfMissing::Fail)?;
         let target_name = name_of(target);
-        self.writers
+        destination
+            .writers
             .wait_for_name(target_directory.identity(), target_name);
-        self.before_link(&target_directory, target_name);
+        self.resume.before_link(&target_directory, target_name);
         let link = || {
             let flags = AtFlags::empty();
             rustix::fs::linkat(&target_directory, target_name, directory, name, flags)
@@ -361,7 +297,7 @@ impl Materializer {
             // A directory cannot be linked, so nothing is removed for such a link.
             Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
             Err(Errno::EXIST) => {
-                let wait_for_files = || self.writers.wait_for_all();
+                let wait_for_files = || destination.writers.wait_for_all();
                 self.context
                     .create_or_replace(directory, name, wait_for_files, link)
             }
@@ -394,7 +330,7 @@ impl Materializer {
     ///
     /// A link that precedes its target is often the first of a chain.
     pub(crate) fn make_deferred_links(&mut self) {
-        let mut links = std::mem::take(&mut self.links.0);
+        let mut links = std::mem::take(&mut self.links);
         for _ in 0..MAX_FORWARD_LINK_PASSES {
             let before = links.len();
             links = links
@@ -407,8 +343,10 @@ impl Materializer {
             }
         }
         for link in links {
-            let top = self.root.top().clone();
-            self.record_link_failure(&link.path, &top, link.target, LinkFailure::NoTarget);
+            let target = link.target;
+            self.context
+                .problems
+                .add(&link.path, Cause::NoTarget { target });
         }
         self.context.reserved_names.clear();
     }
@@ -417,33 +355,27 @@ impl Materializer {
     fn make_deferred_link(&mut self, link: &DeferredLink) -> Result<(), LinkFailure> {
         let parent = parent_of(&link.path);
         let result = match self
-            .root
-            .resolve_directory(parent, IfMissing::Create, &mut self.writers)
+            .destination
+            .resolve_directory(parent, IfMissing::Create)
         {
             Ok(directory) if lstat_at(&directory, name_of(&link.path)).is_ok() => Ok(()),
             Ok(directory) => {
                 let made = self.try_make_link(&directory, &link.path, &link.target);
                 // Recorded for member 0, because no later member makes it again.
-                self.journal_name(0, &directory, &link.path);
+                self.resume.record_entry(0, &directory, &link.path);
                 made
             }
             Err(error) => Err(error.into()),
         };
         match result {
-            Err(LinkFailure::NoTarget) => Err(LinkFailure::NoTarget),
-            Err(failure) => {
-                let top = self.root.top().clone();
-                self.record_link_failure(&link.path, &top, link.target.clone(), failure);
+            Err(failure @ (LinkFailure::Cause(_) | LinkFailure::Step(_))) => {
+                let (top, target) = (&self.destination.top, link.target.clone());
+                self.record_link_failure(&link.path, top, target, failure);
                 Ok(())
             }
-            Ok(()) => Ok(()),
+            result => result,
         }
     }
-}
-
-fn is_directory(directory: &Directory, name: &[u8]) -> bool {
-    lstat_at(directory, name)
-        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
 /// Whether two names are links to the same file.

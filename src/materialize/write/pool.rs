@@ -14,9 +14,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::context::{Context, EntryQuota, ReservedNames};
-use super::destination::Identity;
-use super::file::{FileWriter, Job};
+use super::context::Context;
+use super::directory::Identity;
+use super::file::FileWriter;
+use super::job::Job;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
@@ -52,7 +53,6 @@ pub(crate) struct WriterPool {
     directory: Option<Identity>,
     /// Queue of the last file, for its pieces.
     current: usize,
-    context: Arc<Context>,
 }
 
 /// A file's queue, and its number among all files of the run. Numbers start at 1.
@@ -135,7 +135,6 @@ impl WriterPool {
             queued: 0,
             directory: None,
             current: 0,
-            context: Arc::clone(context),
         };
         for number in 0..count {
             let shards = Arc::clone(&writers.shards);
@@ -153,39 +152,26 @@ impl WriterPool {
         self.threads.len()
     }
 
-    /// The entry quota of this run.
-    pub(crate) fn entry_quota(&self) -> &EntryQuota {
-        &self.context.entry_quota
-    }
-
-    /// Names of deferred links.
-    pub(crate) fn reserved_names(&self) -> &ReservedNames {
-        &self.context.reserved_names
-    }
-
     /// Queues a file with its complete content.
     pub(crate) fn write_file(&mut self, job: Job, bytes: Bytes) {
-        let queued_file = self.assign_queue(&job);
-        self.push(
-            queued_file.shard,
-            Item::Whole(queued_file.number, job, bytes),
-        );
+        let number = self.assign_queue(&job).number;
+        self.push(Item::Whole(number, job, bytes));
     }
 
     /// Queues a file. Its content follows by [`Self::write_piece`], its end by [`Self::end_file`].
     pub(crate) fn begin_file(&mut self, job: Job) {
-        let queued_file = self.assign_queue(&job);
-        self.push(queued_file.shard, Item::Begin(queued_file.number, job));
+        let number = self.assign_queue(&job).number;
+        self.push(Item::Begin(number, job));
     }
 
     /// Queues the next piece of the current file.
     pub(crate) fn write_piece(&self, bytes: Bytes) {
-        self.push(self.current, Item::Piece(bytes));
+        self.push(Item::Piece(bytes));
     }
 
     /// Queues the end of the current file.
     pub(crate) fn end_file(&self, cut: bool) {
-        self.push(self.current, Item::End { cut });
+        self.push(Item::End { cut });
     }
 
     /// Waits until no file of this name in this directory is queued.
@@ -202,7 +188,7 @@ impl WriterPool {
     pub(crate) fn wait_for_all(&mut self) {
         self.in_flight.clear();
         for shard in &self.shards.0 {
-            let queued = shard.lock().queued;
+            let queued = shard.state.lock().queued;
             shard.wait_for(queued);
         }
     }
@@ -213,7 +199,7 @@ impl WriterPool {
             self.shards
                 .0
                 .iter()
-                .map(|shard| shard.lock().queued)
+                .map(|shard| shard.state.lock().queued)
                 .collect(),
         )
     }
@@ -222,11 +208,6 @@ impl WriterPool {
     pub(crate) fn has_reached(&self, watermark: &Watermark) -> bool {
         let mut shards = self.shards.0.iter().zip(&watermark.0);
         shards.all(|(shard, &queued)| shard.is_done(queued))
-    }
-
-    /// Number of links and directories replaced so far.
-    pub(crate) fn replacements(&self) -> usize {
-        self.context.replacements.load(Ordering::Acquire)
     }
 
     /// Finishes the queued files and ends the threads.
@@ -240,11 +221,6 @@ impl WriterPool {
         for thread in self.threads.drain(..) {
             thread.join();
         }
-    }
-
-    /// Counts a link or directory that is about to be replaced.
-    pub(crate) fn note_replacement(&self) {
-        self.context.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Chooses the queue for the job and notes its name as in flight.
@@ -276,7 +252,8 @@ impl WriterPool {
 
     /// The queue for a new name in `directory`.
     fn choose_queue(&self, directory: Identity) -> usize {
-        let loads = || self.shards.0.iter().map(Shard::load).enumerate();
+        let load = |shard: &Shard| shard.load.load(Ordering::Relaxed);
+        let loads = || self.shards.0.iter().map(load).enumerate();
         let (least_loaded, least) = loads().min_by_key(|&(_, load)| load).unwrap_or_default();
         let stays = self.directory == Some(directory)
             && loads().any(|(shard, load)| {
@@ -285,8 +262,9 @@ impl WriterPool {
         if stays { self.current } else { least_loaded }
     }
 
-    fn push(&self, shard: usize, item: Item) {
-        if let Some(shard) = self.shards.0.get(shard) {
+    /// Adds the item to the queue of the last file.
+    fn push(&self, item: Item) {
+        if let Some(shard) = self.shards.0.get(self.current) {
             shard.push(item);
         }
     }
@@ -302,13 +280,9 @@ impl Drop for WriterPool {
 }
 
 impl Shard {
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock()
-    }
-
     /// Waits while the queue is full. A closed queue drops the item.
     fn push(&self, item: Item) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.queue.len() >= MAX_QUEUE_ITEMS {
             state = self.wait(state, |state| {
                 state.queue.len() < MAX_QUEUE_ITEMS || state.closed
@@ -352,16 +326,12 @@ impl Shard {
     }
 
     fn close(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.closed = true;
         state.writer = WriterState::Working;
         drop(state);
         self.filled.notify_all();
         self.drained.notify_all();
-    }
-
-    fn load(&self) -> u64 {
-        self.load.load(Ordering::Relaxed)
     }
 
     fn is_done(&self, number: u64) -> bool {
@@ -371,13 +341,13 @@ impl Shard {
     /// Waits until file `number`, which is in this queue, is finished.
     fn wait_for(&self, number: u64) {
         if !self.is_done(number) {
-            drop(self.wait(self.lock(), |_| self.is_done(number)));
+            drop(self.wait(self.state.lock(), |_| self.is_done(number)));
         }
     }
 
     /// Waits until all files before `number` in this queue are finished.
     fn wait_for_earlier(&self, number: u64) {
-        drop(self.wait(self.lock(), |state| {
+        drop(self.wait(self.state.lock(), |state| {
             self.started.load(Ordering::SeqCst) > number || self.is_done(state.queued)
         }));
     }
@@ -395,14 +365,14 @@ impl Shard {
 
     fn notify_waiters(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            drop(self.lock());
+            drop(self.state.lock());
             self.drained.notify_all();
         }
     }
 
     /// Takes all queued items; `None` when the queue is closed and empty.
     fn take_items(&self, items: &mut VecDeque<Item>) -> Option<()> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if state.queue.is_empty() && !state.closed {
             state.writer = WriterState::Polling;
             let is_polling = |state: &mut QueueState| state.writer == WriterState::Polling;
@@ -535,23 +505,25 @@ impl Drop for ExitGuard<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::destination::DestinationRoot;
     use super::*;
     use crate::base::archive_path::ArchivePath;
     use crate::materialize::test_support;
+    use crate::materialize::write::directory::Directory;
 
     /// Two queues and a job in the destination. No file is written.
     fn writers() -> (WriterPool, impl Fn(&[u8]) -> Job) {
-        let root = DestinationRoot::open(&std::env::temp_dir()).expect("a directory");
+        let directory = Directory::open_top(&std::env::temp_dir()).expect("a directory");
         let job = move |name: &[u8]| Job {
-            directory: root.top().clone(),
+            directory: directory.clone(),
             name: None,
             path: ArchivePath::sanitize(name).path,
             number: 0,
             member: Box::new(test_support::file(name, b"").0),
         };
-        let context = Arc::new(test_support::context());
-        (WriterPool::start(2, &context).expect("threads"), job)
+        (
+            WriterPool::start(2, &test_support::context()).expect("threads"),
+            job,
+        )
     }
 
     fn add_load(writers: &WriterPool, queued_file: QueuedFile) {

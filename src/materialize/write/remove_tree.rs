@@ -6,7 +6,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::attributes::AttributeTarget;
-use super::destination::Identity;
+use super::directory::Identity;
 
 /// Permissions that the owner needs to empty a directory.
 const OWNER_RWX: u32 = 0o700;

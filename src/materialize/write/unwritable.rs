@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{Access, AtFlags, CWD, accessat, statat};
 use rustix::io::Errno;
 
-use super::destination::Directory;
+use super::directory::Directory;
 use crate::base::archive_path::ArchivePath;
 use crate::materialize::error::{Error, Problems, StepError};
 
@@ -77,7 +77,7 @@ impl Unwritable {
                 error.errno,
             ));
         }
-        problems.count_reported();
+        problems.add_count(1);
         true
     }
 

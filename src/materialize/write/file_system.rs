@@ -1,6 +1,10 @@
-//! File system type of the destination, and the number of writers for it.
+//! File system of the destination: its sync, and the number of writers for its type.
 
 use std::os::fd::AsFd;
+use std::path::Path;
+
+use crate::base::stats::Stats;
+use crate::materialize::error::Error;
 
 /// Number of writers on a local file system, at most one per processor.
 ///
@@ -58,6 +62,23 @@ fn is_remote(f_type: i128) -> bool {
     REMOTE_FS_TYPES
         .iter()
         .any(|&(magic, _)| i128::from(magic) == f_type & 0xFFFF_FFFF)
+}
+
+/// Syncs the file system of `directory`.
+///
+/// It also fails for a write-back error that occurred since the descriptor was opened, even if that was
+/// long ago.
+pub(crate) fn sync_file_system(
+    directory: impl AsFd,
+    path: &Path,
+    stats: &Stats,
+) -> Result<(), Error> {
+    rustix::fs::syncfs(directory).map_err(|errno| Error::Sync {
+        path: path.to_owned(),
+        errno,
+    })?;
+    stats.synced_file_systems.increment();
+    Ok(())
 }
 
 #[cfg(test)]

@@ -1,0 +1,604 @@
+//! Writes the tree of a copy: directories first, then files and other entries by several threads.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::{ControlFlow, Range};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::fs::{AtFlags, fstat};
+use rustix::io::Errno;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::bit_set::BitSet;
+use super::directory::{errno, is_file};
+use super::ledger::{Ledger, Record};
+use super::plan::{self, CopyPlan, Name};
+use super::status::{CopyState, CopyStatus};
+use crate::archive::ReadError;
+use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::base::thread::Thread;
+use crate::base::xattr_filter::XattrFilter;
+use crate::index::{Entry, Index, Ino, Kind, Piece};
+use crate::materialize::error::{Error, Problem, Problems, Reporter};
+use crate::materialize::materializer::Materializer;
+use crate::materialize::options::Options;
+use crate::materialize::write::context::Context;
+use crate::materialize::write::directory::{Directory, name_of};
+use crate::materialize::write::file::FileWriter;
+use crate::materialize::write::file_system::default_writer_count;
+use crate::materialize::write::job::{Job, member_of};
+use crate::tar::{self, Member};
+
+/// Maximum stored bytes of one read. A read also ends with its span, which is in memory as a whole.
+const MAX_READ_BYTES: u64 = 8 << 20;
+/// Buffer size for hashing a file of the copy.
+const HASH_BUFFER_BYTES: usize = 1 << 20;
+/// Maximum number of files queued ahead of their turn. Further requested files wait for their turn.
+const MAX_PRIORITY_FILES: usize = 1024;
+/// Note about an entry that is inconsistent in its index.
+const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount again";
+/// Delay before retrying an unreachable source. It doubles from the minimum to the maximum.
+const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
+
+/// Reads a file of the archive, from an offset, at most so many bytes.
+pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
+
+/// The copy of one tree of a complete index.
+pub(super) struct CopyTask {
+    status: Arc<CopyStatus>,
+    index: Arc<Index>,
+    root: Ino,
+    read: ReadFn,
+    pub(super) ledger: Ledger,
+    pub(super) plan: CopyPlan,
+    context: Context,
+    /// Entries that can be opened in the copy.
+    pub(super) complete: BitSet,
+    /// Files that a reader has requested.
+    requested: BitSet,
+    /// Entries that a worker has claimed.
+    claimed: BitSet,
+    /// Entries counted as complete. `files` and `bytes` count the files among them.
+    counted: BitSet,
+    /// Requested files. It has its own lock, because requests of the mount take it.
+    priority_files: Mutex<VecDeque<Ino>>,
+    /// Position in the plan of the next unclaimed batch.
+    next_name: Mutex<usize>,
+    /// Makes directories and special files, and resolves directories.
+    materializer: Mutex<Option<Materializer>>,
+    pub(super) files: AtomicU64,
+    pub(super) bytes: AtomicU64,
+}
+
+impl CopyTask {
+    /// Prepares the copy of the tree below `root`. Entries in the `ledger` are complete.
+    pub(super) fn new(
+        status: &Arc<CopyStatus>,
+        index: &Arc<Index>,
+        root: Ino,
+        read: ReadFn,
+        ledger: Ledger,
+        xattrs: &XattrFilter,
+        stats: &Arc<Stats>,
+    ) -> Result<Self, Error> {
+        let directory = &status.directory;
+        let last = index.last_ino().0;
+        let complete = BitSet::new(last);
+        let known = ledger.for_each_recent(last, |number| {
+            complete.insert(number);
+        });
+        known.map_err(|error| {
+            directory.ledger_error("read the record of complete files")(errno(&error))
+        })?;
+        let options = Options {
+            // Its writer is idle, because the workers write the contents.
+            writers: Some(1),
+            xattrs: xattrs.clone(),
+            ..Options::for_this_user()
+        };
+        let problems = Problems::new(Some(Arc::new(LogReporter)));
+        let top = directory
+            .destination()
+            .map_err(|errno| Error::Destination {
+                path: directory.path.clone(),
+                errno,
+            })?;
+        let materializer = Materializer::start(top, problems, options.clone(), Arc::clone(stats))?;
+        // Problems of the workers are counted separately. A fatal error of one stops both.
+        let shared = &materializer.tree.context;
+        let context = Context {
+            replacements: Arc::clone(&shared.replacements),
+            ..Context::new(&options, shared.problems.fork(), Arc::clone(stats))
+        };
+        Ok(Self {
+            status: Arc::clone(status),
+            plan: CopyPlan::new(index, root),
+            index: Arc::clone(index),
+            root,
+            read,
+            ledger,
+            context,
+            complete,
+            requested: BitSet::new(last),
+            claimed: BitSet::new(last),
+            counted: BitSet::new(last),
+            priority_files: Mutex::default(),
+            next_name: Mutex::default(),
+            materializer: Mutex::new(Some(materializer)),
+            files: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        })
+    }
+
+    /// Opens the copy of file `ino` if it is complete and unchanged.
+    ///
+    /// Its content starts at offset 0, and its holes are holes.
+    pub(super) fn open_copy(&self, ino: Ino) -> Option<File> {
+        if !self.complete.contains(ino.0) {
+            return None;
+        }
+        let entry = self.index.entry(ino)?;
+        let name = self.plan.names_of(ino).first()?;
+        let path = self.plan.path(&self.index, name)?;
+        match self.open_verified(entry, &path) {
+            Ok(Some((file, record))) if self.ledger.is_recent(&record) => Some(file.into()),
+            Err(error) => {
+                tracing::debug!(%error, %path, "cannot open the copy of a file");
+                None
+            }
+            Ok(_) => {
+                if self.complete.remove(ino.0) {
+                    self.record_change(entry, &path);
+                }
+                None
+            }
+        }
+    }
+
+    /// Moves file `ino` to the front.
+    pub(super) fn prioritize(&self, ino: Ino) {
+        if self.complete.contains(ino.0)
+            || self.claimed.contains(ino.0)
+            || !self.requested.insert(ino.0)
+        {
+            return;
+        }
+        let mut priority_files = self.priority_files.lock();
+        if priority_files.len() < MAX_PRIORITY_FILES {
+            priority_files.push_back(ino);
+        }
+    }
+
+    /// Runs the copy's main thread.
+    pub(super) fn run(self: &Arc<Self>) {
+        self.status.set_state(CopyState::Writing, None);
+        if self.make_directories().is_break() {
+            return;
+        }
+        self.write_all();
+        if self.status.cancel_token.is_cancelled() {
+            return;
+        }
+        // Existing directories get their attributes even if some entries could not be written.
+        let materializer = self.materializer.lock().take();
+        match materializer.map(Materializer::finish) {
+            Some(Err(error)) => self.status.halt(&error),
+            Some(Ok(summary)) => {
+                let errors = summary.errors + self.context.problems.count();
+                self.status.finish(errors);
+            }
+            None => {}
+        }
+    }
+
+    fn make_directories(&self) -> ControlFlow<()> {
+        let mut materializer = self.materializer.lock();
+        let Some(Materializer { tree, .. }) = materializer.as_mut() else {
+            return ControlFlow::Break(());
+        };
+        let root = self.index.entry(self.root);
+        if let Some(root) = root.filter(|root| !plan::is_implied(*root)) {
+            tree.begin_member(member_of(root), ArchivePath::root());
+        }
+        for &ino in &self.plan.directories {
+            if self.status.cancel_token.is_cancelled() {
+                return ControlFlow::Break(());
+            }
+            let path = self.plan.directory(&self.index, ino);
+            if let (Some(entry), Some(path)) = (self.index.entry(ino), path) {
+                tree.begin_member(member_of(entry), path.clone());
+                tree.grant_owner_access(&path);
+            } else {
+                self.status.record_failure(Some(CORRUPT_INDEX.to_owned()));
+            }
+            self.check_stop()?;
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Writes all entries, with as many threads as suit the file system.
+    fn write_all(self: &Arc<Self>) {
+        let count = default_writer_count(&self.status.directory.top);
+        let spawn = |number| {
+            let task = Arc::clone(self);
+            Thread::spawn(&format!("copy-{number}"), move || task.run_worker())
+        };
+        // If the system cannot start more threads, fewer are enough.
+        let workers: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();
+        self.run_worker();
+        drop(workers);
+    }
+
+    /// Runs a worker.
+    fn run_worker(&self) {
+        while !self.status.cancel_token.is_cancelled() {
+            let next = self.priority_files.lock().pop_front();
+            if let Some(ino) = next {
+                if self.ensure_written(self.plan.names_of(ino)).is_break() {
+                    return;
+                }
+                continue;
+            }
+            let batch = {
+                let mut next = self.next_name.lock();
+                let batch = self.plan.batch(&self.index, *next);
+                *next = batch.end;
+                batch
+            };
+            if batch.is_empty() || self.write_batch(batch).is_break() {
+                return;
+            }
+        }
+    }
+
+    fn write_batch(&self, batch: Range<usize>) -> ControlFlow<()> {
+        let mut place = batch.start;
+        while place < batch.end {
+            let names = self.plan.names_at(place);
+            self.ensure_written(names)?;
+            place += names.len().max(1);
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Makes the entry of these `names`, unless it is claimed or exists.
+    fn ensure_written(&self, names: &[Name]) -> ControlFlow<()> {
+        let Some(first) = names.first().filter(|name| self.claimed.insert(name.ino.0)) else {
+            return ControlFlow::Continue(());
+        };
+        let paths = names.iter().map(|name| self.plan.path(&self.index, name));
+        let paths: Vec<_> = paths.flatten().collect();
+        let (Some(entry), Some(path), true) = (
+            self.index.entry(first.ino),
+            paths.first(),
+            paths.len() == names.len(),
+        ) else {
+            self.status.record_failure(Some(CORRUPT_INDEX.to_owned()));
+            return ControlFlow::Continue(());
+        };
+        if self.is_already_written(entry, path) {
+            self.count_complete(entry);
+            return self.check_stop();
+        }
+        self.complete.remove(first.ino.0);
+        self.write_with_retries(entry, path, &paths)
+    }
+
+    /// Makes an entry with all its `paths`. Retries while the source is unreachable.
+    fn write_with_retries(
+        &self,
+        entry: Entry<'_>,
+        path: &ArchivePath,
+        paths: &[ArchivePath],
+    ) -> ControlFlow<()> {
+        let mut delay = MIN_RETRY_DELAY;
+        while !self.status.cancel_token.is_cancelled() {
+            match self.create_entry(entry, paths) {
+                Ok(()) => {
+                    self.count_complete(entry);
+                    return self.check_stop();
+                }
+                Err(Failure::Recorded) => {
+                    self.status.record_failure(None);
+                    return self.check_stop();
+                }
+                Err(Failure::Ledger(error)) => {
+                    self.status.halt(&error);
+                    break;
+                }
+                Err(Failure::Cancelled) => break,
+                Err(Failure::Read(
+                    ReadError::Unreachable(error)
+                    | ReadError::TimedOut(error)
+                    | ReadError::AccessDenied(error)
+                    | ReadError::NotFound(error),
+                )) => {
+                    let why = format!("the archive cannot be reached: {error}");
+                    self.status.set_state(CopyState::Retrying, Some(why));
+                    if self.status.cancel_token.wait_timeout(delay) {
+                        break;
+                    }
+                    self.status.set_state(CopyState::Writing, None);
+                    delay = MAX_RETRY_DELAY.min(delay * 2);
+                }
+                Err(Failure::Read(error @ ReadError::Changed(_))) => {
+                    self.status.halt(&error);
+                    break;
+                }
+                Err(Failure::Read(error)) => {
+                    self.status.record_failure(Some(format!("{path}: {error}")));
+                    return ControlFlow::Continue(());
+                }
+            }
+        }
+        ControlFlow::Break(())
+    }
+
+    /// Whether an earlier mount has completed the entry.
+    fn is_already_written(&self, entry: Entry<'_>, path: &ArchivePath) -> bool {
+        let Ok(Some((found, record))) = self.open_verified(entry, path) else {
+            return false;
+        };
+        if self.ledger.is_recent(&record) {
+            return true;
+        }
+        // After a reboot, the content must have the recorded hash.
+        let is_same = entry.kind() == Kind::File
+            && member_of(entry).sparse.is_none()
+            && self.hash(&found) == Some(record.hash);
+        let stat = fstat(&found).ok().filter(|stat| record.matches(stat));
+        let Some(stat) = stat.filter(|_| is_same) else {
+            return false;
+        };
+        self.ledger.put(entry.ino().0, &stat, record.hash).is_ok()
+    }
+
+    /// Opens the entry if it matches its record in the ledger.
+    ///
+    /// # Errors
+    /// When this process or the system has no descriptor or memory left. That says nothing about
+    /// the entry.
+    fn open_verified(
+        &self,
+        entry: Entry<'_>,
+        path: &ArchivePath,
+    ) -> Result<Option<(OwnedFd, Record)>, Errno> {
+        let Some(record) = self.ledger.get(entry.ino().0) else {
+            return Ok(None);
+        };
+        let wants_file = entry.kind() == Kind::File;
+        let found = match self.status.directory.open_entry(path, wants_file) {
+            Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
+            Err(_) => return Ok(None),
+            Ok(found) => found,
+        };
+        let Ok(stat) = fstat(&found) else {
+            return Ok(None);
+        };
+        let is_unchanged = record.matches(&stat) && is_file(&stat) == wants_file;
+        Ok(is_unchanged.then_some((found, record)))
+    }
+
+    /// xxh3-64 of a file without holes. `None` when it cannot be read, or the copy is cancelled.
+    fn hash(&self, file: &OwnedFd) -> Option<u64> {
+        let file = File::from(file.try_clone().ok()?);
+        let mut hasher = Xxh3Default::new();
+        let mut buffer = vec![0; HASH_BUFFER_BYTES];
+        let mut offset = 0;
+        while !self.status.cancel_token.is_cancelled() {
+            let len = match file.read_at(&mut buffer, offset) {
+                Ok(0) => return Some(hasher.digest()),
+                Ok(len) => len,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(_) => return None,
+            };
+            hasher.update(buffer.get(..len)?);
+            offset += len as u64;
+        }
+        None
+    }
+
+    /// Makes an entry with all its `paths` and records that it is complete.
+    fn create_entry(&self, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
+        let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
+        let (file, hash) = if entry.kind() == Kind::File {
+            let (file, hash) = self.write_file(entry, path)?;
+            (Some(file), hash)
+        } else {
+            self.create_node(member_of(entry), path)?;
+            (None, 0)
+        };
+        for other in more {
+            let link = Member {
+                kind: tar::Kind::HardLink(path.as_bytes().to_vec()),
+                xattrs: Vec::new(),
+                ..member_of(entry)
+            };
+            self.create_node(link, other)?;
+        }
+        let made = match file {
+            Some(file) => Ok(file),
+            None => self.status.directory.open_entry(path, false),
+        };
+        // If another process has already removed it, it is reported as a failure.
+        let stat = made.and_then(fstat).map_err(|_| Failure::Recorded)?;
+        let number = entry.ino().0;
+        self.ledger.put(number, &stat, hash).map_err(|error| {
+            let directory = &self.status.directory;
+            let ledger_error = directory.ledger_error("write the record of complete files");
+            Failure::Ledger(ledger_error(errno(&error)))
+        })?;
+        self.complete.insert(number);
+        Ok(())
+    }
+
+    /// Writes a file with its attributes, under its first name. Removes it if it is incomplete.
+    ///
+    /// Returns the file and the hash of its stored bytes.
+    fn write_file(&self, entry: Entry<'_>, path: &ArchivePath) -> Result<(OwnedFd, u64), Failure> {
+        let directory = {
+            let mut materializer = self.materializer.lock();
+            let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
+            let directory = tree.reopen_parent_directory(path);
+            directory.ok_or(Failure::Recorded)?
+        };
+        let job = Job {
+            number: 0,
+            directory: directory.clone(),
+            path: path.clone(),
+            name: None,
+            member: Box::new(member_of(entry)),
+        };
+        let file = FileWriter::create(job, &self.context, || ()).ok_or(Failure::Recorded)?;
+        let mut unfinished = RemoveUnlessFinished {
+            directory: &directory,
+            path,
+            is_finished: false,
+        };
+        let written = self.write_contents(entry, file);
+        unfinished.is_finished = written.is_ok();
+        written
+    }
+
+    fn write_contents(
+        &self,
+        entry: Entry<'_>,
+        mut file: FileWriter,
+    ) -> Result<(OwnedFd, u64), Failure> {
+        let mut hasher = Xxh3Default::new();
+        for piece in entry.pieces(0, u64::MAX) {
+            let mut done = 0;
+            while done < piece.plain.len() {
+                if self.status.cancel_token.is_cancelled() {
+                    return Err(Failure::Cancelled);
+                }
+                let len = read_len(&self.index, &piece, done);
+                let bytes =
+                    (self.read)(entry.ino(), piece.offset + done, len).map_err(Failure::Read)?;
+                if bytes.is_empty() {
+                    return Err(Failure::Read(ReadError::Index));
+                }
+                hasher.update(&bytes);
+                done += bytes.len() as u64;
+                file = file.write(&bytes, &self.context).ok_or(Failure::Recorded)?;
+            }
+        }
+        let file = file.finish(false, &self.context).ok_or(Failure::Recorded)?;
+        Ok((file, hasher.digest()))
+    }
+
+    /// Reports a complete file that was changed.
+    fn record_change(&self, entry: Entry<'_>, path: &ArchivePath) {
+        if self.counted.remove(entry.ino().0) {
+            self.files.fetch_sub(1, Ordering::Relaxed);
+            let bytes = entry.stored_bytes();
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            let what = format!("{path}: was changed in the copy, and is served from the archive");
+            self.status.record_failure(Some(what));
+            let mut report = self.status.report.lock();
+            if report.state == CopyState::Complete {
+                report.state = CopyState::Incomplete;
+            }
+        }
+    }
+
+    /// Whether the copy must stop.
+    fn check_stop(&self) -> ControlFlow<()> {
+        match self.context.problems.fatal() {
+            Some(error) => {
+                self.status.halt(error);
+                ControlFlow::Break(())
+            }
+            None if self.status.cancel_token.is_cancelled() => ControlFlow::Break(()),
+            None => ControlFlow::Continue(()),
+        }
+    }
+
+    /// Marks an entry as complete.
+    fn count_complete(&self, entry: Entry<'_>) {
+        self.complete.insert(entry.ino().0);
+        if self.counted.insert(entry.ino().0) && entry.kind() == Kind::File {
+            self.files.fetch_add(1, Ordering::Relaxed);
+            self.bytes
+                .fetch_add(entry.stored_bytes(), Ordering::Relaxed);
+        }
+    }
+
+    /// Makes an entry that is not a regular file.
+    fn create_node(&self, member: Member, path: &ArchivePath) -> Result<(), Failure> {
+        let mut materializer = self.materializer.lock();
+        let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
+        // The lock ensures that no other thread adds problems meanwhile.
+        let before = tree.context.problems.count();
+        tree.begin_member(member, path.clone());
+        let problems = &tree.context.problems;
+        let has_succeeded = problems.count() == before && problems.fatal().is_none();
+        has_succeeded.then_some(()).ok_or(Failure::Recorded)
+    }
+}
+
+/// Removes a new file on drop unless it is finished, even after a panic.
+struct RemoveUnlessFinished<'a> {
+    directory: &'a Directory,
+    path: &'a ArchivePath,
+    is_finished: bool,
+}
+
+impl Drop for RemoveUnlessFinished<'_> {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let name = name_of(self.path);
+        if let Err(errno) = rustix::fs::unlinkat(self.directory, name, AtFlags::empty()) {
+            tracing::warn!(path = %self.path, %errno, "cannot remove an incomplete file");
+        }
+    }
+}
+
+/// Reason why an entry is missing or not recorded.
+#[derive(Debug)]
+enum Failure {
+    /// The reason was already reported as a problem.
+    Recorded,
+    /// Reading from the archive failed.
+    Read(ReadError),
+    /// The entry exists, but its record could not be written.
+    Ledger(Error),
+    /// The copy was cancelled.
+    Cancelled,
+}
+
+/// Writes problems and warnings to the log.
+#[derive(Debug)]
+struct LogReporter;
+
+impl Reporter for LogReporter {
+    fn problem(&self, problem: &Problem) {
+        tracing::warn!(%problem, "missing from the copy");
+    }
+
+    fn warning(&self, text: &str) {
+        tracing::warn!(text, "problem in the copy");
+    }
+}
+
+/// Size of the next read of `piece` after `done` bytes.
+fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
+    let left = piece.plain.len().saturating_sub(done);
+    let here = Plain(piece.plain.start().0.saturating_add(done));
+    let span = index
+        .span_at(here)
+        .and_then(|number| index.span_extent(number));
+    let in_span = span.map_or(left, |span| span.end().0.saturating_sub(here.0));
+    u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,333 @@
+//! The parallel writer: a sink that writes the members of a scan to a tree.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::error::{Cause, Error, Problems};
+use super::layers::{self, LayerState};
+use super::options::{Options, Summary};
+use super::resume::is_tree_unchanged;
+use super::resume::journal::Journal;
+use super::selection::ParentComponent;
+use super::staging::Staging;
+use super::write::attributes::AttributeTarget;
+use super::write::directory::Directory;
+use super::write::file_system::sync_file_system;
+use super::write::job::Job;
+use super::write::tree_writer::TreeWriter;
+use super::write::unwritable::{Unwritable, is_empty_directory};
+use crate::archive::ResumePoint;
+use crate::archive::scan::Sink;
+use crate::base::archive_path::ArchivePath;
+use crate::base::extent::Plain;
+use crate::base::stats::Stats;
+use crate::index::MemoryLimit;
+use crate::layers::WhiteoutFormat;
+use crate::tar::Member;
+
+/// Writes members below a directory.
+#[derive(Debug)]
+pub struct Materializer {
+    pub(super) tree: TreeWriter,
+    /// Path of the destination, for messages, if the run syncs it.
+    sync: Option<PathBuf>,
+    /// Final mode of the destination, unless a member sets another one.
+    root_mode: Option<u32>,
+    current: CurrentFile,
+    /// State of a run over layers.
+    layers: Option<LayerState>,
+    /// Memory limit for the indexes of layers.
+    index_memory: MemoryLimit,
+}
+
+/// The file that the next piece of payload belongs to.
+#[derive(Debug)]
+enum CurrentFile {
+    /// No file; the payload is dropped.
+    Nothing,
+    /// A file without any payload so far.
+    Waiting(Job),
+    /// A file that a writer receives in pieces.
+    Streaming,
+}
+
+impl Materializer {
+    /// Opens the existing directory `destination` and starts the writers.
+    ///
+    /// # Errors
+    /// [`Error::Destination`] and [`Error::Thread`].
+    pub fn new(destination: &Path, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
+        let top = Directory::open_top(destination).map_err(|errno| Error::Destination {
+            path: destination.to_owned(),
+            errno,
+        })?;
+        let problems = Problems::new(options.reporter.clone());
+        let sync = options.sync.then(|| destination.to_owned());
+        let unwritable = Unwritable::of(destination, &top);
+        let mut materializer = Self::start(top, problems, options, stats)?;
+        if let Some(unwritable) = unwritable {
+            drop(materializer.tree.context.unwritable.set(unwritable));
+        }
+        materializer.tree.was_empty = is_empty_directory(destination);
+        materializer.sync = sync;
+        Ok(materializer)
+    }
+
+    /// Like [`Materializer::new`], but builds in a new directory of `staging`.
+    ///
+    /// The caller commits `staging` when the run succeeds.
+    ///
+    /// # Errors
+    /// When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
+    pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
+        let (top, mode) = staging.create()?;
+        let problems = Problems::with_stop_error(staging.stop_error(), options.reporter.clone());
+        let mut materializer = Self::start(top, problems, options, stats)?;
+        materializer.root_mode = Some(mode);
+        materializer.tree.was_empty = true;
+        Ok(materializer)
+    }
+
+    /// Like [`Materializer::new`], with a journal beside `destination` for a later run.
+    ///
+    /// The later run must have the same `run_key`. If the journal of an earlier run exists and its tree is
+    /// unchanged, this restores its state. The scan then starts at the returned resume point.
+    ///
+    /// # Errors
+    /// Those of [`Materializer::new`], and [`Error::Journal`].
+    pub fn with_journal(
+        destination: &Path,
+        options: Options,
+        stats: Arc<Stats>,
+        run_key: &str,
+    ) -> Result<(Self, Option<ResumePoint>), Error> {
+        let mut materializer = Self::new(destination, options, stats)?;
+        let tree = &mut materializer.tree;
+        let (journal, recovered) = Journal::open(destination, run_key)?;
+        let journal = Arc::new(journal);
+        // A run has at most one journal.
+        drop(tree.context.file_observer.set(Arc::clone(&journal) as _));
+        tree.resume.journal = Some(Arc::clone(&journal));
+        let Some(recovered) = recovered else {
+            return Ok((materializer, None));
+        };
+        if !is_tree_unchanged(&recovered.tree_records, &mut tree.destination) {
+            tree.context.problems.warn(
+                "files of the interrupted run were changed since then; starting from the beginning",
+            );
+            journal.restart()?;
+            return Ok((materializer, None));
+        }
+        let resume_point = recovered.resume_point.clone();
+        tree.restore(recovered);
+        Ok((materializer, Some(resume_point)))
+    }
+
+    pub(super) fn start(
+        top: Directory,
+        problems: Problems,
+        options: Options,
+        stats: Arc<Stats>,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            index_memory: options.index_memory.clone(),
+            tree: TreeWriter::start(top, problems, options, stats)?,
+            sync: None,
+            root_mode: None,
+            current: CurrentFile::Nothing,
+            layers: None,
+        })
+    }
+
+    /// Number of writer threads.
+    pub fn writer_count(&self) -> usize {
+        self.tree.destination.writers.count()
+    }
+
+    /// Starts a run over layers, from the bottom. `whiteouts` is the format of their deletions.
+    ///
+    /// The destination must be empty.
+    pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
+        self.layers = Some(LayerState::new(whiteouts, self.index_memory.clone()));
+    }
+
+    /// Starts the next layer. Call [`end_layer`](Self::end_layer) when it is complete.
+    pub fn begin_layer(&mut self) {
+        if let Some(layers) = &mut self.layers {
+            layers.begin_layer(self.tree.context.entry_quota.max_inodes());
+        }
+    }
+
+    /// Ends the current layer.
+    ///
+    /// # Errors
+    /// The error that stopped the run, if any.
+    pub fn end_layer(&mut self) -> Result<(), Error> {
+        if let Some(layers) = &mut self.layers {
+            layers.end_layer();
+        }
+        self.tree.context.problems.check_fatal()
+    }
+
+    /// Waits for the writers, makes deferred links, and sets directory attributes.
+    ///
+    /// Call it after a failure as well, so that existing directories get their attributes.
+    ///
+    /// # Errors
+    /// The error that stopped the run, if any.
+    pub fn finish(mut self) -> Result<Summary, Error> {
+        self.cut_payload();
+        if self.needs_resume() {
+            return self.suspend();
+        }
+        let tree = &mut self.tree;
+        tree.resume
+            .before_finish(&tree.destination, &tree.selection);
+        let layers = self.layers.take();
+        let merged = layers.and_then(|layers| layers.place_all(tree));
+        tree.make_deferred_links();
+        if self.needs_resume() {
+            return self.suspend();
+        }
+        let mut tree = self.tree;
+        tree.resume
+            .before_finish(&tree.destination, &tree.selection);
+        if let Some(mode) = self.root_mode {
+            let top = AttributeTarget::Open(tree.destination.top.as_fd());
+            if let Err(error) = top.chmod(mode) {
+                tree.context.problems.add(&ArchivePath::root(), error);
+            }
+        }
+        if let Some(merged) = merged {
+            layers::finish_root(&merged.index, &tree);
+        }
+        tree.apply_deferred_attributes();
+        tree.destination.writers.close();
+        let (problems, stats) = (&tree.context.problems, &tree.context.stats);
+        tree.selection.report_unmatched_paths(problems);
+        problems.check_fatal()?;
+        if let Some(path) = &self.sync {
+            sync_file_system(&tree.destination.top, path, stats)?;
+        }
+        if let Some(journal) = &tree.resume.journal {
+            journal.remove();
+        }
+        Ok(tree.context.summary())
+    }
+
+    /// Ends a run that a later run resumes.
+    ///
+    /// Unlike [`Materializer::finish`], it leaves the final steps to the later run.
+    ///
+    /// # Errors
+    /// The error that stopped the run, if the destination caused it.
+    pub fn suspend(mut self) -> Result<Summary, Error> {
+        self.cut_payload();
+        let mut tree = self.tree;
+        tree.resume
+            .before_suspend(&tree.destination, &tree.selection);
+        tree.destination.writers.close();
+        tree.context.problems.check_fatal()?;
+        Ok(tree.context.summary())
+    }
+
+    /// Whether a later run continues at the last checkpoint. Directories must stay writable for it.
+    fn needs_resume(&self) -> bool {
+        self.tree.resume.journal.is_some() && self.tree.context.problems.fatal().is_some()
+    }
+
+    /// Ends a payload that the scan left open, and waits for the writers.
+    fn cut_payload(&mut self) {
+        if !matches!(self.current, CurrentFile::Nothing) {
+            self.end_payload(true);
+        }
+        self.tree.destination.writers.wait_for_all();
+    }
+
+    fn end_payload(&mut self, cut: bool) {
+        let writers = &mut self.tree.destination.writers;
+        match std::mem::replace(&mut self.current, CurrentFile::Nothing) {
+            CurrentFile::Nothing => {}
+            CurrentFile::Waiting(job) if cut => {
+                writers.begin_file(job);
+                writers.end_file(true);
+            }
+            CurrentFile::Waiting(job) => writers.write_file(job, Bytes::new()),
+            CurrentFile::Streaming => writers.end_file(cut),
+        }
+    }
+}
+
+impl Sink for Materializer {
+    type Error = Error;
+
+    fn member(&mut self, mut member: Member) -> Result<(), Error> {
+        let tree = &mut self.tree;
+        tree.context.problems.check_fatal()?;
+        let job = if let Some(layers) = &mut self.layers {
+            layers.apply_member(member, tree)
+        } else {
+            let (destination, selection) = (&mut tree.destination, &tree.selection);
+            if !tree
+                .resume
+                .before_member(destination, selection, &tree.links)
+            {
+                return Ok(());
+            }
+            tree.defer_root_mtime();
+            match tree.selection.select_member(&mut member) {
+                Ok(Some(output_path)) => {
+                    tree.report_stripped_prefix(output_path.stripped);
+                    tree.begin_member(member, output_path.path)
+                }
+                Ok(None) => None,
+                Err(ParentComponent(path)) => {
+                    tree.context.problems.add(&path, Cause::ParentComponent);
+                    None
+                }
+            }
+        };
+        self.current = job.map_or(CurrentFile::Nothing, CurrentFile::Waiting);
+        Ok(())
+    }
+
+    fn payload(&mut self, bytes: Bytes) -> Result<(), Error> {
+        self.tree.context.problems.check_fatal()?;
+        let writers = &mut self.tree.destination.writers;
+        match std::mem::replace(&mut self.current, CurrentFile::Nothing) {
+            CurrentFile::Nothing => return Ok(()),
+            CurrentFile::Waiting(job) if job.member.payload.len() == bytes.len() as u64 => {
+                writers.write_file(job, bytes);
+                return Ok(());
+            }
+            // Pieces are never gathered, because a held piece would keep buffers that the rest may need.
+            CurrentFile::Waiting(job) => writers.begin_file(job),
+            CurrentFile::Streaming => {}
+        }
+        writers.write_piece(bytes);
+        self.current = CurrentFile::Streaming;
+        Ok(())
+    }
+
+    fn member_end(&mut self, cut: bool) -> Result<(), Error> {
+        self.end_payload(cut);
+        self.tree.resume.after_member();
+        self.tree.context.problems.check_fatal()
+    }
+
+    fn resume_point(&mut self, resume_point: ResumePoint) {
+        let entries = self.tree.context.entry_quota.count();
+        self.tree.resume.set_resume_point(resume_point, entries);
+    }
+
+    fn warning(&mut self, text: &str) {
+        self.tree.context.problems.warn(text);
+    }
+
+    fn damage(&mut self, _offset: Plain, text: &str) {
+        self.tree.context.problems.damage(text);
+    }
+}

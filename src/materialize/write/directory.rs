@@ -1,0 +1,177 @@
+//! Open directories of the destination, and lookups in them that follow no links.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::io::Errno;
+
+use crate::base::archive_path::ArchivePath;
+use crate::base::posix_acl;
+
+/// An open directory; clones share the descriptor.
+#[derive(Clone, Debug)]
+pub(crate) struct Directory(Arc<Handle>);
+
+#[derive(Debug)]
+struct Handle {
+    fd: OwnedFd,
+    identity: Identity,
+    /// New entries inherit an ACL, which changes their modes.
+    inherits_acl: bool,
+    /// The path without links, if the lookup followed links.
+    resolved_path: OnceLock<ArchivePath>,
+    /// See [`Directory::creates_as_process_owner`].
+    creates_as_process_owner: OnceLock<bool>,
+    /// Number of open directories of this destination.
+    open: Arc<AtomicUsize>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Identity of a directory, independent of the path.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub(crate) struct Identity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+}
+
+impl Identity {
+    pub(crate) fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }
+    }
+}
+
+impl Directory {
+    /// Opens the destination. Links in its own path are followed, because the user chose it.
+    ///
+    /// # Errors
+    /// When the path is not a directory, or cannot be opened.
+    pub(crate) fn open_top(path: &Path) -> Result<Self, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Self::top(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+    }
+
+    /// Uses an open directory as the destination.
+    ///
+    /// # Errors
+    /// When fstat(2) fails.
+    pub(crate) fn top(fd: OwnedFd) -> Result<Self, Errno> {
+        let inherits_acl = has_default_acl(&fd);
+        Self::new(fd, inherits_acl, &Arc::default())
+    }
+
+    fn new(fd: OwnedFd, inherits_acl: bool, open: &Arc<AtomicUsize>) -> Result<Self, Errno> {
+        let identity = Identity::of(&rustix::fs::fstat(&fd)?);
+        open.fetch_add(1, Ordering::Relaxed);
+        Ok(Self(Arc::new(Handle {
+            fd,
+            identity,
+            inherits_acl,
+            resolved_path: OnceLock::new(),
+            creates_as_process_owner: OnceLock::new(),
+            open: Arc::clone(open),
+        })))
+    }
+
+    /// Opens the directory `name`. One that `is_new` inherits the default ACL.
+    pub(super) fn open_child(&self, name: &[u8], is_new: bool) -> Result<Self, Errno> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = |how| rustix::fs::openat(self, name, flags | how, Mode::empty());
+        let fd = match open(OFlags::RDONLY) {
+            // We may not read it, but if its mode allows, entries can be made in it.
+            Err(Errno::ACCESS) => open(OFlags::PATH),
+            result => result,
+        }?;
+        let inherits_acl = if is_new {
+            self.inherits_acl()
+        } else {
+            has_default_acl(&fd)
+        };
+        let child = Self::new(fd, inherits_acl, &self.0.open)?;
+        if let Some(path) = self.resolved_path_of(name) {
+            child.set_resolved_path(path);
+        }
+        Ok(child)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.0.identity
+    }
+
+    pub(crate) fn inherits_acl(&self) -> bool {
+        self.0.inherits_acl
+    }
+
+    /// Number of open directories of this destination.
+    pub(super) fn open_count(&self) -> usize {
+        self.0.open.load(Ordering::Relaxed)
+    }
+
+    /// Path of `name` without links, if the lookup of this directory followed links.
+    ///
+    /// Those links may change later. `None` means that the requested path has no links.
+    pub(crate) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
+        let mut path = self.0.resolved_path.get()?.clone();
+        path.push(name);
+        Some(path)
+    }
+
+    pub(super) fn set_resolved_path(&self, path: ArchivePath) {
+        drop(self.0.resolved_path.set(path));
+    }
+
+    /// Whether entries that we make here belong to our user and group; `None` before the first file.
+    ///
+    /// They do not in some set-group-id directories, and on `grpid` and idmapped mounts.
+    pub(super) fn creates_as_process_owner(&self) -> Option<bool> {
+        self.0.creates_as_process_owner.get().copied()
+    }
+
+    pub(super) fn set_creates_as_process_owner(&self, is_process_owner: bool) {
+        self.0.creates_as_process_owner.set(is_process_owner).ok();
+    }
+}
+
+impl AsFd for Directory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+}
+
+/// Whether new entries in this directory inherit an ACL.
+fn has_default_acl(fd: &OwnedFd) -> bool {
+    rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
+}
+
+/// lstat(2) of `name` in `directory`.
+pub(crate) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<Stat, Errno> {
+    rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+}
+
+/// Whether `name` is a directory, and not a link to one.
+pub(super) fn is_directory(directory: &Directory, name: &[u8]) -> bool {
+    lstat_at(directory, name)
+        .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Last component of a path; empty for the root.
+pub(crate) fn name_of(path: &ArchivePath) -> &[u8] {
+    path.components().next_back().unwrap_or_default()
+}
+
+/// Path of the parent directory; empty for the root and its direct entries.
+pub(crate) fn parent_of(path: &ArchivePath) -> &[u8] {
+    let bytes = path.as_bytes();
+    let slash = bytes.iter().rposition(|&byte| byte == b'/');
+    bytes.get(..slash.unwrap_or(0)).unwrap_or_default()
+}

@@ -1,0 +1,237 @@
+//! Writes the tree of a run: begins members, and keeps the work of its end.
+
+use std::sync::Arc;
+
+use super::attributes::AttributeTarget;
+use super::context::Context;
+use super::destination::{Destination, IfMissing};
+use super::directories::PendingDirectory;
+use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+use super::job::{DeferredLink, Job};
+use super::pool::WriterPool;
+use super::{directories, file_system};
+use crate::base::archive_path::ArchivePath;
+use crate::base::resolve::ResolveError;
+use crate::base::stats::Stats;
+use crate::materialize::error::{Cause, Error, Problems, WithAction};
+use crate::materialize::options::{Existing, Options};
+use crate::materialize::resume::ResumeState;
+use crate::materialize::resume::journal::RecoveredState;
+use crate::materialize::selection::Selection;
+use crate::tar::{Kind, Member};
+
+/// Maximum number of distinct stripped prefixes to warn about. GNU tar also warns once per prefix.
+const MAX_REPORTED_PREFIXES: usize = 16;
+
+/// Action in the error of a member that exceeds the entry limit.
+pub(crate) const ADD_ENTRY: &str = "make one more entry";
+
+/// The tree being written.
+#[derive(Debug)]
+pub(crate) struct TreeWriter {
+    pub(crate) context: Arc<Context>,
+    pub(crate) destination: Destination,
+    pub(crate) selection: Selection,
+    pub(crate) resume: ResumeState,
+    /// Directories that still need their attributes, in archive order.
+    directories: Vec<PendingDirectory>,
+    /// Hard links whose targets do not exist yet.
+    pub(crate) links: Vec<DeferredLink>,
+    reported_prefixes: Vec<Vec<u8>>,
+    /// Whether the destination was empty and no member has arrived yet.
+    pub(crate) was_empty: bool,
+}
+
+impl TreeWriter {
+    /// Starts the writers of a tree in `top`.
+    ///
+    /// # Errors
+    /// [`Error::Thread`].
+    pub(crate) fn start(
+        top: Directory,
+        problems: Problems,
+        options: Options,
+        stats: Arc<Stats>,
+    ) -> Result<Self, Error> {
+        let context = Arc::new(Context::new(&options, problems, stats));
+        let writers = options.writers;
+        let writers = writers.unwrap_or_else(|| file_system::default_writer_count(&top));
+        let writers =
+            WriterPool::start(writers, &context).map_err(|error| Error::Thread(Arc::new(error)))?;
+        Ok(Self {
+            destination: Destination::new(top, Arc::clone(&context), writers),
+            context,
+            selection: options.selection,
+            resume: ResumeState::default(),
+            directories: Vec::new(),
+            links: Vec::new(),
+            reported_prefixes: Vec::new(),
+            was_empty: false,
+        })
+    }
+
+    /// Warns once that the prefix `stripped` is removed from names.
+    pub(crate) fn report_stripped_prefix(&mut self, stripped: Vec<u8>) {
+        if stripped.is_empty()
+            || self.reported_prefixes.len() >= MAX_REPORTED_PREFIXES
+            || self.reported_prefixes.contains(&stripped)
+        {
+            return;
+        }
+        self.context.problems.warn(&format!(
+            "removing leading '{}' from member names",
+            stripped.escape_ascii()
+        ));
+        self.reported_prefixes.push(stripped);
+    }
+
+    /// Makes the entry. Returns a regular file, for its payload to be written.
+    pub(crate) fn begin_member(&mut self, member: Member, path: ArchivePath) -> Option<Job> {
+        self.context.problems.entry(&path);
+        if path.is_root() {
+            self.begin_root(member, path);
+            return None;
+        }
+        if let Err(error) = self.context.entry_quota.acquire().with_action(ADD_ENTRY) {
+            let top = &self.destination.top;
+            self.context
+                .record_failure(&path, top, error, member.payload.len());
+            return None;
+        }
+        let directory = self.parent_directory(&path, member.payload.len())?;
+        let job = Job {
+            directory,
+            path,
+            name: None,
+            member: Box::new(member),
+            number: self.resume.number,
+        };
+        let shared = self
+            .resume
+            .before_create(&job, &mut self.destination, &self.selection);
+        if job.member.kind == Kind::File {
+            self.destination
+                .invalidate_aliases(&job.directory, &job.path);
+            return Some(job);
+        }
+        self.make_entry(job);
+        if let Some(inode) = shared {
+            self.resume.after_replace(inode, &mut self.destination);
+        }
+        None
+    }
+
+    /// Handles a member that is the destination itself. Only a directory is valid, and only its attributes
+    /// count.
+    fn begin_root(&mut self, member: Member, path: ArchivePath) {
+        if member.kind != Kind::Directory {
+            self.context.problems.add(&path, Cause::IsRoot);
+        } else if self.context.existing == Existing::Replace {
+            let top = self.destination.top.clone();
+            let policy = &self.context.policy;
+            let pending = PendingDirectory::new(path, top.identity(), false, member, policy);
+            self.defer_attributes(pending, &top);
+        }
+    }
+
+    /// The parent directory of `path`, made if it is missing; `None` after a reported error.
+    ///
+    /// `missing_bytes` is the size of the content that is lost then.
+    fn parent_directory(&mut self, path: &ArchivePath, missing_bytes: u64) -> Option<Directory> {
+        let parent = self
+            .destination
+            .resolve_directory(parent_of(path), IfMissing::Create);
+        // They get the time 0 at the end, as in an index.
+        for implied in self.destination.take_implied() {
+            self.defer_implied_mtime(implied.path, implied.identity);
+        }
+        match parent {
+            Ok(directory) => return Some(directory),
+            Err(ResolveError::Path(refusal)) => {
+                self.context.problems.add(path, Cause::Rejected(refusal));
+            }
+            Err(ResolveError::Tree(error)) => {
+                let top = &self.destination.top;
+                self.context.record_failure(path, top, error, missing_bytes);
+            }
+        }
+        None
+    }
+
+    /// Like [`Self::parent_directory`], for a `path` that another process may have replaced.
+    pub(crate) fn reopen_parent_directory(&mut self, path: &ArchivePath) -> Option<Directory> {
+        self.destination.invalidate(path.as_bytes());
+        self.parent_directory(path, 0)
+    }
+
+    /// Gives an empty destination the time 0 at the end, as in an index.
+    pub(crate) fn defer_root_mtime(&mut self) {
+        if std::mem::take(&mut self.was_empty) {
+            let identity = self.destination.top.identity();
+            self.defer_implied_mtime(ArchivePath::root(), identity);
+        }
+    }
+
+    /// Gives an implied directory the time 0 at the end, unless a member describes it.
+    fn defer_implied_mtime(&mut self, path: ArchivePath, identity: Identity) {
+        let pending = PendingDirectory::implied(path, identity);
+        self.resume.record_implied(&pending);
+        self.directories.push(pending);
+    }
+
+    /// Sets the attributes of the current member's directory, in `parent`, at the end.
+    pub(super) fn defer_attributes(&mut self, pending: PendingDirectory, parent: &Directory) {
+        self.resume.record_directory(parent, &pending);
+        self.directories.push(pending);
+    }
+
+    /// Sets the deferred attributes of all directories.
+    pub(crate) fn apply_deferred_attributes(&mut self) {
+        let pending = std::mem::take(&mut self.directories);
+        directories::apply_all(pending, &mut self.destination);
+    }
+
+    /// Restores the state of an interrupted run.
+    pub(crate) fn restore(&mut self, mut recovered: RecoveredState) {
+        self.context.entry_quota.add_resumed(recovered.entries);
+        self.context.problems.add_count(recovered.errors);
+        if recovered.errors > 0 {
+            self.context.problems.warn(&format!(
+                "{} entries were missing or incomplete when the run was interrupted",
+                recovered.errors
+            ));
+        }
+        self.selection.merge_found_flags(&recovered.found);
+        self.directories = std::mem::take(&mut recovered.directories);
+        self.links = std::mem::take(&mut recovered.links);
+        for link in &self.links {
+            let parent = parent_of(&link.path);
+            let directory = self.destination.resolve_directory(parent, IfMissing::Fail);
+            if let Ok(directory) = directory {
+                let name = name_of(&link.path);
+                self.context.reserved_names.reserve(&directory, name);
+            }
+        }
+        self.resume
+            .restore(recovered, &self.context.problems, &self.links);
+    }
+
+    /// Adds owner access to a directory that an earlier mount made read-only. Its final mode is set at the
+    /// end.
+    pub(crate) fn grant_owner_access(&mut self, path: &ArchivePath) {
+        const OWNER_RWX: u32 = 0o700;
+        let parent = self
+            .destination
+            .resolve_directory(parent_of(path), IfMissing::Fail);
+        let Ok(parent) = parent else {
+            return;
+        };
+        if let Ok(stat) = lstat_at(&parent, name_of(path))
+            && stat.st_mode & OWNER_RWX != OWNER_RWX
+        {
+            let directory = AttributeTarget::named(&parent, name_of(path));
+            // If chmod(2) is not permitted, making an entry in the directory reports the error.
+            directory.chmod(stat.st_mode & 0o7777 | OWNER_RWX).ok();
+        }
+    }
+}
