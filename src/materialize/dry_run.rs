@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::error::{Cause, Error, Problems, Reporter};
+use super::error::{Error, Problems, Reporter};
 use super::options::Summary;
-use super::selection::{ParentComponent, Selection};
+use super::selection::Selection;
 use crate::archive::scan::Sink;
 use crate::tar::{Kind, Member};
 
@@ -41,16 +41,13 @@ impl Sink for DryRunSink {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        match self.selection.select_member(&mut member) {
-            Ok(Some(output_path)) => {
-                self.problems.entry(&output_path.path);
-                self.entries += 1;
-                if member.kind == Kind::File {
-                    self.bytes = self.bytes.saturating_add(member.payload.len());
-                }
+        let selected = self.selection.select_member(&mut member, &self.problems);
+        if let Some(output_path) = selected {
+            self.problems.entry(&output_path.path);
+            self.entries += 1;
+            if member.kind == Kind::File {
+                self.bytes = self.bytes.saturating_add(member.payload.len());
             }
-            Ok(None) => {}
-            Err(ParentComponent(path)) => self.problems.add(&path, Cause::ParentComponent),
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Errors and problems: of one entry, or of the whole destination.
 
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -85,89 +86,35 @@ pub enum Cause {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The destination cannot be opened.
-    #[error("{}: cannot open the destination directory", path.display())]
-    Destination {
-        /// The destination.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: cannot open the destination directory", .0.display())]
+    Destination(PathBuf, #[source] Errno),
     /// Nothing can be written to the destination.
-    #[error("{}: cannot write to the destination directory", path.display())]
-    Unwritable {
-        /// The destination.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: cannot write to the destination directory", .0.display())]
+    Unwritable(PathBuf, #[source] Errno),
     /// With `--atomic`, the destination exists and is not empty.
-    #[error("{}: is there already and not empty; --atomic replaces nothing", path.display())]
-    NotEmpty {
-        /// The destination.
-        path: PathBuf,
-    },
-    /// With `--atomic`, the kernel cannot rename a tree to the destination.
-    #[error("{}: {why}, so no tree can be renamed to it", path.display())]
-    CannotRename {
-        /// The destination.
-        path: PathBuf,
-        /// The reason.
-        why: &'static str,
-    },
-    /// The directory for the staged tree cannot be used.
-    #[error("{}: cannot {action}", path.display())]
-    Staging {
-        /// The path.
-        path: PathBuf,
-        /// The step that failed, as an infinitive.
-        action: &'static str,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: is there already and not empty; --atomic replaces nothing", .0.display())]
+    NotEmpty(PathBuf),
+    /// With `--atomic`, the kernel cannot rename a tree to the destination, for this reason.
+    #[error("{}: {}, so no tree can be renamed to it", .0.display(), .1)]
+    CannotRename(PathBuf, &'static str),
+    /// The directory for the staged tree cannot be used. The step is an infinitive.
+    #[error("{}: cannot {}", .0.display(), .1)]
+    Staging(PathBuf, &'static str, #[source] Errno),
     /// An unfinished staged tree cannot be removed.
-    #[error("{}: cannot remove the unfinished tree", path.display())]
-    Leftover {
-        /// The tree.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: cannot remove the unfinished tree", .0.display())]
+    Leftover(PathBuf, #[source] Errno),
     /// The directory for a background copy contains something else.
-    #[error("{}: is not empty, and is no copy that a mount of this archive keeps", path.display())]
-    NotACopy {
-        /// The directory.
-        path: PathBuf,
-    },
+    #[error("{}: is not empty, and is no copy that a mount of this archive keeps", .0.display())]
+    NotACopy(PathBuf),
     /// Another mount uses the directory for its background copy.
-    #[error("{}: another mount keeps its copy there", path.display())]
-    InUse {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The ledger beside a background copy cannot be used.
-    #[error("{}: cannot {action}", path.display())]
-    Ledger {
-        /// The ledger.
-        path: PathBuf,
-        /// The step that failed, as an infinitive.
-        action: &'static str,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: another mount keeps its copy there", .0.display())]
+    InUse(PathBuf),
+    /// The ledger beside a background copy cannot be used. The step is an infinitive.
+    #[error("{}: cannot {}", .0.display(), .1)]
+    Ledger(PathBuf, &'static str, #[source] Errno),
     /// The journal of a resumable run cannot be used.
-    #[error("{}: cannot use the journal of the run", path.display())]
-    Journal {
-        /// The journal.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: cannot use the journal of the run", .0.display())]
+    Journal(PathBuf, #[source] Errno),
     /// The indexes of layers need more memory than is allowed.
     #[error(transparent)]
     TooMuchMemory(#[from] TooMuchMemory),
@@ -175,17 +122,11 @@ pub enum Error {
     #[error("interrupted")]
     Interrupted,
     /// The sync failed, so the written data may not be on disk.
-    #[error("{}: cannot sync to disk", path.display())]
-    Sync {
-        /// The path that was synced.
-        path: PathBuf,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    #[error("{}: cannot sync to disk", .0.display())]
+    Sync(PathBuf, #[source] Errno),
     /// A writer thread cannot be started.
     #[error("cannot start a writer thread")]
-    Thread(#[source] Arc<std::io::Error>),
+    Thread(#[source] Arc<io::Error>),
     /// No space is left.
     #[error(
         "{path}: no space left: {available_bytes} bytes are free, this file alone needs \
@@ -243,7 +184,7 @@ pub enum Error {
     },
     /// The output for file contents fails.
     #[error("cannot write to the output")]
-    Output(#[source] Arc<std::io::Error>),
+    Output(#[source] Arc<io::Error>),
 }
 
 impl Error {
@@ -262,10 +203,7 @@ impl Error {
     /// Advice for the user.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Destination {
-                errno: Errno::NOENT,
-                ..
-            } => Some("make the directory first, or correct -C"),
+            Self::Destination(_, Errno::NOENT) => Some("make the directory first, or correct -C"),
             Self::Destination { .. } | Self::Unwritable { .. } => {
                 Some("name a directory with -C that you may write to")
             }
@@ -286,10 +224,9 @@ impl Error {
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
             Self::InUse { .. } => Some("name another directory, or unmount that one first"),
             Self::Ledger { .. } => Some("choose a directory whose parent belongs to you"),
-            Self::Journal {
-                errno: Errno::WOULDBLOCK,
-                ..
-            } => Some("another run writes there; wait until it ends"),
+            Self::Journal(_, Errno::WOULDBLOCK) => {
+                Some("another run writes there; wait until it ends")
+            }
             Self::Journal { .. } => {
                 Some("choose a directory whose parent belongs to you, or do without --resume")
             }
@@ -325,6 +262,11 @@ impl From<StepError> for Cause {
             errno: error.errno,
         }
     }
+}
+
+/// The system's error number in `error`.
+pub(super) fn errno_of(error: &io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Adds the failed step to an error.

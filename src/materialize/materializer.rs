@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::error::{Cause, Error, Problems};
+use super::error::{Error, Problems};
 use super::layers::{self, LayerState};
 use super::options::{Options, Summary};
 use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
-use super::selection::ParentComponent;
 use super::staging::Staging;
 use super::write::attributes::AttributeTarget;
 use super::write::directory::Directory;
@@ -60,10 +59,8 @@ impl Materializer {
     /// # Errors
     /// [`Error::Destination`] and [`Error::Thread`].
     pub fn new(destination: &Path, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
-        let top = Directory::open_top(destination).map_err(|errno| Error::Destination {
-            path: destination.to_owned(),
-            errno,
-        })?;
+        let top = Directory::open_top(destination)
+            .map_err(|errno| Error::Destination(destination.to_owned(), errno))?;
         let problems = Problems::new(options.reporter.clone());
         let sync = options.sync.then(|| destination.to_owned());
         let unwritable = Unwritable::of(destination, &top);
@@ -278,17 +275,12 @@ impl Sink for Materializer {
                 return Ok(());
             }
             tree.defer_root_mtime();
-            match tree.selection.select_member(&mut member) {
-                Ok(Some(output_path)) => {
-                    tree.report_stripped_prefix(output_path.stripped);
-                    tree.begin_member(member, output_path.path)
-                }
-                Ok(None) => None,
-                Err(ParentComponent(path)) => {
-                    tree.context.problems.add(&path, Cause::ParentComponent);
-                    None
-                }
-            }
+            let problems = &tree.context.problems;
+            let selected = tree.selection.select_member(&mut member, problems);
+            selected.and_then(|output_path| {
+                tree.report_stripped_prefix(output_path.stripped);
+                tree.begin_member(member, output_path.path)
+            })
         };
         self.current = job.map_or(CurrentFile::Nothing, CurrentFile::Waiting);
         Ok(())

@@ -47,10 +47,6 @@ pub(super) struct OutputPath {
     pub(super) stripped: Vec<u8>,
 }
 
-/// Rejection of a selected member whose name has a `..` component.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct ParentComponent(pub(super) ArchivePath);
-
 impl Selection {
     /// Whether the member at `path` is selected. Notes the [`Self::paths`] found.
     pub fn selects(&mut self, path: &ArchivePath) -> bool {
@@ -75,28 +71,28 @@ impl Selection {
 
     /// Output path of a selected member; `None` if it is not selected or no component remains.
     ///
-    /// A file whose name ends in a slash becomes a directory.
-    ///
-    /// # Errors
-    /// [`ParentComponent`] when the member is selected but has a `..` component.
+    /// A file whose name ends in a slash becomes a directory. A name with a `..` component is added to
+    /// `problems` instead.
     pub(super) fn select_member(
         &mut self,
         member: &mut Member,
-    ) -> Result<Option<OutputPath>, ParentComponent> {
+        problems: &Problems,
+    ) -> Option<OutputPath> {
         let name = ArchivePath::sanitize(&member.name);
         if !self.selects(&name.path) {
-            return Ok(None);
+            return None;
         }
         if name.has_parent_component {
-            return Err(ParentComponent(name.path));
+            problems.add(&name.path, Cause::ParentComponent);
+            return None;
         }
         if name.has_trailing_slash && member.kind == Kind::File {
             member.kind = Kind::Directory;
         }
-        Ok(self.strip_path(name.path).map(|path| OutputPath {
-            path,
+        Some(OutputPath {
+            path: self.strip_path(name.path)?,
             stripped: name.stripped,
-        }))
+        })
     }
 
     /// For each path, whether it was found, for [`Selection::merge_found_flags`].

@@ -64,13 +64,12 @@ impl Staging {
     /// [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
     /// cannot rename to it, and [`Error::Destination`] when it cannot be read.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
-        let failed = |path: &Path, errno| Error::Destination {
-            path: path.to_owned(),
-            errno,
-        };
-        let nameless = || Error::CannotRename {
-            path: destination.to_owned(),
-            why: "has no name to give to a new directory",
+        let failed = |path: &Path, errno| Error::Destination(path.to_owned(), errno);
+        let nameless = || {
+            Error::CannotRename(
+                destination.to_owned(),
+                "has no name to give to a new directory",
+            )
         };
         let name = destination.file_name().ok_or_else(nameless)?;
         // Without a trailing slash, which would follow a link.
@@ -159,10 +158,8 @@ impl Staging {
         *stage = Stage::Finished;
         drop(stage);
         if sync {
-            rustix::fs::fsync(&self.parent).map_err(|errno| Error::Sync {
-                path: self.parent_path.clone(),
-                errno,
-            })?;
+            rustix::fs::fsync(&self.parent)
+                .map_err(|errno| Error::Sync(self.parent_path.clone(), errno))?;
         }
         Ok(())
     }
@@ -187,11 +184,12 @@ impl Staging {
             std::thread::sleep(REMOVAL_RETRY_DELAY);
             removed = remove_tree(&self.parent, &temporary);
         }
-        removed.map_err(|errno| Error::Leftover {
-            path: self
-                .parent_path
-                .join(std::ffi::OsStr::from_bytes(&temporary)),
-            errno,
+        removed.map_err(|errno| {
+            Error::Leftover(
+                self.parent_path
+                    .join(std::ffi::OsStr::from_bytes(&temporary)),
+                errno,
+            )
         })
     }
 
@@ -208,10 +206,7 @@ impl Staging {
     /// The existing empty directory at the destination, if any.
     fn check_destination(&self) -> Result<Option<OwnedFd>, Error> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let failed = |errno| Error::Destination {
-            path: self.destination.clone(),
-            errno,
-        };
+        let failed = |errno| Error::Destination(self.destination.clone(), errno);
         let found = match rustix::fs::openat(&self.parent, &*self.name, flags, Mode::empty()) {
             Ok(found) => found,
             Err(Errno::NOENT) => return Ok(None),
@@ -295,24 +290,15 @@ impl Staging {
     }
 
     fn not_empty_error(&self) -> Error {
-        Error::NotEmpty {
-            path: self.destination.clone(),
-        }
+        Error::NotEmpty(self.destination.clone())
     }
 
     fn mount_point_error(&self) -> Error {
-        Error::CannotRename {
-            path: self.destination.clone(),
-            why: "is a mount point",
-        }
+        Error::CannotRename(self.destination.clone(), "is a mount point")
     }
 
     fn staging_error(&self, error: StepError) -> Error {
-        Error::Staging {
-            path: self.destination.clone(),
-            action: error.action,
-            errno: error.errno,
-        }
+        Error::Staging(self.destination.clone(), error.action, error.errno)
     }
 }
 

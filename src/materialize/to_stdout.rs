@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::error::{Cause, Error, Problems, Reporter};
 use super::options::Summary;
-use super::selection::{ParentComponent, Selection};
+use super::selection::Selection;
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
@@ -118,17 +118,10 @@ impl<W: Write> Sink for ContentSink<W> {
     type Error = Error;
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
-        let output_path = match self.selection.select_member(&mut member) {
-            Ok(Some(output_path)) => output_path,
-            Ok(None) => return Ok(()),
-            Err(ParentComponent(path)) => {
-                self.problems.add(&path, Cause::ParentComponent);
-                return Ok(());
-            }
-        };
-        if member.kind != Kind::File {
+        let selected = self.selection.select_member(&mut member, &self.problems);
+        let Some(output_path) = selected.filter(|_| member.kind == Kind::File) else {
             return Ok(());
-        }
+        };
         self.problems.entry(&output_path.path);
         self.current = Some(CurrentFile {
             path: output_path.path,

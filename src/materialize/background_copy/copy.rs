@@ -94,9 +94,7 @@ impl BackgroundCopy {
         let task = self.build_task(index, root, read, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {
-            return Err(Error::InUse {
-                path: self.directory().to_owned(),
-            });
+            return Err(Error::InUse(self.directory().to_owned()));
         }
         let thread = Thread::spawn("copy", move || task.run())
             .map_err(|error| Error::Thread(Arc::new(error)))

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::ledger::{Ledger, TreeId};
 use crate::base::archive_path::ArchivePath;
-use crate::materialize::error::Error;
+use crate::materialize::error::{Error, errno_of};
 use crate::materialize::resume::sidecar;
 use crate::materialize::staging::is_empty;
 use crate::materialize::write::directory::Directory;
@@ -37,10 +37,7 @@ impl CopyDirectory {
     /// [`Error::NotACopy`] when the directory is not empty and has no ledger, [`Error::InUse`],
     /// and errors of the system.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
-        let failed = |error: io::Error| Error::Destination {
-            path: directory.to_owned(),
-            errno: errno(&error),
-        };
+        let failed = |error: io::Error| Error::Destination(directory.to_owned(), errno_of(&error));
         match std::fs::create_dir(directory) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(failed(error));
@@ -50,27 +47,22 @@ impl CopyDirectory {
         let directory = std::fs::canonicalize(directory).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = rustix::fs::openat(CWD, &directory, flags, Mode::empty());
-        let failed = |errno| Error::Destination {
-            path: directory.clone(),
-            errno,
-        };
+        let failed = |errno| Error::Destination(directory.clone(), errno);
         let top = open.map_err(failed)?;
-        let ledger_path =
-            sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| Error::CannotRename {
-                path: directory.clone(),
-                why: "has no name to give to a file beside it",
-            })?;
+        let ledger_path = sidecar::path(&directory, LEDGER_SUFFIX).ok_or_else(|| {
+            Error::CannotRename(directory.clone(), "has no name to give to a file beside it")
+        })?;
         let is_new = is_empty(&top).map_err(failed)?;
         let ledger = match sidecar::open(&ledger_path, is_new) {
             Ok(ledger) => ledger,
-            Err(Errno::NOENT) => return Err(Error::NotACopy { path: directory }),
-            Err(Errno::WOULDBLOCK) => return Err(Error::InUse { path: directory }),
+            Err(Errno::NOENT) => return Err(Error::NotACopy(directory)),
+            Err(Errno::WOULDBLOCK) => return Err(Error::InUse(directory)),
             Err(errno) => {
-                return Err(Error::Ledger {
-                    path: ledger_path,
-                    action: "open the record of complete files",
+                return Err(Error::Ledger(
+                    ledger_path,
+                    "open the record of complete files",
                     errno,
-                });
+                ));
             }
         };
         Ok(Self {
@@ -87,7 +79,7 @@ impl CopyDirectory {
     /// [`Error::NotACopy`] when the directory has another tree, and errors of the system.
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
-            self.ledger_error("read or write the record of complete files")(errno(&error))
+            self.ledger_error("read or write the record of complete files")(errno_of(&error))
         };
         let stat = fstat(&self.top).map_err(self.ledger_error("look at the directory"))?;
         let tree_id = TreeId {
@@ -100,20 +92,14 @@ impl CopyDirectory {
             Err(file) => file,
         };
         if !is_empty(&self.top).map_err(self.ledger_error("look into the directory"))? {
-            return Err(Error::NotACopy {
-                path: self.path.clone(),
-            });
+            return Err(Error::NotACopy(self.path.clone()));
         }
         Ledger::create(file, tree_id, boot_id).map_err(failed)
     }
 
     /// The error for a failed use of the ledger.
     pub(super) fn ledger_error(&self, action: &'static str) -> impl Fn(Errno) -> Error {
-        move |errno| Error::Ledger {
-            path: self.ledger_path.clone(),
-            action,
-            errno,
-        }
+        move |errno| Error::Ledger(self.ledger_path.clone(), action, errno)
     }
 
     /// The directory as a destination.
@@ -140,11 +126,6 @@ impl CopyDirectory {
             resolve,
         )
     }
-}
-
-/// The errno of `error`.
-pub(super) fn errno(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
 /// Whether `stat` is that of a regular file.

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::bit_set::BitSet;
-use super::directory::{errno, is_file};
+use super::directory::is_file;
 use super::ledger::{Ledger, Record};
 use super::plan::{self, CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
@@ -27,7 +27,7 @@ use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{Entry, Index, Ino, Kind, Piece};
-use crate::materialize::error::{Error, Problem, Problems, Reporter};
+use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Options;
 use crate::materialize::write::context::Context;
@@ -97,7 +97,7 @@ impl CopyTask {
             complete.insert(number);
         });
         known.map_err(|error| {
-            directory.ledger_error("read the record of complete files")(errno(&error))
+            directory.ledger_error("read the record of complete files")(errno_of(&error))
         })?;
         let options = Options {
             // Its writer is idle, because the workers write the contents.
@@ -108,10 +108,7 @@ impl CopyTask {
         let problems = Problems::new(Some(Arc::new(LogReporter)));
         let top = directory
             .destination()
-            .map_err(|errno| Error::Destination {
-                path: directory.path.clone(),
-                errno,
-            })?;
+            .map_err(|errno| Error::Destination(directory.path.clone(), errno))?;
         let materializer = Materializer::start(top, problems, options.clone(), Arc::clone(stats))?;
         // Problems of the workers are counted separately. A fatal error of one stops both.
         let shared = &materializer.tree.context;
@@ -435,7 +432,7 @@ impl CopyTask {
         self.ledger.put(number, &stat, hash).map_err(|error| {
             let directory = &self.status.directory;
             let ledger_error = directory.ledger_error("write the record of complete files");
-            Failure::Ledger(ledger_error(errno(&error)))
+            Failure::Ledger(ledger_error(errno_of(&error)))
         })?;
         self.complete.insert(number);
         Ok(())

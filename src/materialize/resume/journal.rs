@@ -26,7 +26,7 @@ use super::sidecar::{self, StatSnapshot};
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
-use crate::materialize::error::Error;
+use crate::materialize::error::{Error, errno_of};
 use crate::materialize::write::context::FileObserver;
 use crate::materialize::write::directories::PendingDirectory;
 use crate::materialize::write::directory::{Directory, Identity, name_of, parent_of};
@@ -99,16 +99,7 @@ struct WriteState {
 #[derive(Debug)]
 pub(crate) struct RecoveredState {
     pub(crate) resume_point: ResumePoint,
-    /// Number of members before the resume point.
-    pub(crate) before: u64,
-    /// Minimum number of members that are done.
-    pub(crate) members: u64,
-    /// Number of entries made.
-    pub(crate) entries: u64,
-    /// Number of problems reported.
-    pub(crate) errors: u64,
-    /// For each requested path, whether it was found.
-    pub(crate) found: Vec<u8>,
+    pub(crate) progress: CheckpointInfo,
     /// Records of the tree, in the order of the journal.
     pub(crate) tree_records: Vec<TreeRecord>,
     pub(crate) directories: Vec<PendingDirectory>,
@@ -132,15 +123,17 @@ pub(crate) enum TreeRecord {
 
 /// Progress recorded in a checkpoint, besides the resume point.
 #[derive(Debug)]
-pub(crate) struct CheckpointInfo<'a> {
+pub(crate) struct CheckpointInfo {
     /// Number of members before the resume point.
     pub(crate) before: u64,
     /// Minimum number of members that are done.
     pub(crate) members: u64,
     /// Entries made by the finished members.
     pub(crate) entries: u64,
+    /// Number of problems reported.
     pub(crate) errors: u64,
-    pub(crate) found: &'a [u8],
+    /// For each requested path, whether it was found.
+    pub(crate) found: Vec<u8>,
 }
 
 impl Journal {
@@ -152,19 +145,11 @@ impl Journal {
         directory: &Path,
         run_key: &str,
     ) -> Result<(Self, Option<RecoveredState>), Error> {
-        let failed = |error: &io::Error| Error::Destination {
-            path: directory.to_owned(),
-            errno: Errno::from_io_error(error).unwrap_or(Errno::IO),
-        };
-        let directory = std::fs::canonicalize(directory).map_err(|error| failed(&error))?;
-        let path = sidecar::path(&directory, JOURNAL_SUFFIX).ok_or_else(|| Error::Journal {
-            path: directory.clone(),
-            errno: Errno::INVAL,
-        })?;
-        let journal_error = |errno| Error::Journal {
-            path: path.clone(),
-            errno,
-        };
+        let directory = std::fs::canonicalize(directory)
+            .map_err(|error| Error::Destination(directory.to_owned(), errno_of(&error)))?;
+        let path = sidecar::path(&directory, JOURNAL_SUFFIX)
+            .ok_or_else(|| Error::Journal(directory.clone(), Errno::INVAL))?;
+        let journal_error = |errno| Error::Journal(path.clone(), errno);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let top =
             rustix::fs::openat(CWD, &directory, flags, Mode::empty()).map_err(journal_error)?;
@@ -202,10 +187,7 @@ impl Journal {
             state.add(RecordKind::RunKey, &self.run_key);
             self.flush(&mut state)
         });
-        restarted.map_err(|error| Error::Journal {
-            path: self.path.clone(),
-            errno: Errno::from_io_error(&error).unwrap_or(Errno::IO),
-        })
+        restarted.map_err(|error| Error::Journal(self.path.clone(), errno_of(&error)))
     }
 
     /// Path without links of the last component of `path`, which is in `directory`.
@@ -320,17 +302,13 @@ impl Journal {
     /// Records that all members before the resume point are done. Each is on disk or reported as a problem.
     ///
     /// Returns whether the checkpoint is in the file.
-    pub(crate) fn checkpoint(
-        &self,
-        resume_point: &ResumePoint,
-        progress: &CheckpointInfo<'_>,
-    ) -> bool {
+    pub(crate) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo) -> bool {
         let mut fields = FieldEncoder::default();
         fields.number(progress.before);
         fields.number(progress.members);
         fields.number(progress.entries);
         fields.number(progress.errors);
-        fields.bytes(progress.found);
+        fields.bytes(&progress.found);
         fields.bytes(&resume_point.encode());
         let mut state = self.state.lock();
         state.add(RecordKind::Checkpoint, &fields.0);
@@ -496,7 +474,7 @@ struct JournalLoader {
     directories: Vec<(u64, PendingDirectory)>,
     links: Vec<(u64, DeferredLink)>,
     new_directories: Vec<(u64, ArchivePath)>,
-    checkpoint: Option<RecoveredState>,
+    checkpoint: Option<(ResumePoint, CheckpointInfo)>,
 }
 
 impl JournalLoader {
@@ -544,17 +522,20 @@ impl JournalLoader {
     }
 
     fn finish(self) -> Option<RecoveredState> {
-        let mut recovered = self.checkpoint?;
-        let done = recovered.members;
-        let record = self.tree_records.into_iter();
-        let record = record.filter(|(number, _)| number.is_none_or(|number| number < done));
-        recovered.tree_records = record.map(|(_, record)| record).collect();
-        recovered.directories = records_before(self.directories, done);
-        recovered.links = records_before(self.links, done);
+        let (resume_point, progress) = self.checkpoint?;
+        let done = progress.members;
+        let records = self.tree_records.into_iter();
+        let records = records.filter(|(number, _)| number.is_none_or(|number| number < done));
         let made = self.new_directories.into_iter();
         let made = made.filter(|(number, _)| *number >= done);
-        recovered.new_directories = made.map(|(_, path)| path).collect();
-        Some(recovered)
+        Some(RecoveredState {
+            resume_point,
+            progress,
+            tree_records: records.map(|(_, record)| record).collect(),
+            directories: records_before(self.directories, done),
+            links: records_before(self.links, done),
+            new_directories: made.map(|(_, path)| path).collect(),
+        })
     }
 }
 
@@ -564,22 +545,16 @@ fn records_before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
     before.map(|(_, record)| record).collect()
 }
 
-fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<RecoveredState> {
+fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<(ResumePoint, CheckpointInfo)> {
     let (before, members) = (fields.number()?, fields.number()?);
-    let (entries, errors) = (fields.number()?, fields.number()?);
-    let found = fields.bytes()?.to_vec();
-    Some(RecoveredState {
-        resume_point: ResumePoint::decode(fields.bytes()?)?,
+    let progress = CheckpointInfo {
         before,
         members: members.max(before),
-        entries,
-        errors,
-        found,
-        tree_records: Vec::new(),
-        directories: Vec::new(),
-        links: Vec::new(),
-        new_directories: HashSet::new(),
-    })
+        entries: fields.number()?,
+        errors: fields.number()?,
+        found: fields.bytes()?.to_vec(),
+    };
+    Some((ResumePoint::decode(fields.bytes()?)?, progress))
 }
 
 impl FileObserver for Journal {
@@ -613,13 +588,13 @@ mod tests {
         ArchivePath::sanitize(name.as_bytes()).path
     }
 
-    fn progress(members: u64) -> CheckpointInfo<'static> {
+    fn progress(members: u64) -> CheckpointInfo {
         CheckpointInfo {
             before: members,
             members,
             entries: 5,
             errors: 3,
-            found: &[1, 0],
+            found: vec![1, 0],
         }
     }
 
@@ -654,10 +629,11 @@ mod tests {
         let (_base, out) = written();
         for _ in 0..2 {
             let recovered = reopened(&out).expect("a past");
-            assert_eq!((recovered.before, recovered.members), (2, 2));
-            assert_eq!((recovered.entries, recovered.errors), (5, 3));
+            let progress = &recovered.progress;
+            assert_eq!((progress.before, progress.members), (2, 2));
+            assert_eq!((progress.entries, progress.errors), (5, 3));
             assert_eq!(recovered.resume_point, resume_point(4096));
-            assert_eq!(recovered.found, [1, 0]);
+            assert_eq!(progress.found, [1, 0]);
             // Touch records after the last checkpoint survive every reopening.
             let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] =
                 recovered.tree_records.as_slice()
@@ -681,13 +657,7 @@ mod tests {
         let (_base, out) = written();
         let _first = Journal::open(&out, "owner").expect("ours");
         let second = Journal::open(&out, "owner");
-        assert!(matches!(
-            second,
-            Err(Error::Journal {
-                errno: Errno::WOULDBLOCK,
-                ..
-            })
-        ));
+        assert!(matches!(second, Err(Error::Journal(_, Errno::WOULDBLOCK))));
     }
 
     #[test]
@@ -726,7 +696,7 @@ mod tests {
             damaged[at] ^= 0x40;
             for bytes in [damaged, whole[..at].to_vec()] {
                 std::fs::write(&file, bytes).expect("written");
-                let members = reopened(&out).map(|recovered| recovered.members);
+                let members = reopened(&out).map(|recovered| recovered.progress.members);
                 let expected = if at >= second {
                     Some(2)
                 } else {

@@ -26,6 +26,8 @@ const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
 struct MemberPosition {
     /// Number of members before it.
     number: u64,
+    /// Number of members that are done.
+    done_members: u64,
     resume_point: ResumePoint,
     /// Entries counted against the limit so far.
     entries: u64,
@@ -71,8 +73,8 @@ impl ResumeState {
         }
         self.names_by_inode.retain(|_, names| names.len() > 1);
         self.new_directories = recovered.new_directories;
-        self.number = recovered.before;
-        self.done_members = recovered.members;
+        self.number = recovered.progress.before;
+        self.done_members = recovered.progress.members;
         self.last_checkpoint = recovered.resume_point.member.0;
         self.problem_counts = (problems.count(), links.len());
     }
@@ -82,6 +84,7 @@ impl ResumeState {
         if self.journal.is_some() {
             self.position = Some(MemberPosition {
                 number: self.number,
+                done_members: self.number,
                 resume_point,
                 entries,
             });
@@ -264,9 +267,10 @@ impl ResumeState {
     /// The final steps may run twice, but the members must not.
     pub(crate) fn before_finish(&mut self, destination: &Destination, selection: &Selection) {
         self.next_checkpoint = None;
-        if let Some(position) = self.previous_position.clone() {
-            let entries = destination.context.entry_quota.count();
-            self.write_checkpoint_with(&position, (self.number, entries), destination, selection);
+        if let Some(mut position) = self.previous_position.clone() {
+            position.done_members = self.number;
+            position.entries = destination.context.entry_quota.count();
+            self.write_checkpoint(&position, destination, selection);
         }
     }
 
@@ -277,24 +281,10 @@ impl ResumeState {
         }
     }
 
-    /// Like [`Self::write_checkpoint_with`], with only the members before `position` done.
+    /// Writes a checkpoint and returns whether it is in the file. After a fatal error, it writes nothing.
     fn write_checkpoint(
         &mut self,
         position: &MemberPosition,
-        destination: &Destination,
-        selection: &Selection,
-    ) -> bool {
-        let done = (position.number, position.entries);
-        self.write_checkpoint_with(position, done, destination, selection)
-    }
-
-    /// Writes a checkpoint, with the numbers of members and entries that are done.
-    ///
-    /// Returns whether the checkpoint is in the file. After a fatal error, it writes nothing.
-    fn write_checkpoint_with(
-        &mut self,
-        position: &MemberPosition,
-        (members, entries): (u64, u64),
         destination: &Destination,
         selection: &Selection,
     ) -> bool {
@@ -308,10 +298,10 @@ impl ResumeState {
         }
         let progress = CheckpointInfo {
             before: position.number,
-            members,
-            entries,
+            members: position.done_members,
+            entries: position.entries,
             errors: problems.count(),
-            found: &selection.found_flags(),
+            found: selection.found_flags(),
         };
         self.last_checkpoint = position.resume_point.member.0;
         journal.checkpoint(&position.resume_point, &progress)

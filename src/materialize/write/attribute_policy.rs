@@ -77,7 +77,7 @@ impl AttributePolicy {
     ///
     /// Until a file has its owner, its mode grants no access that the final mode does not grant. The writer
     /// itself can set extended attributes on the file.
-    pub(crate) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> InitialMode {
+    pub(crate) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> (u32, bool) {
         let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
         let is_writable = mode & 0o200 != 0 || !has_xattrs;
         let is_final = mode & !PERMISSIONS == 0
@@ -85,26 +85,11 @@ impl AttributePolicy {
             && is_writable
             && (!chown || group_and_other_bits_match);
         if is_final {
-            InitialMode {
-                mode,
-                needs_chmod: false,
-            }
+            (mode, false)
         } else {
-            InitialMode {
-                mode: mode & 0o700 | 0o600,
-                needs_chmod: true,
-            }
+            (mode & 0o700 | 0o600, true)
         }
     }
-}
-
-/// See [`AttributePolicy::initial_mode`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct InitialMode {
-    /// The mode for the creation.
-    pub(crate) mode: u32,
-    /// Whether the final mode must still be set.
-    pub(crate) needs_chmod: bool,
 }
 
 /// The umask of the process. Setting and restoring it would be visible to other threads, so we read it.
@@ -166,7 +151,7 @@ mod tests {
             umask: 0o022,
             ..AttributePolicy::default()
         };
-        let is_final = |mode, chown, xattrs| !policy.initial_mode(mode, chown, xattrs).needs_chmod;
+        let is_final = |mode, chown, xattrs| !policy.initial_mode(mode, chown, xattrs).1;
         assert!(is_final(0o644, false, false));
         assert!(is_final(0o755, true, true));
         assert!(is_final(0o640, false, false));
@@ -180,6 +165,6 @@ mod tests {
             !is_final(0o444, false, true),
             "user attributes need a writable file"
         );
-        assert_eq!(policy.initial_mode(0o4755, true, false).mode, 0o700);
+        assert_eq!(policy.initial_mode(0o4755, true, false).0, 0o700);
     }
 }

@@ -113,15 +113,6 @@ impl ReservedNames {
     }
 }
 
-/// Outcome of creating a name.
-#[derive(Debug)]
-pub(super) enum CreateOutcome<T> {
-    /// The entry is new.
-    Created(T),
-    /// An existing entry was kept.
-    Kept,
-}
-
 impl Context {
     /// The rules of `options`, with `problems` to add to.
     pub(crate) fn new(options: &Options, problems: Problems, stats: Arc<Stats>) -> Self {
@@ -154,7 +145,7 @@ impl Context {
         self.replacements.fetch_add(1, Ordering::Release);
     }
 
-    /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says.
+    /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says; `None` if it is kept.
     ///
     /// Only empty directories are removed. Before that, `wait_for_files` waits for the files of all earlier
     /// members, so that "empty" is certain.
@@ -167,17 +158,17 @@ impl Context {
         name: &[u8],
         mut wait_for_files: impl FnMut(),
         mut attempt: impl FnMut() -> Result<T, Errno>,
-    ) -> Result<CreateOutcome<T>, Errno> {
+    ) -> Result<Option<T>, Errno> {
         for _ in 0..MAX_CREATE_ATTEMPTS {
             match attempt() {
-                Ok(made) => return Ok(CreateOutcome::Created(made)),
+                Ok(made) => return Ok(Some(made)),
                 Err(Errno::EXIST) => {}
                 Err(errno) => return Err(errno),
             }
             match self.existing {
                 Existing::Replace => self.remove_existing(directory, name, &mut wait_for_files)?,
                 Existing::Keep => return Err(Errno::EXIST),
-                Existing::Skip => return Ok(CreateOutcome::Kept),
+                Existing::Skip => return Ok(None),
             }
         }
         Err(Errno::EXIST)

@@ -6,7 +6,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Attributes};
-use super::context::{Context, CreateOutcome};
+use super::context::Context;
 use super::directory::Directory;
 use super::job::Job;
 use crate::materialize::error::{Cause, StepError, WithAction};
@@ -28,6 +28,9 @@ pub(crate) struct FileWriter {
     segment_written: u64,
 }
 
+/// A new file, with the owner and mode to set at the end.
+type NewFile = (OwnedFd, Option<(u32, u32)>, Option<u32>);
+
 impl FileWriter {
     /// Creates the file. `None` means that an existing entry was kept, or that a reported error occurred.
     ///
@@ -38,7 +41,7 @@ impl FileWriter {
         wait_for_files: impl FnMut(),
     ) -> Option<Self> {
         match Self::try_create(&job, context, wait_for_files) {
-            Ok(CreateOutcome::Created((fd, chown, chmod))) => Some(Self {
+            Ok(Some((fd, chown, chmod))) => Some(Self {
                 job,
                 fd,
                 chown,
@@ -47,7 +50,7 @@ impl FileWriter {
                 segment: 0,
                 segment_written: 0,
             }),
-            Ok(CreateOutcome::Kept) => None,
+            Ok(None) => None,
             Err(error) => {
                 let missing_bytes = job.member.payload.len();
                 context.record_job_failure(&job, error, missing_bytes);
@@ -56,36 +59,33 @@ impl FileWriter {
         }
     }
 
-    #[expect(clippy::type_complexity, reason = "three values for one call")]
     fn try_create(
         job: &Job,
         context: &Context,
         wait_for_files: impl FnMut(),
-    ) -> Result<CreateOutcome<(OwnedFd, Option<(u32, u32)>, Option<u32>)>, StepError> {
+    ) -> Result<Option<NewFile>, StepError> {
         let policy = &context.policy;
         let directory = &job.directory;
         let owner = policy.owner(&job.member);
         let mode = policy.mode(&job.member);
         let is_process_owner =
             policy.is_process_owner(owner) && directory.creates_as_process_owner() != Some(false);
-        let initial = policy.initial_mode(mode, !is_process_owner, !job.member.xattrs.is_empty());
+        let has_xattrs = !job.member.xattrs.is_empty();
+        let (initial, needs_chmod) = policy.initial_mode(mode, !is_process_owner, has_xattrs);
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let name = job.name();
         let made = context.create_or_replace(directory, name, wait_for_files, || {
-            rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(initial.mode))
+            rustix::fs::openat(directory, name, flags, Mode::from_raw_mode(initial))
         });
-        let CreateOutcome::Created(fd) = made.with_action("create the file")? else {
-            return Ok(CreateOutcome::Kept);
+        let Some(fd) = made.with_action("create the file")? else {
+            return Ok(None);
         };
         let is_process_owner =
             is_process_owner && creates_as_process_owner(directory, &fd, context)?;
-        let needs_chmod = initial.needs_chmod || directory.inherits_acl();
-        Ok(CreateOutcome::Created((
-            fd,
-            owner.filter(|_| !is_process_owner),
-            needs_chmod.then_some(mode),
-        )))
+        let needs_chmod = needs_chmod || directory.inherits_acl();
+        let chown = owner.filter(|_| !is_process_owner);
+        Ok(Some((fd, chown, needs_chmod.then_some(mode))))
     }
 
     /// Writes the next piece of the payload. On failure, reports the error and gives up the file.

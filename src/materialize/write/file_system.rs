@@ -73,10 +73,7 @@ pub(crate) fn sync_file_system(
     path: &Path,
     stats: &Stats,
 ) -> Result<(), Error> {
-    rustix::fs::syncfs(directory).map_err(|errno| Error::Sync {
-        path: path.to_owned(),
-        errno,
-    })?;
+    rustix::fs::syncfs(directory).map_err(|errno| Error::Sync(path.to_owned(), errno))?;
     stats.synced_file_systems.increment();
     Ok(())
 }

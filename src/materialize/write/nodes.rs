@@ -6,7 +6,6 @@ use rustix::fs::{AtFlags, FileType, Mode, makedev};
 use rustix::io::Errno;
 
 use super::attributes::{AttributeTarget, Attributes};
-use super::context::CreateOutcome;
 use super::destination::IfMissing;
 use super::directories::PendingDirectory;
 use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, parent_of};
@@ -71,12 +70,12 @@ impl TreeWriter {
             }
         };
         match made {
-            Ok(CreateOutcome::Created(())) => {
+            Ok(Some(())) => {
                 self.context.stats.written_entries.increment();
                 self.resume
                     .record_entry(job.number, &job.directory, &job.path);
             }
-            Ok(CreateOutcome::Kept) => {}
+            Ok(None) => {}
             Err(error) => self.context.record_job_failure(&job, error, 0),
         }
     }
@@ -87,21 +86,20 @@ impl TreeWriter {
         kind: FileType,
         device: Device,
         action: &'static str,
-    ) -> Result<CreateOutcome<()>, StepError> {
+    ) -> Result<Option<()>, StepError> {
         let (directory, name) = (&job.directory, job.name());
         let context = Arc::clone(&self.context);
         let mode = context.policy.mode(&job.member);
-        let initial = context
-            .policy
-            .initial_mode(mode, self.needs_chown(job), false);
+        let needs_chown = self.needs_chown(job);
+        let (initial, needs_chmod) = context.policy.initial_mode(mode, needs_chown, false);
         let number = makedev(device.major, device.minor);
         // The kernel would truncate the number and make another device.
         if u32::try_from(number).is_err() {
             return Err(Errno::INVAL).with_action(action);
         }
-        let needs_chmod = initial.needs_chmod || directory.inherits_acl();
+        let needs_chmod = needs_chmod || directory.inherits_acl();
         self.create(job, needs_chmod.then_some(mode), action, || {
-            let mode = Mode::from_raw_mode(initial.mode);
+            let mode = Mode::from_raw_mode(initial);
             match rustix::fs::mknodat(directory, name, kind, mode, number) {
                 Err(Errno::PERM) if context.device_placeholders => {
                     rustix::fs::mknodat(directory, name, FileType::RegularFile, mode, 0)?;
@@ -120,13 +118,13 @@ impl TreeWriter {
         mode: Option<u32>,
         action: &'static str,
         attempt: impl FnMut() -> Result<(), Errno>,
-    ) -> Result<CreateOutcome<()>, StepError> {
+    ) -> Result<Option<()>, StepError> {
         let wait_for_files = || self.destination.writers.wait_for_all();
         let made =
             self.context
                 .create_or_replace(&job.directory, job.name(), wait_for_files, attempt);
         let made = made.with_action(action)?;
-        if let CreateOutcome::Created(()) = made {
+        if made.is_some() {
             let attributes = Attributes {
                 path: &job.path,
                 owner: self
@@ -206,8 +204,8 @@ impl TreeWriter {
         let policy = &self.context.policy;
         let mode = policy.mode(&job.member);
         let has_xattrs = !job.member.xattrs.is_empty();
-        let initial = policy.initial_mode(mode, self.needs_chown(job), has_xattrs);
-        if initial.needs_chmod || mode & OWNER_RWX != OWNER_RWX {
+        let (_, needs_chmod) = policy.initial_mode(mode, self.needs_chown(job), has_xattrs);
+        if needs_chmod || mode & OWNER_RWX != OWNER_RWX {
             OWNER_RWX
         } else {
             mode
@@ -292,7 +290,7 @@ impl TreeWriter {
         // If both names are the same file already, the name must not be removed first.
         let made = match link() {
             Err(Errno::EXIST) if is_same_file(&target_directory, target_name, directory, name) => {
-                Ok(CreateOutcome::Created(()))
+                Ok(Some(()))
             }
             // A directory cannot be linked, so nothing is removed for such a link.
             Err(Errno::EXIST) if is_directory(&target_directory, target_name) => Err(Errno::PERM),
@@ -301,11 +299,11 @@ impl TreeWriter {
                 self.context
                     .create_or_replace(directory, name, wait_for_files, link)
             }
-            result => result.map(CreateOutcome::Created),
+            result => result.map(Some),
         };
         match made {
-            Ok(CreateOutcome::Created(())) => self.context.stats.written_entries.increment(),
-            Ok(CreateOutcome::Kept) => {}
+            Ok(Some(())) => self.context.stats.written_entries.increment(),
+            Ok(None) => {}
             Err(Errno::NOENT) => return Err(LinkFailure::NoTarget),
             Err(errno) => Err(errno).with_action("create the hard link")?,
         }

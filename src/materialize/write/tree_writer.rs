@@ -193,15 +193,16 @@ impl TreeWriter {
 
     /// Restores the state of an interrupted run.
     pub(crate) fn restore(&mut self, mut recovered: RecoveredState) {
-        self.context.entry_quota.add_resumed(recovered.entries);
-        self.context.problems.add_count(recovered.errors);
-        if recovered.errors > 0 {
+        let progress = &recovered.progress;
+        self.context.entry_quota.add_resumed(progress.entries);
+        self.context.problems.add_count(progress.errors);
+        if progress.errors > 0 {
             self.context.problems.warn(&format!(
                 "{} entries were missing or incomplete when the run was interrupted",
-                recovered.errors
+                progress.errors
             ));
         }
-        self.selection.merge_found_flags(&recovered.found);
+        self.selection.merge_found_flags(&progress.found);
         self.directories = std::mem::take(&mut recovered.directories);
         self.links = std::mem::take(&mut recovered.links);
         for link in &self.links {

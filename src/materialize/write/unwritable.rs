@@ -21,10 +21,7 @@ pub fn check_empty_destination(path: &Path) -> Result<(), Error> {
     let wanted = Access::WRITE_OK | Access::EXEC_OK;
     match accessat(CWD, path, wanted, AtFlags::EACCESS) {
         Err(errno @ (Errno::ACCESS | Errno::PERM | Errno::ROFS)) if is_empty_directory(path) => {
-            Err(Error::Unwritable {
-                path: path.to_owned(),
-                errno,
-            })
+            Err(Error::Unwritable(path.to_owned(), errno))
         }
         _ => Ok(()),
     }
