@@ -12,13 +12,10 @@ use rustix::fs::{AtFlags, Mode};
 use rustix::io::Errno;
 
 use super::error::{Cause, Error, StepError, WithAction};
-use super::write::attributes::AttributeTarget;
-use super::write::destination::Destination;
-use super::write::directories::PendingDirectory;
-use super::write::directory::{Directory, Identity};
-use super::write::job::{Job, member_of};
-use super::write::remove_tree;
-use super::write::tree_writer::{ADD_ENTRY, TreeWriter};
+use super::write::{
+    ADD_ENTRY, AttributeTarget, Destination, Directory, Identity, Job, PendingDirectory,
+    TreeWriter, member_of, remove_tree,
+};
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
     Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MemoryLimit, MergeError, MergedIndex,
@@ -29,7 +26,6 @@ use crate::tar::Member;
 
 const MOVE_FILE: &str = "move the file to its place";
 const CREATE_LINK: &str = "create the hard link";
-const REMOVE_UNPLACED: &str = "remove the directory of unplaced files";
 const OPEN_PARENT: &str = "return to the parent directory";
 
 /// Directory in the destination for files of layers before they are moved to their places.
@@ -216,8 +212,8 @@ impl LayerState {
             };
             placement.place_entries();
         }
-        let removed = remove_tree::remove_tree(&tree.destination.top, &name);
-        if let Err(error) = removed.with_action(REMOVE_UNPLACED) {
+        let removed = remove_tree(&tree.destination.top, &name);
+        if let Err(error) = removed.with_action("remove the directory of unplaced files") {
             let mut path = ArchivePath::root();
             path.push(&name);
             tree.context.problems.add(&path, error);
@@ -427,7 +423,7 @@ impl TreePlacement<'_> {
                 (job.path, directory)
             }),
             Err(error) => {
-                context.record_failure(&job.path, &job.directory, error, 0);
+                context.record_job_failure(&job, error, 0);
                 None
             }
         }
@@ -474,7 +470,7 @@ impl TreePlacement<'_> {
         match placed {
             Err(StepError { errno, .. })
                 if errno == Errno::NOENT && context.failed_files.lock().contains(&name) => {}
-            Err(error) => context.record_failure(&job.path, &job.directory, error, 0),
+            Err(error) => context.record_job_failure(&job, error, 0),
             // A file was already counted when it was written.
             Ok(()) if is_file && entry.link_count() < 2 => {}
             Ok(()) => context.stats.written_entries.increment(),

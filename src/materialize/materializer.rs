@@ -12,12 +12,9 @@ use super::options::{Options, Summary};
 use super::resume::is_tree_unchanged;
 use super::resume::journal::Journal;
 use super::staging::Staging;
-use super::write::attributes::AttributeTarget;
-use super::write::directory::Directory;
-use super::write::file_system::sync_file_system;
-use super::write::job::Job;
-use super::write::tree_writer::TreeWriter;
-use super::write::unwritable::{Unwritable, is_empty_directory};
+use super::write::{
+    AttributeTarget, Directory, Job, TreeWriter, Unwritable, is_empty_directory, sync_file_system,
+};
 use crate::archive::ResumePoint;
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;

@@ -36,7 +36,7 @@ pub use self::options::{Existing, Options, Summary};
 pub use self::selection::{SelectedPath, Selection};
 pub use self::staging::Staging;
 pub use self::to_stdout::ContentSink;
-pub use self::write::unwritable::{check_empty_destination, is_empty_directory};
+pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;
 
@@ -48,8 +48,5 @@ pub use crate::base::xattr_filter::XattrFilter;
 /// # Errors
 /// When an entry cannot be removed. The entries removed until then stay removed.
 pub fn remove_tree(parent: impl AsFd, name: &std::ffi::OsStr) -> std::io::Result<()> {
-    Ok(write::remove_tree::remove_tree(
-        parent,
-        name.as_encoded_bytes(),
-    )?)
+    Ok(write::remove_tree(parent, name.as_encoded_bytes())?)
 }

@@ -12,13 +12,12 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::error::{Error, StepError, WithAction};
+use super::error::{Error, StepError, WithAction, errno_of};
 use super::resume::sidecar::MAX_NAME_BYTES;
-use super::write::attribute_policy::umask;
-use super::write::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
-use super::write::directory::Directory;
-use super::write::file_system::sync_file_system;
-use super::write::remove_tree::remove_tree;
+use super::write::{
+    AttributeTarget, Directory, copy_attributes, default_acl_mode, remove_tree, sync_file_system,
+    umask,
+};
 use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
@@ -64,23 +63,14 @@ impl Staging {
     /// [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
     /// cannot rename to it, and [`Error::Destination`] when it cannot be read.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
-        let failed = |path: &Path, errno| Error::Destination(path.to_owned(), errno);
-        let nameless = || {
-            Error::CannotRename(
-                destination.to_owned(),
-                "has no name to give to a new directory",
-            )
-        };
+        const NAMELESS: &str = "has no name to give to a new directory";
+        let nameless = || Error::CannotRename(destination.to_owned(), NAMELESS);
         let name = destination.file_name().ok_or_else(nameless)?;
         // Without a trailing slash, which would follow a link.
         let mut place = destination.with_file_name(name);
         if std::fs::symlink_metadata(&place).is_ok_and(|status| status.is_symlink()) {
-            place = std::fs::canonicalize(&place).map_err(|error| {
-                failed(
-                    destination,
-                    Errno::from_io_error(&error).unwrap_or(Errno::IO),
-                )
-            })?;
+            place = std::fs::canonicalize(&place)
+                .map_err(|error| Error::Destination(destination.to_owned(), errno_of(&error)))?;
         }
         let name = place.file_name().ok_or_else(nameless)?.as_bytes().to_vec();
         let parent_path = match place.parent() {
@@ -89,7 +79,7 @@ impl Staging {
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let parent = rustix::fs::openat(CWD, &parent_path, flags, Mode::empty())
-            .map_err(|errno| failed(&parent_path, errno))?;
+            .map_err(|errno| Error::Destination(parent_path.clone(), errno))?;
         let staging = Self {
             destination: destination.to_owned(),
             parent,
@@ -148,12 +138,14 @@ impl Staging {
         };
         self.rename(temporary, *replaces)
             .map_err(|errno| match errno {
-                Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => self.not_empty_error(),
+                Errno::EXIST | Errno::NOTEMPTY | Errno::NOTDIR => {
+                    Error::NotEmpty(self.destination.clone())
+                }
                 Errno::BUSY | Errno::XDEV => self.mount_point_error(),
-                errno => self.staging_error(StepError {
-                    action: "rename the finished tree to it",
-                    errno,
-                }),
+                errno => {
+                    let action = "rename the finished tree to it";
+                    self.staging_error(StepError { action, errno })
+                }
             })?;
         *stage = Stage::Finished;
         drop(stage);
@@ -184,13 +176,8 @@ impl Staging {
             std::thread::sleep(REMOVAL_RETRY_DELAY);
             removed = remove_tree(&self.parent, &temporary);
         }
-        removed.map_err(|errno| {
-            Error::Leftover(
-                self.parent_path
-                    .join(std::ffi::OsStr::from_bytes(&temporary)),
-                errno,
-            )
-        })
+        let temporary = std::ffi::OsStr::from_bytes(&temporary);
+        removed.map_err(|errno| Error::Leftover(self.parent_path.join(temporary), errno))
     }
 
     /// Like [`Staging::discard`], from another thread during the run. The run ends with
@@ -216,7 +203,7 @@ impl Staging {
             return Err(self.mount_point_error());
         }
         if !is_empty(&found).map_err(failed)? {
-            return Err(self.not_empty_error());
+            return Err(Error::NotEmpty(self.destination.clone()));
         }
         Ok(Some(found))
     }
@@ -287,10 +274,6 @@ impl Staging {
             }
             renamed => renamed,
         }
-    }
-
-    fn not_empty_error(&self) -> Error {
-        Error::NotEmpty(self.destination.clone())
     }
 
     fn mount_point_error(&self) -> Error {

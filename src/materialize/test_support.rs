@@ -7,10 +7,7 @@ use bytes::Bytes;
 
 use super::error::Problems;
 use super::options::Options;
-use super::write::context::Context;
-use super::write::destination::Destination;
-use super::write::directory::Directory;
-use super::write::pool::WriterPool;
+use super::write::{Context, Destination, Directory, WriterPool};
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
 use crate::tar::{Kind, Member};

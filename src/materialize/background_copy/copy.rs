@@ -140,17 +140,14 @@ impl BackgroundCopy {
 
     /// Progress of the copy.
     pub fn progress(&self) -> BackgroundCopyProgress {
-        let task = self.task.get();
-        let report = self.status.report.lock();
-        BackgroundCopyProgress {
-            state: report.state,
-            files: task.map_or(0, |task| task.files.load(Ordering::Relaxed)),
-            total_files: task.map_or(0, |task| task.plan.files),
-            bytes: task.map_or(0, |task| task.bytes.load(Ordering::Relaxed)),
-            total_bytes: task.map_or(0, |task| task.plan.bytes),
-            failures: report.failures,
-            note: report.note.clone(),
+        let mut progress = self.status.report.lock().clone();
+        if let Some(task) = self.task.get() {
+            progress.files = task.files.load(Ordering::Relaxed);
+            progress.total_files = task.plan.files;
+            progress.bytes = task.bytes.load(Ordering::Relaxed);
+            progress.total_bytes = task.plan.bytes;
         }
+        progress
     }
 
     /// Stops the copy, without finishing the files in progress.

@@ -13,7 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::resume::sidecar;
 use crate::materialize::staging::is_empty;
-use crate::materialize::write::directory::Directory;
+use crate::materialize::write::Directory;
 
 /// Suffix of a ledger's name. The ledger of `tree` is `.tree.tarfs-state`.
 const LEDGER_SUFFIX: &[u8] = b".tarfs-state";

@@ -15,6 +15,8 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::Stat;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::materialize::resume::sidecar::StatSnapshot;
+
 /// Size of a slot.
 const SLOT_BYTES: usize = 64;
 /// Size of the checksum at the end of a slot. It covers all other bytes.
@@ -29,10 +31,7 @@ const VERSION: u64 = 1;
 /// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Record {
-    inode: u64,
-    size: u64,
-    mtime: (i64, u32),
-    ctime: (i64, u32),
+    snapshot: StatSnapshot,
     /// xxh3-64 of its stored bytes.
     pub(super) hash: u64,
     /// The boot of the system in which the record was written.
@@ -146,22 +145,22 @@ impl Ledger {
     /// When the file cannot be written.
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
         let record = Record {
+            snapshot: StatSnapshot::of(stat),
             hash,
             boot_id: self.boot_id,
-            ..Record::of(stat)
         };
         self.file
             .write_all_at(&self.slot(number, &record), slot_offset(number))
     }
 
     fn slot(&self, number: u32, record: &Record) -> [u8; SLOT_BYTES] {
-        let nanoseconds = u64::from(record.mtime.1) | u64::from(record.ctime.1) << 32;
+        let snapshot = record.snapshot;
         let mut slot = slot([
-            record.inode,
-            record.size,
-            record.mtime.0.cast_unsigned(),
-            record.ctime.0.cast_unsigned(),
-            nanoseconds,
+            snapshot.inode,
+            snapshot.size.cast_unsigned(),
+            snapshot.mtime.0.cast_unsigned(),
+            snapshot.ctime.0.cast_unsigned(),
+            snapshot.mtime.1 | snapshot.ctime.1 << 32,
             record.hash,
             record.boot_id,
         ]);
@@ -177,16 +176,17 @@ impl Ledger {
         }
         let (words, _) = slot.as_chunks::<8>();
         let mut words = words.iter().map(|word| u64::from_le_bytes(*word));
-        let (inode, size) = (words.next()?, words.next()?);
+        let (inode, size) = (words.next()?, words.next()?.cast_signed());
         let mtime = words.next()?.cast_signed();
         let ctime = words.next()?.cast_signed();
         let nanoseconds = words.next()?;
-        let half = |word| u32::try_from(word & u64::from(u32::MAX)).ok();
         Some(Record {
-            inode,
-            size,
-            mtime: (mtime, half(nanoseconds)?),
-            ctime: (ctime, half(nanoseconds >> 32)?),
+            snapshot: StatSnapshot {
+                inode,
+                size,
+                mtime: (mtime, nanoseconds & u64::from(u32::MAX)),
+                ctime: (ctime, nanoseconds >> 32),
+            },
             hash: words.next()?,
             boot_id: words.next()?,
         })
@@ -194,26 +194,9 @@ impl Ledger {
 }
 
 impl Record {
-    fn of(stat: &Stat) -> Self {
-        let nanoseconds = |value| u32::try_from(value).unwrap_or(u32::MAX);
-        Self {
-            inode: stat.st_ino,
-            size: u64::try_from(stat.st_size).unwrap_or(u64::MAX),
-            mtime: (stat.st_mtime, nanoseconds(stat.st_mtime_nsec)),
-            ctime: (stat.st_ctime, nanoseconds(stat.st_ctime_nsec)),
-            hash: 0,
-            boot_id: 0,
-        }
-    }
-
     /// Whether the entry is unchanged since the record.
     pub(super) fn matches(&self, stat: &Stat) -> bool {
-        let found = Self {
-            hash: self.hash,
-            boot_id: self.boot_id,
-            ..Self::of(stat)
-        };
-        *self == found
+        self.snapshot == StatSnapshot::of(stat)
     }
 }
 

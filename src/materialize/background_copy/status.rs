@@ -24,7 +24,7 @@ pub enum CopyState {
 }
 
 /// Progress of a background copy at one moment.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BackgroundCopyProgress {
     /// State of the copy.
     pub state: CopyState,
@@ -38,7 +38,7 @@ pub struct BackgroundCopyProgress {
     pub total_bytes: u64,
     /// Number of entries that could not be written, or that another process changed.
     pub failures: u64,
-    /// Description of the latest problem.
+    /// The latest failure, or the reason why the copy waits or has stopped.
     pub note: Option<String>,
 }
 
@@ -47,17 +47,8 @@ pub struct BackgroundCopyProgress {
 pub(super) struct CopyStatus {
     pub(super) directory: CopyDirectory,
     pub(super) cancel_token: CancelToken,
-    pub(super) report: Mutex<Report>,
-}
-
-/// Status of the copy for the user.
-#[derive(Debug, Default)]
-pub(super) struct Report {
-    pub(super) state: CopyState,
-    /// Number of entries that are missing or wrong.
-    pub(super) failures: u64,
-    /// The latest failure, or the reason why the copy waits or has stopped.
-    pub(super) note: Option<String>,
+    /// Without the numbers of files and bytes, which the task counts.
+    pub(super) report: Mutex<BackgroundCopyProgress>,
 }
 
 impl CopyStatus {

@@ -30,11 +30,9 @@ use crate::index::{Entry, Index, Ino, Kind, Piece};
 use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Options;
-use crate::materialize::write::context::Context;
-use crate::materialize::write::directory::{Directory, name_of};
-use crate::materialize::write::file::FileWriter;
-use crate::materialize::write::file_system::default_writer_count;
-use crate::materialize::write::job::{Job, member_of};
+use crate::materialize::write::{
+    Context, Directory, FileWriter, Job, default_writer_count, member_of, name_of,
+};
 use crate::tar::{self, Member};
 
 /// Maximum stored bytes of one read. A read also ends with its span, which is in memory as a whole.

@@ -27,10 +27,9 @@ use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::base::sync::Mutex;
 use crate::materialize::error::{Error, errno_of};
-use crate::materialize::write::context::FileObserver;
-use crate::materialize::write::directories::PendingDirectory;
-use crate::materialize::write::directory::{Directory, Identity, name_of, parent_of};
-use crate::materialize::write::job::{DeferredLink, Job};
+use crate::materialize::write::{
+    DeferredLink, Directory, FileObserver, Identity, Job, PendingDirectory, name_of, parent_of,
+};
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";

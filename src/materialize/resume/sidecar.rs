@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, FileType, FlockOperation, Mode, OFlags, Stat, fstat};
 use rustix::io::Errno;
 
-use crate::base::file_time::nanoseconds;
+use crate::base::time::nanoseconds;
 
 /// Attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -11,11 +11,9 @@ use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
 use crate::materialize::error::Problems;
 use crate::materialize::selection::Selection;
-use crate::materialize::write::destination::Destination;
-use crate::materialize::write::directories::PendingDirectory;
-use crate::materialize::write::directory::{Directory, lstat_at, name_of};
-use crate::materialize::write::job::{DeferredLink, Job};
-use crate::materialize::write::pool::Watermark;
+use crate::materialize::write::{
+    DeferredLink, Destination, Directory, Job, PendingDirectory, Watermark, lstat_at, name_of,
+};
 use crate::tar::Kind;
 
 /// Plain bytes between two periodic checkpoints.

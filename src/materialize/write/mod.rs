@@ -1,16 +1,33 @@
 //! Making entries in the destination: directories, files, links and their attributes.
 
-pub(super) mod attribute_policy;
-pub(super) mod attributes;
-pub(super) mod context;
-pub(super) mod destination;
-pub(super) mod directories;
-pub(super) mod directory;
-pub(super) mod file;
-pub(super) mod file_system;
-pub(super) mod job;
+mod attribute_policy;
+mod attributes;
+mod context;
+mod destination;
+mod directories;
+mod directory;
+mod file;
+mod file_system;
+mod job;
 mod nodes;
-pub(super) mod pool;
-pub(super) mod remove_tree;
-pub(super) mod tree_writer;
-pub(super) mod unwritable;
+mod pool;
+mod remove_tree;
+mod tree_writer;
+mod unwritable;
+
+pub(super) use self::attribute_policy::umask;
+pub(super) use self::attributes::{AttributeTarget, copy_attributes, default_acl_mode};
+pub(super) use self::context::{Context, FileObserver};
+pub(super) use self::destination::Destination;
+pub(super) use self::directories::PendingDirectory;
+pub(super) use self::directory::{Directory, Identity, lstat_at, name_of, parent_of};
+pub(super) use self::file::FileWriter;
+pub(super) use self::file_system::{default_writer_count, sync_file_system};
+pub(super) use self::job::{DeferredLink, Job, member_of};
+pub(super) use self::pool::Watermark;
+#[cfg(test)]
+pub(super) use self::pool::WriterPool;
+pub(super) use self::remove_tree::remove_tree;
+pub(super) use self::tree_writer::{ADD_ENTRY, TreeWriter};
+pub(super) use self::unwritable::Unwritable;
+pub use self::unwritable::{check_empty_destination, is_empty_directory};

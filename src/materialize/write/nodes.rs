@@ -165,9 +165,7 @@ impl TreeWriter {
                 self.defer_attributes(pending, &job.directory);
             }
             Ok(None) => {}
-            Err(error) => self
-                .context
-                .record_failure(&job.path, &job.directory, error, 0),
+            Err(error) => self.context.record_job_failure(&job, error, 0),
         }
     }
 
@@ -246,9 +244,7 @@ impl TreeWriter {
             Err(errno) => {
                 let action = "create the hard link";
                 let error = StepError { action, errno };
-                self.context
-                    .record_failure(&job.path, &job.directory, error, 0);
-                return;
+                return self.context.record_job_failure(job, error, 0);
             }
         };
         match self.context.existing {

@@ -508,7 +508,7 @@ mod tests {
     use super::*;
     use crate::base::archive_path::ArchivePath;
     use crate::materialize::test_support;
-    use crate::materialize::write::directory::Directory;
+    use crate::materialize::write::Directory;
 
     /// Two queues and a job in the destination. No file is written.
     fn writers() -> (WriterPool, impl Fn(&[u8]) -> Job) {
