@@ -80,7 +80,6 @@ impl LayerState {
         self.builder = Some(builder.with_memory_limit(&self.memory));
     }
 
-    /// Ends the current layer.
     pub(super) fn end_layer(&mut self) {
         let builder = self.builder.take();
         let index = builder.map(|builder| builder.finish(Origin::default()));
@@ -342,7 +341,6 @@ struct TreePlacement<'a> {
     merged: &'a MergedIndex,
     /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
-    /// Its name.
     name: Vec<u8>,
     /// Open directories in it, by name.
     open: HashMap<Vec<u8>, Directory>,

@@ -13,7 +13,6 @@ impl BitSet {
         Self((0..words).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Whether it holds `number`.
     pub(super) fn contains(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)

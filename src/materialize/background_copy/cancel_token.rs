@@ -22,7 +22,6 @@ impl CancelToken {
         self.condvar.notify_all();
     }
 
-    /// Whether the flag is set.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)
     }

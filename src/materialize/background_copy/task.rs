@@ -173,7 +173,6 @@ impl CopyTask {
         }
     }
 
-    /// Runs the copy's main thread.
     pub(super) fn run(self: &Arc<Self>) {
         self.status.set_state(CopyState::Writing, None);
         if self.make_directories().is_break() {
@@ -233,7 +232,6 @@ impl CopyTask {
         drop(workers);
     }
 
-    /// Runs a worker.
     fn run_worker(&self) {
         while !self.status.cancel_token.is_cancelled() {
             let next = self.priority_files.lock().pop_front();
@@ -518,7 +516,6 @@ impl CopyTask {
         }
     }
 
-    /// Marks an entry as complete.
     fn count_complete(&self, entry: Entry<'_>) {
         self.complete.insert(entry.ino().0);
         if self.counted.insert(entry.ino().0) && entry.kind() == Kind::File {

@@ -42,7 +42,6 @@ impl StatSnapshot {
 
 /// Maximum length of a file name on Linux (`NAME_MAX`).
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// Write permission of group and others.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`.

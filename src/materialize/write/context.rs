@@ -76,7 +76,6 @@ impl EntryQuota {
         limit.min(index::Options::default().max_entries)
     }
 
-    /// Number of entries used.
     pub(crate) fn count(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -93,7 +92,6 @@ impl EntryQuota {
 pub(crate) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
 impl ReservedNames {
-    /// Reserves `name` in `directory`.
     pub(super) fn reserve(&self, directory: &Directory, name: &[u8]) {
         let mut all = self.0.lock();
         let names = all.entry(directory.identity()).or_default();
@@ -107,7 +105,6 @@ impl ReservedNames {
             .is_some_and(|names| names.contains(name))
     }
 
-    /// Releases all names.
     pub(super) fn clear(&self) {
         self.0.lock().clear();
     }

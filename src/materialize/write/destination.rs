@@ -42,7 +42,6 @@ pub(super) struct Implied {
 pub(crate) struct Destination {
     pub(crate) context: Arc<Context>,
     pub(crate) writers: WriterPool,
-    /// The destination directory.
     pub(crate) top: Directory,
     cache: DirectoryCache,
     /// The most recently resolved directory.

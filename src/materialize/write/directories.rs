@@ -252,7 +252,7 @@ impl PendingDirectory {
         attributes.apply(AttributeTarget::Open(directory.as_fd()))
     }
 
-    /// Final mode. Without the archive's set-id bits, a new directory keeps its inherited set-group-id bit.
+    /// Without the archive's set-id bits, a new directory keeps its inherited set-group-id bit.
     fn final_mode(&self, current: u32, policy: &AttributePolicy) -> u32 {
         if self.is_new && !policy.same_permissions {
             self.mode | current & 0o2000

@@ -23,7 +23,6 @@ struct Handle {
     inherits_acl: bool,
     /// The path without links, if the lookup followed links.
     resolved_path: OnceLock<ArchivePath>,
-    /// See [`Directory::creates_as_process_owner`].
     creates_as_process_owner: OnceLock<bool>,
     /// Number of open directories of this destination.
     open: Arc<AtomicUsize>,

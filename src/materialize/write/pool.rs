@@ -23,8 +23,8 @@ use crate::base::thread::Thread;
 
 /// Maximum number of items in a queue.
 ///
-/// It is large enough that a directory of many files does not starve the other queues. It is small enough
-/// that the descriptors of their directories stay within the usual limit of 1024.
+/// With more, a directory of many files does not starve the other queues. With fewer, the descriptors of
+/// their directories stay within the usual limit of 1024.
 const MAX_QUEUE_ITEMS: usize = 192;
 
 /// Number of small files queued before a polling writer is woken. A wakeup for each cost as much as
@@ -147,7 +147,6 @@ impl WriterPool {
         Ok(writers)
     }
 
-    /// Number of threads.
     pub(crate) fn count(&self) -> usize {
         self.threads.len()
     }
