@@ -20,6 +20,9 @@ mod mutations;
 mod seeds;
 mod targets;
 
+// The file of a private module names it so (`targets/private.rs`).
+use tarfs::base;
+
 use mutations::mutate;
 use rng::Rng;
 use targets::Target;

@@ -17,6 +17,9 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+// The file of a private module names it so (`targets/private.rs`).
+use tarfs::base;
+
 use targets::Target;
 
 /// Runs the target called `name` over `bytes`.
