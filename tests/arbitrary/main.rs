@@ -1,8 +1,8 @@
-//! Bytes that nobody meant: what every parser of tarfs makes of them.
+//! Fuzz targets: every parser of tarfs, run on arbitrary bytes.
 //!
-//! Each target takes any bytes at all and fails when a promise is not kept. Here they are run over
-//! seeds and some thousand mutations of them; `scripts/fuzz` runs the same targets for as long as one
-//! likes, guided by what they cover.
+//! Each target accepts any bytes and panics when a promise is broken. These tests run over seeds and
+//! some thousand mutations of them. `scripts/fuzz` runs the same targets, guided by coverage, for any
+//! time.
 
 #[path = "../it/support/packing.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
@@ -27,11 +27,10 @@ use mutations::mutate;
 use rng::Rng;
 use targets::Target;
 
-/// More memory than any target may want, all tests at once: an allocation of what an input claims
-/// ends the tests.
+/// Memory limit of all tests at once. An allocation of a size that an input claims ends the tests.
 const MAX_MEMORY_BYTES: u64 = 4 << 30;
 
-/// Runs a target over its seeds, and over so many mutations of them.
+/// Runs a target over its seeds, and over this many mutations of them.
 fn run(name: &str, mutations: u64) {
     use rustix::process::{Resource, Rlimit, setrlimit};
     let limit = Rlimit {

@@ -1,8 +1,8 @@
-//! Small damages of all kinds.
+//! Small random mutations of a seed.
 
 use crate::rng::Rng;
 
-/// Numbers at which lengths, counts and offsets go wrong.
+/// Numbers at which code that handles lengths, counts and offsets tends to fail.
 const BOUNDARY_VALUES: [u64; 16] = [
     0,
     1,
@@ -22,7 +22,7 @@ const BOUNDARY_VALUES: [u64; 16] = [
     u64::MAX,
 ];
 
-/// One of `seeds` with up to eight damages.
+/// A copy of one of `seeds` with up to eight mutations.
 pub(crate) fn mutate(seeds: &[Vec<u8>], noise: &mut Rng) -> Vec<u8> {
     let mut bytes = pick(seeds, noise).clone();
     for _ in 0..=noise.below(4) * noise.below(3) {
@@ -39,7 +39,7 @@ fn pick<'a>(seeds: &'a [Vec<u8>], noise: &mut Rng) -> &'a Vec<u8> {
 fn apply_mutation(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], noise: &mut Rng) {
     let at = index(noise.below(bytes.len() as u64));
     let behind = bytes.len() - at;
-    // Mostly short.
+    // Most lengths are short.
     let shift = noise.below(12);
     let len = index(1 + noise.below(1 << shift)).min(behind);
     match noise.below(8) {

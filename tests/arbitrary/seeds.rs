@@ -1,4 +1,4 @@
-//! What targets begin with: bytes that are well-formed, or nearly so.
+//! Seeds of the targets: bytes that are well-formed, or nearly so.
 
 use bytes::Bytes;
 use tarfs::base::extent::{Extent, Packed, Plain};
@@ -10,7 +10,7 @@ use crate::packing::Packing;
 use crate::raw::{Archive, GNU, Header, V7, pax_records};
 use crate::rng::Rng;
 
-/// Seeds with decisions behind them: none taken, and some.
+/// Seeds followed by knob bytes: all zero, and some set.
 fn with_knobs(seeds: impl IntoIterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let knobs: [[u8; 4]; 2] = [[0, 1, 0, 0], [30, 0, 0xff, 3]];
     let seeds = seeds.into_iter();
@@ -107,10 +107,10 @@ pub(crate) fn tar() -> Vec<Vec<u8>> {
     with_knobs(archives())
 }
 
-/// Everything that packs as `compression`, in every way.
+/// Seeds for every encoder of `compression`.
 pub(crate) fn packed(compression: Compression) -> Vec<Vec<u8>> {
     let archive: Bytes = archives().swap_remove(0).into();
-    // More than a span in few bytes.
+    // More than one span, in few packed bytes.
     let zeros: Bytes = vec![0; (1 << 20) + 70_000].into();
     let text: Bytes = Rng::new(7).text(3000).into();
     let packings = Packing::ALL.into_iter();
@@ -137,7 +137,7 @@ fn packs_as(packing: Packing) -> Compression {
     }
 }
 
-/// Seek points at the front of each format.
+/// Seek points, followed by the packed bytes of each format.
 pub(crate) fn seek_points() -> Vec<Vec<u8>> {
     let formats = [
         Compression::None,

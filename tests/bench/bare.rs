@@ -1,6 +1,7 @@
-//! The least a FUSE filesystem can cost: a directory's tree, read into memory, behind the same
-//! kernel settings as a mount of tarfs, with nothing to look up but arrays and nothing to verify.
-//! Serves until it is unmounted.
+//! A minimal FUSE filesystem, as a lower bound of the cost of a mount.
+//!
+//! It serves a directory's tree from memory with the same kernel settings as a mount of tarfs. Lookups
+//! are array accesses, and nothing is verified. It runs until it is unmounted.
 //!
 //! ```text
 //! bare DIR MOUNTPOINT
@@ -45,7 +46,7 @@ fn main() -> anyhow::Result<()> {
     ];
     let session = Session::new(tree, &mountpoint, &config).context("cannot mount")?;
     let mounted = PathBuf::from(mountpoint);
-    // The mount's first stat waits for the session, and this is the session's thread.
+    // The mount's first stat waits for the session, which runs on this thread.
     #[expect(
         clippy::disallowed_methods,
         reason = "the crate's own threads are joined by their owner"
@@ -55,7 +56,7 @@ fn main() -> anyhow::Result<()> {
     raising.join().ok().context("panicked")?
 }
 
-/// As a mount of tarfs does.
+/// Raises the read-ahead as a mount of tarfs does.
 fn raise_read_ahead(mountpoint: &Path) -> anyhow::Result<()> {
     let device = fs::metadata(mountpoint)?.st_dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -65,7 +66,7 @@ fn raise_read_ahead(mountpoint: &Path) -> anyhow::Result<()> {
 
 /// A tree in memory.
 struct MemoryFs {
-    /// By inode number less one.
+    /// Indexed by inode number minus one.
     nodes: Vec<Node>,
     names: HashMap<(u64, OsString), u64>,
 }
@@ -106,7 +107,7 @@ impl MemoryFs {
         Ok(tree)
     }
 
-    /// The number of what lies at `path`; a hard link has its first one.
+    /// Adds the entry at `path` and returns its number. A hard link has its target's number.
     fn add(
         &mut self,
         path: &Path,
@@ -149,7 +150,7 @@ impl MemoryFs {
             .get_mut(usize::try_from(inode).ok()?.checked_sub(1)?)
     }
 
-    /// Calls `add` for what a listing holds from `offset` on, until `add` is full.
+    /// Calls `add` for the entries of a listing from `offset` on, until `add` is full.
     fn list(
         &self,
         node: &Node,

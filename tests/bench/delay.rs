@@ -1,13 +1,13 @@
-//! A link with a long way: a TCP proxy on 127.0.0.1 that passes every byte on late, in both
-//! directions, and as many as come.
+//! A network link with high latency: a TCP proxy on 127.0.0.1 that delays every byte, in both
+//! directions, and does not limit the rate.
 //!
 //! ```text
 //! delay LISTEN_PORT TARGET_PORT MILLISECONDS
 //! ```
 //!
-//! With 0 for `LISTEN_PORT` the system chooses one. The port is printed when connections are
-//! taken. To connect takes no time, nor does the rate grow slowly: it is a round trip to each
-//! request that is felt.
+//! With 0 for `LISTEN_PORT` the system chooses a port. The port is printed when connections are
+//! accepted. Connecting has no delay, and there is no slow start, so each request costs one round
+//! trip.
 
 #![expect(clippy::print_stdout, reason = "the port")]
 
@@ -26,13 +26,13 @@ use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
-/// Bytes on their way, in one direction of one connection: with 20 ms 200 MB a second.
+/// Maximum number of delayed bytes in one direction of a connection: 200 MB a second with 20 ms.
 const MAX_IN_FLIGHT: usize = 4 << 20;
-/// Bytes read at once, at the most.
+/// Maximum number of bytes read at once.
 const PIECE_LEN: u16 = u16::MAX;
 
 fn main() -> anyhow::Result<()> {
-    // Cargo adds a word of its own, which is no number.
+    // Cargo adds a word of its own, which is not a number.
     let numbers: Vec<u16> = env::args()
         .skip(1)
         .filter_map(|word| word.parse().ok())
@@ -59,7 +59,7 @@ async fn listen_on(port: u16, target: u16, delay: Duration) -> anyhow::Result<()
                 let (client, _) = accepted?;
                 connections.spawn(connect(client, target, delay));
             }
-            // Either side may hang up when it likes.
+            // Either side may close the connection at any time.
             Some(_) = connections.join_next() => {}
         }
     }
@@ -78,7 +78,7 @@ async fn connect(client: TcpStream, target: u16, delay: Duration) -> io::Result<
     Ok(())
 }
 
-/// Passes on bytes, and in the end that there are no more, each `delay` after it came.
+/// Forwards each piece of data, and the end of the stream, `delay` after it arrived.
 async fn forward(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -93,7 +93,7 @@ async fn forward(
             let mut piece = BytesMut::with_capacity(PIECE_LEN.into());
             let len = from.read_buf(&mut piece).await?;
             drop(permit.split(usize::from(PIECE_LEN) - len));
-            // Nobody receives any more when writing failed, which says why.
+            // The receiver is gone after a write failed, and reports that error.
             if sender
                 .send((Instant::now() + delay, piece, permit))
                 .is_err()

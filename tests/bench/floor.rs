@@ -1,15 +1,16 @@
-//! The floor under `tarfs materialize`: the same shape with everything left out that can be.
+//! A lower bound of the time of `tarfs materialize`: the same design without everything that is
+//! optional.
 //!
 //! ```text
 //! floor [--verify] URL DIR [CONNECTIONS]
 //! ```
 //!
-//! Ranges are fetched in parallel, independent lz4 blocks are decoded in parallel straight from
-//! the chunks they came in, headers are read for kind, name and size alone, and two threads write.
-//! No owners, modes, times or attributes are set, no checksum is verified, names are believed, and
-//! every failure ends the process. With `--verify` the frame's checksum is, as lz4(1) and tarfs do:
-//! its xxh32 cannot be taken in parallel, nor faster than a processor multiplies. `URL` is
-//! `http://HOST:PORT/…` of a plain `.tar` or a `.tar.lz4` on a server that knows ranges.
+//! Ranges are fetched in parallel, and independent lz4 blocks are decoded in parallel directly from
+//! the received chunks. Only kind, name and size are read from headers, and two threads write. Owners,
+//! modes, times and attributes are not set, names are trusted, and every failure ends the process.
+//! Checksums are verified only with `--verify`, for the whole frame, as lz4(1) and tarfs do. Its xxh32
+//! cannot be computed in parallel, nor faster than a processor multiplies. `URL` is
+//! `http://HOST:PORT/…` of a plain `.tar` or a `.tar.lz4` on a server with range requests.
 
 use std::collections::{BTreeMap, HashSet};
 use std::env;
@@ -27,28 +28,28 @@ use rustix::io::Errno;
 use tarfs::base::buffer_pool::{Buffer, BufferPool};
 use xxhash_rust::xxh32::Xxh32;
 
-/// Unless another number is given; slow networks need more.
+/// Default number of connections. Slow networks need more.
 const CONNECTIONS: usize = 4;
 const CHUNK_LEN: usize = 4 << 20;
 const DECODERS: usize = 2;
 const WRITERS: usize = 2;
 
-/// The longest block of an lz4 frame, packed or plain.
+/// Maximum length of an lz4 block, packed or plain.
 const MAX_BLOCK_LEN: usize = 4 << 20;
-/// Room in front of a chunk for the start of a block, which the chunk before ended with.
+/// Space before a chunk for the start of a block that began in the previous chunk.
 const HEADROOM: usize = MAX_BLOCK_LEN + 8;
-/// Chunks in memory besides one a connection.
+/// Number of chunks in memory beyond one for each connection.
 const SPARE_CHUNKS: usize = 2;
-/// Plain blocks in memory.
+/// Number of plain blocks in memory.
 const BLOCKS: usize = 8;
-/// A writer is handed so many files at once, or payloads of so many bytes.
+/// Number of files, or bytes of payload, that are passed to a writer at once.
 const BATCH_FILES: usize = 64;
 const BATCH_BYTES: usize = 1 << 20;
 
 const RECORD: usize = 512;
 
 fn main() {
-    // Whoever waits for a thread that failed would wait for ever.
+    // A panic ends the process, because other threads would wait for the failed one for ever.
     let report = panic::take_hook();
     panic::set_hook(Box::new(move |failure| {
         report(failure);
@@ -135,13 +136,13 @@ fn send<T>(sender: &SyncSender<T>, item: T) {
     assert!(sender.send(item).is_ok(), "receivers stay to the end");
 }
 
-/// The next item of a queue that several threads empty.
+/// The next item of a queue with several consumers.
 fn receive<T>(queue: &Mutex<Receiver<T>>) -> Option<T> {
     let queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
     queue.recv().ok()
 }
 
-/// A file on a server. HTTP without a library: the kernel copies straight into the chunk.
+/// A file on an HTTP server. There is no HTTP library, so the kernel copies directly into the chunk.
 struct Remote {
     authority: String,
     path: String,
@@ -167,7 +168,7 @@ impl Remote {
         BufReader::with_capacity(1024, stream)
     }
 
-    /// Sends a request and reads the head of the answer; how long its body is.
+    /// Sends a request and reads the head of the response. Returns the length of the body.
     fn ask(&self, connection: &mut BufReader<TcpStream>, method: &str, header: &str) -> usize {
         let Self {
             authority, path, ..
@@ -190,7 +191,7 @@ impl Remote {
         len.expect("a Content-Length")
     }
 
-    /// Fetches chunk after chunk into buffers that have `headroom` before the chunk's bytes.
+    /// Fetches chunks into buffers that have `headroom` before the chunk's bytes.
     fn fetch(
         &self,
         headroom: usize,
@@ -200,7 +201,7 @@ impl Remote {
     ) {
         let mut connection = self.connect();
         loop {
-            // The buffer is taken under the lock: the chunk that is waited for has one.
+            // The buffer is taken under the lock, so the oldest chunk always has one.
             let mut next = next.lock().unwrap_or_else(PoisonError::into_inner);
             let number = *next;
             let start = number * CHUNK_LEN;
@@ -243,15 +244,15 @@ impl Iterator for InOrder {
     }
 }
 
-/// The next plain bytes, or where they will be.
+/// Plain bytes, or the place where a decoder puts them.
 enum Slot {
     Ready(Bytes),
     Coming(Receiver<Bytes>),
-    /// What all of them must hash to.
+    /// Checksum of all plain bytes.
     Checksum(u32),
 }
 
-/// A packed block, and where its plain bytes go.
+/// A packed block, and the destination of its plain bytes.
 struct Job {
     packed: Bytes,
     plain: SyncSender<Bytes>,
@@ -289,7 +290,7 @@ fn walk(mut chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
             send(slot, Slot::Coming(coming));
         }
     }
-    // The checksum of it all may be in a chunk of its own.
+    // The checksum of the frame may be in the next chunk.
     let mut end = rest.slice(4..).to_vec();
     drop(rest);
     chunks.for_each(|chunk| end.extend_from_slice(chunk.get(HEADROOM..).unwrap_or_default()));
@@ -298,7 +299,7 @@ fn walk(mut chunks: InOrder, job: &SyncSender<Job>, slot: &SyncSender<Slot>) {
     }
 }
 
-/// Takes the header off; how long the checksum of each block is.
+/// Strips the frame header. Returns the length of each block's checksum.
 fn frame_header(frame: &mut Bytes) -> usize {
     let [0x04, 0x22, 0x4d, 0x18, flags, ..] = **frame else {
         panic!("no lz4 frame");
@@ -311,7 +312,7 @@ fn frame_header(frame: &mut Bytes) -> usize {
 
 fn decode(jobs: &Mutex<Receiver<Job>>, pool: &BufferPool) {
     loop {
-        // The buffer first: the oldest job is never without one.
+        // The buffer is taken first, so the oldest job always has one.
         let mut buffer = pool.acquire(MAX_BLOCK_LEN).expect("open");
         let Some(job) = receive(jobs) else { return };
         let len = unpack(&job.packed, &mut buffer).expect("a block");
@@ -320,18 +321,18 @@ fn decode(jobs: &Mutex<Receiver<Job>>, pool: &BufferPool) {
     }
 }
 
-/// The same decoder that tarfs has.
+/// Decodes a block with the decoder that tarfs uses.
 #[expect(unsafe_code, reason = "liblz4 has no safe interface")]
 fn unpack(packed: &[u8], output: &mut [u8]) -> Option<usize> {
     let packed_len = packed.len().try_into().ok()?;
     let room_len = output.len().try_into().ok()?;
     let (from, to) = (packed.as_ptr().cast(), output.as_mut_ptr().cast());
-    // SAFETY: both point to as many bytes as is said, and do not overlap.
+    // SAFETY: both pointers are valid for these lengths, and the regions do not overlap.
     let len = unsafe { lz4_sys::LZ4_decompress_safe(from, to, packed_len, room_len) };
     len.try_into().ok()
 }
 
-/// Something to make below a directory.
+/// An entry to create below a directory.
 struct Work {
     directory: Arc<OwnedFd>,
     name: Vec<u8>,
@@ -339,7 +340,7 @@ struct Work {
 }
 
 enum EntryKind {
-    /// Bytes of a file. Whoever comes first creates it.
+    /// Bytes of a file. The first writer creates the file.
     Piece {
         offset: u64,
         bytes: Bytes,
@@ -374,23 +375,24 @@ fn write(batches: &Mutex<Receiver<Vec<Work>>>) {
     }
 }
 
-/// The tree that headers describe; makes its directories, and has writers make the rest.
+/// The tree that the headers describe. It creates directories itself and sends the rest to the
+/// writers.
 struct Tree {
     root: Arc<OwnedFd>,
     state: State,
-    /// A record or extension of which more is to come.
+    /// The first part of a record or extension.
     gathered: Vec<u8>,
-    /// What extensions said of the next member.
+    /// Name of the next member from an extension.
     long_name: Option<Vec<u8>>,
     long_link: Option<Vec<u8>>,
     long_size: Option<u64>,
     directories: HashSet<Vec<u8>>,
-    /// The directory used last.
+    /// The most recent directory.
     current: (Vec<u8>, Arc<OwnedFd>),
     batches: SyncSender<Vec<Work>>,
     batch: Vec<Work>,
     batch_bytes: usize,
-    /// Targets and names of hard links, for the end.
+    /// Targets and names of hard links, which are made at the end.
     links: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -400,7 +402,7 @@ enum State {
         kind: u8,
         len: usize,
     },
-    /// Bytes of which the first `left` are payload.
+    /// Payload bytes, of which `left` remain.
     Payload {
         path: Vec<u8>,
         offset: u64,
@@ -428,7 +430,7 @@ impl Tree {
         }
     }
 
-    /// Takes the next plain bytes.
+    /// Processes the next plain bytes.
     fn push(&mut self, plain: &Bytes) {
         let mut at = 0;
         while at < plain.len() {
@@ -465,7 +467,8 @@ impl Tree {
         }
     }
 
-    /// Takes from `here` until `len` bytes are gathered, which `then` gets; how many it took.
+    /// Takes bytes from `here` until `len` are gathered, and passes them to `then`. Returns the number
+    /// of bytes taken.
     fn gather(&mut self, here: &[u8], len: usize, then: fn(&mut Self, &[u8])) -> usize {
         let taken = here.len().min(len - self.gathered.len());
         self.gathered.extend(here.iter().take(taken));
@@ -602,7 +605,7 @@ impl Tree {
         self.directories.insert(path.to_vec());
     }
 
-    /// What is left: hard links.
+    /// Returns the hard links, which remain to be made.
     fn finish(mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
         self.flush_batch();
         self.links
@@ -634,7 +637,7 @@ fn below_root(path: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The parent, empty for the root, and the name in it.
+/// Splits a path into its parent, which is empty for the root, and its name.
 fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(slash) => (

@@ -1,12 +1,11 @@
-//! A web server of an archive that nobody stores: a tar of equal members, each byte computed from
-//! its place when it is asked for.
+//! A web server of a generated archive: a tar of equal members, whose bytes are computed on request.
 //!
 //! ```text
 //! generated MEMBERS BYTES
 //! ```
 //!
-//! Members are called `vast/0000000` and so on. Prints the port when connections are taken, and
-//! serves until it is killed.
+//! Members are named `vast/0000000` and so on. The server prints its port when it accepts connections,
+//! and runs until it is killed.
 
 #![expect(clippy::print_stdout, reason = "the port")]
 
@@ -20,7 +19,7 @@ const RECORD: u64 = 512;
 const PIECE: u64 = 1 << 18;
 
 fn main() -> anyhow::Result<()> {
-    // Cargo adds a word of its own, which is no number.
+    // Cargo adds a word of its own, which is not a number.
     let numbers: Vec<u64> = env::args()
         .skip(1)
         .filter_map(|word| word.parse().ok())
@@ -38,14 +37,14 @@ fn main() -> anyhow::Result<()> {
             reason = "a thread for each connection, all of which end with the process"
         )]
         std::thread::spawn(move || {
-            // Clients hang up when they like.
+            // Clients may close the connection at any time.
             archive.serve(connection).ok();
         });
     }
     Ok(())
 }
 
-/// So many members of so many bytes.
+/// Number of members, and bytes of each.
 #[derive(Clone, Copy)]
 struct Archive {
     members: u64,
@@ -53,7 +52,7 @@ struct Archive {
 }
 
 impl Archive {
-    /// From one header to the next.
+    /// Distance between two headers.
     fn stride(self) -> u64 {
         RECORD + self.bytes.next_multiple_of(RECORD)
     }
@@ -110,7 +109,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Appends the `len` bytes at `at`, or those up to the next boundary of records.
+    /// Appends the `len` bytes at `at`, or fewer up to the next record boundary.
     fn fill(self, piece: &mut Vec<u8>, at: u64, len: u64) {
         let end = at + len;
         let mut record = at / RECORD * RECORD;

@@ -1,5 +1,6 @@
-//! What reading an archive costs beyond reading its bytes: hashes the payload of every member
-//! (xxh3-64), or with `--plain` the whole file without a look inside. Nothing is written.
+//! The cost of parsing an archive, beyond reading its bytes.
+//!
+//! Hashes the payload of every member (xxh3-64), or the whole file with `--plain`. Writes no file.
 //!
 //! ```text
 //! hash FILE.tar [--plain]
@@ -22,9 +23,9 @@ use tarfs::source;
 use tarfs::tar::Member;
 use xxhash_rust::xxh3::Xxh3;
 
-/// The pieces in which `--plain` reads.
+/// Length of a read with `--plain`.
 const PIECE_LEN: usize = 2 << 20;
-/// The memory of a scan.
+/// Memory budget of the scan.
 const MEMORY: u64 = 128 << 20;
 
 fn main() -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! The floor under `.gz`: inflates a file to nowhere, on one core, with the library that tarfs
-//! inflates with, checksum included.
+//! A lower bound for `.gz`: inflates a file on one core with the library that tarfs uses, verifies the
+//! checksum and drops the bytes.
 //!
 //! ```text
 //! inflate FILE.gz

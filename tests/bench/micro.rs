@@ -1,4 +1,4 @@
-//! Parser, decoders and writer on their own, from memory: medians of a few runs, as a table.
+//! Parser, decoders and writer alone, from memory: medians of a few runs, as a table.
 //!
 //! ```text
 //! cargo bench --bench micro
@@ -36,7 +36,7 @@ use xxhash_rust::xxh32::xxh32;
 use rng::Rng;
 
 const ROUNDS: usize = 5;
-/// Bytes in which a stream is handed on, as chunks and decoded blocks are.
+/// Length of the pieces of a stream, as chunks and decoded blocks have it.
 const PIECE_LEN: usize = 4 << 20;
 const MEMBERS: usize = 40_000;
 const FILES: usize = 10_000;
@@ -55,7 +55,7 @@ fn row(what: &str, value: f64, unit: &str) {
     println!("| {what} | {value:.*} {unit} |", usize::from(value < 100.0));
 }
 
-/// The median of what `run` answers.
+/// The median of the results of `run`.
 fn median(run: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     let mut values: Vec<f64> = std::iter::repeat_with(run)
         .take(ROUNDS)
@@ -64,13 +64,13 @@ fn median(run: impl FnMut() -> anyhow::Result<f64>) -> anyhow::Result<f64> {
     values.get(ROUNDS / 2).copied().context("no rounds")
 }
 
-/// Seconds of processor time that `clock` has counted.
+/// Processor time of `clock` in seconds.
 fn processor_seconds(clock: ClockId) -> f64 {
     let time = Duration::try_from(clock_gettime(clock));
     time.unwrap_or_default().as_secs_f64()
 }
 
-/// Pieces of `bytes`, uncopied.
+/// Pieces of `bytes`, without a copy.
 fn pieces(bytes: &Bytes) -> impl Iterator<Item = Bytes> {
     (0..bytes.len())
         .step_by(PIECE_LEN)
@@ -94,7 +94,8 @@ fn parser() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Files of `len` bytes and directories for them; with a time and a long name in pax headers.
+/// An archive of files of `len` bytes and their directories. With `pax`, headers hold a time and a
+/// long name.
 fn archive(files: usize, len: usize, pax: bool) -> Bytes {
     let content = Rng::new(1).text(len);
     let mut archive = raw::Archive::new();
@@ -110,7 +111,7 @@ fn archive(files: usize, len: usize, pax: bool) -> Bytes {
     archive.end().into()
 }
 
-/// How many members there are; `take` gets them.
+/// Parses an archive. Returns the number of members, and passes all events to `take`.
 fn parse(archive: &Bytes, mut take: impl FnMut(Event)) -> anyhow::Result<usize> {
     let mut parser = Parser::new(tar::Options::default());
     let mut pieces = pieces(archive);
@@ -132,7 +133,7 @@ fn parse(archive: &Bytes, mut take: impl FnMut(Event)) -> anyhow::Result<usize> 
 
 fn decoders() -> anyhow::Result<()> {
     let large = sources(32 << 20);
-    // What takes longest has less to do.
+    // The slowest formats get fewer bytes.
     let small = sources(8 << 20);
     let packings = [
         (Compression::Lz4, lz4(&large)?),
@@ -155,8 +156,8 @@ fn decoders() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Something like a tree of sources with pictures in between: lines of a vocabulary in which some
-/// words are used far more often than others, and noise.
+/// Data like a source tree with pictures: lines of words, of which some are far more frequent than
+/// others, and noise.
 fn sources(len: usize) -> Vec<u8> {
     const WORDS: u64 = 5000;
     let mut noise = Rng::new(2);
@@ -186,7 +187,7 @@ fn sources(len: usize) -> Vec<u8> {
     sources
 }
 
-/// A frame of independent blocks of 4 MiB, as the command line makes it, but for the checksum.
+/// A frame of independent blocks of 4 MiB, as lz4(1) makes it, but without the checksum.
 fn lz4(plain: &[u8]) -> anyhow::Result<Bytes> {
     let descriptor = [0x60, 0x70];
     let [_, checksum, ..] = xxh32(&descriptor, 0).to_le_bytes();
@@ -219,7 +220,7 @@ fn bzip2(plain: &[u8]) -> anyhow::Result<Bytes> {
     Ok(encoder.finish()?.into())
 }
 
-/// How many plain bytes there are; jobs are run where they come.
+/// Decodes a stream. Returns the number of plain bytes. Jobs run at once on this thread.
 fn decode(compression: Compression, packed: &Bytes) -> anyhow::Result<usize> {
     let context = codec::Context {
         pool: BufferPool::new(64 << 20),
@@ -265,7 +266,7 @@ fn writer() -> anyhow::Result<()> {
         }
         _ => {}
     })?;
-    // Where two pieces of the archive meet, a payload came in halves.
+    // A payload that crosses a piece boundary arrives in two parts, and is skipped.
     files.retain(|(member, bytes)| member.size == bytes.len() as u64);
     let files = files;
     let mut waits = Vec::new();

@@ -1,6 +1,6 @@
-//! What threads wait for each other with, compiled once more with locks of the scheduler.
+//! Synchronization primitives of `base`, compiled once more with the scheduler's locks.
 
-/// In place of what these files take from the standard library.
+/// Replaces the standard library's primitives in these files.
 mod primitives {
     #![allow(unreachable_pub, reason = "a public item of the library exports it")]
     pub use shuttle::sync::{Condvar, Mutex, MutexGuard};

@@ -1,11 +1,12 @@
-//! Threads that wait for each other, in the orders that chance comes upon.
+//! Threads that wait for each other, in random interleavings.
 //!
-//! The library's own files are compiled once more here, with the locks of a scheduler that runs one
-//! thread at a time and decides by a seed who goes on whenever one could wait (`base::sync`). So an
-//! order is tried again by its seed, and threads that wait for ever are a failure at once. Half of the
-//! orders are any, half are such that few changes of turn matter.
+//! The library's own files are compiled once more here, with the locks of a scheduler (`base::sync`).
+//! It runs one thread at a time, and a seed decides which thread runs next. An interleaving is
+//! repeated by its seed, and a deadlock is a failure at once. Half of the interleavings are uniformly
+//! random, half have few preemptions that matter.
 //!
-//! Without the usual harness: the unit tests in those files would run outside of the scheduler.
+//! There is no standard harness, because the unit tests in those files would run outside of the
+//! scheduler.
 
 #[path = "../it/support/rng.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
@@ -36,16 +37,16 @@ use shuttle::{Config, Runner};
 
 use rng::Rng;
 
-/// Orders of each kind, when nobody asks for more.
+/// Default number of interleavings of each kind.
 const DEFAULT_ROUNDS: u64 = 1500;
 
-/// Changes of turn that matter, in half of the orders.
+/// Number of preemptions in half of the interleavings.
 const PREEMPTION_POINTS: usize = 3;
 
-/// Threads, and what must hold whatever their order.
+/// Threads, and what must hold in every interleaving.
 type Scenario = fn(Rng);
 
-/// Runs `scenario` in many orders; what else is chance in there, it takes from the noise.
+/// Runs `scenario` in many interleavings. It takes its other random numbers from the argument.
 fn explore(scenario: Scenario) {
     let orders = rounds::rounds(DEFAULT_ROUNDS);
     let iterations = usize::try_from(orders).expect("small");
@@ -58,7 +59,7 @@ fn explore(scenario: Scenario) {
     Runner::new(few_changes, Config::new()).run(run);
 }
 
-/// What is explored, by name.
+/// All scenarios by name.
 const SCENARIOS: [(&str, Scenario); 10] = [
     (
         "one_reader_fills_span_for_all_others",
@@ -102,7 +103,7 @@ const SCENARIOS: [(&str, Scenario); 10] = [
     ),
 ];
 
-/// As the usual harness does it, for those tests whose names hold the words that are asked for.
+/// Runs the scenarios whose names contain the given words, as the standard harness does.
 #[expect(clippy::print_stdout, reason = "as the usual harness does")]
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

@@ -1,4 +1,4 @@
-//! Who takes buffers of one budget, and borrows from it.
+//! Threads that take buffers from one budget, and borrow from it.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,11 +16,11 @@ use crate::rng::Rng;
 
 const BUDGET: u64 = 100;
 
-/// What is held at this moment by threads, in bytes: noted after it was taken and until right before it
-/// is given back, so that it is never more than what is taken.
+/// Bytes that threads hold now. They are added after they were taken and subtracted before they are
+/// returned, so the sum is never more than the bytes taken.
 #[derive(Clone)]
 struct HeldBytes {
-    /// What all may hold.
+    /// Limit of the sum.
     limit: u64,
     bytes: Arc<Mutex<Vec<u64>>>,
 }
@@ -47,13 +47,13 @@ impl HeldBytes {
     }
 }
 
-/// A share of a budget, however it was come by.
+/// A share of a budget, taken in one of several ways.
 enum Share {
     Bytes(Bytes),
     Other(Box<dyn Send>),
 }
 
-/// Takes `len` bytes in one of all ways, and waits for them.
+/// Takes `len` bytes in the given way, and waits for them.
 fn take(pool: &BufferPool, len: u64, way: u64) -> Share {
     let wanted = usize::try_from(len).expect("small");
     match way {
@@ -66,14 +66,14 @@ fn take(pool: &BufferPool, len: u64, way: u64) -> Share {
         }
         3 => {
             let bytes = pool.acquire(wanted).expect("open").freeze();
-            // Not an empty one, which would hold nothing.
+            // An empty slice would hold nothing.
             Share::Bytes(bytes.slice(wanted / 2..))
         }
         _ => Share::Other(Box::new(block_on(pool.acquire_async(wanted)))),
     }
 }
 
-/// Asks once, as a task does, and is dropped whatever the answer.
+/// Polls a request for memory once and drops it, as a cancelled task does.
 fn take_and_cancel(pool: &BufferPool, len: u64) {
     let mut memory_pool = pin!(pool.acquire_async(usize::try_from(len).expect("small")));
     block_on(poll_fn(|context| {
@@ -82,7 +82,7 @@ fn take_and_cancel(pool: &BufferPool, len: u64) {
     }));
 }
 
-/// Threads that take up to `most` bytes at a time, and give them back.
+/// Starts threads that take up to `most` bytes at a time and return them.
 fn take_all(noise: &mut Rng, pool: &BufferPool, held: &HeldBytes, most: u64) {
     let threads: Vec<_> = (0..4)
         .map(|_| {
@@ -99,7 +99,7 @@ fn take_all(noise: &mut Rng, pool: &BufferPool, held: &HeldBytes, most: u64) {
                     thread::yield_now();
                     held.subtract(len);
                     match share {
-                        // The last slice of it.
+                        // This is the last slice of the buffer.
                         Share::Bytes(bytes) => drop(bytes.clone()),
                         Share::Other(share) => drop(share),
                     }
@@ -122,7 +122,7 @@ fn assert_all_returned(pool: &BufferPool) {
 
 pub(crate) fn buffers(mut noise: Rng) {
     let pool = BufferPool::new(BUDGET);
-    // Some longer than all there is, which are handed out alone.
+    // Some requests are longer than the budget, and are served alone.
     let most = if noise.below(2) == 0 { 60 } else { 130 };
     take_all(&mut noise, &pool, &HeldBytes::new(BUDGET), most);
     assert!(pool.peak_bytes() <= BUDGET.max(most));
@@ -168,7 +168,7 @@ pub(crate) fn grants(mut noise: Rng) {
                     let bytes = 1 + noise.below(limit);
                     let grant: MemoryGrant = broker.grant(bytes).expect("within the limit");
                     held.add(bytes);
-                    // As a decoder does with the state that it has borrowed.
+                    // A decoder borrows its state in this way.
                     let len = 1 + noise.below(BUDGET / 4);
                     drop(take(&pool, len, noise.below(5)));
                     held.subtract(bytes);
@@ -178,7 +178,7 @@ pub(crate) fn grants(mut noise: Rng) {
             })
         })
         .collect();
-    // They have what is not lent.
+    // These threads take the rest of the budget.
     let [pool, _] = &pools;
     take_all(&mut noise, pool, &HeldBytes::new(BUDGET), 60);
     for borrower in borrowers {
@@ -197,7 +197,7 @@ pub(crate) fn preallocations(mut noise: Rng) {
             thread::spawn(move || {
                 let bytes = 30 + noise.below(70);
                 let ration = pool.preallocate(bytes).expect("open");
-                // Whoever has so much besides makes nobody wait who has set it aside.
+                // A thread with this much reserved memory never waits.
                 let first = ration.try_acquire(20).expect("set aside");
                 thread::yield_now();
                 let second = ration.try_acquire(10).expect("set aside");
@@ -215,9 +215,11 @@ pub(crate) fn preallocations(mut noise: Rng) {
     assert_all_returned(&pool);
 }
 
-/// A thread that decodes ahead in stream order, one that consumes, and one that writes what it is given.
-/// Each job takes its buffer and its state at once. What the buffer has no room for the consumer makes in
-/// memory that was set aside; without that, jobs may be larger than all there is.
+/// A thread that decodes ahead in stream order, a consumer, and a writer.
+///
+/// Each job takes its buffer and its state at once. If a job's output does not fit into its buffer,
+/// the consumer decodes the rest in reserved memory. Without a reserve, jobs may be larger than the
+/// budget.
 pub(crate) fn long_jobs(mut noise: Rng) {
     let pool = BufferPool::new(BUDGET);
     let (give, jobs) = sync_channel(2);
@@ -258,7 +260,7 @@ pub(crate) fn long_jobs(mut noise: Rng) {
     assert_all_returned(&pool);
 }
 
-/// Threads that wait for memory which nobody gives back.
+/// Threads that wait for memory which is never returned.
 pub(crate) fn close_during_waits(mut noise: Rng) {
     let pool = BufferPool::new(BUDGET);
     let broker = MemoryBroker::with_limit(BUDGET);

@@ -13,7 +13,7 @@ use crate::single_flight::{FlightError, SingleFlight};
 const SPANS: usize = 2;
 const READERS: u64 = 4;
 
-/// What readers share.
+/// State shared by the readers.
 #[derive(Default)]
 struct Reader {
     single_flight: SingleFlight<Failure>,
@@ -28,18 +28,18 @@ struct Span {
 
 #[derive(Clone, Copy, Default)]
 struct FillError {
-    /// How many make it at this moment.
+    /// Number of threads that decode the span now.
     now: u64,
-    /// How often it was made.
+    /// Number of times the span was decoded.
     done: u64,
-    /// How often that will fail first.
+    /// Number of times that decoding fails first.
     failures: u64,
 }
 
-/// Making a span failed.
+/// The error of a failed decode.
 #[derive(Clone, Debug)]
 struct Failure {
-    /// Whether the readers that wait fail with the one that makes the span.
+    /// Whether waiting readers fail with the one that decodes the span.
     is_shared: bool,
 }
 
@@ -49,7 +49,8 @@ impl FlightError for Failure {
     }
 }
 
-/// A panic of one thread poisons what others hold at the time: to the system they are one.
+/// Locks a mutex and ignores poisoning. The scheduler treats all threads as one, so a panic of one
+/// poisons the locks of others.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -64,8 +65,8 @@ impl Reader {
         self.spans.get(place).expect("one of them")
     }
 
-    /// The bytes of a span; `None` when it was this one's turn to make it, and that failed, or when it
-    /// shares the failure of another one.
+    /// Reads a span. Returns `None` if this reader decoded it and failed, or shares the failure of
+    /// another reader.
     fn read(&self, number: u64, panics: bool, is_shared: bool) -> Option<Bytes> {
         let memory = &self.span(number).memory;
         let make = || {
@@ -101,14 +102,14 @@ impl Reader {
             return Some(bytes(number));
         }
         if panics {
-            // Without the noise of a panic that nobody expects.
+            // A panic without a message on standard error.
             resume_unwind(Box::new("made to fail"));
         }
         None
     }
 }
 
-/// Lets readers read. So many of them fail for each span, and no others but those that share a failure.
+/// Runs readers. The given number of readers fails for each span, plus those that share a failure.
 fn read_all(mut noise: Rng, failures: [u64; SPANS], is_shared: bool) {
     let reader = Reader::default();
     for (span, failures) in reader.spans.iter().zip(failures) {

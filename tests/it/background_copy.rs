@@ -1,4 +1,4 @@
-//! `tarfs mount --copy-to`: a copy on disk beside a real mount, and what is read from where.
+//! `tarfs mount --copy-to`: a copy on disk beside a real mount, and where reads are served from.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -23,7 +23,7 @@ use crate::support::wait;
 /// Where the archive is served.
 const ARCHIVE: &str = "/archive.tar";
 
-/// How far into the archive requests are answered; the others wait.
+/// Offset up to which the server answers requests. Requests beyond it wait.
 #[derive(Default)]
 struct Gate {
     open_bytes: Mutex<u64>,
@@ -46,7 +46,7 @@ impl Gate {
     }
 }
 
-/// A server with an archive, a place to mount it on, and one for the copy.
+/// A server with an archive, a mountpoint, and a destination for the copy.
 struct Place {
     server: Option<Server>,
     url: String,
@@ -55,7 +55,7 @@ struct Place {
 }
 
 impl Place {
-    /// Everything is answered at once.
+    /// Creates a fixture whose server answers every request at once.
     fn new(tar: impl Into<bytes::Bytes>) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         fs::create_dir(directory.path().join("mnt")).expect("made");
@@ -101,7 +101,7 @@ impl Place {
         stderr_text(&output)
     }
 
-    /// Saves an index, so that a mount needs no pass over the archive.
+    /// Saves an index, so that a mount needs no scan.
     fn index(&self) {
         self.succeeds(&["index", &self.url]);
     }
@@ -124,7 +124,7 @@ impl Place {
         serde_json::from_slice(&text).expect("one mount")
     }
 
-    /// The first status that is as it `should` be, within twenty seconds.
+    /// The first status that satisfies `should`, within twenty seconds.
     #[track_caller]
     fn status_when(&self, should: impl Fn(&Value) -> bool) -> Value {
         let start = Instant::now();
@@ -146,7 +146,7 @@ impl Place {
         number(&self.status(), &format!("/counters/{name}"))
     }
 
-    /// No byte comes from the server any more.
+    /// Stops the server, so that no further byte can arrive.
     fn stop_server(&mut self) {
         self.server = None;
     }
@@ -156,7 +156,7 @@ impl Place {
         server.map_or(0, |server| server.sent_bytes(ARCHIVE))
     }
 
-    /// As [`Self::sent_bytes`], when what a dead client asked for is answered.
+    /// As [`Self::sent_bytes`], after the requests of a dead client are answered.
     fn idle_sent_bytes(&self) -> u64 {
         let server = self.server.as_ref().expect("running");
         let start = Instant::now();
@@ -167,7 +167,7 @@ impl Place {
         self.sent_bytes()
     }
 
-    /// The process that serves the mount, and a handle to see it end.
+    /// The process that serves the mount, and a handle to wait for its end.
     fn process(&self) -> (Pid, OwnedFd) {
         let pid = i32::try_from(number(&self.status(), "/pid")).expect("a number");
         let pid = Pid::from_raw(pid).expect("a process");
@@ -192,7 +192,7 @@ impl Drop for Place {
     }
 }
 
-/// Whether the kernel reads copies by itself here; if not, the status has to say why.
+/// Whether the kernel reads the copy itself here. If not, the status must give the reason.
 #[track_caller]
 fn has_passthrough(status: &Value) -> bool {
     let notes = status.get("notes").and_then(Value::as_array);
@@ -242,7 +242,7 @@ fn assert_same_trees(one: &Path, other: &Path) {
     runs("python3", &words, Path::new("/"));
 }
 
-/// A directory of everything that an archive can carry, as an archive.
+/// An archive of a directory with every kind of entry.
 fn everything() -> Vec<u8> {
     let base = tempfile::tempdir().expect("a directory");
     let script = r"
@@ -302,7 +302,7 @@ fn kernel_reads_complete_copy_without_fetches() {
     place.mount();
     place.wait_for_state("complete");
     let fetched = place.counter("source_read_bytes");
-    // A busy machine may look like a slow server, which is asked once more.
+    // A busy machine may look like a slow server, and then a request is sent twice.
     let again = [
         "source_hedges",
         "source_straggler_retries",
@@ -330,7 +330,7 @@ fn kernel_reads_complete_copy_without_fetches() {
     let words = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
     let far = format!("complete, {0} of {0} files, ", tree.files.len());
     assert!(words.contains(&far), "{words}");
-    // The copy's holes are the mount's.
+    // The copy has the mount's holes.
     let sparse = fs::metadata(place.path("copy/first/sparse")).expect("there");
     assert!(sparse.blocks() * 512 < sparse.size() / 4);
 }
@@ -367,7 +367,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
     let tree = Tree::large();
     let place = Place::new(tree.tar.clone());
     place.index();
-    // Only what comes first can be had: nothing of what lies behind is in the copy.
+    // Only the first part is available, so the copy has nothing of the rest.
     place.gate.open(2 << 20);
     place.mount();
     let (name, content) = tree.files.last().expect("files");
@@ -393,7 +393,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
         offset += 4096;
     }
     let served = place.counter("copied_bytes");
-    // Both at once, in the same way, because the kernel takes no other.
+    // The kernel accepts only handles that are opened in the same mode, so both are.
     let late = File::open(place.mounted(large)).expect("there");
     for offset in (0..expected.len()).step_by(4096) {
         read(&early, offset);
@@ -410,7 +410,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
     drop(early);
     read(&late, 0);
     drop(late);
-    // Closing is told to the process behind the mount a little later than it is done.
+    // The process behind the mount gets the close a little later.
     place.status_when(|_| {
         let again = File::open(place.mounted(large)).expect("there");
         read(&again, 8192);
@@ -439,7 +439,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     assert!(wait::process_exits(&process));
     wait::wait_until("its mount is taken out", || !is_mounted(&place.path("mnt")));
 
-    // The first two files are whole; somebody writes to one and cuts the other.
+    // The first two files are complete. The test writes to one and truncates the other.
     let [(one, _), (two, _)] = &tree.files[..2] else {
         panic!("files");
     };
@@ -461,7 +461,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     assert_eq!(number(&status, "/copy/files"), tree.files.len() as u64);
     assert_eq!(number(&status, "/copy/failures"), 0);
     let fetched = place.sent_bytes() - before;
-    // What was not whole, and the rest of the spans that this begins and ends in.
+    // The incomplete files, and the rest of the spans at their boundaries.
     assert!(
         fetched < tree.tar.len() as u64 - (8 << 20),
         "{fetched} bytes"
@@ -471,7 +471,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
         assert!(fs::read(place.path("copy").join(name)).expect("there") == *content);
     }
     place.umount();
-    // And once more: the one request that says which version it is.
+    // Another mount sends only the request that determines the version.
     let before = place.sent_bytes();
     place.mount();
     place.assert_reads_as(&tree);
@@ -568,7 +568,7 @@ fn foreign_copy_directory_is_rejected_and_untouched() {
         "{told}"
     );
     place.umount();
-    // Another version, as long and with the same names.
+    // Another version of the same length and with the same names.
     let other = Tree::other();
     let server = place.server.as_ref().expect("running");
     server.serve(ARCHIVE, Resource::new(other.tar.clone()).etag("\"2\""));
@@ -577,9 +577,9 @@ fn foreign_copy_directory_is_rejected_and_untouched() {
     let told = place.error_of(&[&words[..], &["--wait-index"]].concat());
     assert!(told.contains(foreign), "{told}");
     assert!(!is_mounted(&place.path("mnt")));
-    // With the index that was saved meanwhile it is known at once.
+    // With the index saved meanwhile, the difference is known at once.
     assert!(error_of("copy").contains(foreign));
-    // Without one it is known only when the mount answers already.
+    // Without an index it is known only after the mount is there.
     fs::remove_dir_all(place.path("cache")).expect("there");
     place.mount();
     let status = place.wait_for_state("stopped");
@@ -589,7 +589,7 @@ fn foreign_copy_directory_is_rejected_and_untouched() {
     assert!(fs::read(place.path("copy").join(name)).expect("there") == *content);
 }
 
-/// A file system in a directory of its own; goes when dropped.
+/// A file system in its own directory. Dropping it unmounts.
 struct FileSystem(PathBuf);
 
 impl FileSystem {
@@ -611,7 +611,7 @@ impl Drop for FileSystem {
 #[test]
 fn full_disk_is_logged_as_an_error_and_shown_in_status() {
     let place = Place::new(Tree::large().tar.clone());
-    // Full after some files, and full from the start.
+    // A disk that becomes full after some files, and one that is full from the start.
     for (number, size) in ["size=8M", "size=16K"].into_iter().enumerate() {
         let small = place.path(format!("small{number}"));
         let _small = FileSystem::new(small.clone(), "tmpfs", size);
@@ -626,10 +626,10 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
         if output.status.success() {
             let status = place.wait_for_state("stopped");
             assert!(notes(&status).contains("no space left"), "{status}");
-            // As long as the command has not returned, errors are told on the terminal.
+            // Until the command returns, errors are printed on the terminal.
             let told = stderr_text(&output);
             let read_log = || fs::read_to_string(place.path(&log)).expect("a log") + &told;
-            // A thread of its own writes the log.
+            // A separate thread writes the log.
             wait::wait_until("an error in the log", || read_log().contains("ERROR "));
             let log = read_log();
             let line = log.lines().find(|line| line.contains("ERROR "));
@@ -676,7 +676,8 @@ fn full_disk_stops_copy_but_not_mount() {
 fn daemon_reads_copy_without_kernel_passthrough() {
     let tree = Tree::mixed();
     let mut place = Place::new(tree.tar.clone());
-    // On an overlay, which is stacked itself; its layers are not on this disk, which may be one.
+    // On overlayfs, which is itself stacked. Its layers are on tmpfs, because the disk may be an
+    // overlay.
     let layers = FileSystem::new(place.path("layers"), "tmpfs", "");
     for layer in ["lower", "upper", "work"] {
         fs::create_dir(layers.0.join(layer)).expect("made");
@@ -697,7 +698,7 @@ fn daemon_reads_copy_without_kernel_passthrough() {
     let status = place.status();
     assert!(!has_passthrough(&status));
     let bytes: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
-    // What was in memory may have been put into the page cache before it was asked for.
+    // Bytes in memory may have been stored in the page cache before a read asked for them.
     let copied = number(&status, "/counters/copied_bytes");
     let pushed = number(&status, "/counters/pushed_bytes");
     assert!(copied > 0 && copied + pushed >= bytes as u64);

@@ -1,4 +1,4 @@
-//! Bind mounts of a mount: of all or a part of it, in this mount namespace or another.
+//! Bind mounts of a mount: of the whole or a part, in this mount namespace or another.
 //!
 //! Each test runs in its own mount namespace.
 

@@ -1,4 +1,4 @@
-//! `tarfs cache`: what is kept between mounts, and who may take it away.
+//! `tarfs cache`: which files are kept between mounts, and which may be removed.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
@@ -12,7 +12,7 @@ use crate::support::packing::Packing;
 use crate::support::program::{stderr_text, tarfs};
 use crate::support::tree::Tree;
 
-/// A server with two archives, a place to mount one, and a cache.
+/// A server with two archives, a mountpoint, and a cache.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
@@ -52,7 +52,7 @@ impl Place {
         stderr_text(&output)
     }
 
-    /// Kind, source and whether it is in use of everything that is kept.
+    /// Kind, source and use of every cached file.
     fn cache_list(&self) -> Vec<(String, String, bool)> {
         let text = self.stdout_of(&["cache", "list", "--json"]);
         let mut listed: Vec<_> = text
@@ -76,7 +76,7 @@ impl Place {
         listed
     }
 
-    /// Mounts `/mixed`, with an index and a spool, and keeps it mounted.
+    /// Mounts `/mixed`, with an index and a disk cache, until the result is dropped.
     fn mount(&self) -> Mounted<'_> {
         let url = self.server.url("/mixed");
         self.stdout_of(&["mount", "--wait-index", &url, "mnt"]);
@@ -143,7 +143,7 @@ fn cache_entries_are_listed_and_pruned_unless_in_use() {
     let pruned = place.stdout_of(&["cache", "prune", "--max-size", "0", "--older-than", "0"]);
     assert!(pruned.starts_with("removed 0 files"), "{pruned}");
 
-    // A later mount finds it all.
+    // A later mount finds all of it.
     drop(mount);
     let requests = place.server.requests("/mixed").len();
     drop(place.mount());
@@ -171,17 +171,17 @@ fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     let told = place.error_of(&["cache", "clear", "--cache-dir", "home"]);
     assert!(told.contains("home is not a cache of tarfs"), "{told}");
 
-    // Names of its own, and behind links, and of others.
-    let (index, spool) = (place.path("cache/index"), place.path("cache/disk-cache"));
+    // Files with other names, behind links, and of other users.
+    let (index, disk_cache) = (place.path("cache/index"), place.path("cache/disk-cache"));
     let name = "0".repeat(64);
-    for directory in [&index, &spool] {
+    for directory in [&index, &disk_cache] {
         fs::create_dir_all(directory).expect("made");
         fs::write(directory.join("notes.txt"), b"mine").expect("written");
         fs::write(directory.join("a.data"), b"mine").expect("written");
     }
     fs::write(place.path("victim"), b"mine").expect("written");
     symlink("../../victim", index.join(format!("{name}.idx"))).expect("made");
-    symlink("../../victim", spool.join(format!("{name}.data"))).expect("made");
+    symlink("../../victim", disk_cache.join(format!("{name}.data"))).expect("made");
     let theirs = index.join(format!("{}.idx", "1".repeat(64)));
     fs::write(&theirs, b"theirs").expect("written");
     chown(&theirs, Some(1), None).expect("root runs the tests");
@@ -200,7 +200,7 @@ fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
         assert!(place.path("cache").join(left).exists(), "{left}");
     }
     assert!(theirs.exists() && place.path("victim").exists());
-    // What looks like an index and is none goes, as do those of other versions.
+    // A file that looks like an index but is none is removed, and so are indexes of other versions.
     fs::write(index.join(format!("{}.idx", "2".repeat(64))), b"old").expect("written");
     assert!(
         place

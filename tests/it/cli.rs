@@ -1,4 +1,4 @@
-//! The program from outside: what it says when something is wrong, and what its verbs do.
+//! The command line: error messages, and what the verbs do.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
 
-/// The programs that pack, and what they are called in messages.
+/// The packing programs, and their names in messages.
 const PACKERS: [&[&str]; 6] = [
     &["cat"],
     &["gzip", "-c"],
@@ -27,7 +27,7 @@ const PACKERS: [&[&str]; 6] = [
     &["bzip2", "-c"],
 ];
 
-/// A directory of its own, from which the program is run.
+/// A directory in which the program runs.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -69,7 +69,7 @@ impl Place {
         Outcome::of(self.tarfs().args(arguments))
     }
 
-    /// The outcome of a run that goes well and says nothing on standard error.
+    /// The outcome of a run that must succeed without a message on standard error.
     fn succeeds(&self, arguments: &[&str]) -> Outcome {
         let outcome = self.run(arguments);
         assert_eq!(
@@ -80,7 +80,7 @@ impl Place {
         outcome
     }
 
-    /// The one line that a run says which fails; it holds each of `words` once.
+    /// The error line of a run that must fail. It contains each of `words` once.
     fn fails(&self, arguments: &[&str], words: &[&str]) -> String {
         self.run(arguments).failure(words)
     }
@@ -100,7 +100,7 @@ impl Drop for Place {
     }
 }
 
-/// What a run left.
+/// Exit status and output of a run.
 struct Outcome {
     code: i32,
     output: Vec<u8>,
@@ -144,7 +144,7 @@ impl From<Output> for Outcome {
     }
 }
 
-/// A small tree with one of most things, and some hundred kilobytes that no packing shrinks.
+/// A small tree with most kinds of entries, and some hundred kilobytes that do not compress.
 fn sample() -> Vec<u8> {
     Archive::new()
         .directory("top/")
@@ -226,7 +226,7 @@ fn source_that_is_no_archive_has_its_own_error() {
 #[test]
 fn error_names_lz4_dictionary() {
     let place = Place::new();
-    // Version 1, independent blocks, a dictionary id; blocks of 64 KiB.
+    // Version 1, independent blocks, a dictionary id, and blocks of 64 KiB.
     let descriptor = [0x61, 0x40, 0x2a, 0, 0, 0];
     let check = xxh32(&descriptor, 0).to_le_bytes()[1];
     let frame = [b"\x04\x22\x4d\x18", &descriptor[..], &[check], &[0; 8]].concat();
@@ -265,7 +265,7 @@ fn truncated_plain_archive_error_names_member_and_record() {
             "is truncated",
         ],
     );
-    // What came before is there, and what there is of the file.
+    // The earlier members are there, and the part of the file before the end.
     assert_eq!(
         fs::read(place.path("out/top/a")).expect("written"),
         b"hello\n"
@@ -334,7 +334,7 @@ fn damaged_header_loses_its_member_and_fails_run() {
     assert!(place.path("out/c").exists() && !place.path("out/b").exists());
 }
 
-/// The address of a server that knows no TLS, and says so at once to the first who asks.
+/// The address of a server without TLS, which answers its first client at once.
 fn plain_server() -> (SocketAddr, Thread<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -433,7 +433,7 @@ fn no_message_contains_secrets() {
             texts.push(outcome.text().to_owned());
         }
     }
-    // The good one is mounted.
+    // The valid one is mounted.
     assert_eq!(place.mounts(), 1);
     let table = fs::read_to_string("/proc/self/mounts").expect("a table");
     texts.push(table);
@@ -463,7 +463,7 @@ fn unusable_destination_is_reported() {
         &["index", "a.tar", "--output", "none/index"],
         &["none/index", "No such file"],
     );
-    // Read-only for this process and its children alone.
+    // Read-only for this process and its children only.
     let script = "mount -t tmpfs -o ro none out && exec \"$0\" materialize a.tar -C out";
     let outcome = Outcome::of(
         place
@@ -488,7 +488,7 @@ fn path_missing_in_archive_is_reported() {
     }
 }
 
-/// An archive with a file that has attributes of every kind.
+/// An archive with a file that has every kind of attribute.
 fn with_attributes() -> Vec<u8> {
     let capability: &[u8] = b"\x01\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let acl: &[u8] = b"user::rw-,user:7:r--,group::r--,mask::r--,other::---";
@@ -509,7 +509,7 @@ fn with_attributes() -> Vec<u8> {
         .end()
 }
 
-/// The names of the extended attributes of a file, in order.
+/// The sorted names of a file's extended attributes.
 fn attributes(path: &Path) -> Vec<String> {
     let mut buffer = [0; 4096];
     let len = match rustix::fs::listxattr(path, &mut buffer[..]) {
@@ -557,7 +557,7 @@ fn extended_attributes_are_selected_by_flags() {
         assert_eq!(attributes(&place.path("out/file")), expected, "{flags:?}");
         run(&["materialize", "-q", "a.tar", "--atomic", "-C", "whole"]);
         assert_eq!(attributes(&place.path("whole/file")), expected, "{flags:?}");
-        // A copy that is complete early is logged to the terminal.
+        // Errors of a copy that ends early go to the terminal.
         let copied = ["mount", "--wait-index", "--copy-to", "copy", "a.tar", "mnt"];
         let mounted = place.run(&[&copied[..], flags].concat());
         assert_eq!(mounted.code, 0, "{}", mounted.complaints);
@@ -577,7 +577,7 @@ fn extended_attributes_are_selected_by_flags() {
         });
         assert_eq!(attributes(&place.path("copy/file")), expected, "{flags:?}");
         place.succeeds(&["umount", "mnt"]);
-        // A copy with other attributes is not continued.
+        // A copy with other attributes is not resumed.
         let other = [&copied[..], &["--xattrs-include=user.b"]].concat();
         let refused = place.run(&other);
         assert_eq!(refused.code, 2, "{}", refused.complaints);
@@ -772,7 +772,7 @@ fn every_packing_is_materialized_from_standard_input() {
             random_bytes(300_000)
         );
     }
-    // Nor does it need to be a file.
+    // The source need not be a file.
     let place = Place::new();
     place.put("a.tar", sample());
     let script = "cat a.tar | \"$0\" materialize - -O top/sub/last";
@@ -875,7 +875,7 @@ fn owners_and_modes_are_restored_for_root_only() {
     assert_eq!(owner("own/top/b"), (0, 0, 0o4755));
     fs::create_dir(place.path("user")).expect("fresh");
     chown(place.path("user"), Some(65534), Some(65534)).expect("root");
-    // Others than root may not reach the directory of the original.
+    // Other users may not reach the directory of the original program.
     program::copy_to(&place.path("tarfs"));
     let script = "umask 027 && exec ./tarfs materialize a.tar -C user";
     let outcome = Outcome::of(
@@ -886,7 +886,7 @@ fn owners_and_modes_are_restored_for_root_only() {
     );
     assert_eq!((outcome.code, outcome.complaints.as_str()), (0, ""));
     assert_eq!(owner("user/top/a"), (65534, 65534, 0o640));
-    // Without the owner, set-user-id would be somebody else's.
+    // Without the owner, the set-user-id bit would apply to another user.
     assert_eq!(owner("user/top/b"), (65534, 65534, 0o750));
     assert_eq!(owner("user/top"), (65534, 65534, 0o750));
 }

@@ -1,5 +1,5 @@
-//! A mount refuses what a read-only bind mount of the same tree on a local file system refuses, by the
-//! same errno, and answers what that answers.
+//! A mount gives the same results and errnos as a read-only bind mount of the same tree on a local
+//! file system.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,10 +23,10 @@ use tarfs::base::thread::Thread;
 
 use crate::support::program::{stderr_text, tarfs};
 
-/// What a case does in a tree, and what it sees there.
+/// A name, and an operation on a tree with its result.
 type Case = (&'static str, fn(&Path) -> Result<String, Errno>);
 
-/// The tree, in a shell's words.
+/// Shell commands that create the tree.
 const TREE: &str = r"
 mkdir -p t/dir/sub t/empty t/closed
 echo file >t/file; echo f1 >t/dir/f1; echo inner >t/closed/inner; cp /bin/true t/program
@@ -40,7 +40,7 @@ mkdir ref; tar --xattrs --xattrs-include='user.*' -C ref -xpf a.tar
 mount --bind ref ref; mount -o remount,bind,ro,nosuid,nodev ref
 ";
 
-/// The trees, until it is dropped.
+/// The local tree and the mount. Dropping it unmounts.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -131,7 +131,7 @@ fn try_set_mtime(root: &Path, name: &str, nanos: i64) -> Result<String, Errno> {
     ))
 }
 
-/// By truncate(2), for which another language is needed.
+/// Calls truncate(2), which needs another language.
 fn try_truncate(root: &Path, name: &str) -> Result<String, Errno> {
     let script = "import os, sys
 try: os.truncate(sys.argv[1], 0)
@@ -611,7 +611,7 @@ const READS: &[Case] = &[
     }),
 ];
 
-/// Without root's say over permissions.
+/// Operations of a process without root's capabilities.
 const UNPRIVILEGED: &[Case] = &[
     ("another's file", |root| {
         try_open(root, "secret", OFlags::RDONLY)
@@ -659,7 +659,7 @@ fn errno(error: &io::Error) -> Errno {
     Errno::from_io_error(error).expect("of the system")
 }
 
-/// Where the mount and the local tree differ.
+/// Cases in which the mount and the local tree differ.
 fn differences(place: &Place, cases: &[Case]) -> Vec<String> {
     let (mount, local) = (place.path("mnt"), place.path("ref"));
     let text_of = |result: Result<String, Errno>| result.unwrap_or_else(|errno| errno.to_string());
@@ -697,9 +697,10 @@ fn read_calls_answer_as_on_local_file_system() {
         let closed = (open(OFlags::RDONLY), open(WRITE));
         (place, found, closed)
     });
-    // Who has no capabilities cannot unmount.
+    // A process without capabilities cannot unmount, so the mount is dropped elsewhere.
     let (_place, found, closed) = thread.expect("a thread").join();
     assert_eq!(found, [""; 0]);
-    // What is read-only as a whole says so before it looks at permissions; a bind mount looks first.
+    // A read-only file system returns EROFS before it checks permissions. A bind mount checks
+    // permissions first.
     assert_eq!(closed, (Err(Errno::ACCESS), Err(Errno::ROFS)));
 }

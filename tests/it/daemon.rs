@@ -1,4 +1,4 @@
-//! `tarfs mount` as a process: into the background, and out of it again.
+//! `tarfs mount` as a process: detaching, and ending.
 
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::support::program::{children, stderr_text};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
-/// An archive, a place to mount it on, and a runtime directory of their own.
+/// An archive, a mountpoint and a runtime directory.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -76,7 +76,7 @@ impl Place {
         serde_json::from_slice(&output.stdout).expect("one mount")
     }
 
-    /// The process that serves the mount, and a handle to see it end.
+    /// The process that serves the mount, and a handle to wait for its end.
     fn server(&self) -> (Pid, OwnedFd) {
         let pid = self.status().get("pid").and_then(serde_json::Value::as_i64);
         let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
@@ -89,12 +89,12 @@ impl Place {
         output.expect("started").status.success()
     }
 
-    /// The process that watches over `server`.
+    /// The process that supervises `server`.
     fn supervisor_pid(&self, server: Pid) -> Pid {
         match *children(server) {
-            [keeper] => keeper,
+            [supervisor] => supervisor,
             ref more => panic!(
-                "one keeper of {}: {more:?}",
+                "one supervisor of {}: {more:?}",
                 self.directory.path().display()
             ),
         }
@@ -172,7 +172,7 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
         stderr_text(&refused)
     );
     assert!(place.is_mounted());
-    // Two of a kind that come at once would count as one.
+    // Two equal signals at the same time would count as one.
     kill_process(pid, Signal::TERM).expect("running");
     kill_process(pid, Signal::INT).expect("running");
     assert!(process_exits(&process));
@@ -256,11 +256,11 @@ fn mount_of_killed_process_is_unmounted() {
             _ => place.mount(),
         }
         let (pid, process) = place.server();
-        let keeper = place.supervisor(pid);
+        let supervisor = place.supervisor(pid);
         let user = fs::File::open(place.path("mnt/file")).expect("there");
         kill_process(pid, Signal::KILL).expect("running");
         assert!(process_exits(&process));
-        assert!(process_exits(&keeper), "{how}");
+        assert!(process_exits(&supervisor), "{how}");
         assert!(!place.is_mounted(), "{how}");
         drop((user, served.map(|mut served| served.wait())));
     }
@@ -366,7 +366,7 @@ fn status_shows_all_mounts_or_one() {
     assert_eq!(other.expect("started").status.code(), Some(2));
 }
 
-/// Its process knows it by the name that its place had, which is another mount's by now.
+/// The process knows its mount by an old path, which another mount has now.
 #[test]
 fn status_by_path_means_the_present_mount() {
     let place = Place::new();
@@ -389,7 +389,7 @@ fn status_by_path_means_the_present_mount() {
     fs::rename(place.path("x"), place.path("y")).expect("renamed");
     mount("b.tar");
     assert!(run("status", &moved), "by the name that it has now");
-    // Whichever comes first of those that answer.
+    // The first of those that answer.
     fs::rename(place.path("x"), place.path("z")).expect("renamed");
     mount("a.tar");
     assert!(run("umount", &mnt));
@@ -417,12 +417,12 @@ fn mount_of_another_namespace_is_not_found() {
     let inside = elsewhere.path_inside(&place.path("mnt/file"));
     assert!(fs::metadata(inside).is_ok(), "it is still mounted there");
     drop(elsewhere);
-    // Its processes keep the namespace.
+    // Its processes keep the namespace alive.
     kill_process(pid, Signal::TERM).expect("running");
     assert!(process_exits(&process));
 }
 
-/// As with a container that was started while it was there.
+/// A mount namespace copied while the mount was there, as for a container.
 #[test]
 fn umount_reports_copy_in_another_namespace() {
     let place = Place::new();
@@ -439,7 +439,7 @@ fn umount_reports_copy_in_another_namespace() {
     let inside = elsewhere.path_inside(&place.path("mnt/file"));
     assert!(fs::read(inside).is_ok(), "it is served there");
     drop(elsewhere);
-    assert!(process_exits(&process), "nobody is left to serve");
+    assert!(process_exits(&process), "no process is left to serve");
 }
 
 #[test]
@@ -461,14 +461,14 @@ fn ignored_hangup_leaves_the_mount() {
     let (pid, _) = place.server();
     kill_process(pid, Signal::HUP).expect("running");
     kill_process(pid, Signal::HUP).expect("running");
-    // Its next question is answered after a signal that it hears.
+    // The mount answers its next request after it has received a signal.
     std::thread::sleep(Duration::from_millis(500));
     assert!(place.is_answering() && place.is_mounted());
     kill_process(pid, Signal::TERM).expect("running");
     assert!(server.wait().expect("a child").success());
 }
 
-/// As many as an image of a thousand layers takes.
+/// As many layers as an image of a thousand layers has.
 #[test]
 fn mount_raises_descriptor_limit_to_maximum() {
     let place = Place::new();
@@ -491,7 +491,7 @@ fn mount_raises_descriptor_limit_to_maximum() {
     assert_eq!(numbers[0], numbers[1], "{limits}");
 }
 
-/// As when a terminal is stopped, or the pager behind a pipe waits.
+/// Standard error is a full pipe, as with a stopped terminal or a waiting pager.
 #[test]
 fn unread_terminal_does_not_block_mount() {
     let place = Place::new();
@@ -521,8 +521,9 @@ fn unread_log_pipe_does_not_block_mount() {
     }
 }
 
-/// Mounts by `start`, which gives the process in the foreground if there is one, fills the pipe that
-/// messages go to, and makes for many of them.
+/// Mounts with a full pipe as standard error, and causes many messages.
+///
+/// `start` returns the foreground process, if there is one.
 fn assert_serves_with_full_pipe(
     place: &Place,
     pipe: impl AsFd,
@@ -538,7 +539,7 @@ fn assert_serves_with_full_pipe(
     let server = start(&mut command);
     wait::wait_until("it answers", || place.is_answering());
     fill(pipe);
-    // Each of these is told.
+    // Each of these is reported.
     let damaged = fs::OpenOptions::new().write(true).open(place.path("a.tar"));
     damaged.expect("there").set_len(10).expect("cut");
     let files: Vec<_> = (0..100)
@@ -558,7 +559,7 @@ fn assert_serves_with_full_pipe(
     assert!(!place.is_mounted());
 }
 
-/// Fills a pipe that nobody reads.
+/// Fills a pipe that has no reader.
 fn fill(pipe: impl AsFd) {
     let flags = fcntl_getfl(&pipe).expect("open");
     fcntl_setfl(&pipe, flags | OFlags::NONBLOCK).expect("set");
@@ -616,7 +617,7 @@ fn background_messages_go_to_log_file() {
 fn process_ending_late_leaves_next_mount_alone() {
     let place = Place::new();
     let number = || fs::metadata(place.path("mnt")).expect("mounted").dev();
-    // The next mount in its place has its number, unless another test's mount was faster.
+    // The next mount gets its device number, unless another test's mount is faster.
     for _ in 0..50 {
         place.mount();
         let first = number();
@@ -702,7 +703,7 @@ fn foreground_messages_go_to_journal_or_log_file() {
     assert!(!status.expect("started").success());
     let now = fs::read_to_string(place.path("stderr")).expect("written");
     assert!(now.contains("\n<3>tarfs: cannot read"), "{now}");
-    // Another stream is no journal.
+    // Another stream is not the journal.
     failing.stderr(Stdio::piped());
     let output = failing.output().expect("started");
     assert!(

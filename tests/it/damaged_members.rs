@@ -1,4 +1,4 @@
-//! Damaged members of an archive: what the verbs, a mount's messages and its status say of them.
+//! Damaged members: what the verbs, a mount's log and its status report.
 
 use std::fmt::Write;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 use crate::support::wait;
 
-/// A place to mount on.
+/// A directory with a mountpoint.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -35,7 +35,7 @@ impl Place {
         program::tarfs(self.directory.path(), words)
     }
 
-    /// What a mount with `flags` writes to standard error.
+    /// Standard error of a mount with `flags`.
     fn mount(&self, flags: &[&str]) -> String {
         let output = self.tarfs(&[&["mount"], flags, &["mnt"]].concat());
         assert!(output.status.success(), "{}", stderr_text(&output));
@@ -61,7 +61,7 @@ impl Drop for Place {
     }
 }
 
-/// An archive of whole members and `count` damaged ones: `bad0`, `bad1` and so on.
+/// An archive of intact members and `count` damaged ones named `bad0`, `bad1` and so on.
 fn archive(count: usize) -> Vec<u8> {
     let archive = (0..count).fold(Archive::new(), |archive, number| {
         let bad = Header::new(format!("bad{number}"), b'0').damaged();
@@ -70,7 +70,7 @@ fn archive(count: usize) -> Vec<u8> {
     archive.end()
 }
 
-/// How the damaged member `number` of [`archive`] is described.
+/// The description of the damaged member `number` of [`archive`].
 fn damaged_member_line(number: usize) -> String {
     let offset = (number * 3 + 2) * 512;
     format!(
@@ -119,7 +119,7 @@ fn ls_names_members_missing_in_the_tree() {
 fn mount_names_damaged_members_before_it_returns() {
     for flags in [&["--wait-index"][..], &[]] {
         let place = Place::new(&archive(12));
-        // The second mount has the index of the first one.
+        // The second mount uses the index of the first one.
         for named in [12, 10] {
             let said = place.mount(&[flags, &["a.tar"]].concat());
             for number in 0..named {

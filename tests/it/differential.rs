@@ -1,5 +1,7 @@
-//! The same archives through GNU tar, bsdtar, `tarfs materialize` and `tarfs mount`: the same trees, and
-//! GNU tar's verdicts, but for differences that are listed with their reasons. Run as root.
+//! The same archives through GNU tar, bsdtar, `tarfs materialize` and `tarfs mount`.
+//!
+//! All give the same trees and GNU tar's exit status, except for listed differences with their
+//! reasons. Run as root.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::support::raw::{Archive, GNU, Header, V7, random_bytes};
 
-/// How GNU tar extracts what it is compared with.
+/// Command with which GNU tar extracts.
 const TAR: [&str; 5] = [
     "--numeric-owner",
     "--delay-directory-restore",
@@ -20,43 +22,43 @@ const TAR: [&str; 5] = [
     "--acls",
 ];
 
-/// Asks tarfs for all attributes, as GNU tar is asked above.
+/// Option to restore all attributes, as GNU tar does above.
 const ALL_XATTRS: &str = "--xattrs-include=*";
 
-/// The one archive of a program that bsdtar does not extract as it was.
+/// The only archive of a real program that bsdtar extracts differently.
 const NAMED_ACLS: &str = "GNU tar's pax with xattrs";
 
-/// How bsdtar does.
+/// Command with which bsdtar extracts.
 const BSDTAR: [&str; 4] = ["-xpf", "a.tar", "--numeric-owner", "-C"];
 
-/// Has GNU tar alone give directories their attributes where it leaves them.
+/// Option with which GNU tar restores the attributes of a directory as soon as it leaves it.
 const NO_DELAY: &str = "--no-delay-directory-restore";
 
-/// Why bsdtar does otherwise, more than once.
+/// Reason for several differences of bsdtar.
 const NO_LINKS: &str = "nothing is extracted through a link there, unless asked for";
 const NO_GLOBALS: &str = "global headers mean nothing there";
 const NO_TAR: &str = "an archive that begins with such a header is none there";
 
-/// An archive and what is to be expected of it.
+/// An archive and its expected outcome.
 struct Case {
     name: String,
     archive: Vec<u8>,
     options: &'static [&'static str],
     expected: Expected,
-    /// Why bsdtar's tree is another one than materialize's, if it is.
+    /// Reason why bsdtar's tree differs from materialize's, if it does.
     unlike_bsdtar: Option<&'static str>,
 }
 
-/// What may differ, and why.
+/// Allowed differences and their reasons.
 #[derive(Clone, Copy)]
 enum Expected {
     /// Nothing.
     Same,
-    /// The trees are the same; whether it counts as a success is not.
+    /// The trees are the same, but the exit status is not.
     OtherVerdict(&'static str),
     /// The trees differ.
     OtherTree(&'static str),
-    /// GNU tar's tree is written; a mount, which sees the whole archive first, has another.
+    /// A mount differs from GNU tar's tree, because it knows the whole archive first.
     OtherMount(&'static str),
 }
 
@@ -87,7 +89,7 @@ impl Case {
         self
     }
 
-    /// Its tree is not bsdtar's.
+    /// bsdtar's tree differs.
     fn unlike_bsdtar(mut self, reason: &'static str) -> Self {
         self.unlike_bsdtar = Some(reason);
         self
@@ -104,19 +106,19 @@ impl Case {
     }
 }
 
-/// What came of an archive.
+/// Results of all programs for one archive.
 struct Findings {
     /// Whether GNU tar, materialize and the mount succeeded.
     verdicts: [bool; 3],
-    /// What they said.
+    /// Their messages.
     complaints: String,
-    /// How materialize's tree and the mount differ from GNU tar's; empty if not at all.
+    /// Differences of materialize's tree and of the mount from GNU tar's. Empty if there are none.
     differences: [String; 2],
-    /// How materialize's differs from bsdtar's.
+    /// Differences of materialize's tree from bsdtar's.
     unlike_bsdtar: String,
 }
 
-/// A directory of its own.
+/// A directory for one case.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -148,7 +150,7 @@ impl Place {
         self.run(env!("CARGO_BIN_EXE_tarfs"), arguments)
     }
 
-    /// The archive `a.tar`, all four ways.
+    /// Processes the archive `a.tar` in all four ways.
     fn examine(&self, options: &[&str]) -> Findings {
         let gnu = ["-xpf", "a.tar", "-C", "gnu"];
         let gnu = self.run("tar", &[&gnu[..], &TAR, options].concat());
@@ -159,7 +161,7 @@ impl Place {
             same => same,
         });
         let bsd: Vec<&str> = BSDTAR.into_iter().chain(["bsd"]).chain(bsd).collect();
-        // What it fails at is no file of its tree.
+        // A member that bsdtar fails to extract is not in its tree.
         let bsd = self.run("bsdtar", &bsd);
         let own = [
             "materialize",
@@ -196,7 +198,7 @@ impl Place {
         }
     }
 
-    /// How two trees differ.
+    /// The differences of two trees.
     fn compare(&self, a: &str, b: &str) -> String {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/compare-trees");
         let output = self.run(
@@ -224,7 +226,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Checks all cases, and tells of all that do not come out as expected.
+/// Checks all cases, and reports all unexpected results.
 #[track_caller]
 fn check(cases: impl IntoIterator<Item = Case>) {
     let surprises: Vec<String> = cases
@@ -264,7 +266,7 @@ fn mismatch(case: &Case) -> Option<String> {
     })
 }
 
-/// A first entry that others can link to and replace.
+/// An entry that later members can link to and replace.
 fn base() -> Archive {
     Archive::new().file("keep", "kept\n")
 }
@@ -294,12 +296,12 @@ fn directories_behind_removed_link_get_their_attributes() {
         let archive = base().directory("to/").directory("to/a/");
         let archive = archive.symlink("l", "to").file("l/a/x", "1");
         let archive = archive.add(directory("l/a/b/", 0o711), "");
-        // GNU tar gives directories their attributes where it leaves them, and fails for those that
-        // it leaves for what takes the link's place.
+        // GNU tar restores a directory's attributes when it leaves the directory. It fails if a later
+        // entry has replaced the link on the path.
         let archive = archive.add(directory("l/a/b/c/", 0o500), "");
         archive.file("elsewhere", "")
     };
-    // It had left that one before the others came.
+    // GNU tar had left that directory before the other members.
     let end = |archive: Archive| archive.directory("to/a/");
     let cases = [
         case("a link stays", end(behind())),
@@ -340,7 +342,7 @@ fn path_longer_than_path_max_is_written_and_shown() {
     let archive = archive.pax(&[("path", path + "file")]).file("x", "1").end();
     fs::write(place.path("a.tar"), archive).expect("space");
     let finding = place.examine(&[]);
-    // GNU tar names each file from where it stands, and fails.
+    // GNU tar resolves each name from the current directory, and fails.
     assert_eq!(
         finding.verdicts,
         [false, true, true],
@@ -722,7 +724,7 @@ fn pax_headers_and_attributes_match() {
     ]);
 }
 
-/// The map of a sparse file as old GNU tar has it in its header.
+/// The header of a sparse file in the old GNU format, with the first entries of its map.
 fn old_sparse(name: &str, pieces: &[(u64, u64)], real: u64, extended: bool) -> Header {
     let mut header = Header::new(name, b'S').magic(GNU).octal(483, 12, real);
     for (number, (offset, len)) in pieces.iter().enumerate() {
@@ -742,7 +744,7 @@ fn number(value: u64) -> String {
 fn sparse_files_of_every_format_match() {
     let piece = random_bytes(4096);
     let two = [&piece[..], &piece].concat();
-    // GNU tar ends a map by an empty piece where the file ends.
+    // GNU tar ends a map with an empty piece at the end of the file.
     let mut many: Vec<(u64, u64)> = (0..30).map(|n| (n * 8192, 4096)).collect();
     many.push((30 * 8192, 0));
     let mut extension = vec![];
@@ -879,7 +881,7 @@ fn archive_ends_of_every_kind_match() {
     ]);
 }
 
-/// A tree with most of what a file system can hold; `modest` leaves out what v7 cannot say.
+/// A tree with most kinds of entries. `modest` omits those that v7 cannot represent.
 fn create_tree(root: &Path, modest: bool) {
     let at = |name: &str| root.join(name);
     for name in ["d", "d/e", "closed", "sticky"] {
@@ -948,7 +950,7 @@ fn archives_of_other_programs_match() {
         let [own, mnt] = &finding.differences;
         let differences = [own, mnt, &finding.unlike_bsdtar].map(String::as_str);
         let is_same = differences.map(str::is_empty);
-        // Such an archive has ACLs by names alone, of which bsdtar finds no numbers.
+        // The ACLs of this archive are by name, and bsdtar does not find the numbers.
         let is_as_bsdtars = name != NAMED_ACLS;
         if finding.verdicts != [true; 3] || is_same != [true, true, is_as_bsdtars] {
             surprises.push(format!(
@@ -995,7 +997,7 @@ fn archives_of_other_programs_match() {
     assert!(surprises.is_empty(), "\n{}", surprises.join("\n"));
 }
 
-/// What to do next while planting a random tree.
+/// An operation that builds a random tree.
 #[derive(Clone, Debug)]
 enum TreeOperation {
     File { name: u8, len: usize, mode: u32 },
@@ -1027,7 +1029,7 @@ fn tree_operations() -> impl Strategy<Value = Vec<TreeOperation>> {
     proptest::collection::vec(plant, 0..16)
 }
 
-/// Where the plant called `number` goes: some below others, which need not be directories.
+/// The path of operation `number`. Some are below others, which may not be directories.
 fn operation_path(root: &Path, number: u8) -> PathBuf {
     let name = |number: u8| format!("n{}", "é".repeat(usize::from(number) * 4));
     if number < 8 {
@@ -1038,7 +1040,7 @@ fn operation_path(root: &Path, number: u8) -> PathBuf {
 }
 
 impl TreeOperation {
-    /// Grows if it can: where something is in the way, or nothing to stand on, nothing happens.
+    /// Applies the operation. It does nothing if the path is taken or has no parent.
     fn apply(&self, root: &Path) {
         let set = |path: &Path, mode: u32| {
             fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("ours");
@@ -1092,7 +1094,7 @@ fn random_trees_survive_a_round_trip() {
         for plant in &plants {
             plant.apply(&tree);
         }
-        // GNU's own format holds whole seconds.
+        // GNU's own format stores whole seconds.
         let (format, time) = [("--format=gnu", "@1000"), ("--format=pax", "@-1000.25")][format];
         let touch = format!("find gnu -depth -print0 | xargs -0 touch -h -d {time}");
         prop_assert!(place.run("sh", &["-c", &touch]).status.success());

@@ -1,4 +1,4 @@
-//! Spools of real mounts: killed, shared, and on a full disk.
+//! The disk cache of real mounts: killed, shared, and on a full disk.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -17,14 +17,14 @@ use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// A server with archives, and directories for mounts and what tarfs keeps.
+/// A server with archives, and directories for mounts and for files of tarfs.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
 }
 
 impl Place {
-    /// Serves the mixed tree at `/mixed`, another one at `/other`.
+    /// Serves the mixed tree at `/mixed`, and another tree at `/other`.
     fn new() -> Self {
         let place = Self {
             server: Server::start(),
@@ -77,7 +77,7 @@ impl Place {
         serde_json::from_slice(&text).expect("one mount")
     }
 
-    /// Ends the process of a mount at once, and waits until the mount is taken out.
+    /// Kills the process of a mount, and waits until the mount is gone.
     fn kill(&self, mountpoint: &str) {
         let pid = self.status(mountpoint).get("pid").and_then(Value::as_i64);
         let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
@@ -101,11 +101,11 @@ impl Place {
             .collect()
     }
 
-    /// Bytes of disk that all spools take.
+    /// Bytes of disk that all cache files take.
     fn disk_cache_bytes(&self) -> u64 {
-        let spools = self.cache_files();
-        let metadata = spools.iter().filter_map(|path| fs::metadata(path).ok());
-        metadata.map(|spool| spool.blocks() * 512).sum()
+        let files = self.cache_files();
+        let metadata = files.iter().filter_map(|path| fs::metadata(path).ok());
+        metadata.map(|file| file.blocks() * 512).sum()
     }
 }
 
@@ -125,7 +125,7 @@ fn number(status: &Value, pointer: &str) -> u64 {
     value.unwrap_or_else(|| panic!("{pointer} of {status}"))
 }
 
-/// What a status tells that has this in it.
+/// The first note of a status that contains `part`.
 fn note(status: &Value, part: &str) -> Option<String> {
     let notes = status.get("notes")?.as_array()?.iter();
     let mut notes = notes.filter_map(Value::as_str);
@@ -135,7 +135,7 @@ fn note(status: &Value, part: &str) -> Option<String> {
 #[test]
 fn killed_mount_leaves_only_valid_disk_cache() {
     let (place, tree) = (Place::new(), Tree::mixed());
-    // The index alone and nothing ahead: what is on disk then comes from reads, and is that of `whole`.
+    // Without prefetching, the disk cache holds only spans that were read, and those are `whole`'s.
     let reads_alone = ["--prefetch", "none", "--cache-size", "1GiB"];
     place.succeeds(&["index", &place.server.url("/mixed")]);
     assert!(place.cache_files().is_empty());
@@ -146,15 +146,15 @@ fn killed_mount_leaves_only_valid_disk_cache() {
     }
     wait::wait_until("what was decoded is on disk", || {
         let status = place.status("a");
-        let [decoded, spooled] = ["decoded_bytes", "disk_cache_written_bytes"]
+        let [decoded, stored] = ["decoded_bytes", "disk_cache_written_bytes"]
             .map(|name| number(&status, &format!("/counters/{name}")));
-        decoded > 0 && decoded == spooled
+        decoded > 0 && decoded == stored
     });
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for (name, _) in rest.iter().rev() {
-                // An error says that it was killed.
+                // The error says that the process was killed.
                 drop(fs::read(place.path("a").join(name)));
             }
             is_over.store(true, Ordering::SeqCst);
@@ -197,7 +197,7 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
     let sizes = ["--cache-size", "1GiB", "--chunk-size", "1MiB"];
     let mut command = place.command(&[&["mount", &url, "a", "--foreground"], &sizes[..]].concat());
     let mut process = command.stderr(Stdio::null()).spawn().expect("started");
-    wait::wait_until("something is spooled", || place.disk_cache_bytes() > 0);
+    wait::wait_until("something is stored", || place.disk_cache_bytes() > 0);
     process.kill().expect("running");
     process.wait().expect("a child");
     wait::wait_until("it is taken out", || !is_mounted(&place.path("a")));
@@ -223,10 +223,10 @@ fn mounts_share_disk_cache_directory_and_its_limit() {
     const LIMIT: u64 = 16 << 20;
     let place = Place::new();
     let limit = LIMIT.to_string();
-    // What a scan passes would be in the page cache, and not read back.
+    // Spans that a scan decodes would be in the page cache, and not read from disk.
     let sizes = ["--cache-size", &limit, "--memory", "32MiB"];
     let flags = [&["--prefetch", "none"], &sizes[..]].concat();
-    // Two of one archive, and one of another; each would fill it alone.
+    // Two mounts of one archive, and one of another. Each would fill the cache alone.
     let mounts = [
         ("/mixed", "a", Tree::mixed()),
         ("/mixed", "b", Tree::mixed()),
@@ -264,7 +264,7 @@ fn mounts_share_disk_cache_directory_and_its_limit() {
     assert!(evicted.sum::<u64>() > 0);
 }
 
-/// A place whose cache lies on a disk of so many bytes of its own, until dropped.
+/// A fixture whose cache is on its own disk of this size.
 struct SmallDisk {
     place: Place,
 }

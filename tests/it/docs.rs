@@ -1,4 +1,4 @@
-//! The documents: what they promise has tests, and what they name exists.
+//! The documents: their promises have tests, and the files and flags that they name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -67,13 +67,13 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 5] = [
     ("docs/guides/system.md", &["--now"]),
 ];
 
-/// Documents that say how to run scripts and benchmarks, with flags of these.
+/// Documents that describe scripts and benchmarks, with their flags.
 const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"];
 
-/// The host that a document may name.
+/// The only host that a document may name.
 const EXAMPLE_HOST: &str = "example.com";
 
-/// Where the project keeps its files.
+/// Folders of the project's files.
 const FOLDERS: [&str; 4] = ["src/", "tests/", "docs/", "scripts/"];
 
 fn root() -> &'static Path {
@@ -111,7 +111,7 @@ fn is_word(letter: char) -> bool {
     letter.is_ascii_alphanumeric() || letter == '_'
 }
 
-/// The names of all functions marked as tests, and of those that are tests of every packing.
+/// The names of all test functions, and of those that run for every packing.
 fn tests() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for directory in ["src", "tests"] {
@@ -131,7 +131,7 @@ fn tests() -> BTreeSet<String> {
     names
 }
 
-/// List items and table rows, each on one line; headers of tables are left out.
+/// List items and table rows, each on one line, without the headers of tables.
 fn promises(text: &str) -> Vec<String> {
     let mut promises: Vec<String> = Vec::new();
     let mut lines = text.lines().peekable();
@@ -152,7 +152,7 @@ fn promises(text: &str) -> Vec<String> {
     promises
 }
 
-/// The tests that a promise names, behind `test:` or `tests:`.
+/// The tests that a promise names after `test:` or `tests:`.
 fn named_tests(promise: &str) -> Vec<&str> {
     let Some((_, list)) = promise
         .rsplit_once("tests: ")
@@ -205,7 +205,7 @@ fn links_and_scripts_name_existing_files() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What `text` begins with that can be in a path of ours.
+/// The start of `text` up to the first character that no path of ours contains.
 fn leading_path(text: &str) -> &str {
     let end = text.find(|letter| !(is_word(letter) || "-/.".contains(letter)));
     let path = end.map_or(text, |end| text.split_at(end).0);
@@ -217,7 +217,7 @@ fn files_named_in_documents_exist() {
     let (mut wrong, mut count) = (Vec::new(), 0);
     for document in documents() {
         let text = read(&document);
-        // What is between backticks; a fence is three of them.
+        // Text between backticks. A fence is three of them.
         let code = text.split('`').skip(1).step_by(2);
         for word in code.flat_map(str::split_whitespace) {
             let from_root = FOLDERS.iter().any(|folder| word.starts_with(folder));
@@ -227,7 +227,7 @@ fn files_named_in_documents_exist() {
                 continue;
             }
             count += 1;
-            // Modules are called by their paths below `src`.
+            // Modules are named by their paths below `src`.
             let is_module = is_source && root().join("src").join(word).exists();
             if !is_module && !root().join(word).exists() {
                 wrong.push(format!("{}: {word}", document.display()));

@@ -1,4 +1,5 @@
-//! A mount in the foreground with `--restart`: who was started stays, whoever serves the mount.
+//! A foreground mount with `--restart`: the started process stays when the mount's process is
+//! replaced.
 
 use std::fs::{self, File};
 use std::io::{IoSliceMut, Read, Seek, SeekFrom};
@@ -19,7 +20,7 @@ use crate::support::program::{self, children};
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
-/// An archive behind a server, and a service manager that hears all.
+/// An archive behind a server, and a socket of a service manager that receives every notification.
 struct Place {
     server: Server,
     manager: UnixDatagram,
@@ -44,7 +45,7 @@ impl Place {
         place
     }
 
-    /// The archive with `content` from now on.
+    /// Replaces the archive by one with `content`.
     fn write_archive(&self, content: &str) {
         let archive = Archive::new().file("file", content).end();
         let resource = Resource::new(archive).etag(&format!("\"{content}\""));
@@ -56,9 +57,9 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// Starts a mount in the foreground whose messages go to the file `said`.
+    /// Starts a foreground mount that logs to the file `said`.
     fn start(&self, more: &[&str]) -> Child {
-        // Whoever runs the tests may have these ignored.
+        // The test runner may ignore these signals.
         Command::new("env")
             .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
             .args(["mount", "--foreground", "--restart"])
@@ -79,14 +80,14 @@ impl Place {
         fs::read_to_string(self.path("said")).unwrap_or_default()
     }
 
-    /// Who serves the mount.
+    /// The process that serves the mount.
     fn server_pid(&self) -> Option<Pid> {
         let output = program::tarfs(self.directory.path(), &["status", "mnt", "--json"]);
         let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
         Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
     }
 
-    /// What the service manager hears next, and of whom.
+    /// The next notification to the service manager, and its sender.
     fn next_notification(&self) -> (String, Pid) {
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
@@ -106,8 +107,8 @@ impl Place {
         (words, teller.expect("known"))
     }
 
-    /// Waits until the service manager hears `words`, and sees that all is said by `teller`, the only one
-    /// that a manager listens to.
+    /// Waits for the notification `words`. The sender must be `teller`, the only process that a
+    /// service manager accepts notifications from.
     fn expect_notification(&self, words: &str, teller: &Child) {
         loop {
             let (heard, by) = self.next_notification();
@@ -139,7 +140,7 @@ fn kill(pid: Pid, signal: Signal) {
     kill_process(pid, signal).expect("running");
 }
 
-/// How `child` ends, in time.
+/// The exit status of `child`, within the timeout.
 fn wait_for_exit(child: &mut Child) -> ExitStatus {
     let mut status = None;
     wait::wait_until("it ends", || {
@@ -172,7 +173,7 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
         assert_eq!(content, "old");
     }
     assert!(front.try_wait().expect("a child").is_none());
-    // Messages of all of them go where those of the first did.
+    // Later processes log to the same file as the first one.
     assert_eq!(place.messages().matches("INFO mounted").count(), 3);
     drop(open);
     let last = place.server_pid().expect("mounted");
@@ -243,7 +244,7 @@ fn startup_error_is_reported_once_with_its_exit_code() {
 
 #[test]
 fn worker_is_not_restarted_after_stop_request() {
-    // While somebody tries to, and in the pause after three who did.
+    // During a restart attempt, and in the pause after three attempts.
     for (words, times) in [
         ("has changed since it was", 1),
         ("failed to take over the mount", 3),

@@ -1,4 +1,4 @@
-//! The hints of errors about SOURCE: each fits its case.
+//! The hints in errors about SOURCE: each fits its case.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::support::http::{Resource, Server};
 use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
 
-/// The one line with which `words` fail in `directory`.
+/// The only line of the error when `words` run in `directory`.
 #[track_caller]
 fn error_line(directory: &Path, words: &[&str]) -> String {
     let output = tarfs(directory, words);
@@ -108,9 +108,9 @@ fn url_without_scheme_gets_hint_with_scheme() {
     }
 }
 
-/// How encrypted files begin, as their programs write them, and the command that decrypts each.
+/// Magic bytes of encrypted files from several programs, and the command that decrypts each.
 const ENCRYPTED: [(&[u8], &str); 10] = [
-    // gpg -c, gpg -c --rfc2440, and gpg -e for keys on Curve25519, hidden or not, and of RSA.
+    // gpg -c, gpg -c --rfc2440, and gpg -e for keys of Curve25519, hidden or not, and of RSA.
     (b"\x8c\x0d\x04\x09\x03\x02\xbe\x28\x34\x5a", "gpg --decrypt"),
     (b"\x8c\x0d\x04\x02\x03\x02\x15\x7c\xd0\x38", "gpg --decrypt"),
     (
@@ -145,7 +145,7 @@ fn encrypted_file_error_names_decryption_command() {
             assert!(text.contains(command), "'{command}' in: {text}");
         }
     }
-    // A member may be called like that.
+    // The name of a member may start with these bytes.
     let archive = Archive::new().file("Salted__", "x").end();
     fs::write(place.path().join("a.tar"), archive).expect("space");
     assert!(tarfs(place.path(), &["ls", "a.tar"]).status.success());
@@ -168,7 +168,7 @@ fn hints_for_local_files_name_no_servers() {
     for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
         texts.extend(error_lines(place.path(), source));
     }
-    // A mount shows what can be read of it.
+    // A mount shows the readable part.
     let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
     for words in [&["ls", "cut.tar"][..], &cut] {
         texts.push(error_line(place.path(), words));

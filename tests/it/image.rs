@@ -1,4 +1,4 @@
-//! Container images as sources: found in archives and directories, verified, mounted, and run.
+//! Container images as sources: detected in archives and directories, verified, mounted and run.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
@@ -21,7 +21,7 @@ use crate::support::sha256::sha256;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
-/// More than is passed over whatever the link is, also when all that memory has room for was asked for.
+/// A payload long enough to be skipped on any link, even when memory is full of requested chunks.
 const HUGE: usize = 104 << 20;
 
 struct Place(tempfile::TempDir);
@@ -47,7 +47,7 @@ impl Place {
         tarfs(self.path(), words)
     }
 
-    /// What it writes when all goes well.
+    /// Standard output of a run that must succeed.
     #[track_caller]
     fn stdout_of(&self, words: &[&str]) -> String {
         let output = self.run(words);
@@ -59,7 +59,7 @@ impl Place {
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
-    /// What it complains about when it fails.
+    /// Error message of a run that must fail.
     #[track_caller]
     fn error_of(&self, words: &[&str]) -> String {
         let output = self.run(words);
@@ -90,7 +90,7 @@ fn one() -> Image {
     Image::new("one", vec![layer()]).running(json!({ "Cmd": ["true"] }))
 }
 
-/// Of two layers, the upper of which takes a file of the lower away.
+/// An image of two layers. The upper layer removes a file of the lower one.
 fn two() -> Image {
     let lower = Archive::new()
         .directory("d/")
@@ -100,7 +100,7 @@ fn two() -> Image {
     Image::new("two", vec![lower.end(), upper.end()])
 }
 
-/// Every way to keep an image, as SOURCE.
+/// SOURCE for every way to store an image.
 fn image_sources(place: &Place, image: &Image) -> Vec<String> {
     let oci = image::oci(std::slice::from_ref(image));
     oci.write(&place.path().join("layout"));
@@ -216,8 +216,8 @@ fn only_the_selected_image_is_fetched() {
     let url = server.url("/i.tar");
 
     let small = format!("oci-archive:{url}:small");
-    // Where everything is is found out once: passing over what is large or reading through it, whatever
-    // is faster here.
+    // The first run finds all offsets. It skips large members or reads through them, whichever is
+    // faster here.
     place.stdout_of(&["image", &small]);
     let sent = server.sent_bytes("/i.tar");
     place.stdout_of(&["materialize", "-q", &small, "-C", "out"]);
@@ -225,14 +225,14 @@ fn only_the_selected_image_is_fetched() {
         fs::read(place.path().join("out/link")).expect("there"),
         b"some text"
     );
-    // Only documents and the layer's bytes.
+    // Only documents and the layer's bytes are sent.
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
     let sent = sent + more;
     place.stdout_of(&["ls", &small]);
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
-    // And nothing of the layer, once it has an index.
+    // Nothing of the layer is sent when it has an index.
     place.stdout_of(&["ls", &small]);
     let least = server.sent_bytes("/i.tar") - sent - more;
     assert!(least < 1 << 17, "{least}");
@@ -243,7 +243,7 @@ fn unnamed_images_are_listed_and_selected_by_digest() {
     let place = Place::new();
     let image = |file: &str| Image::new("", vec![Archive::new().file(file, "").end()]);
     let images = [image("one"), image("two")];
-    // In an index, in which nothing has a name.
+    // The same in an index whose entries have no names.
     let mut files = image::oci_for_all(&images);
     files.write(&place.path().join("layout"));
     let complaint = place.error_of(&["ls", "oci:layout"]);
@@ -296,7 +296,7 @@ fn layer_with_wrong_digest_is_rejected() {
     let place = Place::new();
     let image = one().packed(Packing::Plain);
     let path = format!("blobs/sha256/{}", sha256(&layer()));
-    // The archive in it stays one: only the digest tells.
+    // The damaged archive still has the form of an image. Only the digest differs.
     let middle = layer().len() / 2;
     let mut oci = image::oci(std::slice::from_ref(&image));
     oci.get(&path)[middle] ^= 1;
@@ -569,7 +569,7 @@ fn interrupted_run_leaves_no_temporary_files() {
     }
 }
 
-/// The name of the document that `what` is part of.
+/// The name of the document that contains `what`.
 fn blob_with(files: &Files, what: &str) -> String {
     let is_it = |bytes: &[u8]| {
         let text = String::from_utf8_lossy(bytes);
@@ -644,7 +644,7 @@ fn inconsistent_image_documents_are_rejected() {
     refused(&files, "an index in too many others");
 }
 
-/// An archive with this configuration, and a manifest and an index with more in them.
+/// An archive with this configuration, and with additions to its manifest and index.
 fn with_documents(config: &str, manifest_more: &str, index_more: &str) -> Vec<u8> {
     let mut files = image::oci(&[one()]);
     let path = blob_with(&files, "\"layers\":");
@@ -668,7 +668,7 @@ fn with_documents(config: &str, manifest_more: &str, index_more: &str) -> Vec<u8
 #[test]
 fn expanding_image_documents_stay_within_memory() {
     const MOST_BYTES: u64 = (32 + 64) << 20;
-    // What goes through, and is not refused for its length.
+    // Documents of this length are accepted.
     const LEN: usize = 4_000_000;
     let filled = |one: &str| vec![one; LEN / (one.len() + 1)].join(",");
     let numbered = |value: &str| {
@@ -904,7 +904,7 @@ fn busybox() -> Vec<u8> {
     archive.end()
 }
 
-/// Where programs run as [`USER`], with these directories of its own.
+/// Start of a command of [`USER`] with its own runtime and cache directories.
 const AS_USER: &[&str] = &[
     "setpriv",
     "--reuid=65534",
@@ -917,19 +917,19 @@ const AS_USER: &[&str] = &[
     "TARFS_CACHE_DIR=cache",
 ];
 
-/// nobody: no range of other ids is its own.
+/// An unprivileged user without subordinate ids.
 const USER: u32 = 65534;
 
-/// What the container from the bundle at `bundle` says, run by `runtime`; with `before` in front of
-/// the command.
+/// Output of the container from the bundle at `bundle`, run by `runtime`. `before` precedes the
+/// command.
 #[track_caller]
 fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> String {
     let name = format!("tarfs-{}-{bundle}-{runtime}", std::process::id());
-    // Runtimes do not run where both versions of cgroups are mounted.
+    // Runtimes fail where both versions of cgroups are mounted.
     let script = "umount -R /sys/fs/cgroup
                   mount -t cgroup2 cgroup2 /sys/fs/cgroup
                   exec \"$@\"";
-    // Nor does crun set up devices where more memory cannot be locked.
+    // crun cannot set up devices where the limit of locked memory is low.
     let groups: &[&str] = match runtime {
         "crun" => &["--cgroup-manager=disabled"],
         _ => &[],
@@ -1081,7 +1081,7 @@ fn volumes_at_system_directories_are_skipped() {
     assert_eq!(destinations, ["/nowhere/proc/x", "/plain", "/srv/data"]);
 }
 
-/// Makes a bundle `box` of `i.tar` as [`USER`] with this umask; what it says on the terminal.
+/// Makes a bundle `box` of `i.tar` as [`USER`] with this umask. Returns standard error.
 #[track_caller]
 fn bundle_as_user(place: &Place, umask: &str) -> String {
     program::copy_to(&place.path().join("tarfs"));
@@ -1126,7 +1126,7 @@ fn user_bundle_has_empty_files_for_devices() {
     assert_eq!(status("dev/null").ino(), status("dev/other").ino());
     assert!(status("fifo").file_type().is_fifo());
 
-    // Root makes them.
+    // Root makes this bundle.
     place.stdout_of(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
     assert!(status("dev/null").file_type().is_char_device());
     assert!(status("disk").file_type().is_block_device());
@@ -1171,12 +1171,12 @@ fn user_bundle_keeps_modes_under_any_umask() {
     }
 }
 
-/// What a container prints of the volumes of an image with [`volume_layers`].
+/// Script that lists the volumes of an image with [`volume_layers`].
 const LIST_VOLUMES: &str = "cd /srv; stat -c '%n %a %u:%g %F %Y' data data/* data/sub/* data/inner/* /new; \
     cat data/sub/file; data/busybox true && echo ran; grep -c ' /srv/data\\| /new' /proc/self/mounts; \
     echo written >data/made && cat data/made";
 
-/// A root file system with a full volume, another one in it, and one that is missing.
+/// A root file system with a volume that has files, a volume inside it, and a missing one.
 fn volume_layers() -> Vec<Vec<u8>> {
     let entry =
         |name: &str, kind: u8, mode: u64| Header::new(name, kind).mode(mode).owner(1234, 77);
@@ -1215,7 +1215,7 @@ fn volumes_have_content_and_owner_of_image() {
              /new 755 {root} directory\nseeded\nran\n3\nwritten\n"
         )
     };
-    // The time of a directory that the image does not have is of today.
+    // The image does not have this directory, so its time is the current time.
     let without_new_time = |said: &str| {
         let lines = said.lines().map(|line| match line.rsplit_once(' ') {
             Some((rest, _)) if line.starts_with("/new") => rest,
@@ -1235,7 +1235,7 @@ fn volumes_have_content_and_owner_of_image() {
     assert_eq!(names_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
     let mount_point = place.path().join("box/rootfs/srv/data");
     assert_eq!(names_in(&mount_point), Vec::<String>::new());
-    // An ordinary user has none of the files of runtimes that root has run.
+    // An unprivileged user cannot read the files of root's runtimes.
     let place = Place::new();
     place.put("i.tar", &archive);
     for runtime in ["crun", "runc"] {
@@ -1249,8 +1249,10 @@ fn volumes_have_content_and_owner_of_image() {
     }
 }
 
-/// Prints what the kernel answers to system calls. By bad pointers and lengths each fails with another
-/// error than EPERM (1) where no filter refuses it before.
+/// Prints the kernel's errors of system calls.
+///
+/// Bad pointers and lengths make each fail with an error other than EPERM (1), unless a filter refuses
+/// it.
 const SYSTEM_CALLS: &str = r#"
 #define _GNU_SOURCE
 #include <errno.h>
@@ -1307,7 +1309,7 @@ fn bundle_denies_system_calls_as_docker_does() {
         format!("CapEff: {capabilities} CapBnd: {capabilities} NoNewPrivs: 0 Seccomp: {seccomp}")
     };
     let allowed = "unix 0 netlink 0 ptrace 3 openat2 14 chroot";
-    // EPERM, and ENOSYS for those that programs do without.
+    // EPERM, and ENOSYS for calls that programs can do without.
     let said = runs(&[]);
     let refused = "mount 1 unshare 1 keyctl 1 bpf 1 clone 38 clone3 38 open_tree 1 userfaultfd 1 vsock 1 \
                    alg 1 personality 38 new 38";
@@ -1329,7 +1331,7 @@ fn bundle_denies_system_calls_as_docker_does() {
     let all = status(bounding.expect("a set"), 2);
     assert!(said.starts_with(&all), "{said}");
 
-    // Nothing is refused, or what the file says.
+    // Refuses nothing, or what the profile refuses.
     let said = runs(&[
         "--security-opt=seccomp=unconfined",
         "--cap-drop=ALL",
@@ -1448,8 +1450,8 @@ fn failed_bundle_leaves_nothing() {
     assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
 }
 
-/// Makes a bundle in `box` by `--force`, and sends SIGTERM as soon as `should_signal`; the signal that ended it,
-/// if one did.
+/// Makes a bundle in `box` with `--force`, and sends SIGTERM when `should_signal` returns true.
+/// Returns the signal that ended it, if any.
 fn bundle_until(place: &Place, should_signal: impl Fn() -> bool) -> Option<i32> {
     let mut child = Command::new("env")
         .args(["--default-signal", PROGRAM, "bundle", "-q", "--force"])
@@ -1471,7 +1473,7 @@ fn bundle_until(place: &Place, should_signal: impl Fn() -> bool) -> Option<i32> 
 fn signal_leaves_whole_bundle_or_none() {
     let place = Place::new();
     let bundle = place.path().join("box");
-    // Who runs it is long to find.
+    // Looking up the user takes a long time.
     let mut accounts = "nobody:x:1:1::/:\n".repeat(200_000);
     accounts.push_str("last:x:7:7::/:\n");
     let layer = Archive::new().file("etc/passwd", accounts).end();
@@ -1479,7 +1481,7 @@ fn signal_leaves_whole_bundle_or_none() {
     let image = image.running(json!({ "User": "last", "Cmd": ["x"] }));
     place.put("i.tar", &image::oci(&[image]).tar());
     let is_new_tree = |name: &String| name.len() == ".rootfs-".len() + 16;
-    // In time or not, which is up to chance.
+    // The signal may be late.
     let mut ended = 0;
     for _ in 0..50 {
         let is_made = || bundle.exists() && names_in(&bundle).iter().any(is_new_tree);
@@ -1497,7 +1499,7 @@ fn signal_leaves_whole_bundle_or_none() {
         }
     }
 
-    // What it replaces is long to remove.
+    // Removing the old bundle takes a long time.
     place.stdout_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     let (tree, many) = (bundle.join("rootfs"), bundle.join("rootfs/many"));
     fs::create_dir(&many).expect("made");
@@ -1505,7 +1507,7 @@ fn signal_leaves_whole_bundle_or_none() {
         fs::write(many.join(number.to_string()), "").expect("space");
     }
     let old = fs::metadata(&tree).expect("there").ino();
-    // Too late or not, which is up to chance.
+    // The signal may be late.
     bundle_until(&place, || {
         fs::metadata(&tree).is_ok_and(|tree| tree.ino() != old)
     });
@@ -1513,7 +1515,7 @@ fn signal_leaves_whole_bundle_or_none() {
     assert_eq!(names_in(&tree), ["etc"]);
 }
 
-/// The names of all that is in a directory.
+/// The names of all entries of a directory.
 fn names_in(directory: &Path) -> Vec<String> {
     let names = fs::read_dir(directory).expect("a directory");
     let names = names.map(|entry| entry.expect("a name").file_name().into_string());
@@ -1556,7 +1558,7 @@ fn old_bundle_stays_until_it_is_replaced() {
         assert!(complaint.contains("--force"), "{complaint}");
         is_as_it_was();
     }
-    // A tree alone is in the way as well.
+    // A root file system without a configuration is in the way as well.
     fs::rename(bundle.join("config.json"), place.path().join("kept")).expect("moved");
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     assert!(

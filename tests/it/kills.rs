@@ -1,4 +1,4 @@
-//! Processes that are killed at any moment: the next start works, and never serves a wrong byte.
+//! Processes killed at a random moment: the next run works, and never gives a wrong byte.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -25,31 +25,32 @@ use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
-/// Rounds when nobody asks for more: three of each kind.
+/// Default number of rounds: three of each kind.
 const DEFAULT_ROUNDS: u64 = 18;
 
-/// Files of the archive, and their lengths: some in many spans, many in one.
+/// Number of files. Some lengths span many spans, and some spans hold many files.
 const FILES: usize = 60;
 
-/// Empty files besides, so that writing the index takes a while.
+/// Number of additional empty files, so that writing the index takes a while.
 const EMPTY_FILES: usize = 4000;
 
-/// What a slow server sends on a connection at a time, and how long it pauses then: with as many
-/// connections as there may be all of the archive takes longer than anyone lives. Requests are short, so
-/// that the archive's first file comes soon.
+/// Bytes that a slow server sends on a connection before each pause.
+///
+/// Even with all connections, the whole archive takes longer than any process runs. The archive's
+/// first file comes soon, because requests are short.
 const PIECE_BYTES: usize = 4096;
 const PAUSE: Duration = Duration::from_millis(5);
 const SOURCE: [&str; 4] = ["--connections", "4", "--chunk-size", "128KiB"];
 
-/// How long who is killed may live, at the most.
+/// Maximum time until a process is killed.
 const MAX_LIFETIME: Duration = Duration::from_millis(250);
-/// The same of one who finds all it needs in the cache.
+/// The same for a process that finds everything in the cache.
 const MAX_CACHED_LIFETIME: Duration = Duration::from_millis(40);
 
-/// How often one is killed while it saves until what it leaves shows that it has not come to the end.
+/// Maximum number of kills until one leaves an unfinished file.
 const ATTEMPTS: usize = 50;
 
-/// What everybody has, and what they may take besides, the index included.
+/// Memory budget of each process, and its allowed overhead, including the index.
 const MEMORY_MIB: u64 = 32;
 const OVERHEAD_MIB: u64 = 64;
 
@@ -60,7 +61,7 @@ const PACKINGS: [Packing; 4] = [
     Packing::ZstdFrames,
 ];
 
-/// What somebody does who is killed.
+/// Work that a killed process does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Mounting,
@@ -68,7 +69,7 @@ enum Kind {
     Materializing,
     Indexing,
     SavingIndex,
-    SavingSpool,
+    SavingDiskCache,
 }
 
 const KINDS: [Kind; 6] = [
@@ -77,7 +78,7 @@ const KINDS: [Kind; 6] = [
     Kind::Materializing,
     Kind::Indexing,
     Kind::SavingIndex,
-    Kind::SavingSpool,
+    Kind::SavingDiskCache,
 ];
 
 fn content(number: usize) -> Vec<u8> {
@@ -94,13 +95,13 @@ fn name(number: usize) -> String {
     format!("d{}/f{number}", number / 16)
 }
 
-/// A time below `longest`.
+/// A random time below `longest`.
 fn below(rng: &mut Rng, longest: Duration) -> Duration {
     let micros = u64::try_from(longest.as_micros()).expect("short");
     Duration::from_micros(rng.below(micros))
 }
 
-/// Tells when something is made in a directory.
+/// Waits for new entries of a directory.
 struct DirectoryWatch(OwnedFd);
 
 impl DirectoryWatch {
@@ -110,7 +111,7 @@ impl DirectoryWatch {
         Self(events)
     }
 
-    /// Waits until something was made, or `victim` has ended, or hangs.
+    /// Waits until an entry is created or `victim` has ended. Fails if it hangs.
     fn wait(&self, victim: &mut Child) {
         let start = Instant::now();
         let a_while = Timespec::try_from(Duration::from_millis(20)).expect("short");
@@ -124,10 +125,10 @@ impl DirectoryWatch {
     }
 }
 
-/// Who reads a mount until told to stop. What can be read must be right.
+/// Threads that read a mount until they are stopped. Every successful read must be right.
 struct Readers {
     is_over: Arc<AtomicBool>,
-    /// Files that were read.
+    /// Number of files that were read.
     reads: Arc<AtomicU64>,
     threads: [Thread<()>; 2],
 }
@@ -139,7 +140,7 @@ impl Readers {
             let (mount, mut rng) = (mount.to_owned(), Rng::new(order));
             let (is_over, reads) = (Arc::clone(&is_over), Arc::clone(&reads));
             let read = move || {
-                // The archive's first, which is there at once.
+                // The archive's first file, which is available at once.
                 let mut number = 0;
                 while !is_over.load(Ordering::SeqCst) {
                     let all = content(number);
@@ -170,7 +171,7 @@ impl Readers {
         self.reads.load(Ordering::SeqCst)
     }
 
-    /// How many files were read.
+    /// Stops the threads. Returns the number of files that were read.
     fn stop(self) -> u64 {
         self.is_over.store(true, Ordering::SeqCst);
         let Self { reads, threads, .. } = self;
@@ -179,7 +180,7 @@ impl Readers {
     }
 }
 
-/// A server, and a place with a cache that outlives everyone who is killed.
+/// A server, and a directory with a cache that outlives the killed processes.
 struct Place {
     server: Server,
     is_slow: Arc<AtomicBool>,
@@ -222,7 +223,7 @@ impl Place {
         self.server.url(&format!("/{packing:?}"))
     }
 
-    /// Starts somebody who will be killed.
+    /// Starts a process that will be killed.
     fn start(&self, words: &[&str]) -> Child {
         let mut log = OpenOptions::new();
         let log = log.append(true).create(true).open(self.path("log"));
@@ -244,12 +245,12 @@ impl Place {
         self.start(&["mount", "-f", "--log-file", "log", url, "mnt"])
     }
 
-    /// Words that write the tree, without what would only take long.
+    /// Arguments that write the tree, without options that only take time.
     fn materialize_words(url: &str) -> [&str; 6] {
         ["materialize", url, "-C", "tree", "--exclude", "empty"]
     }
 
-    /// Forgets what was saved so far, and makes a directory for `what` is saved next.
+    /// Removes what was saved so far, and creates a directory for `what`.
     fn clear_and_create(&self, what: &str) -> PathBuf {
         drop(fs::remove_dir_all(self.path("cache")));
         let directory = self.path("cache").join(what);
@@ -259,7 +260,7 @@ impl Place {
         directory
     }
 
-    /// A mount, and all of it is right.
+    /// Checks a new mount.
     fn check_mount(&self, packing: Packing) {
         let url = self.url(packing);
         let words = ["mount", "--log-file", "log", &url, "mnt"];
@@ -273,7 +274,7 @@ impl Place {
         assert!(output.status.success(), "{}", program::stderr_text(&output));
     }
 
-    /// A tree on disk, over whatever was left there, and all of it is right.
+    /// Checks a tree written over the remains of a killed run.
     fn check_tree(&self, packing: Packing) {
         let url = self.url(packing);
         let words = Self::materialize_words(&url);
@@ -286,19 +287,19 @@ impl Place {
         fs::remove_dir_all(self.path("tree")).expect("removed");
     }
 
-    /// Kills `victim` after a while, and waits until nothing of it is left. Whether it was still there to
-    /// be killed.
+    /// Kills `victim` after a pause, and waits until its mount is gone. Returns whether it was still
+    /// running.
     fn kill(&self, mut victim: Child, pause: Duration) -> bool {
         std::thread::sleep(pause);
         if let Some(peak) = program::peak_mib(victim.id()) {
             assert!(peak <= MEMORY_MIB + OVERHEAD_MIB, "{peak} MiB of memory");
         }
-        // It may have ended by itself: that shows in how it ended.
+        // An error means that it has ended by itself, which its status shows.
         drop(victim.kill());
         let status = victim.wait().expect("a child");
         let was_killed = status.signal() == Some(Signal::KILL.as_raw());
         assert!(was_killed || status.success(), "{status}");
-        wait::wait_until("its mount is taken out", || !is_mounted(&self.path("mnt")));
+        wait::wait_until("its mount is gone", || !is_mounted(&self.path("mnt")));
         was_killed
     }
 
@@ -308,7 +309,7 @@ impl Place {
         assert!(found.is_none(), "{log}");
     }
 
-    /// Kills somebody who saves something in `directory`; whether that was left unfinished.
+    /// Kills a process that saves a file in `directory`. Returns whether the file was left unfinished.
     fn kill_while_saving(&self, directory: &str, words: &[&str], pause: Duration) -> bool {
         let directory = self.clear_and_create(directory);
         let watch = DirectoryWatch::new(&directory);
@@ -321,23 +322,24 @@ impl Place {
     }
 }
 
-/// What all rounds came to.
+/// Results of all rounds.
 #[derive(Default, Debug)]
 struct Tally {
     rounds: [u64; KINDS.len()],
-    /// Of which so many found somebody to kill, who had not finished.
+    /// Number of these whose process was still running.
     kills: [u64; KINDS.len()],
-    /// Files that were read from mounts whose processes were killed.
+    /// Number of files read from mounts whose processes were killed.
     reads: u64,
 }
 
 impl Place {
-    /// Kills somebody who does a `kind` of work, by chance now or then; whether it was in the midst of it.
+    /// Kills a process that does a `kind` of work at a random moment. Returns whether it was still
+    /// running.
     fn round(&self, kind: Kind, packing: Packing, rng: &mut Rng, reads: &mut u64) -> bool {
         let url = self.url(packing);
-        let is_saving = matches!(kind, Kind::SavingIndex | Kind::SavingSpool);
+        let is_saving = matches!(kind, Kind::SavingIndex | Kind::SavingDiskCache);
         self.is_slow.store(!is_saving, Ordering::SeqCst);
-        // A saved index leaves nothing to do.
+        // With a saved index there is nothing to do.
         let is_new = kind == Kind::Indexing || rng.below(2) == 0;
         if is_new {
             drop(fs::remove_dir_all(self.path("cache")));
@@ -371,7 +373,7 @@ impl Place {
                 let pause = below(rng, Duration::from_micros(500));
                 self.kill_while_saving("index", &["index", &url], pause)
             }),
-            Kind::SavingSpool => (0..ATTEMPTS).any(|_| {
+            Kind::SavingDiskCache => (0..ATTEMPTS).any(|_| {
                 let words = ["mount", "-f", "--log-file", "log", &url, "mnt"];
                 self.kill_while_saving("disk-cache", &words, below(rng, MAX_CACHED_LIFETIME))
             }),
@@ -405,10 +407,13 @@ fn next_start_is_right_after_kill_at_any_moment() {
         "of {:?} of each kind {:?} were killed",
         tally.rounds, tally.kills
     );
-    // One who finds everything in the cache may be done before.
+    // A process that finds everything in the cache may finish early.
     let is_enough = |(rounds, kills)| 2 * kills >= rounds;
     let mut all = tally.rounds.into_iter().zip(tally.kills);
-    assert!(all.all(is_enough), "nobody was left to kill: {tally:?}");
+    assert!(
+        all.all(is_enough),
+        "too few processes were killed: {tally:?}"
+    );
     let has_read = tally.reads > 0 || tally.rounds[1] == 0;
     assert!(has_read, "nothing was read: {tally:?}");
 }

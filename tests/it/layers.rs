@@ -1,4 +1,4 @@
-//! Layers over each other: mounted, written and listed alike, and as a simple model has them.
+//! Stacked layers: a mount, `materialize` and `ls` show the tree of a simple model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,15 +23,15 @@ use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 /// A member of a layer.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A directory of this mode.
+    /// A directory with this mode.
     Directory(&'static str, u32),
     /// A file with this content.
     File(&'static str, &'static str),
-    /// A symbolic link to this.
+    /// A symbolic link with this target.
     Link(&'static str, &'static str),
-    /// A hard link to this.
+    /// A hard link to this path.
     Hard(&'static str, &'static str),
-    /// A character device of these numbers.
+    /// A character device with these numbers.
     Device(&'static str, u32, u32),
     /// A directory with an extended attribute.
     Marked(&'static str, &'static str),
@@ -56,20 +56,20 @@ fn packed(steps: &[Step]) -> Vec<u8> {
     steps.iter().fold(Archive::new(), add).end()
 }
 
-/// What is at a path: what it is, and whose other names it has.
+/// Kind and other names of the entry at each path.
 type ObservedTree = BTreeMap<String, String>;
 
 /// An entry of the model.
 #[derive(Clone, Debug)]
 struct Node {
-    /// The same for all names of an entry.
+    /// Equal for all names of an entry.
     id: usize,
     text: String,
     is_directory: bool,
     is_implied: bool,
 }
 
-/// Layers as maps from paths to entries: the rules, written for clarity.
+/// The overlay rules as maps from paths to entries, written for clarity.
 #[derive(Default)]
 struct Model {
     nodes: BTreeMap<String, Node>,
@@ -95,7 +95,7 @@ impl Model {
         }
     }
 
-    /// What a layer holds by itself, and the links that it does not settle.
+    /// The entries of one layer, and its hard links to other layers.
     fn layer_entries(&mut self, layer: &[Step]) -> (BTreeMap<String, Node>, Vec<(String, String)>) {
         let mut own = BTreeMap::new();
         let mut links = Vec::new();
@@ -143,7 +143,7 @@ impl Model {
     fn apply_layer(&mut self, layer: &[Step], whiteouts: &str) {
         let (mut own, mut links) = self.layer_entries(layer);
         let mut gone = Vec::new();
-        // A directory that only paths speak of is no whiteout.
+        // An implied directory is no whiteout.
         let spoken_of = own.iter().filter(|(_, node)| !node.is_implied);
         let own_names = spoken_of.map(|(path, node)| (path, node.text.as_str()));
         let link_names = links.iter().map(|(path, _)| (path, "a link"));
@@ -188,7 +188,7 @@ impl Model {
         self.resolve_links(links);
     }
 
-    /// Makes links to what lies below, those to each other last.
+    /// Resolves links to lower layers, and then links to other links.
     fn resolve_links(&mut self, mut links: Vec<(String, String)>) {
         let mut made = true;
         while std::mem::take(&mut made) {
@@ -243,10 +243,10 @@ impl Model {
     }
 }
 
-/// What an entry is, and its inode and how many names that has.
+/// Description of an entry, with its inode number and link count.
 type FoundEntry = (String, Option<(u64, u64)>);
 
-/// What lies below `root`, in the words of the model.
+/// The tree below `root` in the model's notation.
 fn seen(root: &Path) -> ObservedTree {
     let mut found = BTreeMap::new();
     let mut pending = vec![root.to_owned()];
@@ -290,7 +290,7 @@ fn seen(root: &Path) -> ObservedTree {
     found.iter().map(line).collect()
 }
 
-/// Layers in files, and a place to mount and write them.
+/// Files with layers, and directories to mount and write them.
 struct Place {
     directory: tempfile::TempDir,
     names: Vec<String>,
@@ -331,7 +331,7 @@ impl Place {
         tarfs(self.directory.path(), &words)
     }
 
-    /// What a mount shows.
+    /// Calls `look` on a mount.
     fn mounted<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
         let verb = [&["mount"], flags].concat();
         let output = self.run(&verb, &["mnt"]);
@@ -343,7 +343,7 @@ impl Place {
         found
     }
 
-    /// Writes to an empty directory; what was complained about.
+    /// Writes to an empty directory. Returns the warnings.
     fn write(&self, flags: &[&str]) -> String {
         let out = self.path("out");
         fs::remove_dir_all(&out).expect("there");
@@ -352,13 +352,13 @@ impl Place {
         stderr_text(&self.run(&verb, &[]))
     }
 
-    /// What is written to an empty directory, and what was complained about.
+    /// Writes to an empty directory. Returns the tree and the warnings.
     fn materialize(&self, flags: &[&str]) -> (ObservedTree, String) {
         let complaints = self.write(flags);
         (seen(&self.path("out")), complaints)
     }
 
-    /// The paths that are listed.
+    /// The listed paths.
     fn listed(&self, flags: &[&str]) -> Vec<String> {
         let verb = [&["ls", "-R"], flags].concat();
         let output = self.run(&verb, &[]);
@@ -377,7 +377,7 @@ impl Drop for Place {
     }
 }
 
-/// Holds mount, disk and listing against the model; what the disk complained about.
+/// Compares mount, disk and listing with the model. Returns the warnings of `materialize`.
 fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
     let place = Place::of(layers);
     let expected = Model::of(layers, whiteouts).observed();
@@ -394,7 +394,7 @@ fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> St
     complaints
 }
 
-/// Something of everything.
+/// A layer with every kind of entry.
 fn bottom() -> Vec<Step> {
     vec![
         Directory("d", 0o750),
@@ -702,7 +702,7 @@ fn links_without_target_are_reported() {
             Hard("i", "d"),
             Hard("one", "other"),
             Hard("other", "one"),
-            // What hides is nothing that has other names.
+            // A whiteout must not be a hard link.
             Hard("s", ".wh.t"),
             Hard(".wh.t", "g"),
             File("n", "above"),
@@ -803,7 +803,7 @@ fn whiteout_below_a_file_is_ignored() {
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
     assert_eq!(place.mounted(&[], seen), written);
-    // Where it is no layer it is a file that has no place.
+    // Outside of a stack it is a file whose parent is not a directory.
     let place = Place::of(&[vec![File("d", ""), File("d/.wh.x", "")]]);
     let output = place.run(&["ls"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
@@ -839,7 +839,7 @@ fn link_to_whiteout_is_skipped_and_reported() {
     }
 }
 
-/// The tree of `layers`, which a mount and `materialize` have alike, without a complaint.
+/// The tree of `layers`, equal for a mount and `materialize`, without a warning.
 fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
     let place = Place::of(layers);
     let mounted = place.mounted(&["--whiteouts", "oci"], seen);
@@ -1066,8 +1066,9 @@ fn contents_come_from_their_layer_in_every_packing() {
     check(&place.path("out"));
 }
 
-/// Whether two layers are scanned at the same time with so much memory: their server keeps what a scan
-/// asks for back until it has been asked for both, but not for longer than `timeout`.
+/// Whether two layers are scanned concurrently with this much memory.
+///
+/// The server holds a scan's requests back until both scans have sent one, or until `timeout`.
 fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
     let server = Server::start();
     let asked = Arc::new((Mutex::new(BTreeSet::new()), Condvar::new()));
@@ -1077,7 +1078,7 @@ fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
         let resource = Resource::new(layer).etag("\"1\"");
         let (asked, met) = (Arc::clone(&asked), Arc::clone(&met));
         server.route(path, move |request| {
-            // The first looks what there is, of one layer after the other.
+            // The first request only opens each layer, one after the other.
             if request.number > 1 {
                 let (paths, came) = &*asked;
                 let mut paths = paths.lock().expect("no panic");
@@ -1105,7 +1106,7 @@ fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
 
 #[test]
 fn layers_are_scanned_in_parallel_if_memory_allows() {
-    // Less than what the program waits for a server that is silent.
+    // Shorter than the program's timeout for a silent server.
     assert!(are_scanned_in_parallel("128MiB", WAIT_TIMEOUT / 3));
     assert!(!are_scanned_in_parallel(
         "127MiB",
@@ -1374,7 +1375,7 @@ fn layer_with_large_decoder_may_use_all_memory() {
             let file = directory.path().join("a.tar");
             let archive = Archive::new().file(content, content).end();
             fs::write(&file, archive).expect("written");
-            // A dictionary of 64 MiB: with 128 MiB there is room for one of two at once.
+            // A dictionary of 64 MiB, so 128 MiB of memory hold only one of two decoders.
             let packed = Command::new("xz").args(["-9", "-c"]).arg(&file).output();
             packed.expect("xz").stdout
         })

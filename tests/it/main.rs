@@ -1,4 +1,4 @@
-//! The program and the library from outside: real mounts, real files, real servers and processes.
+//! Tests of the program and the library: real mounts, files, servers and processes.
 
 mod adversarial;
 mod archive;

@@ -1,5 +1,6 @@
-//! Archives whose packed pieces are as long as their formats allow, opened and read with the least
-//! memory: nobody may wait for bytes that only another one who waits could give back.
+//! Archives with the longest packed pieces that their formats allow, in the least memory.
+//!
+//! No thread may wait for bytes that only another waiting thread could return.
 
 use std::io::{Cursor, Write};
 use std::path::Path;
@@ -22,10 +23,10 @@ use crate::support::raw;
 use crate::support::rng::Rng;
 
 const MIB: usize = 1 << 20;
-/// What takes longer never ends.
+/// Work that takes longer hangs.
 const WORK_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Bytes that no format packs (xorshift).
+/// Bytes that no format compresses (xorshift).
 fn random_bytes(len: usize) -> Vec<u8> {
     Rng::new(1).bytes(len)
 }
@@ -35,14 +36,14 @@ fn archive(name: &str, payload: &[u8]) -> Vec<u8> {
     raw::Archive::new().file(name, payload).end()
 }
 
-/// `bytes` in one zstd frame that does not say how long it is.
+/// `bytes` in one zstd frame without a content size, as for a pipe.
 fn zstd_of_a_pipe(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
     encoder.write_all(bytes).expect("room");
     encoder.finish().expect("room")
 }
 
-/// `bytes` in the longest blocks that there are.
+/// `bytes` in the longest blocks of the legacy format.
 fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
     let mut packed = 0x184c_2102_u32.to_le_bytes().to_vec();
     for block in bytes.chunks(8 * MIB) {
@@ -53,7 +54,7 @@ fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// `bytes` in stored blocks of 4 MiB, the longest that may refer to those before.
+/// `bytes` in stored blocks of 4 MiB, the longest that may refer to earlier ones.
 fn lz4_linked(bytes: &[u8]) -> Vec<u8> {
     let descriptor = [0x40, 0x70];
     let mut packed = 0x184d_2204_u32.to_le_bytes().to_vec();
@@ -68,7 +69,7 @@ fn lz4_linked(bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// `bytes` in blocks of 24 MiB that say how long they are.
+/// `bytes` in blocks of 24 MiB with sizes in their headers.
 fn xz_of_threads(bytes: &[u8]) -> Vec<u8> {
     xz(&["-0", "-T2", "--block-size=24MiB"], bytes)
 }
@@ -124,10 +125,11 @@ fn minimum_options() -> scan::Options {
     }
 }
 
-/// Runs `work` and answers what it made.
+/// Runs `work` and returns its result.
 ///
 /// # Panics
-/// When that takes for ever; its thread is then left to itself.
+///
+/// If it does not end in time. Its thread then continues.
 fn run_with_timeout<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, made) = mpsc::channel();
     let thread = Thread::spawn("work", move || drop(sender.send(work()))).expect("a thread");
@@ -186,8 +188,8 @@ fn decoders_finish_with_minimum_memory() {
 
 #[test]
 fn speculative_decoding_never_blocks_earlier_data() {
-    // Where nothing packs, shares are as long as can be; where it packs a thousand times, what
-    // they decode to is.
+    // Incompressible bytes give the longest shares. Bytes packed a thousand times give the longest
+    // decoded shares.
     let mut payload = random_bytes(20 * MIB);
     payload.extend(vec![0; 150 * MIB]);
     payload.extend(random_bytes(20 * MIB));
@@ -214,8 +216,8 @@ fn speculative_decoding_never_blocks_earlier_data() {
 
 #[test]
 fn speculative_gzip_leaves_buffers_to_the_front() {
-    // Every byte refers to the window before it, so what is decoded ahead is there twice; and it packs so
-    // well that the shares are longer than their buffers, but blocks are not.
+    // Every byte refers to the previous window, so speculative decoding keeps everything twice. Shares
+    // decode to more than their buffers, but blocks do not.
     let payload = random_bytes(16 << 10).repeat(16_384);
     let len = payload.len();
     let level = flate2::Compression::new(6);
@@ -241,7 +243,7 @@ fn speculative_gzip_leaves_buffers_to_the_front() {
     }
 }
 
-/// `bytes` in blocks of 900,000 bytes after runs are taken out.
+/// `bytes` in blocks of 900,000 bytes after run-length encoding.
 fn bzip2(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = ::bzip2::write::BzEncoder::new(Vec::new(), ::bzip2::Compression::best());
     encoder.write_all(bytes).expect("room");
@@ -250,7 +252,7 @@ fn bzip2(bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn bzip2_blocks_larger_than_memory_are_scanned_and_read() {
-    // Ten blocks of 45.9 MB, each of which is packed to 180 KB.
+    // Ten blocks of 45.9 MB, each packed to 180 KB.
     let values = random_bytes(1_800_000).into_iter();
     let payload: Arc<[u8]> = values.flat_map(|value| [value; 255]).collect();
     let packed = bzip2(&archive("a", &payload));
@@ -305,7 +307,7 @@ fn closing_archive_ends_reads_waiting_for_memory() {
     assert!(matches!(ended, Err(ReadError::Unreachable(_))), "{ended:?}");
 }
 
-/// `bytes` as one frame of zstd, with a window of 64 MiB.
+/// `bytes` as one zstd frame with a window of 64 MiB.
 fn zstd_of_a_large_window(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).expect("an encoder");
     let window = zstd::zstd_safe::CParameter::WindowLog(26);

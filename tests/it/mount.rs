@@ -39,7 +39,7 @@ struct MemoryArchive {
     speed: ReplyTiming,
 }
 
-/// The way in which an archive answers reads.
+/// How an archive answers reads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ReplyTiming {
     /// At once.

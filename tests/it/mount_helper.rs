@@ -1,7 +1,6 @@
-//! mount(8), umount(8) and /etc/fstab, with this program as their helper.
+//! mount(8), umount(8) and /etc/fstab with tarfs as their helper.
 //!
-//! In mount namespaces of their own, where /sbin has what a package would put there, and /etc/fstab,
-//! /run and /var/cache are what a test needs.
+//! Each test runs in its own mount namespace with its own /sbin, /etc/fstab, /run and /var/cache.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,8 +13,8 @@ use crate::support::namespace;
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
-/// What every script begins with: `helpers` puts this program into /sbin under the given names, and
-/// `gone` waits until no process serves any mount.
+/// Start of every script. `helpers` installs the program in /sbin under the given names. `gone` waits
+/// until no process serves a mount.
 const PRELUDE: &str = r#"
 mknod fuse c 10 229
 chmod 0666 fuse
@@ -34,7 +33,7 @@ code() { if "$@"; then echo 0; else echo $?; fi; }
 gone() { while [ -n "$(tarfs status)" ]; do sleep 0.01; done; }
 "#;
 
-/// A directory with the program, an archive, mountpoints and a table of mounts.
+/// A directory with the program, an archive, mountpoints and an fstab.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -70,7 +69,7 @@ impl Place {
     }
 }
 
-/// A file for all, and one that runs with its owner's rights.
+/// A file that everyone can read, and a set-user-id program.
 fn archive() -> Vec<u8> {
     Archive::new()
         .file("open", "open\n")
@@ -83,7 +82,7 @@ fn mount_command_finds_helper_by_each_type() {
     for (helpers, kind) in [
         ("mount.tarfs", "tarfs"),
         ("mount.fuse.tarfs", "fuse.tarfs"),
-        // By mount.fuse3, which starts the program by the name of the type.
+        // By mount.fuse3, which runs the program named by the type.
         ("", "fuse.tarfs"),
     ] {
         let place = Place::new();
@@ -303,7 +302,7 @@ fn mount_is_made_in_the_named_namespace() {
     assert_eq!(said, "open\n1\n");
 }
 
-/// A process `$pid` in a mount namespace of its own, in which `commands` ran first.
+/// Script that starts a process `$pid` in its own mount namespace after `commands`.
 fn another_namespace(commands: &str) -> String {
     format!(
         "mkfifo started
@@ -415,7 +414,7 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
          grep \"$PWD/mnt\" titles | grep -c 'hunter[2]' || :
          umount \"$PWD/mnt\"; gone",
     );
-    // The process that serves and its supervisor.
+    // The serving process and its supervisor.
     assert_eq!(said, "open\n2\n0\n");
     let seen = server.requests("/b.tar");
     assert!(!seen.is_empty());

@@ -1,5 +1,4 @@
-//! A mount that answers while the archive is still being scanned: behind a server that holds back
-//! the rest of it.
+//! A mount during the scan of its archive, behind a server that holds the rest back.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -24,7 +23,7 @@ use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
 
-/// Holds back what is asked for until it is opened.
+/// Blocks requests until it is opened.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -46,25 +45,25 @@ impl Gate {
     }
 }
 
-/// What lies behind the gate.
+/// Behaviour of the server behind the gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Remainder {
-    /// The rest of the archive.
+    /// The rest of the archive is sent.
     Comes,
-    /// An error that no retry mends.
+    /// An error that is not retried.
     Is404,
     /// A byte now and then, whether the gate is open or not.
     Drips,
 }
 
-/// An archive of which a server gives the first part, and the rest when its gate opens.
+/// An archive whose first part is served at once, and the rest when the gate opens.
 struct Place {
     server: Server,
     gate: Arc<Gate>,
     directory: tempfile::TempDir,
-    /// The first byte behind the gate.
+    /// Offset of the first byte behind the gate.
     held_from: u64,
-    /// All that the server holds.
+    /// The whole archive.
     packed: Bytes,
 }
 
@@ -85,9 +84,9 @@ impl Place {
         place
     }
 
-    /// As [`Self::with`], and nothing is mounted yet.
+    /// As [`Self::with`], but not mounted.
     fn served(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Remainder) -> Self {
-        // Enough for spans to end before the gate, and for requests not to reach across it.
+        // Long enough for spans to end before the gate, and for no request to cross it.
         let filler = Rng::new(5).bytes(24 << 20);
         let front = front.file("filler", &filler);
         let held_from = (front.clone().unfinished().len() - (4 << 20)) as u64;
@@ -151,13 +150,13 @@ impl Place {
         count.and_then(Value::as_u64).expect("a counter")
     }
 
-    /// Waits until a counter has come to `least`.
+    /// Waits until a counter is at least `least`.
     #[track_caller]
     fn wait_for_count(&self, counter: &str, least: u64) {
         wait::wait_until(counter, || self.count(counter) >= least);
     }
 
-    /// Waits for the end of the scan, which a listing does.
+    /// Lists the root, which waits for the end of the scan.
     fn list(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("mnt")).expect("a directory");
         let names = entries.map(|entry| entry.expect("an entry").file_name());
@@ -176,7 +175,7 @@ impl Drop for Place {
     }
 }
 
-/// What `work` answers on a thread of its own.
+/// Runs `work` on a new thread.
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
     Thread::spawn("aside", work).expect("a thread")
 }
@@ -194,7 +193,7 @@ fn file_is_readable_before_scan_ends() {
     let listed = spawn(move || fs::read_dir(listed).expect("a directory").count());
     std::thread::sleep(Duration::from_millis(200));
     assert!(!late.is_finished() && !listed.is_finished());
-    // Others are answered meanwhile.
+    // Other requests are answered meanwhile.
     let early = fs::symlink_metadata(place.path("mnt/d/early")).expect("known");
     assert_eq!((early.len(), early.ino()), (300_000, 3));
     assert_eq!(place.phase(), "scanning");
@@ -206,7 +205,7 @@ fn file_is_readable_before_scan_ends() {
     assert_eq!(place.phase(), "complete");
     let missing = fs::read(place.path("mnt/missing")).expect_err("not there");
     assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
-    // Saved: the next mount scans nothing.
+    // The index was saved, so the next mount scans nothing.
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
     let url = place.server.url(ARCHIVE);
     assert!(place.tarfs(&["mount", &url, "mnt"]).status.success());
@@ -228,7 +227,7 @@ fn scanned_files_are_in_the_page_cache() {
     });
     let place = Place::new(front, |rest| rest, Remainder::Comes);
     if !rustix::process::geteuid().is_root() {
-        // The kernel hears of no names ahead, and takes no pages of what it has not heard of.
+        // The kernel is not primed with names here, and accepts no pages of unknown inodes.
         return;
     }
     // An empty file has no pages.
@@ -238,7 +237,7 @@ fn scanned_files_are_in_the_page_cache() {
         let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
         assert!(read == content(number), "{number} is wrong");
     }
-    // A kernel may take pages back at any time, also where memory is free.
+    // A kernel may evict pages at any time, even with free memory.
     let all: usize = lens.iter().sum();
     let served = place.count("served_bytes");
     assert!(served <= all as u64 / 20, "{served} bytes were asked for");
@@ -259,7 +258,7 @@ fn open_file_keeps_bytes_if_member_is_replaced() {
     place.gate.open();
     place.list();
     place.wait_for_count("invalidated_inodes", 1);
-    // The name is believed for a while.
+    // The kernel caches the name for a while.
     wait::wait_until("it is replaced", || {
         fs::read(place.path("mnt/f")).expect("readable") == new
     });
@@ -323,8 +322,8 @@ fn failed_scan_keeps_indexed_files() {
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
 }
 
-/// Mounts with `digest` expected, and opens the gate when all before it was fetched; what the mount
-/// says, and whether it was there before.
+/// Mounts with an expected digest, and opens the gate after everything before it was fetched. Returns
+/// the output, and whether the mount was there before.
 fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
     let expect = ["--expect-sha256", digest];
     std::thread::scope(|scope| {
@@ -332,7 +331,7 @@ fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
         wait::wait_until("the front is fetched", || {
             place.server.sent_bytes(ARCHIVE) >= place.held_from - (256 << 10)
         });
-        // A mount that does not wait would be there by now: its first member came long ago.
+        // A mount that does not wait would be there by now, because its first member came long ago.
         std::thread::sleep(Duration::from_millis(300));
         let was_early = mounting.is_finished() || is_mounted(&place.path("mnt"));
         place.gate.open();
@@ -350,7 +349,7 @@ fn mount_expecting_digest_shows_nothing_before_match() {
     let place = served();
     let wrong = "5a".repeat(32);
     let (output, was_early) = mount_through_gate(&place, &wrong);
-    assert!(!was_early, "a mount of bytes that nobody has vouched for");
+    assert!(!was_early, "a mount of unverified bytes");
     assert_eq!(output.status.code(), Some(2));
     assert!(program::stderr_text(&output).contains(&wrong));
     assert!(!is_mounted(&place.path("mnt")));
@@ -358,7 +357,7 @@ fn mount_expecting_digest_shows_nothing_before_match() {
     let right = sha256(&place.packed);
     let place = served();
     let (output, was_early) = mount_through_gate(&place, &right);
-    assert!(!was_early, "a mount of bytes that nobody has vouched for");
+    assert!(!was_early, "a mount of unverified bytes");
     assert!(output.status.success(), "{}", program::stderr_text(&output));
     assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
     assert!(place.tarfs(&["umount", "mnt"]).status.success());
@@ -393,7 +392,7 @@ fn killed_reader_exits_though_server_is_silent() {
     let place = Place::new(front, |rest| rest.file("late", "late"), Remainder::Comes);
     let waiting = |program: &str, path: &str| {
         let mut command = Command::new("sh");
-        // Whoever starts the tests in the background may have made them deaf to signals.
+        // A test runner in the background may ignore signals.
         let line = format!("ulimit -c 0; exec env --default-signal {program} \"$0\"");
         command.args(["-c", &line]).arg(place.path(path));
         command.stdout(Stdio::null()).spawn().expect("installed")
@@ -421,7 +420,7 @@ fn killed_reader_exits_though_server_is_silent() {
         let mut ended = waiting.iter_mut().map(|(process, _)| process.try_wait());
         ended.all(|ended| ended.expect("a child").is_some())
     });
-    // A moment is enough; their own deadline is a minute.
+    // The readers end at once. Their own timeout is a minute.
     assert!(killed.elapsed() < Duration::from_secs(20));
     assert_eq!(place.phase(), "scanning");
     assert_eq!(
@@ -449,7 +448,7 @@ fn trickling_server_times_out() {
     assert!(place.count("timed_out_requests") >= 2);
 }
 
-/// As with a container that is frozen for a snapshot.
+/// The process is stopped, like a container frozen for a snapshot.
 #[test]
 fn time_while_stopped_is_not_server_silence() {
     let place = Place::with(
@@ -463,13 +462,13 @@ fn time_while_stopped_is_not_server_silence() {
     let pid = pid.expect("a process");
     let late = place.path("mnt/late");
     let late = spawn(move || fs::read(late));
-    // Until the scan has come to where it waits.
+    // Gives the scan time to reach the gate.
     std::thread::sleep(Duration::from_secs(2));
     kill_process(pid, Signal::STOP).expect("running");
     std::thread::sleep(Duration::from_secs(14));
     assert!(!late.is_finished());
     kill_process(pid, Signal::CONT).expect("stopped");
-    // What it does when it goes on comes before the server's next word.
+    // The process continues before the server sends more.
     std::thread::sleep(Duration::from_millis(500));
     place.gate.open();
     assert_eq!(late.join().expect("in time"), b"late");
@@ -493,8 +492,8 @@ fn scan_resumes_when_server_returns_after_deadline() {
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("there"), b"late");
     assert_eq!(place.list(), ["early", "filler", "late", "last"]);
-    // However many reads met with it. On a busy machine one may do so in the very moment when another has
-    // gone well again.
+    // All timed-out reads share few timeouts of the source. On a busy machine a read may time out just
+    // after another one has succeeded.
     let timeouts = place.count("source_timeouts");
     let log = fs::read_to_string(place.path("log")).expect("written");
     let url = place.server.url(ARCHIVE);

@@ -1,4 +1,4 @@
-//! Files of archives, and stretches of bytes, as archives of their own.
+//! Members of archives, and byte ranges, as archives of their own.
 
 use std::fs;
 
@@ -28,7 +28,7 @@ impl Place {
         fs::read(self.0.path().join(name)).expect("readable")
     }
 
-    /// What it writes when all goes well.
+    /// Standard output of a run that must succeed.
     #[track_caller]
     fn stdout_of(&self, words: &[&str]) -> String {
         let output = tarfs(self.0.path(), words);
@@ -40,7 +40,7 @@ impl Place {
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
-    /// What it complains about when it fails.
+    /// Error message of a run that must fail.
     #[track_caller]
     fn error_of(&self, words: &[&str]) -> String {
         let output = tarfs(self.0.path(), words);
@@ -57,7 +57,7 @@ impl Drop for Place {
     }
 }
 
-/// What the innermost archive holds.
+/// Content of the file in the innermost archive.
 fn content() -> Vec<u8> {
     Rng::new(3).text(400_000)
 }
@@ -67,7 +67,7 @@ fn inner(packing: Packing) -> bytes::Bytes {
     packing.pack(&plain.into())
 }
 
-/// The same behind other files, and behind a link.
+/// The archive behind other files, and behind a link.
 fn outer(packing: Packing) -> bytes::Bytes {
     let plain = Archive::new()
         .file("before", Rng::new(1).bytes(300_000))
@@ -118,7 +118,7 @@ fn indexes_of_nested_and_outer_archive_are_cached() {
     place.stdout_of(&["mount", "--wait-index", &source, "mnt"]);
     assert!(place.read("mnt/d/f") == content());
     place.stdout_of(&["umount", "mnt"]);
-    // Indexes of both are kept, and what was read.
+    // Both indexes are kept, and the bytes that were read.
     let before = server.sent_bytes("/a.tar");
     place.stdout_of(&["mount", "--wait-index", &source, "mnt"]);
     assert!(place.read("mnt/d/f") == content());

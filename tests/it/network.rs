@@ -1,5 +1,6 @@
-//! What the environment says about the network: trusted certificates and proxies, asked of the
-//! real program against a real server.
+//! Network settings of the environment: trusted certificates and proxies.
+//!
+//! The real program connects to a real server.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -9,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use crate::support::http::{Resource, Server};
 
-/// How long nginx may take to listen.
+/// Timeout for the start of nginx.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// nginx on 127.0.0.1 with TLS and a certificate of its own making; ends when dropped.
+/// nginx on 127.0.0.1 with TLS and its own certificate. Dropping it stops nginx.
 struct TlsServer {
     nginx: Child,
     directory: tempfile::TempDir,
@@ -112,7 +113,7 @@ impl Default for Certificate {
 }
 
 impl Certificate {
-    /// As `openssl req -x509` makes it by default: that of an authority.
+    /// The default of `openssl req -x509`: a certificate authority.
     fn of_authority() -> Self {
         Self {
             constraints: "critical,CA:TRUE",
@@ -176,12 +177,12 @@ fn free_port() -> u16 {
     listener.local_addr().expect("an address").port()
 }
 
-/// `tarfs ls URL`, with nothing in the environment but `variables`.
+/// Runs `tarfs ls URL` with only `variables` in the environment.
 fn list(url: &str, variables: &[(&str, &str)]) -> Output {
     run(&["ls", url], variables)
 }
 
-/// tarfs with `words`, and nothing in the environment but `variables`.
+/// Runs tarfs with only `variables` in the environment.
 fn run(words: &[&str], variables: &[(&str, &str)]) -> Output {
     let cache = tempfile::tempdir().expect("a directory");
     Command::new(env!("CARGO_BIN_EXE_tarfs"))
@@ -217,7 +218,7 @@ fn proxy_of_the_environment_is_used() {
     let packed = tempfile::tempdir().expect("a directory");
     archive(&packed.path().join("a.tar"));
     let bytes = fs::read(packed.path().join("a.tar")).expect("an archive");
-    // A proxy is asked for the whole URL, and this one answers itself.
+    // A proxy gets the whole URL. This one answers the request itself.
     let proxy = Server::start();
     proxy.serve("http://nowhere.invalid/a.tar", Resource::new(bytes));
     let url = proxy.url("");
@@ -241,7 +242,7 @@ fn proxy_of_the_environment_is_used() {
     assert_eq!(excepted.status.code(), Some(2), "{excepted:?}");
 }
 
-/// Why `tarfs ls --cacert FILE` of `server` fails.
+/// The error of `tarfs ls --cacert FILE` for `server`.
 #[track_caller]
 fn rejection(server: &TlsServer, file: &Path) -> String {
     let file = file.to_str().expect("UTF-8");
@@ -313,14 +314,14 @@ fn trusted_ca_as_server_certificate_keeps_other_checks() {
         assert!(complaint.contains(expected), "'{expected}' in: {complaint}");
     }
 
-    // Another one with the same names.
+    // Another authority with the same names.
     let server = TlsServer::with(&authority());
     let other = tempfile::tempdir().expect("a directory");
     authority().make(other.path());
     let complaint = rejection(&server, &other.path().join("certificate.pem"));
     assert!(complaint.contains("certificate"), "{complaint}");
 
-    // One that names its usage rightly.
+    // A certificate with the right usage.
     let server = TlsServer::with(&Certificate {
         usage: Some("serverAuth,clientAuth"),
         ..authority()

@@ -1,4 +1,4 @@
-//! Sources behind a server, and what fetches them.
+//! Sources behind a server, and range readers.
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use crate::support::http::{Fault, Resource, Response, Server};
 use crate::support::rng::Rng;
 use crate::support::wait;
 
-/// The first request's.
+/// Length of the first request.
 const PREFIX_LEN: u64 = 64 << 10;
 
 /// A runtime and counters.
@@ -67,7 +67,7 @@ impl Client {
         self.runtime.block_on(source::open(spec, change(options)))
     }
 
-    /// What reads for those who wait, with memory from `spare` for second requests.
+    /// A range reader for foreground reads. Second requests take memory from `spare`.
     fn reads(&self, source: &Arc<dyn Source>, spare: &BufferPool) -> fetch::RangeReader {
         let (handle, stats) = (self.runtime.handle().clone(), Arc::clone(&self.stats));
         fetch::RangeReader::new(handle, Arc::clone(source), spare.clone(), stats)
@@ -127,8 +127,8 @@ fn file_is_read_without_fetching_a_byte_twice() {
     assert!((0..3).any(|_| is_read_once()), "something is sent again");
 }
 
-/// Reads a file. Whether nothing of it was sent again, as it is when a busy machine looks like a slow
-/// server; then nothing may have come twice.
+/// Reads a file. Returns whether no request was repeated, as happens when a busy machine looks like a
+/// slow server. Then no byte may have arrived twice.
 fn is_read_once() -> bool {
     let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(5_000_000));
     server.serve("/a", Resource::new(bytes.clone()).etag("\"1\""));
@@ -363,11 +363,11 @@ fn headers_and_passwords_never_reach_another_host() {
 
 #[test]
 fn expired_signed_url_is_renewed() {
-    // 400 is what S3 answers to an expired token.
+    // S3 returns 400 for an expired token.
     for status in [400, 401, 403, 404, 409, 410, 422, 498] {
         let (server, client, bytes) = (Server::start(), Client::new(), random_bytes(300_000));
         let resource = Resource::new(bytes.clone()).etag("\"1\"");
-        // Each redirect signs anew; a signature is good for two requests.
+        // Each redirect signs anew. A signature is valid for two requests.
         server.route("/a", |request| {
             Response::redirect(format!("/b{}", request.number))
         });
@@ -478,7 +478,7 @@ fn short_range_response_is_completed() {
             if request.number == 1 {
                 return whole.answer(request);
             }
-            // A hundred bytes at a time, whatever is asked for.
+            // At most a hundred bytes for any request.
             let end = end.min(start + 100);
             let last = end - 1;
             let part = stored.get(usize_of(start)..usize_of(end)).expect("inside");
@@ -589,11 +589,12 @@ fn cut_response_is_continued_where_it_ended() {
     assert_eq!(client.stats.source_retries.get(), 1);
 }
 
-/// Bytes of the chunks in the tests that follow.
+/// Length of the chunks in the tests below.
 const CHUNK: u64 = 100_000;
 
-/// Serves `bytes`, but for the first request for what lies at `offset`, which stalls after a few
-/// thousand bytes; reads it all, with or without a least speed.
+/// Serves `bytes`, but the first request at `offset` stalls after a few thousand bytes.
+///
+/// Reads everything, with or without a minimum speed.
 fn read_past_a_stall(
     (server, client): (&Server, &Client),
     bytes: &[u8],
@@ -632,7 +633,7 @@ fn slow_request_is_aborted_and_continued_by_another() {
     let read = read_past_a_stall((&server, &client), &bytes, 5 * CHUNK + 1, min_speed);
     assert!(read == bytes, "they differ");
     let stats = &client.stats;
-    // Which may be that of another request, too, where the machine is busy.
+    // On a busy machine another request may be slow, too.
     let cuts = stats.source_straggler_retries.get();
     assert!((1..=3).contains(&cuts), "{cuts}");
     assert_eq!(stats.source_retries.get(), cuts);
@@ -765,7 +766,7 @@ fn throttling_server_gets_fewer_requests_at_once() {
     let refused = seen.iter().filter(|seen| seen.status == 429).count();
     let slowdowns = client.stats.source_slowdowns.get();
     assert!(slowdowns > 0);
-    // Of eight at once six would be refused, again and again.
+    // With eight at once, six would be rejected again and again.
     assert!(refused * 3 < seen.len() * 2, "{refused} of {}", seen.len());
 }
 
@@ -792,7 +793,7 @@ fn serial_server_gets_one_request_at_a_time() {
     let stream = fetch::Stream::start(handle, Arc::clone(&source), Packed(0), config);
     assert!(collect(stream).expect("read") == bytes, "they differ");
     let stats = &client.stats;
-    // The first one, and two that found out that the second one waits for the first.
+    // The first request, and two after the second one waits for the first.
     assert_eq!(stats.source_requests.get(), 3);
     assert_eq!(
         (
@@ -900,7 +901,7 @@ fn connection_refused_error_contains_no_secrets() {
         .url("/a?sig=hidden")
         .replace("http://", "http://me:hidden@");
     drop(server);
-    let error = client.open(&url).expect_err("nobody there");
+    let error = client.open(&url).expect_err("no server");
     let Cause::Unreachable { obstacle, detail } = &error.cause else {
         panic!("{:?}", error.cause)
     };

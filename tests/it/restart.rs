@@ -1,4 +1,4 @@
-//! A mount that goes on when the process that serves it is killed.
+//! Mounts that survive the death of their serving process.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -22,10 +22,10 @@ use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
 
-/// Files of the archive.
+/// Number of files in the archive.
 const FILES: usize = 40;
 
-/// A mounted archive behind a server that can be told to be silent.
+/// A mounted archive behind a server that can be silenced.
 struct Place {
     server: Server,
     is_silent: Arc<AtomicBool>,
@@ -93,7 +93,7 @@ impl Place {
         Pid::from_raw(i32::try_from(pid).ok()?)
     }
 
-    /// Kills who serves the mount, and waits until somebody else does.
+    /// Kills the serving process, and waits for its successor.
     fn kill(&self) {
         let before = self.server_pid().expect("mounted");
         kill_process(before, Signal::KILL).expect("running");
@@ -102,7 +102,7 @@ impl Place {
         });
     }
 
-    /// Waits until everything is known and kept on disk.
+    /// Waits until the index is complete and all spans are on disk.
     fn wait_until_cached(&self) {
         let phase = || self.status()?.pointer("/index/phase").cloned();
         wait::wait_until("it is scanned", || phase() == Some(Value::from("complete")));
@@ -171,7 +171,7 @@ fn access_log_survives_worker_restart() {
 
 #[test]
 fn waiting_reads_are_answered_after_worker_restart() {
-    // Nothing on disk or in memory that could answer.
+    // Without a disk cache and prefetching, nothing is cached.
     let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.wait_until_cached();
     place.kill();
@@ -206,7 +206,7 @@ fn waiting_reads_are_answered_after_worker_restart() {
 #[test]
 fn worker_killed_while_scanning_is_restarted() {
     let place = Place::new(&["--restart"]);
-    // Whatever it has come to.
+    // At any stage.
     place.kill();
     for number in 0..FILES {
         let read = fs::read(place.path("mnt").join(name(number))).expect("readable");
@@ -230,7 +230,8 @@ fn relative_paths_mean_the_same_after_restart() {
         let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
         Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
     };
-    // Gone on with on the same connection, and, as the kernel reads the copy itself, by a new mount.
+    // The successor resumes the same connection. If the kernel reads the copy itself, a new mount
+    // replaces it.
     for more in [&[][..], &["--copy-to", "copy"]] {
         let words = [&["mount", "--restart", "a.tar", "mnt"], more].concat();
         let output = tarfs(&words);
@@ -257,7 +258,7 @@ fn restart_rejects_another_version() {
         place.log().contains("has changed since it was mounted")
     });
     assert!(place.server_pid().is_none());
-    // Nobody goes on: who asks now waits for the end of the attempts, or gets an error.
+    // There is no successor. Requests wait for the end of the attempts, or fail.
     place.tarfs(&["umount", "--lazy", "mnt"]);
     assert!(!is_mounted(&place.path("mnt")));
 }

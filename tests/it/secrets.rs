@@ -1,4 +1,4 @@
-//! Secrets stay where they belong, and processes without what they do not need.
+//! Secrets do not leak, and processes drop the privileges that they do not need.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -15,21 +15,21 @@ use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// In every secret, and nowhere else.
+/// Part of every secret, and of nothing else.
 const SECRET: &str = "hunter2";
-/// The server lets in who sends all of these.
+/// The server accepts a client that sends all of these.
 const AUTHORIZATION: &str = "Basic bWU6aHVudGVyMi1wYXNz";
 const KEY: &str = "hunter2-key";
 const TICKET: &str = "hunter2-ticket";
 
-/// A server that asks for secrets, and a place for everything that is written.
+/// A server that requires secrets, and a directory for everything that is written.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
 }
 
 impl Place {
-    /// Serves the mixed tree at `/real` to who knows all secrets, and sends them there from
+    /// Serves the mixed tree at `/real` to clients with all secrets, and redirects there from
     /// `/start`.
     fn new() -> Self {
         let server = Server::start();
@@ -66,14 +66,14 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// The URL of `path` with a password and a query full of secrets.
+    /// The URL of `path` with a password and a query with secrets.
     fn url(&self, path: &str) -> String {
         let query = "token=hunter2-token&X-Amz-Signature=hunter2-sig&mykey=hunter2-own";
         let url = self.server.url(&format!("{path}?{query}"));
         url.replacen("http://", "http://me:hunter2-pass@", 1)
     }
 
-    /// The program, with headers from the environment and from a file, telling all it can.
+    /// Runs the program with full logging and with headers from the environment and from a file.
     fn tarfs(&self, words: &[&str]) -> Output {
         Command::new(env!("CARGO_BIN_EXE_tarfs"))
             .args(words)
@@ -113,7 +113,7 @@ fn has_all_secrets(request: &Request) -> bool {
         && request.header("x-ticket") == Some(TICKET)
 }
 
-/// What was said, after a look that it holds no secret.
+/// The output, which must not contain a secret.
 #[track_caller]
 fn text_without_secrets(what: &str, output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -123,7 +123,7 @@ fn text_without_secrets(what: &str, output: &Output) -> String {
     said
 }
 
-/// Everything below `directory`: names and contents.
+/// Searches the names and contents of everything below `directory`.
 fn search_for_secrets(directory: &Path, seen: &mut usize) {
     for entry in fs::read_dir(directory).expect("readable") {
         let path = entry.expect("readable").path();
@@ -157,7 +157,7 @@ fn mount_leaks_no_secrets() {
         "log",
         "--record",
         "profile",
-        // Whatever room the disk has.
+        // A fixed size, because the free space of the disk varies.
         "--cache-size",
         "16MiB",
         "--metrics",
@@ -200,7 +200,7 @@ fn mount_leaks_no_secrets() {
         .lines()
         .find(|line| line.contains("/mnt ") && line.contains("/start"));
     assert!(line.is_some() && !mounts.contains(SECRET));
-    // The URL was given on the command line, the headers were not.
+    // The URL was on the command line, the headers were not.
     let pid = status.get("pid").and_then(Value::as_u64).expect("there");
     let arguments = fs::read(format!("/proc/{pid}/cmdline")).expect("readable");
     let arguments = String::from_utf8_lossy(&arguments).into_owned();
@@ -213,7 +213,7 @@ fn mount_leaks_no_secrets() {
     assert!(log.contains(" unmounted"), "{log}");
     let mut seen = 0;
     search_for_secrets(place.directory.path(), &mut seen);
-    assert!(seen >= 4, "log, profile, index and spool: {seen}");
+    assert!(seen >= 4, "log, profile, index and disk cache: {seen}");
 }
 
 #[track_caller]
@@ -231,7 +231,7 @@ fn commands_leak_no_secrets_on_success_or_failure() {
     place.succeeds(&["index", &place.url("/start"), "--output", "saved"]);
     let elsewhere = place.url("/start").replacen("/start", "/missing", 1);
     let refused = place.url("/real");
-    let nobody = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
+    let unreachable = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
     let malformed = "http://me:hunter2-pass@[/a?sig=hunter2";
     let scheme = "s3://me:hunter2-pass@bucket/a?sig=hunter2";
     let lost = place.url("/lost");
@@ -240,8 +240,8 @@ fn commands_leak_no_secrets_on_success_or_failure() {
         fails(&place, &["materialize", url, "-C", "out"]);
         fails(&place, &["mount", url, "mnt"]);
     }
-    // These are tried again and again.
-    fails(&place, &["mount", nobody, "mnt"]);
+    // These are retried.
+    fails(&place, &["mount", unreachable, "mnt"]);
     fails(&place, &["materialize", &lost, "-C", "out"]);
     let output = place.tarfs(&["ls", &refused, "--header", "hunter2"]);
     assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
@@ -251,7 +251,7 @@ fn commands_leak_no_secrets_on_success_or_failure() {
     assert!(seen >= 3, "the tree and two indexes: {seen}");
 }
 
-/// What is mounted for a test: a local archive, or one on a server.
+/// A mount of a local archive, or of one on a server.
 struct Daemon {
     place: Place,
     pid: u64,
@@ -278,7 +278,7 @@ impl Daemon {
             let line = status.lines().find_map(|line| line.strip_prefix(name));
             line.map(|value| value.trim().to_owned())
         });
-        // One that has ended meanwhile has nothing to say.
+        // A thread that has ended meanwhile has no status.
         threads.flatten().collect()
     }
 
@@ -292,7 +292,7 @@ impl Daemon {
         assert!(effective.len() > 5, "{effective:?}");
         effective.dedup();
         assert_eq!(effective.len(), 1, "all threads alike: {effective:?}");
-        // Threads come and go, but none has more in reserve.
+        // Threads start and end, but none has further permitted capabilities.
         let mut permitted = self.threads("CapPrm:");
         permitted.dedup();
         assert_eq!(effective, permitted);
@@ -310,7 +310,7 @@ const DAC_OVERRIDE: u64 = 1 << 1;
 const DAC_READ_SEARCH: u64 = 1 << 2;
 const SYS_ADMIN: u64 = 1 << 21;
 
-/// Whether anything is pushed while all files of a mount are read.
+/// Whether any page is pushed while all files of a mount are read.
 fn pushes_pages() -> bool {
     let daemon = Daemon::start(&[]);
     for (name, _) in &Tree::mixed().files {
@@ -330,7 +330,8 @@ fn mount_keeps_only_needed_capabilities() {
     new_privileges.dedup();
     assert_eq!(new_privileges, ["1"]);
     daemon.place.succeeds(&["umount", "mnt"]);
-    // What is pushed needs copies of the mount. Who reads everything may be faster, but not always.
+    // Pushing needs copies of the mount. A reader of everything may be faster than the pusher, but not
+    // always.
     assert!((0..20).any(|_| pushes_pages()), "nothing was pushed");
 
     let daemon = Daemon::start(&["--record", "profile"]);
@@ -351,7 +352,7 @@ fn background_process_closes_inherited_descriptors() {
     let program = env!("CARGO_BIN_EXE_tarfs");
     let url = place.url("/start");
     File::create(place.path("lock")).expect("made");
-    // The headers come by a descriptor that is inherited as well.
+    // The headers come through a descriptor that is inherited as well.
     let script = format!(
         "exec 7<>lock 8<headers; exec '{program}' mount --wait-index --header @/dev/fd/8 '{url}' mnt"
     );
@@ -375,7 +376,7 @@ fn background_process_closes_inherited_descriptors() {
         .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
         .collect();
     assert!(open.contains(&PathBuf::from("/dev/fuse")), "{open:?}");
-    // Neither this process nor, as soon as it has begun, one that watches over it.
+    // Neither this process nor, once it has started, its supervisor.
     let inherited = ["lock", "headers"].map(|name| place.path(name));
     let is_open = || {
         let processes = fs::read_dir("/proc").expect("there").flatten();
@@ -385,7 +386,7 @@ fn background_process_closes_inherited_descriptors() {
             .filter_map(|entry| fs::read_link(entry.path()).ok())
             .any(|file| inherited.contains(&file))
     };
-    wait::wait_until("nobody has them open", || !is_open());
+    wait::wait_until("no process has them open", || !is_open());
     let cwd = fs::read_link(format!("/proc/{pid}/cwd")).expect("running");
     assert_eq!(cwd, Path::new("/"));
     place.succeeds(&["umount", "mnt"]);

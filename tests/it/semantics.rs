@@ -1,5 +1,5 @@
-//! Promises of docs/semantics.md that concern the tree as all verbs show it, also where GNU tar
-//! makes another one.
+//! Promises of docs/semantics.md about the tree that all verbs show, also where GNU tar makes another
+//! one.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::support::mounts::is_mounted;
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
-/// A directory for files, the cache and what is extracted.
+/// A directory for files, the cache and extracted trees.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -34,14 +34,14 @@ impl Place {
         program::tarfs(self.0.path(), arguments)
     }
 
-    /// What `ls` lists.
+    /// The paths that `ls` lists.
     fn listed(&self) -> BTreeSet<String> {
         let output = self.tarfs(&["ls", "-R", "a.tar"]);
         let text = String::from_utf8_lossy(&output.stdout);
         text.lines().map(str::to_owned).collect()
     }
 
-    /// How often the mounted archive was scanned.
+    /// Number of scans of the mounted archive.
     fn scan_count(&self) -> Option<u64> {
         let output = self.tarfs(&["status", "mnt", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -53,7 +53,7 @@ impl Place {
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
-    /// What `materialize` leaves.
+    /// The paths that `materialize` writes.
     fn extracted(&self) -> BTreeSet<String> {
         self.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
         let mut paths = BTreeSet::new();
@@ -129,7 +129,7 @@ fn implied_directories_are_the_same_in_every_listing() {
             .file("a/b/c", "")
             .add(Header::new("a/d", b'0').mtime(5), ""),
     );
-    // By a scan, which saves its index; and by what was saved.
+    // With a scan that saves its index, and with the saved index.
     for time in ["first", "second"] {
         assert_eq!(place.path("cache").exists(), time == "second");
         let output = place.tarfs(&["ls", "-l", "a.tar"]);

@@ -1,5 +1,6 @@
-//! Schedules of faults in a simulated network, by chance and on a clock that stands still while
-//! anyone works: right bytes or an error, by the deadline, and right bytes when the faults are over.
+//! Random fault schedules in a simulated network, on a paused clock.
+//!
+//! Every read gives the right bytes or an error by its deadline, and the right bytes after the faults.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,31 +22,32 @@ use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::simulated_network::SimulatedNetwork;
 
-/// Rounds when nobody asks for more.
+/// Default number of rounds.
 const DEFAULT_ROUNDS: u64 = 600;
 
-/// Requests that a round may need, with two dozen reads: each brings something worth the name or counts
-/// as a failure, and in an outage there are pauses.
+/// Maximum number of requests in a round of two dozen reads.
+///
+/// Each request makes real progress or counts as a failure, and there are pauses during an outage.
 const MAX_REQUESTS: u64 = 10_000;
 
-/// Bytes a second that every read is given on top of its deadline (docs/semantics.md).
+/// Minimum speed in bytes a second, which extends the deadline of each read (docs/semantics.md).
 const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
-/// Clocks tick by the millisecond.
+/// Slack, because timers have a resolution of a millisecond.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Below the number, by chance.
+/// A random index below `end`.
 fn rng(rng: &mut Rng, end: usize) -> usize {
     usize::try_from(rng.below(end as u64)).expect("small")
 }
 
-/// One of `choices`, by chance.
+/// A random one of `choices`.
 fn pick<T: Copy>(noise: &mut Rng, choices: &[T]) -> T {
     let number = rng(noise, choices.len());
     *choices.get(number).expect("some")
 }
 
-/// An archive's bytes in one version, as a server has them that tells versions in its own way.
+/// The archive's bytes in one version. `way` selects how the server identifies versions.
 fn resource(way: usize, version: u64, len: usize) -> Resource {
     let bytes = Rng::new(version).bytes(len);
     let resource = Resource::new(bytes);
@@ -53,15 +55,15 @@ fn resource(way: usize, version: u64, len: usize) -> Resource {
         0 | 1 => resource.etag(&format!("\"{version}\"")),
         2 => resource.etag(&format!("W/\"{version}\"")),
         3 => resource.last_modified(&format!("Fri, 31 Dec 1999 23:59:{version:02} GMT")),
-        // Only the length tells.
+        // Only the length differs.
         _ => Resource::new(Rng::new(version).bytes(len + usize::from(version > 1))),
     }
 }
 
-/// What happens to requests of one round.
+/// The faults of one round.
 struct Schedule {
     rng: Rng,
-    /// Faults that occur, and how many requests in a hundred meet with one.
+    /// Possible faults, and the percentage of requests that meet one.
     faults: Vec<Fault>,
     often: u64,
 }
@@ -85,7 +87,7 @@ impl Schedule {
     }
 }
 
-/// Something that goes wrong, by chance.
+/// A random fault.
 fn fault(noise: &mut Rng, other: &Resource, len: usize) -> Fault {
     let millis = |noise: &mut Rng, end| Duration::from_millis(noise.below(end));
     match rng(noise, 17) {
@@ -112,12 +114,12 @@ fn fault(noise: &mut Rng, other: &Resource, len: usize) -> Fault {
     }
 }
 
-/// A round: a server with a schedule, and who reads from it.
+/// A round: a server with a schedule, and its readers.
 struct Round {
     bytes: Bytes,
     options: Options,
     net: SimulatedNetwork,
-    /// Whether anything goes wrong.
+    /// Whether requests meet faults.
     is_disturbed: Arc<AtomicBool>,
     /// Whether the version may change.
     is_open: Arc<AtomicBool>,
@@ -172,7 +174,7 @@ impl Round {
         }
     }
 
-    /// The longest that `len` bytes may take.
+    /// Maximum time for `len` bytes.
     fn time_limit(&self, len: usize) -> Duration {
         self.options.timeout
             + Duration::from_micros(len as u64 * 1_000_000 / MIN_BYTES_PER_SECOND)
@@ -205,7 +207,7 @@ impl Round {
         outcome
     }
 
-    /// Several who read here and there, and then one when the faults are over.
+    /// Runs concurrent readers of random ranges, and one reader after the faults.
     async fn read_parts(&mut self, source: &Http) -> Outcome {
         let readers = 1 + rng(&mut self.rng, 6);
         let orders: Vec<Rng> = (0..readers).map(|_| Rng::new(self.rng.number())).collect();
@@ -242,7 +244,7 @@ impl Round {
         outcome
     }
 
-    /// Right bytes or an error, in time.
+    /// Reads a range, which must give the right bytes or an error in time.
     async fn read(&self, source: &Http, start: usize, len: usize) -> Result<(), Cause> {
         let pool = BufferPool::new(1 << 20);
         let buffer = pool.acquire_async(len).await;
@@ -263,18 +265,18 @@ impl Round {
         Ok(())
     }
 
-    /// One who reads everything from the front.
+    /// Reads everything from the front.
     async fn read_all(&self, source: &Http) -> Outcome {
         let (mut pieces, mut read) = (source.stream(), 0);
         let mut outcome = Outcome::default();
         let all = self.bytes.len();
-        // Each byte may come again once for every 64 KiB of progress, and is waited for.
+        // Each byte may be sent again once for every 64 KiB of progress.
         let longest = self.time_limit(all * (2 + all / (64 << 10)));
         let opened = Instant::now();
         loop {
             assert!(opened.elapsed() <= longest, "{:?}", opened.elapsed());
             let began = Instant::now();
-            // What came before may have to come once more.
+            // The bytes before it may have to be sent once more.
             let bound = self.time_limit(self.bytes.len());
             let piece = tokio::time::timeout(10 * bound, pieces.next()).await;
             let piece = piece.expect("it hangs");
@@ -299,7 +301,7 @@ impl Round {
     }
 }
 
-/// What rounds came to.
+/// Results of rounds.
 #[derive(Debug, Default)]
 struct Outcome {
     right: u64,
@@ -333,7 +335,7 @@ fn read_is_right_or_fails_by_deadline_under_any_fault() {
     assert!(all.right > 0 && all.wrong > 0, "chance had no say");
 }
 
-/// What `work` comes to on a clock that stands still while anyone works.
+/// Runs `work` on a clock that advances only when all tasks wait.
 fn simulate<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -355,7 +357,7 @@ async fn open(
     Http::open_through(Box::new(net), url, options).await
 }
 
-/// Reads everything from the front: how many bytes come, and what ends it.
+/// Reads everything from the front. Returns the number of bytes, and the error that ended it.
 async fn read_to_end(source: Http) -> (usize, Option<Cause>) {
     let (mut pieces, mut read) = (source.stream(), 0);
     while let Some(piece) = pieces.next().await {
@@ -420,12 +422,13 @@ fn open_timeout_covers_all_attempts() {
         assert!(open(strong(200_000), cuts).await.is_err());
         began.elapsed()
     });
-    // On the simulated clock: a minute, and what the bytes take that came once.
+    // On the simulated clock: a minute, and the time of the bytes that were sent once.
     assert!(took < Duration::from_secs(76), "{took:?}");
 }
 
-/// Reads 16 chunks that were asked for ahead from a server that answers one request after the other, each
-/// 10 s after the one before, and the chunk `silent` never.
+/// Reads 16 chunks, requested ahead, from a server that answers requests one by one.
+///
+/// Each answer takes 10 s, and the chunk `silent` is never answered.
 async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Error>>, Arc<Stats>) {
     const CHUNK: usize = 100_000;
     let free_at = Mutex::new(Instant::now());
@@ -472,7 +475,7 @@ fn unanswered_request_times_out_though_others_progress() {
     for (number, read) in reads.into_iter().enumerate() {
         assert_eq!(read.is_err(), number == 3, "{number}: {read:?}");
         if let Err(error) = read {
-            // On the simulated clock: the other answers, then silence, noticed after 30 s, for a minute.
+            // On the simulated clock: the other answers, a silence noticed after 30 s, and a minute.
             let bound = Duration::from_secs(16 * 10 + 30 + 61);
             assert!(error.elapsed < bound, "{error:?}");
         }
@@ -515,6 +518,6 @@ fn rejected_second_request_is_retried_after_the_first() {
         (began.elapsed(), stats.source_retries.get())
     });
     assert!(refusals > 0);
-    // On the simulated clock: nothing but the answers.
+    // On the simulated clock: only the answers.
     assert!(took <= answer_time * 4 + TICK, "{took:?}");
 }

@@ -1,5 +1,5 @@
-//! Bytes that are read later are those that were scanned: a server, or a cache on the way, swaps them
-//! for others of the same length, entity tag and xxh3-64.
+//! Later reads give the scanned bytes, even if a server or proxy replaces them by others with the same
+//! length, entity tag and xxh3-64.
 
 use std::fs;
 use std::io::Write;
@@ -17,13 +17,13 @@ use crate::support::raw::{Archive, random_bytes};
 use crate::support::sha256::sha256;
 use crate::support::wait;
 
-/// The first two words of the secret of XXH3, which it combines with the first words of two stripes.
+/// The first two words of XXH3's secret, which it combines with the first words of two stripes.
 const SECRET: [u64; 2] = [0xbe4b_a423_396c_feb8, 0x1cad_21f7_2c81_017c];
 
-/// Bytes that XXH3 takes together; a lane's two words are as far apart.
+/// Length of an XXH3 stripe. The two words of a lane are this far apart.
 const STRIPE: usize = 64;
 
-/// How an archive is packed so that a byte of it is a byte of the packed stream.
+/// Packing in which a byte of the archive is a byte of the packed stream.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Packed {
     Not,
@@ -43,8 +43,8 @@ impl Packed {
     }
 }
 
-/// Two words in one lane of the XXH3 of `span`: each makes a product of zero, and their sum is the same
-/// for every `difference`.
+/// Sets two words of a lane of `span` so that the XXH3 is the same for every `difference`. Each word
+/// makes a product of zero.
 fn plant_collision(tar: &mut [u8], span: &Extent<Plain>, difference: u32) {
     let highs = [5 + difference, 1000 - difference];
     let mut at = usize::try_from(span.start().0).expect("small") + 4096;
@@ -59,7 +59,7 @@ fn plant_collision(tar: &mut [u8], span: &Extent<Plain>, difference: u32) {
 
 const FILE_LEN: usize = 10 << 20;
 
-/// A server of an archive, and what tarfs keeps of it.
+/// A server with an archive, and directories for files of tarfs.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
@@ -95,15 +95,15 @@ impl Place {
         self.server.url("/archive")
     }
 
-    /// The index that tarfs makes of what is served.
+    /// The saved index of the served archive.
     fn index(&self) -> Index {
         self.succeeds(&["index", "-q", &self.url(), "--output", "file.idx"]);
         let file = fs::read(self.directory.path().join("file.idx")).expect("written");
         format::read(file.as_slice(), file.len() as u64).expect("an index")
     }
 
-    /// Serves an archive, and makes an index of it with the digest that it returns. From then on others
-    /// are served, in which two words of each span are swapped for some that no xxh3-64 tells apart.
+    /// Serves and indexes an archive, and then one that differs in two words of each span but has the
+    /// same xxh3-64. Returns the digest of the first.
     fn swap(&self, packed: Packed) -> String {
         let mut tar = Archive::new().file("file", random_bytes(FILE_LEN)).end();
         self.serve(&packed.pack(&tar));
@@ -141,7 +141,7 @@ impl Place {
     }
 }
 
-/// The error of a read of all of the mounted file.
+/// The error of reading the whole mounted file.
 #[track_caller]
 fn read_error(place: &Place) -> Option<i32> {
     let path = place.directory.path().join("mnt/file");

@@ -1,4 +1,4 @@
-//! What `tarfs status` tells and `--metrics` serves of a real mount, to the byte.
+//! The values of `tarfs status` and `--metrics` for a real mount, exact to the byte.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,10 @@ use crate::support::raw::Archive;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// Where the archive is served.
+/// Path of the archive on the server.
 const ARCHIVE: &str = "/archive";
 
-/// A server with an archive, a place to mount it on, and directories for what tarfs keeps.
+/// A server with an archive, a mountpoint, and directories for files of tarfs.
 struct Place {
     server: Server,
     packed: Bytes,
@@ -91,7 +91,7 @@ fn number(status: &Value, pointer: &str) -> u64 {
     value.unwrap_or_else(|| panic!("{pointer} of {status}"))
 }
 
-/// Host and port of the metrics that `status` names.
+/// Host and port of the metrics in `status`.
 fn metrics_address(status: &Value) -> String {
     let url = status.get("metrics").and_then(Value::as_str);
     let rest = url.and_then(|url| url.strip_prefix("http://"));
@@ -99,7 +99,7 @@ fn metrics_address(status: &Value) -> String {
     address.expect("a URL").to_owned()
 }
 
-/// The metrics that are served at `address` by their names, each of which must have a mountpoint.
+/// The metrics served at `address` by name. Each must have a mountpoint.
 fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
     let mut stream = TcpStream::connect(address).expect("listening");
     write!(stream, "GET /metrics HTTP/1.1\r\nHost: {address}\r\n\r\n").expect("taken");
@@ -134,10 +134,10 @@ fn status_and_metrics_report_mount_activity() {
     assert!(read == *content);
 
     // Its thread may be behind.
-    let is_spooled = |status: &Value| {
+    let is_on_disk = |status: &Value| {
         number(status, "/counters/disk_cache_written_bytes") == tree.tar.len() as u64
     };
-    wait::wait_until("all is on disk", || is_spooled(&place.status()));
+    wait::wait_until("all is on disk", || is_on_disk(&place.status()));
     let status = place.status();
     let seen = place.server.requests(ARCHIVE);
     for (name, expected) in [
@@ -156,7 +156,7 @@ fn status_and_metrics_report_mount_activity() {
             "{name}"
         );
     }
-    // A busy machine may look like a slow server, which is asked once more, and heard once.
+    // A busy machine may look like a slow server, and then a request is sent twice and answered once.
     let again = [
         "source_hedges",
         "source_straggler_retries",

@@ -1,5 +1,6 @@
-//! Mounts in all the trouble there is, by chance: a faulty server, readers and servers of mounts that
-//! are killed, unmounts in the midst; again and again, and afterwards nothing is left.
+//! Random stress of mounts: a faulty server, killed readers and servers, and unmounts in use.
+//!
+//! Reads stay right, and nothing is left at the end.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,10 +26,10 @@ use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
 
-/// Rounds when nobody asks for more.
+/// Default number of rounds.
 const DEFAULT_ROUNDS: u64 = 6;
 
-/// Files of the archive, and their lengths: some in many spans, many in one.
+/// Number of files. Some lengths span many spans, and some spans hold many files.
 const FILES: usize = 48;
 const LENGTHS: [usize; 4] = [1_000, 40_000, 120_000, 600_000];
 
@@ -39,26 +40,29 @@ const PACKINGS: [Packing; 4] = [
     Packing::ZstdFrames,
 ];
 
-/// Who reads at once.
+/// Number of concurrent readers.
 const READERS: u64 = 4;
 
-/// What the mounts have, and what they may take besides, the index included.
+/// Memory budget of a mount, and its allowed overhead, including the index.
 const MEMORY_MIB: u64 = 32;
 const OVERHEAD_MIB: u64 = 64;
 
-/// An operation that takes so long hangs. Their deadline is four seconds, and five more, from when the
-/// last thing came that they wait for; once more where another process goes on with it, which takes a
-/// while to be found in trouble. Less than four and a busy machine would be taken for a server in trouble.
+/// Time after which an operation hangs.
+///
+/// The timeout of a read is four seconds, and five more since the last progress. Both count twice if
+/// another process continues after a restart, which must first be noticed. With a shorter timeout, a
+/// busy machine would look like a faulty server.
 const HANG_TIMEOUT: Duration = Duration::from_secs(45);
 
-/// How long a trouble lasts that outlives every deadline, in seconds, and at the most so many more.
+/// Length of an outage that exceeds every timeout, in seconds, and the maximum of random extra
+/// seconds.
 const OUTAGE_SECONDS: u64 = 10;
 const MAX_EXTRA_OUTAGE_SECONDS: u64 = 4;
 
-/// What a read may fail with when its server is in trouble.
+/// Errors of reads while the server is faulty.
 const SERVER_ERRORS: [Errno; 4] = [Errno::IO, Errno::TIMEDOUT, Errno::STALE, Errno::ACCESS];
 
-/// What anything may fail with while a mount comes and goes, besides.
+/// Further errors of any operation while a mount appears or disappears.
 const MOUNT_CHANGE_ERRORS: [Errno; 5] = [
     Errno::NOENT,
     Errno::NOTCONN,
@@ -80,13 +84,13 @@ fn below(rng: &mut Rng, end: usize) -> usize {
     usize::try_from(rng.below(end as u64)).expect("small")
 }
 
-/// One of `choices`, by chance.
+/// A random one of `choices`.
 fn pick<T: Copy>(rng: &mut Rng, choices: &[T]) -> T {
     let number = below(rng, choices.len());
     *choices.get(number).expect("some")
 }
 
-/// What happens to a request of a server in trouble.
+/// The fault of a request to a faulty server.
 fn fault(rng: &mut Rng, request: &Request, other: &Resource) -> Option<Fault> {
     let place = below(rng, 300_000);
     let millis = Duration::from_millis(rng.below(30));
@@ -96,7 +100,7 @@ fn fault(rng: &mut Rng, request: &Request, other: &Resource) -> Option<Fault> {
         2 => Fault::Status(pick(rng, &[500, 502, 503])),
         3 => Fault::Status(pick(rng, &[401, 403, 404, 412])),
         4 => Fault::Busy(503, "0".to_owned()),
-        // Less than the deadline, and more.
+        // Below the timeout, and above it.
         5 => Fault::Busy(429, pick(rng, &["1", "5"]).to_owned()),
         6 => Fault::HangUp,
         7 | 8 => Fault::Reset(place),
@@ -106,13 +110,14 @@ fn fault(rng: &mut Rng, request: &Request, other: &Resource) -> Option<Fault> {
         13 => Fault::OtherRange,
         14 => Fault::Unsatisfiable,
         15 => Fault::Gzip,
-        // Who opens the archive opens the first version, or readers could not tell what is right.
+        // A client that opens the archive gets the first version, so that readers know the right
+        // bytes.
         16 if request.header("if-match").is_some() => Fault::Other(other.clone()),
         _ => return None,
     })
 }
 
-/// What a server does.
+/// State of the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ServerState {
     Well,
@@ -120,20 +125,20 @@ enum ServerState {
     Gone,
 }
 
-/// What readers and those who disturb them share.
+/// State shared by the readers and the threads that disturb them.
 struct Shared {
     mount: PathBuf,
     contents: Vec<Vec<u8>>,
     is_over: AtomicBool,
-    /// Odd while a mount is there for certain; another number each time.
+    /// Odd while the mount is certainly there. Each mount has another number.
     era: AtomicU64,
-    /// Whether the mount has seen no trouble, so that nothing of it may fail.
+    /// Whether nothing has disturbed the mount, so that no operation may fail.
     is_sound: AtomicBool,
     began: Instant,
-    /// When each reader began what it does, in milliseconds.
+    /// Start of each reader's current operation, in milliseconds.
     starts: Vec<AtomicU64>,
     reads: AtomicU64,
-    /// Of which so many had no reason to fail.
+    /// Number of reads that had no reason to fail.
     sound_reads: AtomicU64,
     failures: AtomicU64,
 }
@@ -143,7 +148,7 @@ impl Shared {
         u64::try_from(self.began.elapsed().as_millis()).expect("soon")
     }
 
-    /// Does things by chance until it is over. What comes is right or an error that may be.
+    /// Does random operations until the end. Each gives the right result or an allowed error.
     fn run_reader(&self, reader: usize, mut rng: Rng) {
         let start = self.starts.get(reader).expect("one for each");
         while !self.is_over.load(Ordering::SeqCst) {
@@ -156,7 +161,7 @@ impl Shared {
                 1 => self.stat(number),
                 _ => self.read(number, &mut rng),
             };
-            // In this order: what is sound becomes unsound before another era begins.
+            // In this order, because the mount is marked as disturbed before another era begins.
             let is_sound = was_sound && self.is_sound.load(Ordering::SeqCst);
             let is_steady = era % 2 == 1 && era == self.era.load(Ordering::SeqCst);
             let is_sound = is_sound && is_steady;
@@ -185,7 +190,7 @@ impl Shared {
         self.contents.get(number).expect("known")
     }
 
-    /// Bytes are right whatever else happens.
+    /// Reads a file. The bytes must be right in every state.
     fn read(&self, number: usize, rng: &mut Rng) -> io::Result<bool> {
         let all = self.content(number);
         let offset = below(rng, all.len());
@@ -227,7 +232,7 @@ impl Shared {
     }
 }
 
-/// What an operation comes to, provided that it does not hang.
+/// Runs an operation, which must not hang.
 fn with_hang_check<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     let done = operation();
@@ -236,7 +241,7 @@ fn with_hang_check<T>(operation: impl FnOnce() -> io::Result<T>) -> io::Result<T
     done
 }
 
-/// Ends what readers do when dropped, also when a round fails: they are waited for.
+/// Stops the readers when dropped, also when a round fails, because the test waits for them.
 struct StopOnDrop<'a>(&'a Shared);
 
 impl Drop for StopOnDrop<'_> {
@@ -245,7 +250,7 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// A server, and a place with a cache that outlives all mounts.
+/// A server, and a directory with a cache that outlives all mounts.
 struct Place {
     server: Server,
     server_state: Arc<Mutex<ServerState>>,
@@ -316,7 +321,7 @@ impl Place {
         *self.server_state.lock().expect("whole") = server_state;
     }
 
-    /// Runs the program, which has to end.
+    /// Runs the program, which must end.
     fn tarfs(&self, words: &[&str]) -> Output {
         let directory = self.directory.path().to_owned();
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
@@ -326,7 +331,7 @@ impl Place {
         })
     }
 
-    /// Mounts; that may fail while the server is in trouble.
+    /// Mounts. This may fail while the server is faulty.
     fn mount(&self, packing: Packing, flags: &[&str]) {
         let url = self.server.url(&format!("/{packing:?}"));
         let memory = format!("{MEMORY_MIB}MiB");
@@ -343,7 +348,7 @@ impl Place {
         }
     }
 
-    /// From now on nobody relies on the mount.
+    /// From now on, operations may fail because the mount changes.
     fn expect_mount_errors(&self) {
         self.shared.is_sound.store(false, Ordering::SeqCst);
         self.shared
@@ -361,7 +366,7 @@ impl Place {
         Pid::from_raw(i32::try_from(pid).ok()?)
     }
 
-    /// Process `pid` has never had more memory than it may have, if it still runs.
+    /// Asserts that process `pid` never exceeded its memory limit, if it still runs.
     fn check_peak(pid: Pid) {
         let pid = u32::try_from(pid.as_raw_pid()).expect("positive");
         if let Some(peak) = program::peak_mib(pid) {
@@ -369,12 +374,12 @@ impl Place {
         }
     }
 
-    /// Takes the mount out, whoever uses it.
+    /// Unmounts, even while the mount is in use.
     fn unmount(&self, is_lazy: bool) {
         self.expect_mount_errors();
         self.daemon().into_iter().for_each(Self::check_peak);
         if !is_lazy {
-            // It may be in use.
+            // This fails while the mount is in use.
             self.tarfs(&["umount", "mnt"]);
         }
         if self.is_mounted() {
@@ -383,10 +388,10 @@ impl Place {
         assert!(!self.is_mounted(), "it cannot be unmounted");
     }
 
-    /// Kills who serves the mount; with another who goes on when it `restarts`.
+    /// Kills the serving process. If the mount `restarts`, waits for its successor.
     fn kill(&self, restarts: bool) {
         if restarts {
-            // Or it would have a minute to find the server.
+            // Otherwise the successor would retry the server for a minute.
             self.set_server_state(ServerState::Well);
         }
         let Some(before) = self.daemon() else { return };
@@ -403,7 +408,7 @@ impl Place {
         }
     }
 
-    /// Somebody else who reads, and is killed: then it is gone.
+    /// Starts another process that reads, kills it, and waits for its end.
     fn kill_a_reader(&self, rng: &mut Rng) {
         let path = self.path("mnt").join(name(below(rng, FILES)));
         let mut reader: Child = Command::new("cat")
@@ -419,7 +424,7 @@ impl Place {
         });
     }
 
-    /// What is still in use when nobody reads any more, and what was most of it.
+    /// Waits until the mount is idle, and reports what is still in use.
     fn check_idle(&self) {
         let used = || {
             let status = self.status()?;
@@ -430,14 +435,14 @@ impl Place {
         Self::check_peak(self.daemon().expect("mounted"));
     }
 
-    /// A worker that panics goes on, and so does the next process: only its log tells.
+    /// A panicked worker is replaced, and so is the process, so only the log shows a panic.
     fn check_log_for_panics(&self) {
         let log = fs::read_to_string(self.path("log")).expect("written");
         let found = log.split_once("panicked");
         assert!(found.is_none(), "{log}");
     }
 
-    /// Processes of the program that belong here.
+    /// Processes of the program that belong to this test.
     fn processes(&self) -> Vec<String> {
         let place = self.directory.path().as_os_str().as_encoded_bytes();
         let is_ours = |process: &Path| {
@@ -459,7 +464,7 @@ impl Place {
         flags.extend(restarts.then_some("--restart"));
         flags.extend((rng.below(2) == 0).then_some("--no-disk-cache"));
         if rng.below(2) == 0 {
-            // Without what the rounds before have left.
+            // Without the cache of earlier rounds.
             drop(fs::remove_dir_all(self.path("cache")));
         }
         if rng.below(3) == 0 {
@@ -483,7 +488,7 @@ impl Place {
             }
             self.shared.check_for_hangs();
         }
-        // Which takes too long where only a few rounds are wanted.
+        // Only in long runs, because this takes long.
         if rounds(DEFAULT_ROUNDS) > DEFAULT_ROUNDS && rng.below(5) == 0 {
             self.set_server_state(pick(rng, &[ServerState::InTrouble, ServerState::Gone]));
             for _ in 0..OUTAGE_SECONDS + rng.below(MAX_EXTRA_OUTAGE_SECONDS) {
@@ -498,7 +503,7 @@ impl Place {
         }
     }
 
-    /// Reads everything; what can be read must be right.
+    /// Reads everything. Every successful read must be right.
     fn read_all(&self) -> io::Result<()> {
         for number in 0..FILES {
             let path = self.path("mnt").join(name(number));
@@ -508,8 +513,9 @@ impl Place {
         Ok(())
     }
 
-    /// When all is well again the mount rests, and shows everything; or the next one, if it says that its
-    /// scan has failed for good. Then nothing is left.
+    /// Checks that the mount is idle and shows everything after the faults.
+    ///
+    /// If its scan has failed for good, a new mount must. Then no process may be left.
     fn check_after_recovery(&self, packing: Packing) {
         self.check_idle();
         if let Err(error) = self.read_all() {

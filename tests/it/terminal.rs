@@ -1,4 +1,4 @@
-//! What the program prints on a terminal, and does not send through a pipe.
+//! Output on a terminal that is not printed to a pipe.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::support::http::{Fault, Resource, Response, Server};
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
-/// Runs the program in `directory` with a terminal of 80 columns, and returns what that shows.
+/// Runs the program in `directory` on a terminal of 80 columns. Returns what the terminal shows.
 fn on_terminal(directory: &Path, words: &str) -> (Output, String) {
     let program = env!("CARGO_BIN_EXE_tarfs");
     let line = format!("stty cols 80 rows 24; exec {program} {words}");
@@ -18,7 +18,7 @@ fn on_terminal(directory: &Path, words: &str) -> (Output, String) {
         .current_dir(directory)
         .env("TARFS_CACHE_DIR", directory.join("cache"))
         .env("XDG_RUNTIME_DIR", directory)
-        // Without one, as for services, progress is not shown.
+        // Without TERM, as for services, progress is not shown.
         .env("TERM", "xterm")
         .output()
         .expect("script (bsdutils) is installed");

@@ -1,7 +1,7 @@
-//! Mounts of an ordinary user, through fusermount3.
+//! Mounts of an unprivileged user through fusermount3.
 //!
-//! In mount namespaces of their own, where everyone may open /dev/fuse as on most machines, and
-//! where /etc/fuse.conf and /tmp are what a test needs.
+//! Each test runs in its own mount namespace, where everyone may open /dev/fuse as on most machines,
+//! with its own /etc/fuse.conf and /tmp.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -13,10 +13,10 @@ use crate::support::namespace;
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header};
 
-/// nobody: fusermount3 wants its caller to have a name.
+/// An unprivileged user with a name, because fusermount3 requires one.
 const USER: u32 = 65534;
 
-/// What every script begins with: `user` runs the program as [`USER`] with little environment.
+/// Start of every script. `user` runs the program as [`USER`] with a small environment.
 const PRELUDE: &str = r#"
 mknod fuse c 10 229
 chmod 0666 fuse
@@ -31,7 +31,7 @@ user() { as_user ./tarfs "$@"; }
 pid() { user status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
 "#;
 
-/// A directory that the user can enter, with the program, an archive and a mountpoint.
+/// A directory that the user can access, with the program, an archive and a mountpoint.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -69,7 +69,7 @@ impl Place {
     }
 }
 
-/// A file for all and one for its owner, root.
+/// A file that everyone can read, and one that only its owner, root, can read.
 fn archive() -> Vec<u8> {
     Archive::new()
         .file("open", "open\n")
@@ -100,7 +100,7 @@ fn process_with_secrets_has_no_core_dump_or_ptrace() {
     let server = Server::start();
     server.serve("/a.tar", Resource::new(archive()).etag("\"1\""));
     let url = server.url("/a.tar");
-    // What cannot be dumped belongs to root.
+    // Files in /proc of a process that is not dumpable belong to root.
     let said = place.stdout_of(&format!(
         "user mount {url} mnt
          as_user cat mnt/open
@@ -192,10 +192,10 @@ fn service_with_ambient_capability_leaves_no_dead_mount() {
          service mount a.tar mnt
          as_user cat mnt/open
          server=$(pid)
-         keeper=$(grep -l '^PPid:.'$server'$' /proc/[0-9]*/status | tr -dc '0-9\\n')
-         grep -h CapAmb /proc/$server/status /proc/$keeper/status
+         supervisor=$(grep -l '^PPid:.'$server'$' /proc/[0-9]*/status | tr -dc '0-9\\n')
+         grep -h CapAmb /proc/$server/status /proc/$supervisor/status
          kill -9 $server
-         while kill -0 $keeper 2>/dev/null; do sleep 0.05; done
+         while kill -0 $supervisor 2>/dev/null; do sleep 0.05; done
          grep -c \"$PWD/mnt \" /proc/self/mounts || ls mnt",
     );
     let ambient = format!("CapAmb:\t{:016x}\n", 1 << 21);
@@ -205,7 +205,7 @@ fn service_with_ambient_capability_leaves_no_dead_mount() {
 #[test]
 fn failed_link_does_not_affect_upper_layer() {
     let place = Place::new();
-    // A user can make no device, so the link has no target, now or later.
+    // A user cannot make a device, so the link never has a target.
     let device = Header::new("d/c", b'3').device(5, 1);
     let lower = Archive::new()
         .directory("d/")

@@ -1,4 +1,4 @@
-//! `tarfs verify`, and runs that are told which digest to expect.
+//! `tarfs verify`, and runs with an expected digest.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
 use crate::support::tree::Tree;
 
-/// A part of a report.
+/// A field of a report.
 #[track_caller]
 fn field<'a>(report: &'a Value, name: &str) -> &'a Value {
     report.pointer(name).expect("a field")
@@ -42,7 +42,7 @@ impl Place {
         tarfs(self.path(), words)
     }
 
-    /// What `verify --json` says, and whether it went well.
+    /// Output of `verify --json`, and whether it succeeded.
     fn verify(&self, words: &[&str]) -> (Value, bool) {
         let output = self.run(&[&["verify", "--json", "-q"], words].concat());
         let report = serde_json::from_slice(&output.stdout);
@@ -103,14 +103,14 @@ fn verify_reports_damage_with_digest_of_whole_file() {
             "{packing:?}"
         );
     }
-    // A header that is none, in the middle of what is all right otherwise.
+    // An invalid header in the middle of an intact archive.
     let mut lost = Archive::new().file("a", "a").file("b", "b").end();
     lost[1024 + 150] ^= 1;
     let name = place.put("lost.tar", &lost);
     let (report, is_good) = place.verify(&[&name]);
     assert!(!is_good, "{report}");
     assert_eq!(*field(&report, "/sha256"), sha256(&lost).as_str());
-    // One that is cut.
+    // A truncated member.
     let cut = Archive::new()
         .file("a", Rng::new(1).bytes(5000))
         .unfinished();
@@ -143,7 +143,7 @@ fn verify_compares_index_with_archive() {
         let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
         assert!(is_good, "{packing:?}: {report}");
     }
-    // Of the same length, with other bytes in the second of three spans.
+    // The same length, with other bytes in the second of three spans.
     let large = Rng::new(1).bytes(9 << 20);
     let good = Archive::new().file("f", &large).end();
     let name = place.put("b.tar", &good);
@@ -186,7 +186,7 @@ fn materialize_accepts_only_expected_digest() {
             "{packing:?}: {}",
             stderr_text(&output)
         );
-        // Also decoded along an index.
+        // The same when decoded along an index.
         let indexed = place.run(&["index", "-q", &name]);
         assert!(indexed.status.success(), "{}", stderr_text(&indexed));
         let output = place.run(&[

@@ -1,4 +1,4 @@
-//! Local archives whose version the system does not prove: devices, and files in a FUSE mount.
+//! Local archives without a reliable version: block devices, and files in a FUSE mount.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,17 +15,17 @@ use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// Directories for mounts and for what tarfs keeps.
+/// Directories for mounts and for files of tarfs.
 struct Place {
     directory: tempfile::TempDir,
 }
 
-/// The mountpoints, those that use others first.
+/// The mountpoints. A mount that reads from another one comes first.
 const MOUNTPOINTS: [&str; 2] = ["inner", "outer"];
 
 impl Place {
     fn new() -> Self {
-        // Its file system keeps change times, whatever that of other tests does.
+        // tmpfs records change times. The file system of other tests may not.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         for mountpoint in MOUNTPOINTS {
             fs::create_dir(directory.path().join(mountpoint)).expect("made");
@@ -72,12 +72,12 @@ impl Drop for Place {
     }
 }
 
-/// An archive of one file `name` with this noise.
+/// An archive of one file `name` of noise.
 fn archive(name: &str, seed: u64) -> Tree {
     Tree::of(vec![(name.to_owned(), Rng::new(seed).bytes(3 << 20))])
 }
 
-/// Two archives of noise that gzip makes equally long.
+/// Two archives of noise that gzip packs to the same length.
 fn same_len_gzips() -> [(Tree, Vec<u8>); 2] {
     let mut by_len = BTreeMap::new();
     for seed in 1.. {
@@ -100,7 +100,7 @@ fn assert_content(path: &Path, content: &[u8]) {
 #[test]
 fn archive_in_another_mount_is_reread_after_remount() {
     let place = Place::new();
-    // Device and inode number, length and times are the same in both mounts.
+    // Device and inode number, length and times are equal in both mounts.
     let [old, new] = same_len_gzips();
     for (number, (tree, inner)) in [old, new].into_iter().enumerate() {
         let outer = Tree::of(vec![("inner.tar".to_owned(), inner)]);
@@ -142,7 +142,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// `None` where there are no loop devices, or nobody may use them.
+    /// Attaches a file. Returns `None` where there are no loop devices or no permission.
     fn new(file: &Path) -> Option<Self> {
         let output = Command::new("losetup")
             .args(["--find", "--show", "--read-only"])
@@ -161,7 +161,7 @@ impl Loop {
         status.is_ok_and(|status| status.success())
     }
 
-    /// Another medium in the same device.
+    /// Replaces the medium of the device.
     fn replace(&self, file: &Path) {
         wait::wait_until("it is detached", || self.detach());
         wait::wait_until("it is attached", || {
@@ -188,7 +188,7 @@ fn other_medium_in_same_block_device_is_another_archive() {
     }
     let [first, second] = &media;
     let Some(device) = Loop::new(first) else {
-        // Only root has loop devices, and not in each container.
+        // Only root has loop devices, and some containers have none.
         return;
     };
     for (number, tree) in versions.iter().enumerate() {

@@ -1,13 +1,13 @@
-//! `tarfs mount --writable`: one tree of an archive and of what is written, and nothing left of it.
+//! `tarfs mount --writable`: one tree of an archive and written files, of which nothing is left.
 //!
-//! In mount namespaces of their own.
+//! Each test runs in its own mount namespace.
 
 use std::process::Output;
 
 use crate::support::namespace;
 
-/// An archive, and words for what the scripts do: `left` tells what there is that should be gone, and
-/// `pid` which process serves the mount.
+/// An archive, and functions of the scripts. `left` prints remaining files and processes. `pid` prints
+/// the process that serves the mount.
 const PRELUDE: &str = r#"
 chmod 755 .
 mkdir -p t/dir/sub t/acl bin mnt cache run tmp
@@ -170,7 +170,7 @@ fn writable_mount_leaves_nothing_after_unmount_or_kill() {
     assert_eq!(said, "in use\none\nended\n");
 }
 
-/// Empty listings would make a process believe that its files were removed.
+/// With empty listings, a process would believe that its files were removed.
 #[test]
 fn process_in_killed_mount_sees_errors_not_empty_listings() {
     let said = stdout_of(
@@ -308,7 +308,7 @@ fn ordinary_user_writes_by_fuse_overlayfs() {
     assert_eq!(said, format!("{used}1\n{used}{used}{used}"));
 }
 
-/// dpkg makes directories with mode 0 and gives them their mode later.
+/// dpkg makes directories with mode 0 and sets their mode later.
 #[test]
 fn ordinary_user_creates_directories_of_any_mode() {
     let said = stdout_of(

@@ -1,11 +1,11 @@
-//! ACLs and extended attributes of a mount, as the tools of a distribution see them.
+//! ACLs and extended attributes of a mount, read with the usual tools.
 //!
-//! In mount namespaces of their own.
+//! Each test runs in its own mount namespace.
 
 use crate::support::namespace;
 
-/// An archive in which ACLs are stored as extended attributes, as by GNU tar without `--acls`. The user
-/// and the group of `as_user` are in no account file.
+/// An archive with ACLs as extended attributes, as GNU tar stores them without `--acls`. The user and
+/// the group of `as_user` are in no account file.
 const PRELUDE: &str = r#"
 chmod 755 .
 mkdir -p t/dir bin mnt out cache run tmp

@@ -1,5 +1,6 @@
-//! Packed bytes: whatever they are, decoding ends, within its memory, and says the same however they
-//! come.
+//! Decoders of arbitrary bytes.
+//!
+//! Decoding ends, stays within its memory, and gives the same result for every split of the input.
 
 use std::io::Read;
 
@@ -14,14 +15,13 @@ use tarfs::codec::{
 
 use super::knobs::Knobs;
 
-/// Nobody decodes on after so many bytes.
+/// Number of plain bytes after which a target stops decoding.
 const MAX_PLAIN_BYTES: usize = 3 << 20;
 
-/// Pulls that bring neither bytes nor the need of any, one after the other: there is no reason for
-/// many.
+/// Maximum number of consecutive pulls that give no bytes and need none.
 const MAX_IDLE_PULLS: usize = 10_000;
 
-/// Decoder state that may be borrowed.
+/// Bytes of decoder state that may be borrowed.
 const STATE_BYTES: u64 = 16 << 20;
 
 /// How a stream ended.
@@ -29,11 +29,11 @@ const STATE_BYTES: u64 = 16 << 20;
 enum End {
     Complete,
     Failed(Error),
-    /// By us: there is more.
+    /// The target stopped decoding before the end.
     Cut,
 }
 
-/// What a stream came to.
+/// Result of decoding a stream.
 #[derive(Debug)]
 struct Outcome {
     plain: Vec<u8>,
@@ -82,7 +82,7 @@ fn decode(compression: Compression, packed: &[u8], push_len: usize, workers: usi
     outcome
 }
 
-/// As the driver of a decoder does it, but on one thread.
+/// Drives a decoder as the driver thread does, but on this thread.
 fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: usize) -> Outcome {
     let mut pushes = packed.chunks(push_len);
     let mut outcome = Outcome {
@@ -184,8 +184,8 @@ fn drive(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize, offset: 
     outcome
 }
 
-/// Expects both to say the same, as far as both go. What was decoded before damage is noticed
-/// depends on how the bytes come.
+/// Asserts that two outcomes agree as far as both go. The number of bytes decoded before damage is
+/// noticed depends on how the input is split.
 fn assert_same_outcome(a: &Outcome, b: &Outcome) {
     let both = a.plain.len().min(b.plain.len());
     assert!(a.plain.get(..both) == b.plain.get(..both), "other bytes");
@@ -196,7 +196,7 @@ fn assert_same_outcome(a: &Outcome, b: &Outcome) {
     }
 }
 
-/// Expects what the format's own library makes of the bytes, if it makes anything of all of them.
+/// Asserts that a complete stream decodes to the same bytes in the format's own library.
 fn assert_equals_reference(compression: Compression, packed: &[u8], plain: &[u8]) {
     match compression {
         Compression::Gzip => compare(flate2::read::MultiGzDecoder::new(packed), plain),
@@ -209,7 +209,7 @@ fn assert_equals_reference(compression: Compression, packed: &[u8], plain: &[u8]
             compare(decoder, plain);
         }
         Compression::Bzip2 => compare(bzip2::read::MultiBzDecoder::new(packed), plain),
-        // No crate here reads frames of lz4.
+        // There is no reference decoder for lz4 frames.
         Compression::Lz4 | Compression::None => {}
     }
 }
@@ -224,7 +224,7 @@ fn compare(reader: impl Read, plain: &[u8]) {
     }
 }
 
-/// Expects a decoder that starts at a seek point to make the rest of what `whole` is.
+/// Asserts that decoding from a seek point gives the rest of `whole`.
 fn assert_resumes(
     compression: Compression,
     packed: &[u8],
@@ -245,14 +245,14 @@ fn assert_resumes(
     let resumed = drive(decoder, rest, knobs.push_len(), offset);
     let both = expected.plain.len().min(resumed.plain.len());
     assert!(expected.plain.get(..both) == resumed.plain.get(..both));
-    // Checksums over what comes before are not checked.
+    // A resumed decoder cannot check checksums that cover earlier bytes.
     if expected.end == End::Complete {
         assert_eq!(resumed.end, End::Complete);
         assert_eq!(resumed.plain.len(), expected.plain.len());
     }
 }
 
-/// A seek point that no decoder may have made, and packed bytes behind it.
+/// Resumes at a seek point that no decoder has made.
 pub(super) fn resume_anywhere(bytes: &[u8]) {
     let (bytes, knobs) = Knobs::split(bytes);
     let Some((head, rest)) = bytes.split_first_chunk::<17>() else {
@@ -287,7 +287,7 @@ pub(super) fn resume_anywhere(bytes: &[u8]) {
     };
     let window_len = usize::from(u16::from_le_bytes([w0, w1])).min(rest.len());
     let (window, packed) = rest.split_at(window_len);
-    // One that was packed by the program itself is taken apart without complaint.
+    // A seek point packed by the program itself unpacks without an error.
     let window = match own % 2 {
         0 => Bytes::copy_from_slice(window),
         _ => zstd::bulk::compress(window, 1).expect("memory").into(),
@@ -319,7 +319,7 @@ pub(super) fn resume_anywhere(bytes: &[u8]) {
     drain(decoder, packed, knobs.push_len());
 }
 
-/// Pulls until the end, an error or enough; what it brings is nobody's.
+/// Pulls until the end, an error or the limit, and drops the bytes.
 fn drain(mut decoder: Box<dyn Decoder>, packed: &[u8], push_len: usize) {
     let mut pushes = packed.chunks(push_len);
     let mut plain_bytes = 0;

@@ -1,5 +1,7 @@
-//! A spool: whatever lies where one is looked for, readers get the archive's own bytes, what is whole
-//! in it is not made again, and nothing outside of it is touched.
+//! Disk cache files with arbitrary content and of arbitrary type.
+//!
+//! Readers get the archive's own bytes, valid spans are not decoded again, and nothing outside of the
+//! cache changes.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -29,19 +31,19 @@ use tokio::runtime::Runtime;
 use super::knobs::Knobs;
 use crate::rng::Rng;
 
-/// The spans of the archive that the spool is of: some in one block of a disk, some in many.
+/// The spans of the cached archive. Some fit into one block of a disk, some need several.
 const SPAN_LENS: [usize; 7] = [5000, 1, 4096, 700, 9000, 8192, 3000];
 
-/// As much as no input takes, and as little as spools may not have.
+/// A size that no input reaches, and one that is too small for a cache file.
 const LARGE_DISK_BYTES: u64 = 1 << 30;
 
-/// Nothing takes longer.
+/// Timeout of any wait.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Bytes of an input that name something which lies beside the spool.
+/// Bytes of an input that name another file beside the cache file.
 const NAME_LEN: usize = 12;
 
-/// An archive of one file, which is all that there is: each span is a gzip member.
+/// An archive of one file. Each span is a gzip member.
 struct ReferenceArchive {
     plain: Vec<u8>,
     packed: Bytes,
@@ -83,8 +85,8 @@ impl ReferenceArchive {
         part(&self.plain, extent).expect("inside")
     }
 
-    /// Saves an index of it in `cache`. Of a `liar` the last span, of which nothing is there, is longer
-    /// than any may be.
+    /// Saves an index of the archive in `cache`. With `liar`, the last span is missing and claims this
+    /// length, more than a span may have.
     fn save_index(&self, cache: &Path, liar: Option<u64>) {
         let len = self.plain.len() as u64;
         let mut builder = Builder::new(Options::default());
@@ -129,7 +131,7 @@ impl ReferenceArchive {
         store.publish(&self.locator(), &index).expect("space");
     }
 
-    /// What the index is found by.
+    /// The locator of the saved index.
     fn locator(&self) -> Locator {
         Locator {
             canonical: "name:a".to_owned(),
@@ -139,7 +141,7 @@ impl ReferenceArchive {
     }
 }
 
-/// What the spool is found by.
+/// The content id, which names the cache file.
 const CONTENT_ID: [u8; 32] = [0xab; 32];
 
 fn content() -> String {
@@ -151,14 +153,14 @@ fn part(bytes: &[u8], extent: Extent<Plain>) -> Option<&[u8]> {
     bytes.get(at(extent.start())?..at(extent.end())?)
 }
 
-/// What lies where the spool is looked for.
+/// Type of the entry at the path of the cache file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Found {
-    /// A file of ours.
+    /// A file that only its owner can write.
     File,
-    /// One that anyone may write to.
+    /// A file that everyone can write.
     Open,
-    /// A symbolic link to a file outside.
+    /// A symbolic link to a file outside of the cache.
     Link,
     /// A directory, or a FIFO.
     Other,
@@ -168,13 +170,13 @@ enum Found {
 struct Place {
     directory: tempfile::TempDir,
     found: Found,
-    /// What the file began with, and how long it was.
+    /// Initial length of the cache file.
     len: u64,
 }
 
 impl Place {
     fn new(bytes: &[u8], knobs: Knobs) -> Self {
-        // Memory, as a disk would make an input take milliseconds.
+        // In memory, because a disk would take milliseconds for each input.
         let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
         let found = match (knobs.flag(0), knobs.flag(1), knobs.flag(2)) {
             (false, ..) => Found::File,
@@ -207,11 +209,11 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    fn spool(&self) -> PathBuf {
+    fn cache_file(&self) -> PathBuf {
         self.path("cache/disk-cache").join(content() + ".data")
     }
 
-    /// Puts something among the spools, unless there is something of that name.
+    /// Creates an entry beside the cache files, unless the name is taken.
     fn put(&self, name: &str, kind: Found, bytes: &[u8], longer: u64) {
         let path = self.path("cache/disk-cache").join(format!("{name}.data"));
         if path.symlink_metadata().is_ok() {
@@ -231,12 +233,12 @@ impl Place {
         }
     }
 
-    /// Whether a span that is there is found.
+    /// Whether valid spans of the cache file can be used.
     fn is_usable(&self) -> bool {
         self.found == Found::File
     }
 
-    /// Everything that is not in the cache: names, contents, modes, times and names of each.
+    /// Names, contents, modes and times of everything outside of the cache.
     fn outside(&self) -> Vec<String> {
         let mut lines = Vec::new();
         for directory in ["", "outside", "cache"] {
@@ -273,10 +275,10 @@ impl Place {
         };
         let stats = Arc::<Stats>::default();
         let opened = Archive::open(Arc::new(source), &options, NETWORK.handle(), &stats);
-        opened.expect("the index is right, whatever the spool is")
+        opened.expect("the index is right, whatever the cache file is")
     }
 
-    /// Reads everything, and says how many spans were decoded for that.
+    /// Reads everything. Returns the number of decoded spans.
     fn read(&self, disk_bytes: u64) -> u64 {
         let archive = self.open(disk_bytes);
         assert_eq!(archive.stats().scans.get(), 0, "the index is found");
@@ -292,7 +294,7 @@ impl Place {
 /// The only file.
 const FILE: Ino = Ino(2);
 
-/// A byte of a name, often one that means something in those of spools.
+/// A character of a name, often one that names of cache files contain.
 fn letter(byte: u8) -> char {
     match byte {
         b'/' | 0 => '.',
@@ -311,7 +313,7 @@ fn scan_options() -> scan::Options {
     }
 }
 
-/// Spools as they may be: of an archive, and of other ones beside it.
+/// Cache files of this archive, and of other archives beside it.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let whole = REFERENCE.plain.clone();
     let torn = {
@@ -334,14 +336,14 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Takes `bytes` for a spool.
+/// Uses `bytes` as a cache file.
 pub(super) fn run(bytes: &[u8]) {
     let (bytes, knobs) = Knobs::split(bytes);
     let place = Place::new(bytes, knobs);
     REFERENCE.save_index(&place.path("cache"), None);
     let before = place.outside();
     if knobs.flag(5) {
-        // What was there may go, or some of it.
+        // A read with no disk space may remove cache files.
         place.read(0);
     } else {
         assert_used_and_repaired(&place, bytes);
@@ -355,7 +357,7 @@ pub(super) fn run(bytes: &[u8]) {
     assert_eq!(place.outside(), before);
 }
 
-/// Spans that are whole are found, all others are made again, and found the next time.
+/// Valid spans are used. All others are decoded, and found on the next read.
 fn assert_used_and_repaired(place: &Place, bytes: &[u8]) {
     let is_damaged = |span: Extent<Plain>| part(bytes, span) != Some(REFERENCE.span(span));
     let spans = REFERENCE.spans.iter();
@@ -365,16 +367,16 @@ fn assert_used_and_repaired(place: &Place, bytes: &[u8]) {
     let left = if place.is_usable() { 0 } else { damaged };
     assert_eq!(place.read(LARGE_DISK_BYTES), left);
     if place.is_usable() {
-        let spool = fs::File::open(place.spool()).expect("there");
-        let mut spooled = vec![0; REFERENCE.plain.len()];
-        spool.read_exact_at(&mut spooled, 0).expect("as long");
-        assert!(spooled == REFERENCE.plain);
-        let len = spool.metadata().expect("open").len();
-        assert_eq!(len, place.len.max(spooled.len() as u64), "nothing is cut");
+        let file = fs::File::open(place.cache_file()).expect("there");
+        let mut stored = vec![0; REFERENCE.plain.len()];
+        file.read_exact_at(&mut stored, 0).expect("as long");
+        assert!(stored == REFERENCE.plain);
+        let len = file.metadata().expect("open").len();
+        assert_eq!(len, place.len.max(stored.len() as u64), "nothing is cut");
     }
 }
 
-/// Has all spans made ahead, of an index that claims one which cannot be.
+/// Prefetches all spans with an index that claims an impossible one.
 fn prefetch_all(place: &Place) {
     let archive = place.open(LARGE_DISK_BYTES);
     let all = PrefetchOptions {
@@ -388,18 +390,18 @@ fn prefetch_all(place: &Place) {
         assert!(start.elapsed() < WAIT_TIMEOUT, "it does not end");
         std::thread::yield_now();
     }
-    // What no spool takes must fit into memory.
+    // Spans that do not fit into the disk cache must fit into memory.
     let may_be_full = !place.is_usable() && state() == Some(PrefetchState::Full);
     assert!(may_be_full || state() == Some(PrefetchState::Incomplete));
 }
 
-/// Reads and writes a spool as nobody does who knows what is in there.
+/// Reads and writes a cache file at offsets that no real reader uses.
 fn access_directly(place: &Place, knobs: Knobs) {
-    let shelf = DiskCacheDir::new(place.path("cache"), Some(LARGE_DISK_BYTES));
+    let directory = DiskCacheDir::new(place.path("cache"), Some(LARGE_DISK_BYTES));
     let start = Instant::now();
-    for spool in shelf.files() {
-        // A program that another test starts has our descriptors until it is another one.
-        while spool.is_in_use() {
+    for file in directory.files() {
+        // A child of another test inherits our descriptors until it calls execve(2).
+        while file.is_in_use() {
             assert!(start.elapsed() < WAIT_TIMEOUT, "all who used one are gone");
             std::thread::yield_now();
         }
@@ -411,36 +413,36 @@ fn access_directly(place: &Place, knobs: Knobs) {
         stats: Arc::default(),
     };
     let is_whole = options.is_only_copy;
-    let Ok(spool) = DiskCache::open(shelf.clone(), &content(), options) else {
+    let Ok(cache) = DiskCache::open(directory.clone(), &content(), options) else {
         assert!(!place.is_usable() && !is_whole, "nothing is in its way");
         return;
     };
     let len = knobs.push_len() as u64;
     for start in [0, 1, len, 1 << 20, 1 << 42, u64::MAX - len, u64::MAX] {
         let extent = Extent::with_len(Plain(start), len);
-        if let Some(bytes) = spool.read(extent) {
+        if let Some(bytes) = cache.read(extent) {
             assert_eq!(bytes.len() as u64, extent.len());
         }
     }
     for &span in &REFERENCE.spans {
         let bytes = Bytes::copy_from_slice(REFERENCE.span(span));
-        spool.insert_evicting(span, bytes.clone(), QueueTimeout::Never);
-        assert_eq!(spool.read(span), Some(bytes));
+        cache.insert_evicting(span, bytes.clone(), QueueTimeout::Never);
+        assert_eq!(cache.read(span), Some(bytes));
     }
-    spool.flush();
+    cache.flush();
     for &span in &REFERENCE.spans {
-        let found = spool.read(span);
+        let found = cache.read(span);
         assert!(found.is_some_and(|found| found == REFERENCE.span(span)));
-        spool.mark_used(span);
+        cache.mark_used(span);
     }
-    assert_eq!(spool.problem_text(), None);
+    assert_eq!(cache.problem_text(), None);
     if knobs.flag(7) {
-        // Something may be in its place.
-        drop(spool.publish("published"));
+        // Another entry may have that name.
+        drop(cache.publish("published"));
     }
-    drop(spool);
+    drop(cache);
     let content = content();
-    let found = shelf.files();
+    let found = directory.files();
     let is_ours = |name: Option<&str>| name == Some(&content) || name == Some("published");
-    assert!(found.iter().any(|spool| is_ours(spool.content())));
+    assert!(found.iter().any(|file| is_ours(file.content())));
 }

@@ -1,4 +1,4 @@
-//! The documents of container images, and the names that people give images.
+//! The documents of container images, and the image names that users give.
 
 use std::path::Path;
 
@@ -6,10 +6,10 @@ use tarfs::image::{
     self, BundleOptions, Config, Descriptor, ImageRef, Platform, SeccompProfile, User,
 };
 
-/// Layers and groups that a document may speak of.
+/// Number of layers and groups that a document may list.
 const MAX_ITEMS: usize = 1000;
 
-/// Reads `bytes` as each document that an image has, and as what is said of one.
+/// Parses `bytes` as each document of an image, and as each name of one.
 pub(super) fn run(bytes: &[u8]) {
     for descriptor in image::parse_index(bytes).into_iter().flatten() {
         check(&descriptor);
@@ -25,7 +25,7 @@ pub(super) fn run(bytes: &[u8]) {
     if let Ok(config) = Config::parse(bytes) {
         bundle(&config);
     }
-    // What is wrong in it is an error.
+    // An invalid profile is an error.
     drop(SeccompProfile::parse(bytes, (6, 1)));
     let text = String::from_utf8_lossy(bytes);
     check_round_trip(&text);
@@ -44,7 +44,7 @@ pub(super) fn run(bytes: &[u8]) {
     }
 }
 
-/// It leads to a blob and nowhere else.
+/// A descriptor names a blob and no other path.
 fn check(descriptor: &Descriptor) {
     let path = descriptor.blob_path();
     let name = path.strip_prefix("blobs/sha256/").expect("among the blobs");
@@ -52,7 +52,7 @@ fn check(descriptor: &Descriptor) {
     assert!(name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit()));
 }
 
-/// Whatever an image says of itself, a runtime gets a document that makes sense.
+/// Every configuration gives a runtime a valid document.
 fn bundle(config: &Config) {
     assert!(config.diff_ids.len() <= MAX_ITEMS);
     let user = User {
@@ -91,7 +91,7 @@ fn bundle(config: &Config) {
     }
 }
 
-/// What is read is written such that it is read again.
+/// A parsed name parses again after it is printed.
 fn check_round_trip(text: &str) {
     if let Some(reference) = ImageRef::parse(text) {
         assert_eq!(ImageRef::parse(&reference.to_string()), Some(reference));

@@ -1,4 +1,4 @@
-//! An index file: whatever it says, it is an index or an error, and no way through it is endless.
+//! Index files of arbitrary bytes: each is an index or an error, and every iteration ends.
 
 use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino, Kind, MemoryLimit, format};
@@ -7,29 +7,29 @@ use tarfs::list::{Columns, json, walk};
 
 use super::knobs::Knobs;
 
-/// Bytes of an index file's header, and of what comes behind its sections.
+/// Length of an index file's header, and of the trailer after its sections.
 const HEADER_LEN: usize = 280;
 const FOOTER_LEN: usize = 40;
 
-/// How many sections there are.
+/// Number of sections.
 const SECTIONS: usize = 14;
 
-/// Where the section table lies in the header.
+/// Offset of the section table in the header.
 const SECTION_TABLE_OFFSET: usize = 56;
 
-/// Numbers and directories that are looked at: a file of a few bytes may claim that all directories
-/// have the same thousand children.
+/// Maximum number of inodes and directories that are checked. A file of a few bytes may claim that all
+/// directories have the same thousand children.
 const MAX_CHECKED_ENTRIES: usize = 300;
 
-/// What an index says, as far as one looks.
+/// Content of an index, up to the checked number of entries.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct Description {
     lines: Vec<String>,
-    /// Names in a listing that are not found by name.
+    /// Names in a listing that a lookup does not find.
     pub(super) unnamed: usize,
 }
 
-/// Loads `bytes` as they are, and again with what makes them whole: lengths, offsets, checksum.
+/// Loads `bytes` unchanged, and again with lengths, offsets and checksum made valid.
 pub(super) fn run(bytes: &[u8]) {
     let (bytes, knobs) = Knobs::split(bytes);
     load(bytes);
@@ -41,7 +41,7 @@ pub(super) fn run(bytes: &[u8]) {
 fn load(bytes: &[u8]) {
     let len = bytes.len() as u64;
     drop(format::read_origin(bytes, len));
-    // A file that is shorter or longer than it was when its length was asked for.
+    // The file's length differs from the expected one.
     drop(format::read(bytes, len + 1));
     let Ok(index) = format::read(bytes, len) else {
         return;
@@ -52,7 +52,7 @@ fn load(bytes: &[u8]) {
     apply_as_layer(&index);
 }
 
-/// Lays the tree over itself, which makes one as well.
+/// Applies the tree as a layer over itself, which builds an index as well.
 fn apply_as_layer(index: &Index) {
     let limit = MemoryLimit::none();
     for link in index.unresolved_links().take(MAX_CHECKED_ENTRIES) {
@@ -73,8 +73,8 @@ fn apply_as_layer(index: &Index) {
     }
 }
 
-/// Makes offsets, length and checksum right, so that what the rows say is looked at; `fill` makes the
-/// last section as long as there are bytes.
+/// Makes offsets, length and checksum valid, so that the rows are checked. `fill` extends the last
+/// section to the end of the file.
 fn fix_checksums(file: &mut Vec<u8>, fill: bool) {
     if file.len() < HEADER_LEN + FOOTER_LEN {
         return;
@@ -114,7 +114,7 @@ fn write(file: &mut [u8], at: usize, number: u64) {
     place.copy_from_slice(&number.to_le_bytes());
 }
 
-/// Looks at everything an index has, in every way there is.
+/// Reads everything that an index has, through every method.
 pub(super) fn description(index: &Index) -> Description {
     let mut said = Description::default();
     said.lines.push(format!(
@@ -197,10 +197,10 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
     }
 }
 
-/// As `tarfs ls -lR` does it, which must come to an end.
+/// Lists recursively like `tarfs ls -lR`. The listing must end.
 fn list(index: &Index, said: &mut Description) {
     let mut columns = Columns::new(false, true);
-    // A dirent takes 16 bytes and is a name in one directory.
+    // A directory entry takes 16 bytes and is a name in one directory.
     let most = index.memory_bytes() / 16;
     for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {
         assert!(number < most, "the listing goes round in circles");

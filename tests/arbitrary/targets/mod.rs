@@ -1,4 +1,4 @@
-//! What is done with any bytes, and what must then hold.
+//! The targets: each parses arbitrary bytes and checks what must then hold.
 
 mod codec;
 mod disk_cache;
@@ -13,10 +13,10 @@ use tarfs::codec::Compression;
 
 use crate::seeds;
 
-/// Something that reads bytes from elsewhere.
+/// A function that parses input from outside the program.
 pub(crate) struct Target {
     pub(crate) name: &'static str,
-    /// Panics when a promise is not kept.
+    /// Panics when a promise is broken.
     pub(crate) run: fn(&[u8]),
     /// Bytes that are well-formed, or nearly so.
     pub(crate) seeds: fn() -> Vec<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! Parsers that are private in their layers and stay so: their very files, compiled once more.
+//! Parsers that are private in their layers. Their files are compiled once more here.
 
 use std::sync::LazyLock;
 
@@ -32,11 +32,11 @@ mod wire;
 )]
 mod response_head;
 
-/// Names in the archive that profiles are about.
+/// Names in the archive of the profiles.
 pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"];
 
-/// A profile: whatever it says, its ranges lie in files of the archive, and are found again when
-/// written.
+/// A profile of arbitrary bytes: its ranges are in files of the archive, and survive being written and
+/// parsed.
 pub(super) fn profile(bytes: &[u8]) {
     static INDEX: LazyLock<Index> = LazyLock::new(index);
     let text = String::from_utf8_lossy(bytes);
@@ -68,7 +68,7 @@ fn index() -> Index {
     builder.finish(Origin::default())
 }
 
-/// A server's answer, lines of a status and of headers: what it says of its part makes sense.
+/// A server's response of arbitrary status and header lines: its range is consistent.
 pub(super) fn answer(bytes: &[u8]) {
     use reqwest::StatusCode;
     use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
@@ -95,7 +95,7 @@ pub(super) fn answer(bytes: &[u8]) {
         assert!(len.is_none_or(|len| end <= len), "a part of nothing");
     }
     let fingerprint = answer.fingerprint();
-    // Who tells no version matches nothing but itself.
+    // Even without a version, a fingerprint matches itself.
     assert!(fingerprint.matches(&fingerprint));
     drop(answer.stored_encoding().map(|_| ()));
     drop((
@@ -105,7 +105,7 @@ pub(super) fn answer(bytes: &[u8]) {
     assert!(status.is_redirection() || answer.redirect.is_none());
 }
 
-/// A packet between a mount and its keeper: it is one, or an error.
+/// A packet between a mount and its supervisor: it is valid, or an error.
 pub(super) fn packet(bytes: &[u8]) {
     let (here, there) = wire::pair().expect("sockets");
     let sent = rustix::io::write(&here, bytes.get(..bytes.len().min(100_000)).expect("less"));
@@ -123,7 +123,7 @@ pub(super) fn packet(bytes: &[u8]) {
     assert_eq!(again.0, packet);
 }
 
-/// A date, of which days are those of the calendar.
+/// Parses a date. Its day must exist in the calendar.
 pub(super) fn parse_date(text: &str) {
     if let Some(seconds) = parse_http_date(text) {
         // The last second of the year 9999.

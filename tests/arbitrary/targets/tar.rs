@@ -1,5 +1,7 @@
-//! Plain bytes: whatever they are, they are the same members however they come, each payload is
-//! where its member says, and what an index says of them survives being saved.
+//! Arbitrary plain bytes.
+//!
+//! Every split of the input gives the same members. Each payload is at the offset that its member
+//! names, and an index of the members survives being saved.
 
 use bytes::Bytes;
 use tarfs::base::extent::{Extent, Plain};
@@ -9,7 +11,7 @@ use tarfs::tar::{Event, Limits, Member, Options, Parser};
 use super::index::description;
 use super::knobs::Knobs;
 
-/// What was found, pieces of payloads joined.
+/// A parsed item, with the pieces of a payload joined.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Found {
     Member(Box<Member>),
@@ -20,7 +22,7 @@ enum Found {
     Failed(String),
 }
 
-/// Reads `bytes` at once and in pieces, and makes an index of them.
+/// Parses `bytes` at once and in pieces, and builds an index.
 pub(super) fn run(bytes: &[u8]) {
     let (plain, knobs) = Knobs::split(bytes);
     let options = Options {
@@ -57,7 +59,7 @@ fn low_limits() -> Limits {
     }
 }
 
-/// As the program has them, but what an archive may say without having as many bytes.
+/// The program's limits, except those that an archive can exceed without having as many bytes.
 fn high_limits() -> Limits {
     Limits {
         metadata_bytes: 16 << 20,
@@ -99,12 +101,12 @@ fn parse(plain: &[u8], push_len: usize, options: &Options) -> Vec<Found> {
             }
         }
         assert!(parser.offset() >= offset, "it goes back");
-        // A record brings a member and its end, and few words at most.
+        // A record gives at most a member and its end, and few diagnostics.
         assert!(found.len() <= 64 + plain.len() / 16, "out of nothing");
     }
 }
 
-/// Checks what must be true of all members, whatever was read.
+/// Checks the invariants of all members.
 fn check(found: &[Found], plain: &[u8], limits: &Limits) {
     let mut open: Option<&Member> = None;
     let mut end = 0;
@@ -179,7 +181,7 @@ fn assert_within_limits(member: &Member, limits: &Limits) {
     assert_eq!(stored, member.payload.len(), "{member:?}");
 }
 
-/// An index of the members, which must be the same when it was saved and loaded.
+/// Builds an index of the members, which must be equal after it is saved and loaded.
 fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
     let keeps_replaced = knobs.flag(3);
     let mut builder = Builder::new(IndexOptions {
@@ -191,7 +193,7 @@ fn make_index(found: &[Found], plain: &[u8], knobs: Knobs) {
     });
     for what in found {
         if let Found::Member(member) = what {
-            // Refusals are the builder's business.
+            // The builder may reject a member.
             builder.add_member(member).ok();
         }
     }

@@ -1,4 +1,4 @@
-//! Small texts that archives, machines and people give: names, ACLs, accounts, URLs, first bytes.
+//! Small texts from archives, machines and users: names, ACLs, accounts, URLs, magic bytes.
 
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::passwd::Accounts;
@@ -9,10 +9,10 @@ use tarfs::source::{self, Validator};
 
 use super::private;
 
-/// Passwords in URLs begin so in the seeds.
+/// Prefix of the passwords in URLs of the seeds.
 const SECRET: &str = "s3cret";
 
-/// Reads `bytes` as each of them.
+/// Parses `bytes` as each of these.
 pub(super) fn run(bytes: &[u8]) {
     path(bytes);
     acl(bytes);
@@ -57,7 +57,7 @@ fn acl(bytes: &[u8]) {
         assert_eq!(attribute.len() % 8, 4);
         assert!(attribute.len() <= 4 + 8 * bytes.len());
     }
-    // As an attribute it has the same entries, sorted, and is valid again.
+    // As an attribute the ACL has the same entries, sorted, and is valid again.
     let attribute = |bytes| [(Kind::Access.attribute().as_bytes(), bytes)].into_iter();
     if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &NumericIds) {
         assert_eq!(acl.bytes.len() + 8 * acl.unmapped, bytes.len());

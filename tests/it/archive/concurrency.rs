@@ -1,4 +1,4 @@
-//! Many readers at once: nothing is made twice, and nobody waits for ever.
+//! Many concurrent readers: no span is decoded twice, and no reader waits for ever.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
@@ -10,10 +10,9 @@ use super::{TestEnv, assert_file, assert_random_reads, ino, large_lz4, packed};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-/// Ends the process when it is not dropped in time: threads that wait for each other cannot be
-/// ended otherwise.
+/// Ends the process unless it is dropped in time. Deadlocked threads cannot be ended otherwise.
 struct Watchdog {
-    // Before the thread: it ends when no one sends.
+    // Dropped before the thread is joined, because the thread ends when the sender is gone.
     _alive: Sender<()>,
     _thread: Thread<()>,
 }

@@ -1,4 +1,4 @@
-//! What is broken is said to be; what is not is read all the same.
+//! Damaged archives: damage is reported, and everything else remains readable.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -37,7 +37,7 @@ fn damage_affects_only_its_span(packing: Packing) {
     let place = index(u64::midpoint(seek(number), seek(number + 1)));
     let mut extent = archive.index().span_extent(number).expect("a span");
     if packing == Packing::Plain {
-        // Which is read by windows of 128 KiB.
+        // These packings are read by windows of 128 KiB.
         let window = 128 << 10;
         extent = Extent::with_len(Plain(place as u64 / window * window), window);
     }
@@ -71,8 +71,8 @@ fn damage_affects_only_its_span(packing: Packing) {
 }
 for_each_packing!(damage_affects_only_its_span);
 
-/// An environment whose archive was indexed, and whose server then turns a bit in the middle of the first
-/// `times` answers that hold a certain byte; and a file that has that byte.
+/// An environment with an indexed archive, whose server then flips a bit in the middle of the first
+/// `times` responses that hold a certain byte. Returns it with a file that holds the byte.
 fn env_with_damaging_route(packing: Packing, times: usize) -> (TestEnv, String, u64) {
     let packed = packed(packing);
     let env = TestEnv::with_archive(packed.clone());
@@ -150,7 +150,7 @@ fn data_damaged_in_transit_is_refetched_by_another_route() {
         assert_eq!(first.request.header("cache-control"), None);
         assert_eq!(again.request.header("cache-control"), Some("no-cache"));
         assert_ne!(first.request.client_port, again.request.client_port);
-        // All the others are as they were.
+        // All other files are intact.
         assert_files(&archive, &tree);
         assert_eq!(archive.stats().damaged_spans.get(), 1, "{packing:?}");
     }
@@ -182,9 +182,9 @@ fn only_the_damaged_disk_cache_block_is_decoded_again() {
         index.span_extent(index.span_count() / 2).expect("a span")
     };
     drop(archive);
-    let spool = env.only_cached_file("disk-cache");
-    let file = OpenOptions::new().read(true).write(true).open(spool);
-    let file = file.expect("a spool");
+    let cache_file = env.only_cached_file("disk-cache");
+    let file = OpenOptions::new().read(true).write(true).open(cache_file);
+    let file = file.expect("a cache file");
     let middle = u64::midpoint(extent.start().0, extent.end().0);
     let mut byte = [0];
     file.read_exact_at(&mut byte, middle).expect("kept");
@@ -197,7 +197,7 @@ fn only_the_damaged_disk_cache_block_is_decoded_again() {
     assert_eq!(stats.disk_cache_damaged_spans.get(), 1);
     assert_eq!(stats.decoded_spans.get(), 1, "only that one");
     assert_eq!(stats.damaged_spans.get(), 0);
-    // And it is whole again.
+    // The archive is intact again.
     drop(archive);
     let archive = env.open();
     assert_files(&archive, &Tree::mixed());
@@ -211,7 +211,7 @@ fn only_the_damaged_disk_cache_block_is_decoded_again() {
     );
 }
 
-/// Why an archive in memory cannot be opened.
+/// The error of opening an archive in memory.
 fn failure(packed: &Bytes, allow_truncated: bool) -> Option<Error> {
     let env = TestEnv::new();
     let mut options = env.options();
@@ -247,7 +247,7 @@ fn truncated_archive_is_an_error_unless_allowed(packing: Packing) {
 }
 for_each_packing!(truncated_archive_is_an_error_unless_allowed);
 
-/// That files are there from the front on, and that only the last of them is incomplete.
+/// Asserts that a prefix of the files is there, and that only the last of them is incomplete.
 fn assert_readable_part(archive: &Archive, tree: &Tree) {
     let end = archive.index().origin().plain_bytes;
     let mut complete = 0;
@@ -272,19 +272,19 @@ fn assert_readable_part(archive: &Archive, tree: &Tree) {
     assert!(complete < tree.files.len());
 }
 
-/// An archive with one bit of its last checksum turned, and what that is an error of.
+/// An archive with a flipped bit in its last checksum, and the format that reports it.
 fn with_wrong_checksum(packing: Packing) -> Option<(Bytes, Compression)> {
     let packed = packed(packing);
     let len = packed.len();
     let (from_end, compression) = match packing {
         Packing::Gzip | Packing::GzipMembers => (8, Compression::Gzip),
-        // Before the empty member at the end.
+        // The checksum is before the empty member at the end.
         Packing::Bgzf => (28 + 8, Compression::Gzip),
         Packing::Lz4 | Packing::Lz4Linked | Packing::Lz4Frames => (4, Compression::Lz4),
         Packing::Zstd | Packing::ZstdFrames => (4, Compression::Zstd),
         Packing::Xz | Packing::XzBlocks | Packing::XzStreams => {
-            // The index lies before a footer of 12 bytes, which says in units of four how long it
-            // is; before it the last block ends with its check.
+            // The index is before a footer of 12 bytes, which holds its length in units of four bytes.
+            // Before the index is the check of the last block.
             let size = packed.get(len - 8..len - 4)?.try_into().ok()?;
             let index_len = (u64::from(u32::from_le_bytes(size)) + 1) * 4;
             (12 + index(index_len) + 4, Compression::Xz)

@@ -1,4 +1,4 @@
-//! Who wants bytes with a certain digest gets these, or none.
+//! An expected digest: readers get bytes with that digest, or none.
 
 use tarfs::archive::{Error, OpenError, OpenOptions, scan::Digest};
 use tarfs::base::sha256::Sha256;
@@ -19,7 +19,7 @@ impl TestEnv {
     fn options_expecting(&self, digest: Sha256) -> OpenOptions {
         let mut options = self.options();
         options.scan.sha256 = Digest::Expect(digest);
-        // Large members would be passed over.
+        // Otherwise the scan would skip large members.
         options.scan.allow_skipping = true;
         options
     }
@@ -64,7 +64,7 @@ fn saved_index_proves_digest_only_with_strong_version() {
     let packed = packed(Packing::Lz4);
     let right = digest(&packed);
     let env = TestEnv::with_archive(packed.clone());
-    // Nobody had asked for a digest when it was saved.
+    // The index was saved without an expected digest.
     drop(env.open());
     let archive = env.open_with(&env.options_expecting(right));
     assert_eq!(archive.stats().scans.get(), 1);
@@ -72,9 +72,9 @@ fn saved_index_proves_digest_only_with_strong_version() {
     let archive = env.open_with(&env.options_expecting(right));
     assert_eq!(archive.stats().scans.get(), 0);
     drop(archive);
-    // Who does not ask may use it as well.
+    // A caller without an expected digest may use the index as well.
     assert_eq!(env.open().stats().scans.get(), 0);
-    // It is known already that it is another one.
+    // The saved digest already differs.
     let sent = env.server.sent_bytes(PATH);
     assert_eq!(env.assert_rejects(OTHER), right);
     assert!(env.server.sent_bytes(PATH) - sent < 1 << 20);
@@ -106,7 +106,7 @@ fn foreign_index_file_does_not_prove_digest() {
         ..env.options_expecting(right)
     };
     assert_eq!(env.open_with(&options).stats().scans.get(), 1);
-    // Nor does one that claims to be of this place: anyone can write that.
+    // The same holds for an index that claims to be of this archive, because anyone can write one.
     let options = OpenOptions {
         index_file: Some(env.only_cached_file("index")),
         index_memory: tarfs::index::MemoryLimit::default(),

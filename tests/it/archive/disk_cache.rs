@@ -1,4 +1,4 @@
-//! What costs more to make again than to read back is kept on disk, and nothing depends on it.
+//! The disk cache: spans that are expensive to decode are stored, and no read depends on it.
 
 use std::fs;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::support::wait;
 
 const UNSEEKABLE: [Packing; 2] = [Packing::Zstd, Packing::Xz];
 
-/// Reads everything, and is told how many bytes were fetched for it.
+/// Reads everything. Returns the number of fetched bytes.
 fn fetched_by_reading(archive: &Archive) -> u64 {
     let before = archive.stats().source_read_bytes.get();
     assert_files_backwards(archive, &Tree::mixed());
@@ -48,7 +48,7 @@ fn unseekable_stream_is_cached_on_disk_and_fetched_once() {
     }
 }
 
-/// Reads all files of the mixed tree, each whole, in an order without reason.
+/// Reads all files of the mixed tree, each whole, in random order.
 fn assert_files_at_random(archive: &Archive, seed: u64) {
     let tree = Tree::mixed();
     let mut left: Vec<_> = tree.files.iter().collect();
@@ -114,7 +114,7 @@ fn reads_with_foreign_index_fill_disk_cache() {
     let missing = stats.decoded_bytes.get() - stats.disk_cache_written_bytes.get();
     let stats = archive.stats();
     assert!(stats.disk_cache_hit_spans.get() > 0);
-    // Each once, and again what memory has let go meanwhile.
+    // Each span is decoded once, and again if memory has evicted it.
     assert!(missing > 0 || stats.decoded_bytes.get() == 0);
 }
 
@@ -175,7 +175,7 @@ fn truncate(env: &TestEnv, len: u64) {
     let file = fs::OpenOptions::new()
         .write(true)
         .open(env.only_cached_file("disk-cache"));
-    file.expect("a spool").set_len(len).expect("shorter");
+    file.expect("a cache file").set_len(len).expect("shorter");
 }
 
 #[test]
@@ -214,14 +214,14 @@ fn disk_cache_that_cannot_grow_is_noted_in_status() {
         let archive = env.open_with(&options);
         for (name, content) in Tree::mixed().files.iter().rev() {
             assert_file(&archive, name, content);
-            let used = archive.disk_cache_use().expect("a spool");
+            let used = archive.disk_cache_use().expect("a cache file");
             assert!(used.all_bytes <= limit, "{used:?}");
             assert_eq!(used.limit_bytes, limit);
         }
     }
 }
 
-/// An environment whose server sends everything or nothing.
+/// An environment whose server does not support ranges.
 fn without_ranges(packing: Packing) -> TestEnv {
     let env = TestEnv::new();
     env.serve(
@@ -248,13 +248,17 @@ fn server_without_ranges_is_cached_on_disk_whole() {
         drop(archive);
 
         let archive = env.open_with(&options);
-        assert_eq!(archive.stats().scans.get(), 0, "index and spool are enough");
+        assert_eq!(
+            archive.stats().scans.get(),
+            0,
+            "index and disk cache are enough"
+        );
         assert_files(&archive, &tree);
         drop(archive);
 
         fs::remove_file(env.only_cached_file("disk-cache")).expect("removed");
         let archive = env.open_with(&options);
-        assert_eq!(archive.stats().scans.get(), 1, "the spool is lost");
+        assert_eq!(archive.stats().scans.get(), 1, "the disk cache is lost");
         assert_files(&archive, &tree);
         assert_random_reads(&archive, &tree, 50, 1);
     }

@@ -1,4 +1,4 @@
-//! No more is fetched, decoded and kept than must be.
+//! Nothing is fetched, decoded or stored without need.
 
 use super::{
     TestEnv, assert_file, assert_files, for_each_packing, ino, large_lz4, packed, scan_options,
@@ -43,10 +43,11 @@ fn small_file_read_costs_one_span_and_then_nothing() {
     assert_eq!(stats.decoded_spans.get(), spans);
 }
 
-/// How often a run may find something sent again, as it is when a busy machine looks like a slow server.
+/// Number of attempts, because a busy machine may look like a slow server, and then a request is sent
+/// twice.
 const MAX_ATTEMPTS: usize = 3;
 
-/// Whether a part of the archive was asked for a second time.
+/// Whether a part of the archive was requested a second time.
 fn was_sent_again(stats: &Stats) -> bool {
     let again = [
         &stats.source_hedges,
@@ -95,7 +96,8 @@ fn materialize_fetches_every_byte_once() {
     }
 }
 
-/// Materializes an archive. Whether nothing of it was sent again; then nothing may have come twice.
+/// Materializes an archive. Returns whether no request was repeated. Then no byte may have arrived
+/// twice.
 fn is_materialized_once(packing: Packing, chunk_len: u64, connections: usize) -> bool {
     let (tree, packed) = (Tree::mixed(), packed(packing));
     let env = TestEnv::with_archive(packed.clone());
@@ -127,7 +129,7 @@ fn cached_spans_stay_within_memory_budget() {
             assert_file(&archive, name, content);
             assert!(archive.cached_bytes() <= 12 << 20);
         }
-        // The kernel keeps what is read from the disk cache.
+        // The kernel caches pages that it reads from the disk cache.
         assert!(
             scans == 0 || archive.cached_bytes() >= 6 << 20,
             "and half of it is used"

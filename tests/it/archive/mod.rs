@@ -1,4 +1,4 @@
-//! One archive behind a server: opened, read, opened again, damaged, and asked by many at once.
+//! One archive behind a server: opened, read, opened again, damaged, and read concurrently.
 
 mod concurrency;
 mod damage;
@@ -36,14 +36,14 @@ use crate::support::packing::Packing;
 use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
-/// A server, a network to reach it, and a directory for indexes and spools.
+/// A server, a client, and a directory for indexes and the disk cache.
 struct TestEnv {
     server: Server,
     network: Runtime,
     cache: TempDir,
 }
 
-/// Where the archive is served.
+/// Path of the archive on the server.
 const PATH: &str = "/archive";
 
 impl TestEnv {
@@ -70,7 +70,7 @@ impl TestEnv {
         self.server.serve(PATH, resource);
     }
 
-    /// Materializes what is served, which must become `tree`.
+    /// Materializes the served archive, which must give `tree`.
     #[track_caller]
     fn assert_materializes(&self, options: &scan::Options, tree: &Tree) -> Arc<Stats> {
         let (source, stats) = self.source();
@@ -101,14 +101,14 @@ impl TestEnv {
             should_rescan_unproven: false,
             should_log_problems: false,
             layer: None,
-            // A limit, as what the disk has left is nothing a test may depend on.
+            // A fixed limit, because the free space of the disk varies.
             disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(1 << 30),
             },
         }
     }
 
-    /// As [`TestEnv::options`], but every byte that is not in memory comes from the source.
+    /// As [`TestEnv::options`], but every byte that is not in memory is read from the source.
     fn options_without_disk_cache(&self) -> OpenOptions {
         OpenOptions {
             disk_cache: DiskCacheMode::Disabled,
@@ -116,7 +116,7 @@ impl TestEnv {
         }
     }
 
-    /// The source as a new process finds it, with counters of its own.
+    /// The source as a new process opens it, with its own counters.
     fn source(&self) -> (Arc<dyn Source>, Arc<Stats>) {
         let stats = Arc::<Stats>::default();
         let options = source::Options {
@@ -140,7 +140,7 @@ impl TestEnv {
         Archive::open(source, options, self.network.handle(), &stats)
     }
 
-    /// Opens with empty memory and counters at zero, as a new process does.
+    /// Opens the archive with empty memory and zero counters, as a new process does.
     fn open_with(&self, options: &OpenOptions) -> Archive {
         self.try_open(options).expect("an archive")
     }
@@ -157,7 +157,7 @@ impl TestEnv {
         Archive::open(source, options, self.network.handle(), &Arc::default())
     }
 
-    /// The files of a directory in the cache; none when the directory is not there.
+    /// The files of a directory in the cache. There are none if the directory is missing.
     fn cached_files(&self, directory: &str) -> Vec<PathBuf> {
         let entries = self.cache.path().join(directory).read_dir();
         let entries = entries.into_iter().flatten();
@@ -174,7 +174,7 @@ impl TestEnv {
     }
 }
 
-/// As the program has them, in small.
+/// The program's options with less memory.
 fn scan_options() -> scan::Options {
     scan::Options {
         connections: 4,
@@ -210,7 +210,7 @@ fn ino(archive: &Archive, name: &str) -> Ino {
     entry.unwrap_or_else(|| panic!("{name} is missing")).ino()
 }
 
-/// Bytes that are read at once: what the kernel asks for is less, and not all of a file.
+/// Length of a read: more than the kernel requests, and less than a file.
 const PIECE: usize = 1 << 20;
 
 /// Reads a whole file in pieces, past its end.
@@ -227,7 +227,7 @@ fn read(archive: &Archive, name: &str) -> Result<Vec<u8>, ReadError> {
     }
 }
 
-/// Without printing megabytes when it fails.
+/// Compares a file without printing megabytes when it differs.
 fn assert_file(archive: &Archive, name: &str, content: &[u8]) {
     match read(archive, name) {
         Ok(read) => assert!(read == content, "{name} is wrong"),

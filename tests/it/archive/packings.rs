@@ -1,4 +1,4 @@
-//! Whatever an archive is packed with, its files are what they were.
+//! Files of archives are the same in every packing.
 
 use super::{
     TestEnv, assert_files, assert_files_backwards, assert_random_reads, for_each_packing, packed,
@@ -30,12 +30,12 @@ fn files_read_the_same_by_new_and_saved_index(packing: Packing) {
 }
 for_each_packing!(files_read_the_same_by_new_and_saved_index);
 
-/// Every span is made again and again, each time from its seek point.
+/// Every span is decoded repeatedly, each time from its seek point.
 fn every_span_is_decoded_alone_without_cache(packing: Packing) {
     let tree = Tree::mixed();
     let env = TestEnv::with_archive(packed(packing));
     drop(env.open());
-    // One piece is unspooled; elsewhere each read decodes a span.
+    // One piece is not stored on disk. In other packings each read decodes a span.
     let mut options = if packing.is_all_seekable() {
         env.options_without_disk_cache()
     } else {

@@ -1,4 +1,4 @@
-//! What is made and pushed ahead of readers: enough, and never much too much.
+//! Prefetching and pushing ahead of readers: enough, and not much too much.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,7 +24,7 @@ use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// What the kernel reads at once.
+/// Length of the kernel's requests.
 const KERNEL_REQUEST_LEN: u32 = 128 << 10;
 
 fn wait_until_idle(archive: &Archive) {
@@ -69,11 +69,11 @@ fn packed_spans(archive: &Archive, files: &[Ino]) -> u64 {
     lens.sum()
 }
 
-/// Reads these files of the large tree, in this order, and checks what that fetched.
+/// Reads these files of the large tree in this order, and checks the number of fetched bytes.
 fn assert_economy(env: &TestEnv, numbers: &[usize]) {
     let tree = Tree::large();
     let mut options = env.options_without_disk_cache();
-    // Whatever is fetched twice was not fetched ahead.
+    // With this much memory nothing is evicted, so no span is fetched twice.
     options.scan.memory = 256 << 20;
     let archive = open_with_prefetch(env, &options);
     let before = env.server.sent_bytes(PATH);
@@ -83,7 +83,7 @@ fn assert_economy(env: &TestEnv, numbers: &[usize]) {
         let ino = ino(&archive, name);
         read_sequentially(&archive, ino, content);
         files.push(ino);
-        // All that it leads to, before the next read would make it needed.
+        // Waits for all prefetches of this read, because the next read would make them necessary.
         wait_until_idle(&archive);
     }
     let fetched = env.server.sent_bytes(PATH) - before;
@@ -142,7 +142,7 @@ fn sequential_reader_is_prefetched_and_fetches_archive_once() {
                 "{} of {spans} were not there",
                 stats.memory_miss_spans.get()
             );
-            // Neighbours come by one request.
+            // Adjacent spans are fetched by one request.
             assert!(stats.source_requests.get() < spans + 2);
         }
     }
@@ -223,7 +223,7 @@ impl PushFixture {
         self.directory.path().join(small_name(number))
     }
 
-    /// Lists the directory of file `number`, which makes its inodes known.
+    /// Lists the directory of file `number`, so that the kernel knows its inodes.
     fn list(&self, number: usize) {
         let path = self.path(number);
         let directory = path.parent().expect("one");
@@ -240,14 +240,15 @@ impl PushFixture {
         counter(self.archive.stats()).get()
     }
 
-    /// Asserts that hardly more than `reads` reads came; the kernel may take pages back at any time.
+    /// Asserts that the mount got hardly more than `reads` reads. The kernel may evict pages at any
+    /// time.
     #[track_caller]
     fn assert_served(&self, reads: u64) {
         let served = self.count(|stats| &stats.served_reads);
         assert!((reads..=reads + 5).contains(&served), "{served} reads");
     }
 
-    /// Waits until file `number` must have been pushed, as files are pushed in their order.
+    /// Waits until file `number` must have been pushed, because files are pushed in order.
     fn wait_until_pushed(&self, files: u64) {
         wait::wait_until("files are pushed", || {
             self.count(|stats| &stats.pushed_files) >= files
@@ -275,12 +276,12 @@ fn files_after_the_marker_are_pushed_before_they_are_read() {
         place.read(number);
     }
     place.assert_served(3);
-    // Then comes the marker, and with it the next window.
+    // The marker is read next, and starts the next window.
     for number in 40..100 {
         place.read(number);
     }
     let reads = place.count(|stats| &stats.served_reads);
-    // 63 without any pushing; how many come before the window does is up to the machine.
+    // 63 without pushing. The number of reads before the window starts depends on the machine.
     assert!((4..50).contains(&reads), "{reads}");
     place.wait_until_pushed(150);
     for number in 100..SMALL_LEN {
@@ -296,7 +297,7 @@ fn files_after_the_marker_are_pushed_before_they_are_read() {
     assert!(pushed <= total as u64, "nothing twice");
 }
 
-/// Others may make no copy of a mount, and their kernel is told no names ahead.
+/// Only root can copy a mount, and only then does the mount prime the kernel's names.
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -340,11 +341,11 @@ fn lookups_in_directory_order_prime_dentries_in_batches() {
     };
     let asked = look(&mut (0..1000));
     if is_root() {
-        // Some 20 with listings of hundreds, before Linux 6.15 more.
+        // Some 20 with listings of hundreds of names. Before Linux 6.15 there are more.
         assert!(asked < 250, "{asked}");
     }
     let asked = look(&mut (1000..2000).rev());
-    assert!(asked >= 1000, "nobody knows what comes before: {asked}");
+    assert!(asked >= 1000, "earlier names were primed: {asked}");
 }
 
 #[test]
@@ -375,11 +376,11 @@ fn mount_can_be_unmounted_during_dentry_priming() {
             place.read(number);
         }
         let mount = place.mount.as_ref().expect("mounted");
-        mount.unmount(Force::No).expect("nobody is in its way");
+        mount.unmount(Force::No).expect("not in use");
     }
 }
 
-/// A page cache that takes its time.
+/// A slow page cache.
 #[derive(Debug, Default)]
 struct SlowPages {
     stored_bytes: AtomicU64,
@@ -415,7 +416,7 @@ fn scan_waits_for_slow_page_cache_stores() {
     // A fifth of the archive is in memory at once.
     options.scan.memory = 64 << 20;
     options.scan.chunk_len = 256 << 10;
-    // Not before someone follows.
+    // No span is stored before a reader is sequential.
     let gate = Arc::new(Barrier::new(2));
     let (is_held, at_gate) = (AtomicBool::new(true), Arc::clone(&gate));
     let resource = Resource::new(large_lz4()).etag("\"1\"");
@@ -436,7 +437,7 @@ fn scan_waits_for_slow_page_cache_stores() {
     archive.set_page_cache(Arc::clone(&pages) as Arc<dyn PageCache>);
     gate.wait();
     let total: usize = tree.files.iter().map(|(_, content)| content.len()).sum();
-    // Most: a machine may be too busy for either of them.
+    // Most of it, because a busy machine may skip some.
     wait::wait_until("most is stored", || {
         pages.stored_bytes.load(Ordering::SeqCst) >= total as u64 / 4 * 3
     });
@@ -502,7 +503,7 @@ fn full_prefetch_without_space_stops_and_is_reported() {
     let archive = open_with(&env, 64 << 20, all());
     wait::wait_until("memory is full", || state(&archive) == PrefetchState::Full);
     let fetched = env.server.sent_bytes(PATH) - before;
-    // Three quarters of what spans may take, which are noise and pack to as much.
+    // Three quarters of the memory for spans. They are noise, so their packed length is the same.
     assert!((10 << 20..20 << 20).contains(&fetched), "{fetched}");
     assert!(archive.cached_bytes() <= 24 << 20);
     let progress = archive.prefetch_progress().expect("started");
@@ -540,7 +541,7 @@ fn rate_limited_prefetch_does_not_block_reads() {
     wait::wait_until("one request is sent", || {
         archive.stats().prefetched_packed_bytes.get() > 0
     });
-    // It sleeps for weeks now.
+    // The prefetcher waits for weeks now.
     for (name, content) in &tree.files {
         let read = archive.read_blocking(ino(&archive, name), 0, 1 << 20);
         assert!(read.expect("readable") == *content, "{name} is wrong");
@@ -550,14 +551,14 @@ fn rate_limited_prefetch_does_not_block_reads() {
     drop(archive);
 }
 
-/// What a start of some program reads: files of the large tree, here and there.
+/// The files that a starting program reads, scattered over the large tree.
 fn sample_files() -> Vec<usize> {
     let mut noise = Rng::new(11);
     let count = Tree::large().files.len() as u64;
     (0..60).map(|_| index(noise.below(count))).collect()
 }
 
-/// Reads them as a mount does, each when nothing is on its way.
+/// Reads the files as a mount does, each while no request is in flight.
 fn read_slowly(archive: &Archive, numbers: &[usize]) {
     let tree = Tree::large();
     for &number in numbers {
@@ -567,7 +568,7 @@ fn read_slowly(archive: &Archive, numbers: &[usize]) {
     }
 }
 
-/// Records how they are read.
+/// Records the ranges of these reads.
 fn record(env: &TestEnv, numbers: &[usize]) -> Vec<AccessedRange> {
     let record = PrefetchOptions {
         mode: PrefetchMode::Off,
@@ -600,7 +601,7 @@ fn replayed_access_log_leaves_no_fetch_to_reads() {
     let random = sample_files();
     let mut sorted = sample_files();
     sorted.sort_unstable();
-    // All of it has room, or a third.
+    // Memory for all of it, or for a third.
     for (numbers, memory) in [(random, 256 << 20), (sorted, 96 << 20)] {
         let recorded = record(&env, &numbers);
         let replay = PrefetchOptions {

@@ -1,4 +1,4 @@
-//! Faults of the network in any order: right bytes or an error, whatever comes.
+//! Random network faults: every read gives the right bytes or an error.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,14 +16,13 @@ use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::tree::Tree;
 
-/// Schedules of each kind when nobody asks for more.
+/// Default number of schedules of each kind.
 const DEFAULT_ROUNDS: u64 = 25;
 
-/// How often all that is well may take longer than those wait who open it hastily: a busy machine needs
-/// its time.
+/// Number of attempts with a short timeout, because a busy machine is slow even without faults.
 const MAX_ATTEMPTS: usize = 5;
 
-/// Files of an archive, each of more than one span.
+/// Files of the archive, each of more than one span.
 const FILES: [&str; 3] = ["a", "b", "c"];
 
 fn tree(version: u64) -> Tree {
@@ -36,7 +35,7 @@ fn tree(version: u64) -> Tree {
     )
 }
 
-/// What happens to a request: often nothing, and nothing that takes long.
+/// The fault of a request: often none, and never one that takes long.
 fn fault(rng: &mut Rng, other: &Resource) -> Option<Fault> {
     let place = index(rng.below(600_000));
     let millis = Duration::from_millis(rng.below(4));
@@ -65,23 +64,23 @@ fn fault(rng: &mut Rng, other: &Resource) -> Option<Fault> {
     })
 }
 
-/// The seeds of all schedules of a kind; others when chance is another one.
+/// The seeds of all schedules of a kind. `TARFS_SEED` selects others.
 fn schedules() -> Range<u64> {
     let first = seed().wrapping_mul(1 << 24);
     first..first + rounds(DEFAULT_ROUNDS)
 }
 
-/// What all schedules came to.
+/// Results of all schedules.
 #[derive(Default)]
 struct Tally {
     right: u64,
     failed: u64,
-    /// Of which so many waited in vain.
+    /// Number of these that timed out.
     late: u64,
 }
 
 impl TestEnv {
-    /// From now on requests meet with the faults of schedule `seed`.
+    /// From now on, requests meet the faults of schedule `seed`.
     fn inject_faults(&self, seed: u64, resource: &Resource, other: &Resource) {
         let (other, count) = (other.clone(), AtomicU64::new(0));
         self.server
@@ -91,7 +90,7 @@ impl TestEnv {
             });
     }
 
-    /// The archive to somebody who waits for a moment only.
+    /// Opens the archive with a short timeout.
     fn open_with_short_timeout(&self) -> Result<Archive, OpenError> {
         let stats = Arc::<Stats>::default();
         let options = source::Options {
@@ -128,7 +127,7 @@ fn tally(archive: &Archive, tree: &Tree, seed: u64, tally: &mut Tally) {
                 assert!(read == *content, "wrong bytes in {name}, schedule {seed}");
                 tally.right += 1;
             }
-            // Neither may a fault of the network make the index wrong.
+            // A network fault must not make the index wrong, either.
             Err(error) => {
                 let is_told = !matches!(error, ReadError::Index | ReadError::NotAFile);
                 assert!(is_told, "{error:?}, schedule {seed}");
@@ -139,7 +138,7 @@ fn tally(archive: &Archive, tree: &Tree, seed: u64, tally: &mut Tally) {
     }
 }
 
-/// What reads come to when there are no faults any more.
+/// Results of reads after the faults have ended.
 fn tally_without_faults(archive: &Archive, tree: &Tree, seed: u64) -> Tally {
     let tallies = (0..MAX_ATTEMPTS).map(|_| {
         let mut later = Tally::default();
@@ -200,7 +199,7 @@ fn scans_return_whole_archive_or_error_under_random_faults() {
             refused += 1;
             continue;
         };
-        // The very first answer says which version it is.
+        // The first response determines the version.
         let version = archive.source().fingerprint().to_string();
         let which = versions.iter().find(|(_, _, tag)| version.contains(tag));
         let (tree, resource, _) = which.expect("one of the two");

@@ -1,4 +1,4 @@
-//! A saved index is used as long as it belongs to the bytes, and never a moment longer.
+//! A saved index is used exactly as long as it matches the archive.
 
 use std::fs;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ fn archive_read_with_other_options_has_another_index() {
     }
 }
 
-/// What a server may say that proves nothing.
+/// Server versions that are no proof of identical bytes.
 fn weak_resources(packed: Bytes) -> [Resource; 3] {
     [
         Resource::new(packed.clone()),
@@ -104,7 +104,7 @@ fn strong_validator_is_trusted_and_weak_one_is_checked() {
         let archive = env.open();
         let stats = archive.stats();
         assert_eq!(stats.scans.get(), 0);
-        // The front, the end and some in between, each by one request.
+        // Samples of the front, the end and places in between, each by one request.
         let samples = stats.source_requests.get() - 1;
         assert!((2..=6).contains(&samples), "{samples}");
         assert!(stats.decoded_spans.get() >= samples);
@@ -114,7 +114,7 @@ fn strong_validator_is_trusted_and_weak_one_is_checked() {
 
 #[test]
 fn index_is_discarded_if_bytes_changed_unnoticed() {
-    // Incompressible, so that both versions are of one length however they are packed.
+    // Incompressible, so that both versions have the same length in every packing.
     let [old, new] = [1, 2].map(|seed| Tree::single(Rng::new(seed).bytes(9 << 20)));
     for packing in [Packing::Plain, Packing::Lz4, Packing::Lz4Frames] {
         let [old_bytes, new_bytes] = [&old, &new].map(|tree| packing.pack(&tree.tar));
@@ -137,7 +137,7 @@ fn index_is_discarded_if_bytes_changed_unnoticed() {
 
 #[test]
 fn bytes_of_newer_version_are_never_served_by_old_index() {
-    // More spans than are looked at when the archive is opened.
+    // More spans than are sampled when the archive is opened.
     let trees = [1, 2].map(|seed| Tree::single(Rng::new(seed).bytes(40 << 20)));
     let [old, new] = [0, 1].map(|number: usize| Packing::Lz4.pack(&trees[number].tar));
     let strong = |packed: &Bytes, version: &str| Resource::new(packed.clone()).etag(version);
@@ -157,14 +157,14 @@ fn bytes_of_newer_version_are_never_served_by_old_index() {
         env.serve(after);
         let error = read(&archive, "a").err();
         assert!(matches!(error, Some(ReadError::Changed(_))), "{error:?}");
-        // Opened anew it is the new version.
+        // A new open gets the new version.
         assert_files(&env.open(), &trees[1]);
     }
 }
 
 #[test]
 fn unnoticed_change_while_open_is_read_as_damage() {
-    // More spans than are looked at when the archive is opened.
+    // More spans than are sampled when the archive is opened.
     let [old, new] = [1, 2].map(|seed| Tree::single(Rng::new(seed).bytes(40 << 20)));
     let env = TestEnv::new();
     env.serve(Resource::new(Packing::Lz4.pack(&old.tar)));

@@ -1,4 +1,4 @@
-//! A scan along the seek points of a saved index finds what a scan from the front finds.
+//! A scan along the seek points of a saved index finds the same members as a scan from the front.
 
 use std::convert::Infallible;
 
@@ -39,7 +39,7 @@ impl Sink for HashingSink {
     }
 }
 
-/// What a scan saw, and how many of them decoded along an index.
+/// Number of scans, and number of scans that decoded along an index.
 fn scan_counts(env: &TestEnv, options: &OpenOptions, use_saved: bool) -> (u64, u64) {
     let (source, stats) = env.source();
     let saved = SavedIndex::find(&*source, options).expect("a usable index, or none");
@@ -82,7 +82,7 @@ fn seek_points_of_another_version_are_not_used_by_scan() {
     drop(env.open());
     env.serve(Resource::new(packed(Packing::Gzip)).etag("\"2\""));
     assert_eq!(scan_counts(&env, &env.options(), true).1, 0);
-    // Nor one that nothing but the length speaks for, unless it is asked for by name.
+    // Nor does an index whose only evidence is the length, unless the caller names it.
     env.serve(Resource::new(packed(Packing::Gzip)));
     drop(env.open());
     assert_eq!(scan_counts(&env, &env.options(), true).1, 0);

@@ -1,4 +1,4 @@
-//! Short reads of what lies on a local disk: how much of it they touch, and that no damage gets through.
+//! Short reads of a local disk cache: they read few bytes, and damage is always detected.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -28,7 +28,7 @@ fn tree() -> Tree {
     Tree::of(files)
 }
 
-/// The archive of `tree` as a local file, read once from end to end.
+/// Opens the archive of `tree` as a local file and reads it once from end to end.
 fn read_once(env: &TestEnv, tree: &Tree, packing: Packing) -> Archive {
     let path = env.cache.path().join("archive");
     fs::write(path, packing.pack(&tree.tar)).expect("written");
@@ -39,7 +39,7 @@ fn read_once(env: &TestEnv, tree: &Tree, packing: Packing) -> Archive {
     archive
 }
 
-/// The archive that [`read_once`] has written, with little memory.
+/// Opens the archive of [`read_once`] with little memory.
 fn open(env: &TestEnv) -> Archive {
     let path = env.cache.path().join("archive");
     let source = source::open(
@@ -57,7 +57,7 @@ fn open(env: &TestEnv) -> Archive {
     archive.expect("an archive")
 }
 
-/// Reads 4 KiB here and there; says how often.
+/// Reads 4 KiB at random places. Returns the number of reads.
 fn assert_short_reads(archive: &Archive, tree: &Tree, seed: u64) -> u64 {
     const READS: u64 = 1000;
     let mut noise = Rng::new(seed);
@@ -76,7 +76,7 @@ fn assert_short_reads(archive: &Archive, tree: &Tree, seed: u64) -> u64 {
     READS
 }
 
-/// Bytes that were read of the archive's disk cache.
+/// Bytes that were read from the archive's disk cache.
 fn disk_cache_read_bytes(archive: &Archive) -> u64 {
     archive.stats().disk_cache_read_bytes.get()
 }
@@ -86,7 +86,7 @@ fn short_read_of_cached_packed_archive_reads_few_bytes() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4, Packing::Xz] {
         let (env, tree) = (TestEnv::new(), tree());
         drop(read_once(&env, &tree, packing));
-        // Nothing of it was read by this one before.
+        // This process has not read any of it before.
         let archive = open(&env);
         let reads = assert_short_reads(&archive, &tree, 1);
         let bytes = disk_cache_read_bytes(&archive);
@@ -102,7 +102,7 @@ fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     let (env, tree) = (TestEnv::new(), tree());
     let path = env.cache.path().join("archive");
     fs::write(path, Packing::Gzip.pack(&tree.tar)).expect("written");
-    // Another process that writes for long.
+    // Another process that writes for a long time.
     let directory = env.cache.path().join("disk-cache");
     let private = fs::DirBuilder::new().mode(0o700).create(&directory);
     private.expect("a directory");
@@ -155,7 +155,7 @@ fn short_read_of_cached_plain_archive_reads_few_bytes() {
 /// Changes a byte in each of many places.
 fn damage(path: &Path, seed: u64) {
     let file = File::options().read(true).write(true).open(path);
-    let file = file.expect("a spool");
+    let file = file.expect("a cache file");
     let len = file.metadata().expect("metadata").len();
     let mut noise = Rng::new(seed);
     for _ in 0..20 {
@@ -172,7 +172,7 @@ fn disk_cache_changed_during_verification_is_never_served() {
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Lz4] {
         let (env, tree) = (TestEnv::new(), tree());
         let archive = read_once(&env, &tree, packing);
-        let (spool, readers) = (env.only_cached_file("disk-cache"), AtomicUsize::new(3));
+        let (cache_file, readers) = (env.only_cached_file("disk-cache"), AtomicUsize::new(3));
         let damages = thread::scope(|scope| {
             for reader in 0..3 {
                 let (archive, tree, readers) = (&archive, &tree, &readers);
@@ -185,7 +185,7 @@ fn disk_cache_changed_during_verification_is_never_served() {
             }
             let mut damages = 0;
             while readers.load(Ordering::SeqCst) > 0 && damages < 10_000 {
-                damage(&spool, damages);
+                damage(&cache_file, damages);
                 damages += 1;
             }
             damages
@@ -221,13 +221,13 @@ fn partly_cached_span_is_not_damaged() {
     let (env, tree) = (TestEnv::new(), tree());
     let archive = read_once(&env, &tree, Packing::Gzip);
     assert_short_reads(&archive, &tree, 1);
-    let spool = File::options()
+    let cache_file = File::options()
         .write(true)
         .open(env.only_cached_file("disk-cache"))
-        .expect("a spool");
+        .expect("a cache file");
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for hole in 1..20 {
-        fallocate(&spool, mode, hole << 21, 1 << 16).expect("a hole");
+        fallocate(&cache_file, mode, hole << 21, 1 << 16).expect("a hole");
     }
     let decoded = archive.stats().decoded_spans.get();
     assert_short_reads(&archive, &tree, 2);

@@ -1,4 +1,4 @@
-//! Large payloads of a plain archive are passed over: what is fetched, and what is read afterwards.
+//! Large payloads of a plain archive are skipped: what the scan fetches, and later reads.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +14,10 @@ use crate::support::http::Resource;
 use crate::support::raw;
 use crate::support::sha256::sha256;
 
-/// More than is passed over whatever the link is, also when all that memory has room for was asked for.
+/// A payload long enough to be skipped on any link, even when memory is full of requested chunks.
 const HUGE_LEN: usize = 104 << 20;
 
-/// What byte number `at` of file number `file` is.
+/// The byte at offset `at` of file number `file`.
 fn byte(file: u8, at: usize) -> u8 {
     let mixed = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;
     file ^ u8::try_from(mixed).expect("eight bits")
@@ -27,7 +27,7 @@ fn content(file: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| byte(file, at)).collect()
 }
 
-/// Huge and small members in turns.
+/// Huge and small members alternating.
 fn archive() -> Bytes {
     static ARCHIVE: OnceLock<Bytes> = OnceLock::new();
     let make = || {
@@ -37,7 +37,7 @@ fn archive() -> Bytes {
             .pax(&[("mtime", "7.5")])
             .file("between", content(2, 100_000))
             .hard_link("linked", "d/huge-1")
-            // Ends with a record.
+            // Ends in the middle of a record.
             .file("huge-2", content(3, HUGE_LEN + 17))
             .symlink("last", "between");
         Bytes::from(archive.end())
@@ -51,7 +51,7 @@ fn skipping_options(env: &TestEnv) -> OpenOptions {
     options
 }
 
-/// All there is to know of each entry but its bytes.
+/// All properties of each entry except its bytes.
 fn entry_facts(index: &Index) -> Vec<String> {
     let mut facts = Vec::new();
     for number in 1..=index.last_ino().0 {
@@ -85,13 +85,13 @@ fn check_read(archive: &Archive, name: &str, file: u8, at: usize, len: usize) {
 fn large_payloads_are_skipped_and_still_readable() {
     let env = TestEnv::with_archive(archive());
     let archive = env.open_with(&skipping_options(&env));
-    let hopped = archive.stats().skipped_bytes.get();
+    let skipped = archive.stats().skipped_bytes.get();
     let sent = env.server.sent_bytes(PATH);
-    assert!(hopped > 90 << 20, "{hopped}");
+    assert!(skipped > 90 << 20, "{skipped}");
     let packed_bytes = archive.index().origin().packed_bytes;
     assert!(
-        sent + hopped <= packed_bytes,
-        "{sent}, {hopped} of {packed_bytes}"
+        sent + skipped <= packed_bytes,
+        "{sent}, {skipped} of {packed_bytes}"
     );
     assert_disjoint(&env);
 
@@ -106,12 +106,12 @@ fn large_payloads_are_skipped_and_still_readable() {
         check_read(&archive, "linked", 1, 40 << 20, 1 << 20);
         check_read(&archive, "huge-2", 3, HUGE_LEN - 1000, 1017);
     }
-    // A file of a span or two was fetched, not the archive.
+    // Only the spans of one file were fetched, not the archive.
     let more = env.server.sent_bytes(PATH) - sent;
     assert!(more < 16 << 20, "{more}");
 }
 
-/// No byte was asked for twice.
+/// Asserts that no byte was requested twice.
 #[track_caller]
 fn assert_disjoint(env: &TestEnv) {
     let mut ranges: Vec<_> = env
@@ -132,14 +132,14 @@ fn short_read_of_skipped_payload_fetches_one_window() {
     drop(env.open_with(&skipping_options(&env)));
     let archive = env.open_with(&skipping_options(&env));
     let before = env.server.sent_bytes(PATH);
-    let spooled = archive.stats().disk_cache_written_bytes.get();
+    let stored = archive.stats().disk_cache_written_bytes.get();
     for at in [20 << 20, 50 << 20, 80 << 20] {
         check_read(&archive, "d/huge-1", 1, at + 5000, 4096);
-        // From memory, as these bytes have no digests that would verify them on disk.
+        // From memory, because these bytes have no digests to verify a copy on disk.
         check_read(&archive, "d/huge-1", 1, at + 9000, 1000);
     }
     assert_eq!(env.server.sent_bytes(PATH) - before, 3 * (128 << 10));
-    assert_eq!(archive.stats().disk_cache_written_bytes.get(), spooled);
+    assert_eq!(archive.stats().disk_cache_written_bytes.get(), stored);
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn skipped_payload_with_changed_bytes_is_refetched() {
     let opened = env.open_with(&options);
     let at = 40 << 20;
     check_read(&opened, "d/huge-1", 1, at, 1000);
-    // Until nothing of that is left in memory.
+    // Reads until all of it is evicted from memory.
     for place in (0..HUGE_LEN - (1 << 20)).step_by(1 << 19) {
         check_read(&opened, "huge-2", 3, place, 1000);
     }
@@ -203,9 +203,9 @@ fn archive_ending_in_payload_is_truncated_skipped_or_not() {
         Err(OpenError::Archive { error, member, .. }) => format!("{error} in {member:?}"),
         other => panic!("{other:?}"),
     };
-    let hopped = error(&skipping_options(&env));
-    assert!(hopped.contains("plain byte"), "{hopped}");
-    assert_eq!(hopped, error(&env.options()));
+    let skipped = error(&skipping_options(&env));
+    assert!(skipped.contains("plain byte"), "{skipped}");
+    assert_eq!(skipped, error(&env.options()));
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn unverifiable_index_is_not_shared() {
     let env = TestEnv::with_archive(raw_huge());
     drop(env.open_with(&skipping_options(&env)));
     let saved = env.only_cached_file("index");
-    // Somewhere else, and nothing says that it is the same.
+    // Another server, without evidence that the bytes are the same.
     let other = TestEnv::new();
     other.serve(Resource::new(raw_huge()));
     let options = OpenOptions {
@@ -227,7 +227,7 @@ fn unverifiable_index_is_not_shared() {
     ));
 }
 
-/// Nothing but a huge member, so that hardly any span has a hash.
+/// An archive of one huge member, so that hardly any span has a hash.
 fn raw_huge() -> Bytes {
     raw::Archive::new()
         .file("huge", content(1, HUGE_LEN))
@@ -244,7 +244,7 @@ fn data_beside_skipped_payload_has_digests() {
     let unseen = |name: &str, at: u64| {
         let entry = known.entry(ino(&archive, name)).expect("a file");
         let piece = entry.pieces(at, 1).next().expect("stored");
-        // A plain archive: plain bytes are packed bytes.
+        // In a plain archive, plain bytes are packed bytes.
         let start = piece.plain.start().0 + at - piece.offset;
         let blocks = known.blocks(Extent::with_len(Packed(start), 1));
         let blocks = blocks.expect("scanned");

@@ -1,4 +1,4 @@
-//! A long gzip member, decoded ahead by several threads, is what it is when one decodes it.
+//! Several threads decode a long gzip member speculatively with the same result as one thread.
 
 use tarfs::archive::{DiskCacheMode, scan};
 
@@ -8,8 +8,8 @@ use super::{
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-/// Materializes the mixed tree and answers how many shares were begun, and how many pieces of
-/// such shares were good.
+/// Materializes the mixed tree. Returns the number of speculative shares, and of their pieces that
+/// were correct.
 fn materialize_counts(workers: usize, memory: u64) -> (u64, u64) {
     let tree = Tree::mixed();
     let env = TestEnv::with_archive(packed(Packing::Gzip));
@@ -47,7 +47,7 @@ fn index_from_speculative_decoding_serves_every_byte() {
     assert!(!archive.has_unseekable_spans());
     assert_files(&archive, &tree);
 
-    // Every span from its seek point.
+    // Every span is decoded from its seek point.
     options.disk_cache = DiskCacheMode::Disabled;
     options.scan.memory = 0;
     let archive = env.open_with(&options);

@@ -1,4 +1,4 @@
-//! The counters of reads and the use of memory are what they say, to the byte.
+//! The counters of reads and of memory are exact to the byte.
 
 use std::fs;
 use std::sync::mpsc::sync_channel;
@@ -12,7 +12,7 @@ use crate::support::http::{Resource, Response};
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-/// The spans in which a file lies that has one piece.
+/// The spans of a file of one piece.
 fn spans(archive: &Archive, name: &str) -> Vec<Extent<Plain>> {
     let index = archive.index();
     let entry = index.entry(ino(archive, name)).expect("an entry");
@@ -29,7 +29,7 @@ fn sum(spans: &[Extent<Plain>]) -> u64 {
     spans.iter().map(Extent::len).sum()
 }
 
-/// Hits, misses and waits in memory; hits and misses in the spool.
+/// Hits, misses and waits in memory, then hits and misses on disk.
 fn cache_counts(archive: &Archive) -> [u64; 5] {
     let stats = archive.stats();
     [
@@ -48,7 +48,7 @@ fn read_spans_are_counted_by_cache_level() {
     let env = TestEnv::with_archive(large_lz4());
     drop(env.open());
     let archive = env.open_with(&env.options_without_disk_cache());
-    // One that lies in several spans, by its length.
+    // A file in several spans, selected by its length.
     let (name, content) = &tree.files[159];
     assert_eq!(content.len(), 1 << 20);
     let (ino, spans) = (ino(&archive, name), spans(&archive, name));

@@ -1,4 +1,4 @@
-//! Servers that name no version: a saved index and the disk cache of an earlier mount.
+//! Servers without versions: a saved index and the disk cache of an earlier mount.
 
 use bytes::Bytes;
 
@@ -8,7 +8,7 @@ use crate::support::packing::Packing;
 use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 
-/// Three files of noise that lie in spans of their own.
+/// Three files of noise, each in its own spans.
 fn tree(middle_seed: u64) -> Tree {
     let file = |name: &str, seed, len| (name.to_owned(), Rng::new(seed).bytes(len));
     Tree::of(vec![
@@ -30,7 +30,7 @@ fn old_bytes_are_not_served_for_server_without_validators() {
     let env = TestEnv::new();
     env.serve(Resource::new(old_packed));
     drop(env.open());
-    // The change is small, so the samples may miss it; then reading the file is an error.
+    // The change is small, so sampling may miss it. Then reading the file is an error.
     env.serve(Resource::new(new_packed));
     let archive = env.open();
     let [_, (name, content), _] = &new.files[..] else {

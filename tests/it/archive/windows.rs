@@ -1,4 +1,4 @@
-//! Remote archives without compression are read by windows: how much that fetches, and that it is right.
+//! Remote archives without compression are read by windows: the right bytes, with few fetched.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -27,7 +27,7 @@ const FILE_BYTES: usize = 32 << 20;
 /// The length of a window.
 const WINDOW_LEN: u64 = 128 << 10;
 
-/// What a random reader asks for.
+/// Length of a random read.
 const SHORT_READ_LEN: u32 = 4096;
 
 /// One large file, and a few small ones behind it.
@@ -38,7 +38,7 @@ fn tree() -> Tree {
     Tree::of(files)
 }
 
-/// An environment that serves `tree`, of which there is an index and nothing in the disk cache.
+/// An environment that serves `tree`, with an index and an empty disk cache.
 fn indexed(tree: &Tree, packing: Packing) -> TestEnv {
     let env = TestEnv::with_archive(packing.pack(&tree.tar));
     let mut options = env.options();
@@ -48,7 +48,7 @@ fn indexed(tree: &Tree, packing: Packing) -> TestEnv {
     env
 }
 
-/// Far less memory than the archive has bytes.
+/// Options with far less memory than the archive has bytes.
 fn with_little_memory(options: OpenOptions) -> OpenOptions {
     let mut options = options;
     options.scan.memory = 16 << 20;
@@ -66,7 +66,7 @@ fn wait_until_idle(archive: &Archive) {
     wait::wait_until("it settles", || archive.is_prefetch_idle());
 }
 
-/// Reads at `offset` of the large file as a mount does, and checks what comes.
+/// Reads at `offset` of the large file as a mount does, and checks the bytes.
 #[track_caller]
 fn check_read(archive: &Archive, tree: &Tree, offset: u64, len: u32) {
     let (name, content) = tree.files.first().expect("the large file");
@@ -93,7 +93,7 @@ fn check_reads(archive: &Archive, tree: &Tree, offsets: &[u64]) {
     }
 }
 
-/// The ranges that were asked for after the first `from` requests.
+/// The requested ranges after the first `from` requests.
 fn ranges(env: &TestEnv, from: usize) -> Vec<Range<u64>> {
     let seen = env.server.requests(PATH);
     let ranges = seen.iter().skip(from).map(|seen| seen.request.range());
@@ -132,8 +132,8 @@ fn random_reads_fetch_one_window_each() {
         assert_eq!(archive.stats().prefetched_packed_bytes.get(), 0);
         assert_eq!(archive.stats().decoded_spans.get(), 0);
         drop(archive);
-        for spool in env.cached_files("disk-cache") {
-            std::fs::remove_file(spool).expect("removed");
+        for cache_file in env.cached_files("disk-cache") {
+            std::fs::remove_file(cache_file).expect("removed");
         }
     }
 }
@@ -149,7 +149,7 @@ fn thousand_random_reads_fetch_no_byte_twice() {
     check_reads(&archive, &tree, &reads);
     wait_until_idle(&archive);
     let fetched = ranges(&env, before);
-    // Windows of a span of which half is here come together.
+    // When half of a span's windows are present, the others are fetched together.
     assert!(
         fetched.len() <= FILE_BYTES / (1 << 20) * 6,
         "{}",
@@ -165,8 +165,8 @@ fn thousand_random_reads_fetch_no_byte_twice() {
     check_reads(&archive, &tree, &reads);
     assert!(ranges(&env, before).is_empty());
     assert!(archive.stats().exact_reads.get() >= 900);
-    let unspooled = archive.stats().disk_cache_read_bytes.get();
-    assert!(unspooled <= 1000 * (32 << 10), "{unspooled}");
+    let from_disk = archive.stats().disk_cache_read_bytes.get();
+    assert!(from_disk <= 1000 * (32 << 10), "{from_disk}");
     assert_eq!(archive.stats().disk_cache_damaged_spans.get(), 0);
 }
 
@@ -176,14 +176,14 @@ fn sequential_reader_fetches_larger_ranges() {
     let env = indexed(&tree, Packing::Plain);
     let archive = env.open_with(&env.options_without_disk_cache());
     let before = env.server.requests(PATH).len();
-    // The source still has the front of the archive, from when it was opened.
+    // The source still has the front of the archive, because the archive was just opened.
     for offset in (1 << 20..FILE_BYTES as u64).step_by(32 << 10) {
         check_read(&archive, &tree, offset, 32 << 10);
     }
     let ranges = ranges(&env, before);
     let lens: Vec<u64> = ranges.iter().map(|range| range.end - range.start).collect();
     assert_eq!(lens.first(), Some(&WINDOW_LEN));
-    // A window, four of them, the rest of the span, and then whole spans.
+    // One window, four windows, the rest of the span, and then whole spans.
     assert!(
         lens.get(1).is_some_and(|len| *len >= 4 * WINDOW_LEN),
         "{lens:?}"
@@ -202,7 +202,7 @@ fn read_ahead_fetches_only_missing_windows() {
     let tree = tree();
     let env = indexed(&tree, Packing::Plain);
     for mut options in [env.options(), env.options_without_disk_cache()] {
-        // Without a disk cache memory holds everything.
+        // Without a disk cache, memory holds everything.
         options.scan.memory = 256 << 20;
         let archive = open_with_prefetch(&env, &options);
         let before = env.server.requests(PATH).len();
@@ -214,8 +214,8 @@ fn read_ahead_fetches_only_missing_windows() {
         assert!(archive.stats().prefetched_spans.get() > 0);
         assert_disjoint(ranges(&env, before));
         drop(archive);
-        for spool in env.cached_files("disk-cache") {
-            std::fs::remove_file(spool).expect("removed");
+        for cache_file in env.cached_files("disk-cache") {
+            std::fs::remove_file(cache_file).expect("removed");
         }
     }
 }
@@ -230,7 +230,7 @@ fn concurrent_readers_share_window_fetches() {
     });
     let archive = env.open_with(&env.options_without_disk_cache());
     let before = env.server.requests(PATH).len();
-    // Close to each other, so that they meet.
+    // Close to each other, so that the reads overlap.
     let reads: Vec<u64> = offsets(4, 100).iter().map(|offset| offset / 8).collect();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -247,7 +247,7 @@ fn concurrent_readers_share_window_fetches() {
     assert!(archive.stats().memory_shared_spans.get() > 0);
 }
 
-/// Time for all readers to find a fetch in flight.
+/// Delay that lets all readers find the fetch in flight.
 const DELAY: Duration = Duration::from_millis(300);
 
 /// Serves `packed` after a delay, or status 503 for as long as `is_down`, and counts the requests.
@@ -291,7 +291,7 @@ fn readers_share_failure_of_window_in_flight() {
             scope.spawn(move || assert_times_out(archive, window + reader * 1000, SHORT_READ_LEN));
         }
     });
-    // A request and its retry; as many for a reader that came late.
+    // A request and its retry, and as many for a late reader.
     let requests = requests.load(Ordering::SeqCst);
     assert!((2..=4).contains(&requests), "{requests} requests");
     is_down.store(false, Ordering::SeqCst);
@@ -324,7 +324,7 @@ fn readers_share_damage_of_window_in_flight() {
             });
         }
     });
-    // A request and a second one by another way; as many for a reader that came late.
+    // A request and a second one by another way, and as many for a late reader.
     let requests = requests.load(Ordering::SeqCst);
     assert!((2..=4).contains(&requests), "{requests} requests");
 }
@@ -425,7 +425,7 @@ fn window_with_wrong_bytes_is_refetched_by_another_route() {
 fn window_with_wrong_bytes_again_fails_alone() {
     let tree = tree();
     let env = indexed(&tree, Packing::Plain);
-    // Bytes of one window, of which the spans around are good.
+    // A byte in one window. The spans around it are intact.
     let place = 5 * (1 << 20) + 3 * WINDOW_LEN + 50_000;
     serve_damaged(&env, &tree.tar, place, usize::MAX);
     let archive = env.open();
@@ -440,7 +440,7 @@ fn window_with_wrong_bytes_again_fails_alone() {
     }
     check_read(&archive, &tree, place - WINDOW_LEN, SHORT_READ_LEN);
     check_read(&archive, &tree, place + WINDOW_LEN, SHORT_READ_LEN);
-    // A reader that would fetch it with others gets those that are good.
+    // A reader that would fetch this window with others gets the intact ones.
     let first = place / WINDOW_LEN * WINDOW_LEN;
     for number in (4..20).rev() {
         check_read(&archive, &tree, first - number * WINDOW_LEN, 100 << 10);
@@ -463,7 +463,7 @@ fn wrong_bytes_of_disk_cache_are_fetched_again() {
     let reads = offsets(5, 300);
     let archive = env.open_with(&options);
     check_reads(&archive, &tree, &reads);
-    // Both in the process that knows the windows and in the next one.
+    // In the process that knows the windows, and in the next one.
     for (round, mut archive) in [(0, Some(archive)), (1, None)] {
         if let Some(archive) = &archive {
             wait::wait_until("all is written", || {
@@ -471,18 +471,18 @@ fn wrong_bytes_of_disk_cache_are_fetched_again() {
                     >= archive.stats().source_read_bytes.get() / 2
             });
         }
-        let spool = File::options()
+        let cache_file = File::options()
             .read(true)
             .write(true)
             .open(env.only_cached_file("disk-cache"))
-            .expect("a spool");
+            .expect("a cache file");
         let mut noise = Rng::new(round);
-        // A byte at a random place of each window.
+        // Damages a byte at a random place of each window.
         for window in 0..FILE_BYTES as u64 / WINDOW_LEN {
             let (place, mut byte) = (window * WINDOW_LEN + noise.below(WINDOW_LEN), [0]);
-            if spool.read_exact_at(&mut byte, place).is_ok() && byte != [0] {
+            if cache_file.read_exact_at(&mut byte, place).is_ok() && byte != [0] {
                 byte[0] ^= 1 << noise.below(8);
-                spool.write_all_at(&byte, place).expect("written");
+                cache_file.write_all_at(&byte, place).expect("written");
             }
         }
         let archive = archive.get_or_insert_with(|| env.open_with(&options));
@@ -517,19 +517,23 @@ fn full_prefetch_repairs_disk_cache() {
         archive
     };
     drop(fetch_all());
-    let spool = File::options()
+    let cache_file = File::options()
         .read(true)
         .write(true)
         .open(env.only_cached_file("disk-cache"))
-        .expect("a spool");
+        .expect("a cache file");
     let (place, mut byte) = (FILE_BYTES as u64 / 2, [0]);
-    spool.read_exact_at(&mut byte, place).expect("kept");
-    spool.write_all_at(&[!byte[0]], place).expect("written");
+    cache_file.read_exact_at(&mut byte, place).expect("kept");
+    cache_file
+        .write_all_at(&[!byte[0]], place)
+        .expect("written");
     let before = env.server.requests(PATH).len();
     drop(fetch_all());
     assert!(!ranges(&env, before).is_empty(), "fetched again");
     let mut repaired = [0];
-    spool.read_exact_at(&mut repaired, place).expect("kept");
+    cache_file
+        .read_exact_at(&mut repaired, place)
+        .expect("kept");
     assert_eq!(repaired, byte);
 }
 
@@ -538,7 +542,7 @@ fn span_with_one_failed_run_is_not_complete() {
     let tree = tree();
     let env = indexed(&tree, Packing::Plain);
     let archive = env.open();
-    // Two runs of this span are missing then.
+    // Two runs of this span are missing now.
     let span = 9 << 20;
     check_read(&archive, &tree, span + 3 * WINDOW_LEN, SHORT_READ_LEN);
     let good = Resource::new(tree.tar.clone()).etag("\"1\"");
@@ -553,7 +557,7 @@ fn span_with_one_failed_run_is_not_complete() {
     let before = env.server.requests(PATH).len();
     let started = archive.start_prefetch(PrefetchOptions {
         mode: PrefetchMode::All,
-        // Spans are requested one by one then.
+        // Then spans are requested one by one.
         bytes_per_second: Some(1 << 30),
         ..PrefetchOptions::default()
     });
@@ -596,7 +600,7 @@ fn windows_stay_within_memory_budget() {
 fn random_reads_of_remote_packed_archive_decode_span_once() {
     let tree = Tree::large();
     let env = TestEnv::with_archive(large_lz4());
-    // A file system that does not make the writer wait.
+    // A file system that does not block the writer.
     let cache = tempfile::tempdir_in("/dev/shm").expect("a directory");
     let mut options = with_little_memory(env.options());
     options.cache_dir = Some(cache.path().to_owned());

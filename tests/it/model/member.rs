@@ -1,4 +1,4 @@
-//! Members by chance, and the bytes of an archive that says so.
+//! Random members, and the bytes of an archive of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,27 +8,27 @@ use super::tree::{Content, Tree};
 use crate::support::raw::{Archive, GNU, Header, USTAR};
 use crate::support::rng::Rng;
 
-/// A member, as whoever made the archive meant it.
+/// A member as its archive's creator intended it.
 #[derive(Clone)]
 pub(super) struct Member {
-    /// Components of its path, none of which is special; none at all is the root.
+    /// Components of its path, without special ones. The root has none.
     pub(super) path: Vec<Vec<u8>>,
     pub(super) what: MemberKind,
     pub(super) attributes: Attributes,
 }
 
-/// What a member is.
+/// Kind of a member.
 #[derive(Clone)]
 pub(super) enum MemberKind {
     File(Rc<Content>),
     Directory,
     Symlink(Vec<u8>),
-    /// To what has this path.
+    /// A hard link to this path.
     HardLink(Vec<Vec<u8>>),
     Fifo,
 }
 
-/// What an entry has besides its content.
+/// Attributes of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Attributes {
     pub(super) mode: u32,
@@ -41,7 +41,7 @@ pub(super) struct Attributes {
 /// Seconds since 1970, and nanoseconds after that second.
 pub(super) type Time = (i64, u32);
 
-/// How a program writes what a header has no room for.
+/// How a program writes values that do not fit into a header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Dialect {
     Ustar,
@@ -49,7 +49,7 @@ enum Dialect {
     Pax,
 }
 
-/// How a sparse file is written.
+/// Format of a sparse file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sparse {
     OldGnu,
@@ -58,7 +58,7 @@ enum Sparse {
     Pax10,
 }
 
-/// Parts of file names: few, so that paths meet.
+/// Components of paths, few so that paths collide.
 const NAMES: [&[u8]; 9] = [
     b"a",
     b"b",
@@ -75,7 +75,7 @@ const MODES: [u32; 9] = [
     0o644, 0o644, 0o755, 0o600, 0o4755, 0o2711, 0o1777, 0, 0o7777,
 ];
 
-/// Entries of a sparse map that the header of the old GNU format holds, and a record behind it.
+/// Number of sparse map entries in the old GNU header, and in each record after it.
 const MAP_IN_HEADER: usize = 4;
 const MAP_IN_RECORD: usize = 21;
 
@@ -124,12 +124,12 @@ pub(super) fn pick<T: Clone>(rng: &mut Rng, choices: &[T]) -> T {
     choices.get(number).expect("some").clone()
 }
 
-/// Whether something happens that does so once in `times`.
+/// Whether an event happens that has the probability 1/`times`.
 pub(super) fn one_in(rng: &mut Rng, times: u64) -> bool {
     rng.below(times) == 0
 }
 
-/// An archive by chance: its members, and its bytes.
+/// A random archive: its members, and its bytes.
 pub(super) fn archive(rng: &mut Rng) -> (Vec<Member>, Vec<u8>) {
     let mut tree = Tree::default();
     let (mut members, mut archive) = (Vec::new(), Archive::new());
@@ -153,14 +153,14 @@ pub(super) fn archive(rng: &mut Rng) -> (Vec<Member>, Vec<u8>) {
     (members, archive.end())
 }
 
-/// A member that may follow those of which there is `tree`.
+/// A member that can follow the members of `tree`.
 fn member(rng: &mut Rng, dialect: Dialect, tree: &Tree) -> Member {
     let what = match rng.below(16) {
         0..7 => MemberKind::File(Rc::new(content(rng))),
         7..11 => MemberKind::Directory,
         11..13 => MemberKind::Symlink(target(rng)),
         13 => MemberKind::HardLink(pick(rng, &tree.paths())),
-        // Of something that may come later.
+        // The target may be a later member.
         14 => MemberKind::HardLink(vec![name(rng)]),
         _ => MemberKind::Fifo,
     };
@@ -176,7 +176,7 @@ fn member(rng: &mut Rng, dialect: Dialect, tree: &Tree) -> Member {
     }
 }
 
-/// A path below a directory, or of something that is there already, or of any kind.
+/// A path below a directory, an existing path, or a random one.
 fn path(rng: &mut Rng, tree: &Tree) -> Vec<Vec<u8>> {
     match rng.below(6) {
         0 => pick(rng, &tree.paths()),
@@ -198,7 +198,7 @@ fn name(rng: &mut Rng) -> Vec<u8> {
     name
 }
 
-/// What a symbolic link says: mostly something that may be there.
+/// Target of a symbolic link, mostly an existing path.
 fn target(rng: &mut Rng) -> Vec<u8> {
     let names: Vec<_> = (0..=rng.below(3)).map(|_| name(rng)).collect();
     let path = joined(&names);
@@ -265,7 +265,7 @@ fn content(rng: &mut Rng) -> Content {
     }
 }
 
-/// Pieces of whole records, but for the last.
+/// Pieces of whole records, except the last one.
 fn sparse_content(rng: &mut Rng, most: usize) -> Content {
     let mut pieces = Vec::new();
     let mut end = 0;
@@ -290,7 +290,7 @@ fn sparse_content(rng: &mut Rng, most: usize) -> Content {
     }
 }
 
-/// `archive` with `member` behind what is there.
+/// Appends `member` to `archive`.
 fn written(archive: Archive, member: &Member, dialect: Dialect, rng: &mut Rng) -> Archive {
     let mut name = joined(&member.path);
     let is_directory = matches!(member.what, MemberKind::Directory);
@@ -321,7 +321,7 @@ fn written(archive: Archive, member: &Member, dialect: Dialect, rng: &mut Rng) -
         MemberKind::File(content) if content.is_sparse => Some(Rc::clone(content)),
         _ => None,
     };
-    // Only these two have a way to say so.
+    // Only these two can represent it.
     let dialect = match (dialect, &sparse) {
         (Dialect::Ustar, Some(_)) => Dialect::Pax,
         (dialect, _) => dialect,
@@ -341,15 +341,15 @@ fn written(archive: Archive, member: &Member, dialect: Dialect, rng: &mut Rng) -
     }
 }
 
-/// A member that is being written.
+/// A member under construction.
 struct MemberWriter {
     archive: Archive,
     header: Header,
-    /// For a pax header before it.
+    /// Records of a pax header before it.
     records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The bytes of a header's fields for names.
+/// Length of a header's name field.
 const NAME_LEN: usize = 100;
 
 impl MemberWriter {
@@ -481,7 +481,7 @@ impl MemberWriter {
     }
 }
 
-/// The map of the old GNU format: what is in the header from its place on, and in records behind it.
+/// A map in the old GNU format: the part in the header, and the part in records after it.
 fn old_map(map: &[(u64, u64)]) -> (Vec<u8>, Vec<u8>) {
     let entries = |map: &[(u64, u64)], room: usize| -> Vec<u8> {
         let entries = map
@@ -504,7 +504,7 @@ fn old_map(map: &[(u64, u64)]) -> (Vec<u8>, Vec<u8>) {
     (front, records)
 }
 
-/// A name as ustar's two fields hold it, if they do and one does not.
+/// A name split for ustar's two fields, if it needs and fits both.
 fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     if name.len() <= NAME_LEN {
         return None;
@@ -518,7 +518,7 @@ fn split(name: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((prefix, rest.get(1..)?))
 }
 
-/// A time as pax writes it.
+/// A time in pax format.
 fn decimal(seconds: i64, nanos: u32) -> String {
     match (seconds, nanos) {
         (_, 0) => seconds.to_string(),

@@ -1,6 +1,7 @@
-//! Archives by chance against a model that knows nothing but what members mean: what it says is what
-//! an index, a tree on disk, a mount that is still being scanned and a mount with a saved index show.
-//! Run as root.
+//! Random archives against a simple model of tar semantics.
+//!
+//! An index, a tree on disk, a mount during its scan and a mount with a saved index must show the
+//! model's tree. Run as root.
 
 mod member;
 mod observe;
@@ -29,27 +30,27 @@ use member::{Member, joined, pick};
 use observe::{ObservedTree, difference, in_archive, on_disk, sum};
 use tree::{Lookup, Tree};
 
-/// Archives when nobody asks for more.
+/// Default number of archives.
 const DEFAULT_ROUNDS: u64 = 24;
 
-/// Files of an archive that are read while it is scanned.
+/// Number of files that are read during the scan.
 const EARLY_READS: usize = 6;
 
-/// Pieces in which a server sends what is scanned, and the pauses between them.
+/// Number of pieces that the server sends during the scan, with pauses between them.
 const PIECES: usize = 12;
 const PAUSE: Duration = Duration::from_millis(4);
 
-/// How long a name may be believed that a later member has taken, and some time to look.
+/// Time for which the kernel may cache a name that a later member has replaced, plus some slack.
 const MAX_STALE_TIME: Duration = Duration::from_secs(5);
 
-/// Asks for all attributes, also those that are left out by default.
+/// Option to restore all attributes, also those that are off by default.
 const ALL_XATTRS: &str = "--xattrs-include=*";
 
-/// Where the archive is served: at once, or slowly.
+/// Paths of the archive on the server: fast and slow.
 const FAST: &str = "/fast";
 const SLOW: &str = "/slow";
 
-/// An archive behind a server, and a place for mount, copy and cache.
+/// An archive behind a server, and directories for the mount, the copy and the cache.
 struct Place {
     server: Server,
     directory: tempfile::TempDir,
@@ -93,7 +94,7 @@ impl Place {
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
-    /// How often the mount's archive was scanned.
+    /// Number of scans of the mount's archive.
     fn scan_count(&self) -> Option<u64> {
         let output = self.tarfs(&["status", "mnt", "--json"]);
         let status: Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -109,7 +110,7 @@ impl Drop for Place {
     }
 }
 
-/// An archive, what it should be, and where it is.
+/// An archive, its expected tree, and its fixture.
 struct Round {
     members: Vec<Member>,
     tree: Tree,
@@ -172,7 +173,7 @@ impl Round {
         assert_eq!(output.status.code(), Some(code), "{}", stderr_text(&output));
         let found = on_disk(&self.place.path("own"), self.tree.has_root());
         let (mut found, mut expected) = (found.expect("readable"), self.sight.clone());
-        // Which come to be when they are written, as for GNU tar.
+        // Implied directories get the time at which they are written, as with GNU tar.
         for path in self.tree.implied() {
             for sight in [&mut found, &mut expected] {
                 if let Some((_, attributes, _)) = sight.get_mut(&path) {
@@ -183,14 +184,14 @@ impl Round {
         Self::assert_same("what was written", &expected, &found);
     }
 
-    /// A mount that is scanned, and the same archive mounted again.
+    /// Checks a mount during its scan, and a second mount with the saved index.
     fn check_mounts(&self, rng: &mut Rng) {
         self.place.mount();
         self.read_early(rng);
         let start = Instant::now();
         let mount = self.place.path("mnt");
         loop {
-            // In this order: what was late to be looked at may have been in time.
+            // The time is taken after the read, because the read itself may be late.
             let is_late = start.elapsed() > MAX_STALE_TIME;
             let found = on_disk(&mount, self.tree.has_root());
             let is_same = found.as_ref().is_ok_and(|found| *found == self.sight);
@@ -209,8 +210,7 @@ impl Round {
         self.place.unmount();
     }
 
-    /// Reads files while the archive is scanned: each is what the archive has made of it so far, at
-    /// some time.
+    /// Reads files during the scan. Each must equal some state of the file in the archive so far.
     fn read_early(&self, rng: &mut Rng) {
         let paths = self.tree.paths();
         for _ in 0..EARLY_READS {

@@ -1,4 +1,4 @@
-//! What is seen of a tree: in an index, or on a file system.
+//! Observed trees: of an index, or of a file system.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,31 +17,31 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::member::Attributes;
 
-/// Everything by its path: what it is, what it has, and all paths of the same inode.
+/// Kind, attributes and all paths of the inode, by path.
 pub(super) type ObservedTree = BTreeMap<Vec<u8>, (ObservedKind, Attributes, Vec<Vec<u8>>)>;
 
-/// The bytes of a file, in short.
+/// Checksum of a file's bytes.
 pub(super) type Sum = u64;
 
-/// Of bytes.
+/// Checksum of bytes.
 pub(super) fn sum(bytes: &[u8]) -> Sum {
     xxh3_64(bytes)
 }
 
-/// What something is.
+/// Observed kind of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum ObservedKind {
-    /// Bytes, and what they are.
+    /// Length and checksum.
     File(u64, Sum),
     Directory,
     Symlink(Vec<u8>),
     Fifo,
 }
 
-/// Things with numbers instead of the paths that share them.
+/// The same with an inode number instead of the paths that share it.
 type NumberedTree = BTreeMap<Vec<u8>, (ObservedKind, Attributes, u64)>;
 
-/// With the paths that share each inode, and without the root if nobody knows what it should be.
+/// Replaces inode numbers by paths. Removes the root if its attributes are unspecified.
 fn shared(numbered: NumberedTree, has_root: bool) -> ObservedTree {
     let mut names: BTreeMap<u64, Vec<Vec<u8>>> = BTreeMap::new();
     for (path, (_, _, number)) in &numbered {
@@ -57,7 +57,7 @@ fn shared(numbered: NumberedTree, has_root: bool) -> ObservedTree {
         .collect()
 }
 
-/// What is seen in an index, and read through it.
+/// The tree of an index, with contents read through it.
 pub(super) fn in_archive(archive: &Archive, has_root: bool) -> ObservedTree {
     let index = archive.complete_index().expect("it is over");
     let mut numbered = NumberedTree::new();
@@ -100,7 +100,7 @@ fn content(archive: &Archive, entry: &Entry<'_>) -> Vec<u8> {
     content
 }
 
-/// What is seen below `root`, which something may come to meanwhile.
+/// The tree below `root`, which may change during the walk.
 pub(super) fn on_disk(root: &Path, has_root: bool) -> io::Result<ObservedTree> {
     let mut numbered = NumberedTree::new();
     let mut left = vec![Vec::new()];
@@ -165,7 +165,7 @@ fn xattrs(path: &Path) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
         .collect()
 }
 
-/// Where two sights differ, for people.
+/// Readable difference of two trees.
 pub(super) fn difference(expected: &ObservedTree, found: &ObservedTree) -> String {
     let paths = expected.keys().chain(found.keys());
     let mut lines: Vec<String> = paths

@@ -1,5 +1,6 @@
-//! A tree that members are put into one after the other, as GNU tar does it; and nothing else: no
-//! bytes of headers, no index, no files.
+//! Model of a tree to which members are applied in order, with the semantics of GNU tar.
+//!
+//! It knows no headers, no index and no files.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -10,7 +11,7 @@ use super::observe::{ObservedKind, ObservedTree, Sum, sum};
 /// The content of a file.
 pub(super) struct Content {
     pub(super) size: u64,
-    /// What is not a hole, ascending and apart.
+    /// Data between holes, ascending and not adjacent.
     pub(super) pieces: Vec<(u64, Vec<u8>)>,
     pub(super) is_sparse: bool,
 }
@@ -24,7 +25,7 @@ impl Content {
             .collect()
     }
 
-    /// What a reader gets.
+    /// Checksum of the bytes that a reader gets.
     fn sum(&self) -> Sum {
         let mut all = Vec::new();
         for (offset, bytes) in &self.pieces {
@@ -36,22 +37,22 @@ impl Content {
     }
 }
 
-/// Symbolic links on one path.
+/// Maximum number of symbolic links on a path.
 const MAX_LINKS: usize = 40;
 
 const ROOT: usize = 0;
 
-/// The tree so far.
+/// The tree after the members so far.
 pub(super) struct Tree {
     nodes: Vec<Node>,
-    /// Members that found no place.
+    /// Number of members that could not be placed.
     pub(super) lost: u64,
 }
 
 struct Node {
     kind: Kind,
     attributes: Attributes,
-    /// No member says what it is, only paths do.
+    /// Whether only paths imply the directory, and no member.
     is_implied: bool,
 }
 
@@ -60,14 +61,14 @@ enum Kind {
     Directory(BTreeMap<Vec<u8>, usize>),
     Symlink(Vec<u8>),
     Fifo,
-    /// A hard link to a path where nothing is yet.
+    /// A hard link to a path that does not exist yet.
     Promise(Vec<Vec<u8>>),
 }
 
-/// Why a member finds no place.
+/// Error of a member that cannot be placed.
 struct Unplaceable;
 
-/// What a directory is that only paths speak of.
+/// A directory that is only implied by paths.
 fn implied() -> Node {
     let attributes = Attributes {
         mode: 0o755,
@@ -93,7 +94,7 @@ impl Default for Tree {
 }
 
 impl Tree {
-    /// The tree that `members` make.
+    /// The tree of `members`.
     pub(super) fn of(members: &[Member]) -> Self {
         let mut tree = Self::default();
         for member in members {
@@ -103,7 +104,7 @@ impl Tree {
         tree
     }
 
-    /// All members have come: links whose targets came late get them, or are lost.
+    /// Resolves hard links to later members after the last member, or counts them as lost.
     fn resolve_late_links(&mut self) {
         for (path, number) in self.walked() {
             if !self.is_promise(number) {
@@ -122,9 +123,9 @@ impl Tree {
         }
     }
 
-    /// What the promise comes to, if anything.
+    /// The node that a hard link refers to, if any.
     fn resolve_promise(&self, mut number: usize) -> Option<usize> {
-        // More than there are lead in circles.
+        // More steps than nodes are a cycle.
         for _ in 0..self.nodes.len() {
             match &self.node(number).kind {
                 Kind::Promise(target) => number = self.existing(target)?,
@@ -135,7 +136,7 @@ impl Tree {
         None
     }
 
-    /// Puts a member in its place, or counts it as lost.
+    /// Applies a member, or counts it as lost.
     pub(super) fn apply(&mut self, member: &Member) {
         if self.place(member).is_err() {
             self.lost += 1;
@@ -201,14 +202,14 @@ impl Tree {
         self.put(parent, name, self.nodes.len() - 1)
     }
 
-    /// Gives a directory the attributes of another member.
+    /// Updates a directory's attributes from another member.
     fn update(&mut self, number: usize, member: &Member) {
         let node = self.node_mut(number);
         node.attributes = member.attributes.clone();
         node.is_implied = false;
     }
 
-    /// Gives `name` in `parent` to a node, whatever had it.
+    /// Links `name` in `parent` to a node, and replaces the old one.
     fn put(&mut self, parent: usize, name: &[u8], node: usize) -> Result<(), Unplaceable> {
         self.check_removable(self.children(parent)?.get(name).copied())?;
         if let Kind::Directory(children) = &mut self.node_mut(parent).kind {
@@ -217,7 +218,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A directory with something in it stays.
+    /// Fails for a directory that is not empty.
     fn check_removable(&self, old: Option<usize>) -> Result<(), Unplaceable> {
         match old.map(|old| &self.node(old).kind) {
             Some(Kind::Directory(children)) if !children.is_empty() => Err(Unplaceable),
@@ -225,8 +226,8 @@ impl Tree {
         }
     }
 
-    /// The directory that `way` leads to, through symbolic links as long as they stay below the root;
-    /// made where nothing is.
+    /// The directory at a path. Follows symbolic links that stay below the root, and creates missing
+    /// directories.
     fn walk(&mut self, way: &[Vec<u8>]) -> Result<usize, Unplaceable> {
         let mut stack = vec![ROOT];
         let mut links = 0;
@@ -267,7 +268,7 @@ impl Tree {
         Ok(*stack.last().expect("the root stays"))
     }
 
-    /// What has this path, without a symbolic link on the way.
+    /// The node at a path without symbolic links.
     fn existing(&self, path: &[Vec<u8>]) -> Option<usize> {
         path.iter().try_fold(ROOT, |here, name| {
             self.children(here).ok()?.get(name).copied()
@@ -297,7 +298,7 @@ impl Tree {
         self.nodes.get_mut(number).expect("made before")
     }
 
-    /// All paths and what they name, directories before what is in them.
+    /// All paths and their nodes, directories before their entries.
     fn walked(&self) -> Vec<(Vec<Vec<u8>>, usize)> {
         let mut found = vec![(Vec::new(), ROOT)];
         let mut next = 0;
@@ -327,7 +328,7 @@ impl Tree {
         directories.map(|(path, _)| path).collect()
     }
 
-    /// What lies at a path that leads through directories only.
+    /// Looks up a path that contains only directories.
     pub(super) fn look(&self, path: &[Vec<u8>]) -> Lookup {
         let mut here = ROOT;
         for name in path {
@@ -345,7 +346,7 @@ impl Tree {
         }
     }
 
-    /// What someone sees who looks at everything.
+    /// The complete tree as an observer sees it.
     pub(super) fn observed(&self) -> ObservedTree {
         let walked = self.walked();
         let mut numbers: BTreeMap<usize, Vec<Vec<u8>>> = BTreeMap::new();
@@ -378,12 +379,12 @@ impl Tree {
         sight
     }
 
-    /// Whether a member says what the root is.
+    /// Whether a member specifies the root.
     pub(super) fn has_root(&self) -> bool {
         !self.node(ROOT).is_implied
     }
 
-    /// The paths of directories that no member is about.
+    /// The paths of directories without a member.
     pub(super) fn implied(&self) -> Vec<Vec<u8>> {
         let walked = self.walked().into_iter();
         let implied = walked.filter(|&(_, number)| self.node(number).is_implied);
@@ -391,11 +392,11 @@ impl Tree {
     }
 }
 
-/// What lies somewhere.
+/// Result of a lookup.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Lookup {
     Missing,
     File(Sum),
-    /// Anything else, or something else on the way.
+    /// Another kind, or a path with another kind in it.
     Other,
 }

@@ -1,13 +1,13 @@
-//! An overlay over a mount behaves as an overlay over a local tree.
+//! An overlay over a mount behaves like an overlay over a local tree.
 //!
-//! After the same operations both overlays look the same, and so do their upper directories. Each
-//! test runs in its own mount namespace, and its mounts end with that.
+//! After the same operations both overlays are equal, and so are their upper directories. Each test
+//! runs in its own mount namespace, and its mounts end with that.
 
 use std::process::Output;
 
 use crate::support::namespace;
 
-/// A tree with everything that an archive can hold, its archive, and GNU tar's copy of it.
+/// A tree with every kind of entry, its archive, and GNU tar's copy of it.
 const TREE: &str = r#"
 mkdir -p t/dir/sub t/empty t/full/sub t/gone/sub t/acls t/private t/sticky t/move/d/x t/move/d2 t/move/d3 t/move/d4
 for f in a mode closed acl attr hard1 hard3 of-user dir/f1 dir/f2 dir/sub/f3 full/f gone/f1 gone/sub/f2 \

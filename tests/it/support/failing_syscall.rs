@@ -1,12 +1,12 @@
-//! A kernel that refuses one system call, for a program and its children.
+//! Runs a program and its children with one failing system call.
 
 use std::process::Command;
 
-/// A system call to refuse, by its number on `x86_64` and on `aarch64`.
+/// A system call by its number on `x86_64` and on `aarch64`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FailingSyscall {
     numbers: (u32, u32),
-    /// An argument by its place, and the value with which alone the call is refused.
+    /// Argument by position, and the only value for which the call fails.
     argument: Option<(u32, u32)>,
     errno: i32,
 }
@@ -21,14 +21,14 @@ pub(crate) const FSYNC: FailingSyscall = FailingSyscall {
     argument: None,
     errno: EIO,
 };
-/// renameat2(2) with `RENAME_NOREPLACE` alone, as NFS does.
+/// renameat2(2) with `RENAME_NOREPLACE` only, as on NFS.
 pub(crate) const RENAME_NOREPLACE: FailingSyscall = FailingSyscall {
     numbers: (316, 276),
     argument: Some((4, 1)),
     errno: EINVAL,
 };
 
-/// As if the files were open on NFS.
+/// unlinkat(2), as for open files on NFS.
 pub(crate) const UNLINKAT: FailingSyscall = FailingSyscall {
     numbers: (263, 35),
     argument: None,
@@ -39,7 +39,7 @@ const EIO: i32 = 5;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
-/// Installs a seccomp filter (see linux/filter.h and linux/seccomp.h) and becomes the program.
+/// Installs a seccomp filter (see linux/filter.h and linux/seccomp.h) and executes the program.
 const SCRIPT: &str = r"
 import ctypes, os, struct, sys
 number, place, value, errno = map(int, sys.argv[1:5])
@@ -58,7 +58,7 @@ assert prctl(22, 2, program, 0, 0) == 0, 'PR_SET_SECCOMP'
 os.execv(sys.argv[5], sys.argv[5:])
 ";
 
-/// `program`, for which the call is refused; its arguments are to follow.
+/// A command for `program` with the failing call. The caller appends arguments.
 pub(crate) fn with_failing_syscall(refused: FailingSyscall, program: &str) -> Command {
     let number = if cfg!(target_arch = "x86_64") {
         refused.numbers.0

@@ -1,8 +1,7 @@
-//! A small HTTP/1.1 server on 127.0.0.1 that does as it is told, also what no server should do.
+//! A small HTTP/1.1 server on 127.0.0.1 with scripted responses, also invalid ones.
 //!
-//! A path is served by a closure from [`Request`] to [`Response`]. [`Resource`] answers as a
-//! decent server does, ranges and conditions included; tests wrap it to misbehave, in any way they
-//! like or as a [`Fault`] says.
+//! A closure from [`Request`] to [`Response`] serves a path. [`Resource`] answers correctly, with
+//! ranges and conditions. Tests wrap it to misbehave, for example with a [`Fault`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,7 +14,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tarfs::base::thread::Thread;
 
-/// A running server; stops when dropped.
+/// A running server. Dropping it stops it.
 pub(crate) struct Server {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -27,31 +26,31 @@ struct Shared {
     stopping: AtomicBool,
     routes: Mutex<BTreeMap<String, Handler>>,
     seen: Mutex<Vec<RecordedRequest>>,
-    /// Requests being answered at this moment.
+    /// Number of requests being answered.
     in_flight: AtomicUsize,
 }
 
 type Handler = Arc<dyn Fn(&Request) -> Response + Send + Sync>;
 
-/// What a client asked.
+/// A client's request.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    /// Of the requests for this path, which one; from 1.
+    /// Number of this request among those for this path, from 1.
     pub(crate) number: usize,
-    /// How many requests are being answered at this moment, this one included.
+    /// Number of requests being answered, including this one.
     pub(crate) in_flight: usize,
     pub(crate) method: String,
-    /// Without the query.
+    /// Path without the query.
     pub(crate) path: String,
-    /// After the question mark.
+    /// Query without the question mark.
     pub(crate) query: String,
     headers: Vec<(String, String)>,
-    /// The port at the client's end: another one is another connection.
+    /// Port of the client. Different ports are different connections.
     pub(crate) client_port: u16,
 }
 
 impl Request {
-    /// A GET of `path`, the headers' names in lower case.
+    /// A GET of `path` with headers in lower case.
     pub(crate) fn get(path: &str, headers: Vec<(String, String)>) -> Self {
         Self {
             number: 1,
@@ -64,18 +63,18 @@ impl Request {
         }
     }
 
-    /// The value of a header, its name in lower case.
+    /// The value of a header. The name is in lower case.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Takes a header away, its name in lower case.
+    /// Removes a header. The name is in lower case.
     pub(crate) fn remove_header(&mut self, name: &str) {
         self.headers.retain(|(known, _)| known != name);
     }
 
-    /// The half-open range that is asked for; the end may lie past that of the file.
+    /// The requested half-open range. Its end may be past the end of the file.
     pub(crate) fn range(&self) -> Option<(u64, u64)> {
         let (first, last) = self
             .header("range")?
@@ -88,44 +87,44 @@ impl Request {
     }
 }
 
-/// A request and what was answered.
+/// A request and its response.
 #[derive(Clone, Debug)]
 pub(crate) struct RecordedRequest {
     pub(crate) request: Request,
     pub(crate) status: u16,
-    /// Bytes of the body that were sent.
+    /// Number of body bytes that were sent.
     pub(crate) body_bytes: u64,
 }
 
-/// What to answer.
+/// A response.
 #[derive(Clone, Debug)]
 pub(crate) struct Response {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
     pub(super) body: Bytes,
-    /// Wait before the first byte.
+    /// Pause before the first byte.
     pub(super) delay: Duration,
-    /// Send the body in pieces of so many bytes, with pauses.
+    /// Length of the pieces of the body, and the pause between them.
     pub(super) pace: Option<(usize, Duration)>,
-    /// Send the body in chunks, without telling its length before.
+    /// Whether the body is sent in chunks, without a length.
     pub(super) is_chunked: bool,
-    /// Send only that many bytes of the body.
+    /// Number of body bytes to send, if not all.
     pub(super) cut: Option<usize>,
     pub(super) end: End,
 }
 
-/// What happens when all has been sent that is sent.
+/// Behaviour after the last sent byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum End {
-    /// The next request, if that was all; the connection's end if it was not.
+    /// Waits for the next request after a complete body, and closes the connection after a cut one.
     Normal,
-    /// Silence, until the client hangs up.
+    /// Sends nothing more until the client disconnects.
     Stall,
-    /// As [`End::Stall`], and not even a head is sent.
+    /// As [`End::Stall`], without a head.
     Silence,
-    /// The connection is reset.
+    /// Resets the connection.
     Reset,
-    /// As [`End::Reset`], and not even a head is sent.
+    /// As [`End::Reset`], without a head.
     HangUp,
 }
 
@@ -147,13 +146,13 @@ impl Response {
         Self::new(302).with("Location", to)
     }
 
-    /// The value of a header, spelled as it was set.
+    /// The value of a header. The name is spelled as it was set.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(known, _)| known == name);
         found.map(|(_, value)| value.as_str())
     }
 
-    /// Sets a header, in place of the one of that name.
+    /// Sets or replaces a header.
     pub(crate) fn with(mut self, name: &str, value: impl Into<String>) -> Self {
         self.headers.retain(|(known, _)| known != name);
         self.headers.push((name.to_owned(), value.into()));
@@ -170,96 +169,96 @@ impl Response {
             .slice(..self.body.len().min(self.cut.unwrap_or(usize::MAX)))
     }
 
-    /// Promises the whole body, sends `len` bytes, and hangs up.
+    /// Announces the whole body, sends `len` bytes, and closes the connection.
     pub(crate) fn cut_after(mut self, len: usize) -> Self {
         self.cut = Some(len);
         self
     }
 
-    /// Promises the whole body, sends `len` bytes, and no more until the client hangs up.
+    /// Announces the whole body, sends `len` bytes, and then nothing until the client disconnects.
     pub(crate) fn stall_after(mut self, len: usize) -> Self {
         self.end = End::Stall;
         self.cut_after(len)
     }
 
-    /// Promises the whole body, sends `len` bytes, and resets the connection.
+    /// Announces the whole body, sends `len` bytes, and resets the connection.
     pub(crate) fn reset_after(mut self, len: usize) -> Self {
         self.end = End::Reset;
         self.cut_after(len)
     }
 
-    /// Resets the connection instead of answering.
+    /// Resets the connection without a response.
     pub(crate) fn hang_up() -> Self {
         let mut response = Self::new(0);
         response.end = End::HangUp;
         response
     }
 
-    /// Does not answer, and waits for the client to hang up.
+    /// Sends no response, and waits for the client to disconnect.
     pub(crate) fn silence() -> Self {
         let mut response = Self::new(0);
         response.end = End::Silence;
         response
     }
 
-    /// Waits for so long before it answers.
+    /// Waits before the response.
     pub(crate) fn delayed(mut self, delay: Duration) -> Self {
         self.delay = delay;
         self
     }
 
-    /// Sends the body in pieces of so many bytes, with pauses.
+    /// Sends the body in pieces with pauses.
     pub(crate) fn paced(mut self, bytes: usize, pause: Duration) -> Self {
         self.pace = Some((bytes, pause));
         self
     }
 
-    /// Sends the body in chunks, without telling its length before.
+    /// Sends the body in chunks, without a length.
     pub(crate) fn chunked(mut self) -> Self {
         self.is_chunked = true;
         self
     }
 }
 
-/// What can go wrong with one request.
+/// A fault of one request.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// The answer comes late.
+    /// The response is delayed.
     Late(Duration),
-    /// So many bytes come at a time, with pauses.
+    /// The body is sent in pieces with pauses.
     Paced(usize, Duration),
-    /// Another status.
+    /// Another status code.
     Status(u16),
-    /// Another status, and `Retry-After`.
+    /// Another status code with `Retry-After`.
     Busy(u16, String),
-    /// No answer, but a reset.
+    /// A reset without a response.
     HangUp,
-    /// A reset after so many bytes of the body.
+    /// A reset after this many body bytes.
     Reset(usize),
-    /// The connection's end after so many bytes of the body.
+    /// A closed connection after this many body bytes.
     Short(usize),
-    /// No answer, and no end.
+    /// No response on an open connection.
     Silence,
-    /// Nothing more after so many bytes of the body.
+    /// Nothing more after this many body bytes.
     Stall(usize),
-    /// Right bytes, said to be others.
+    /// Right bytes with the range of others.
     OtherRange,
-    /// Everything, whatever was asked for.
+    /// The whole file instead of the range.
     Whole,
-    /// That there is no such range.
+    /// Status 416.
     Unsatisfiable,
-    /// No length before the body.
+    /// A chunked body.
     Chunked,
-    /// Packed bytes, as if they had been asked for.
+    /// Packed bytes with a content encoding.
     Gzip,
-    /// Another address.
+    /// A redirect to this URL.
     Redirect(String),
     /// Another version.
     Other(Resource),
 }
 
 impl Fault {
-    /// How `resource` answers with this fault.
+    /// The response of `resource` with this fault.
     pub(crate) fn apply(&self, resource: &Resource, request: &Request) -> Response {
         let good = || resource.answer(request);
         match self {
@@ -276,7 +275,7 @@ impl Fault {
                 let good = good();
                 let len = good.body.len().max(1);
                 let total = resource.bytes.len();
-                // Bytes that exist, as many, and not those that were asked for.
+                // Existing bytes of the same length at another offset.
                 let is_at_front = request.range().is_none_or(|(start, _)| start == 0);
                 let first = usize::from(is_at_front).min(total - len);
                 let range = format!("bytes {first}-{}/{total}", first + len - 1);
@@ -299,7 +298,7 @@ impl Fault {
     }
 }
 
-/// A file as a decent server has it.
+/// A file as a correct server has it.
 #[derive(Clone, Debug)]
 pub(crate) struct Resource {
     bytes: Bytes,
@@ -309,7 +308,7 @@ pub(crate) struct Resource {
 }
 
 impl Resource {
-    /// With ranges, and nothing that tells versions apart.
+    /// A resource with ranges and without a version.
     pub(crate) fn new(bytes: impl Into<Bytes>) -> Self {
         Self {
             bytes: bytes.into(),
@@ -319,7 +318,7 @@ impl Resource {
         }
     }
 
-    /// With an entity tag, quotes and weakness mark included.
+    /// Sets an entity tag, with quotes and weakness mark.
     pub(crate) fn etag(mut self, etag: &str) -> Self {
         self.etag = Some(etag.to_owned());
         self
@@ -335,12 +334,12 @@ impl Resource {
         self
     }
 
-    /// Whether it has anything that tells versions apart.
+    /// Whether it has an entity tag or a time.
     pub(crate) fn has_version(&self) -> bool {
         self.etag.is_some() || self.last_modified.is_some()
     }
 
-    /// As RFC 9110 has it. HEAD is refused, so that nobody relies on it.
+    /// The response by RFC 9110. HEAD is rejected, so that no client relies on it.
     pub(crate) fn answer(&self, request: &Request) -> Response {
         if request.method != "GET" {
             return Response::new(405);
@@ -396,12 +395,12 @@ impl Server {
         }
     }
 
-    /// Serves `path` as `resource` does, from now on.
+    /// Serves `path` with `resource`, from now on.
     pub(crate) fn serve(&self, path: &str, resource: Resource) {
         self.route(path, move |request| resource.answer(request));
     }
 
-    /// Serves `path` by `handler`, from now on.
+    /// Serves `path` with `handler`, from now on.
     pub(crate) fn route(
         &self,
         path: &str,
@@ -410,7 +409,7 @@ impl Server {
         lock(&self.shared.routes).insert(path.to_owned(), Arc::new(handler));
     }
 
-    /// Serves `path` as `resource` does, but for what `fault` says of a request.
+    /// Serves `path` with `resource`, and with the faults that `fault` returns.
     pub(crate) fn serve_with_faults(
         &self,
         path: &str,
@@ -428,7 +427,7 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    /// The same at another host: its name is localhost.
+    /// The same URL at another host, localhost.
     pub(crate) fn other_url(&self, path: &str) -> String {
         format!("http://localhost:{}{path}", self.address.port())
     }
@@ -442,7 +441,7 @@ impl Server {
             .collect()
     }
 
-    /// Bytes sent as bodies for `path` so far.
+    /// Number of body bytes sent for `path` so far.
     pub(crate) fn sent_bytes(&self, path: &str) -> u64 {
         self.requests(path).iter().map(|seen| seen.body_bytes).sum()
     }
@@ -451,7 +450,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // Wakes the acceptor, which looks at the flag.
+        // Wakes the accepting thread, which checks the flag.
         drop(TcpStream::connect(self.address));
         drop(self.acceptor.take());
     }
@@ -461,7 +460,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection's thread, and the means to end it.
+/// A connection's thread, and the stream to end it.
 struct Connection {
     stream: TcpStream,
     _thread: Thread<()>,
@@ -469,7 +468,7 @@ struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // An error says that the client was faster.
+        // An error means that the client has disconnected first.
         drop(self.stream.shutdown(Shutdown::Both));
     }
 }
@@ -484,7 +483,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
         let own = stream.try_clone().expect("a descriptor");
         let thread = Thread::spawn("http", {
             let shared = Arc::clone(shared);
-            // An error says that the client hung up.
+            // An error means that the client has disconnected.
             move || drop(handle_connection(&stream, &shared))
         });
         connections.push(Connection {
@@ -502,7 +501,7 @@ fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         request.client_port = client_port;
         let handler = lock(&shared.routes).get(&request.path).cloned();
         let mut in_flight = InFlightGuard::of(shared);
-        // Numbered and noted together: two connections never get the same number.
+        // Numbered and recorded under one lock, so that no number occurs twice.
         let place = {
             let mut seen = lock(&shared.seen);
             let earlier = seen.iter().filter(|seen| seen.request.path == request.path);
@@ -525,13 +524,13 @@ fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         }
         let written = write_response(stream, &response, &mut in_flight);
         if matches!(response.end, End::Stall | End::Silence) {
-            // Nothing is sent by a client that waits.
+            // A waiting client sends nothing, so this returns when it disconnects.
             drop(reader.fill_buf());
         }
         in_flight.finish();
         written?;
         if matches!(response.end, End::Reset | End::HangUp) {
-            // What tcp(7) calls a disconnect.
+            // tcp(7) calls this a disconnect. It resets the connection.
             return Ok(rustix::net::connect_unspec(stream)?);
         }
         if response.cut.is_some() || response.end != End::Normal {
@@ -541,10 +540,10 @@ fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// A request that is being answered, as long as it counts as one.
+/// Counts a request as in flight until it is dropped.
 struct InFlightGuard<'a> {
     count: Option<&'a AtomicUsize>,
-    /// How many there were.
+    /// Number of requests in flight before it.
     before: usize,
 }
 
@@ -599,8 +598,10 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
     }
 }
 
-/// Sends a response. If that is all of it, it is no longer `in_flight` before its last byte can arrive:
-/// who has got everything may ask anew, on any connection, before we are heard of again.
+/// Sends a response.
+///
+/// Before the last byte of a complete response, the request no longer counts as `in_flight`, because a
+/// client may then send its next request on any connection.
 fn write_response(
     mut stream: &TcpStream,
     response: &Response,

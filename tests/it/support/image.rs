@@ -1,4 +1,4 @@
-//! Container images: OCI layouts and what docker save writes.
+//! Container images: OCI layouts, and the format of docker save.
 
 use std::fs;
 use std::path::Path;
@@ -21,15 +21,15 @@ pub(crate) struct Image {
     pub(crate) name: String,
     /// The plain archives of its layers, the lowest first.
     pub(crate) layers: Vec<Vec<u8>>,
-    /// How they are packed.
+    /// Packing of the layers.
     pub(crate) packing: Packing,
-    /// As its configuration has it.
+    /// Execution parameters of its configuration.
     pub(crate) execution: Value,
     pub(crate) platform: (&'static str, &'static str),
 }
 
 impl Image {
-    /// For this machine, and running nothing.
+    /// An image for this machine that runs nothing.
     pub(crate) fn new(name: &str, layers: Vec<Vec<u8>>) -> Self {
         let architecture = if cfg!(target_arch = "aarch64") {
             "arm64"
@@ -76,12 +76,12 @@ impl Image {
     }
 }
 
-/// `plain`, packed.
+/// Packs `plain`.
 pub(crate) fn packed(packing: Packing, plain: &[u8]) -> Vec<u8> {
     packing.pack(&Bytes::copy_from_slice(plain)).to_vec()
 }
 
-/// Files of a layout, by their names.
+/// Files of a layout by name.
 #[derive(Clone, Default)]
 pub(crate) struct Files(pub(crate) Vec<(String, Vec<u8>)>);
 
@@ -91,7 +91,7 @@ impl Files {
         self.0.push((name.to_owned(), bytes.into()));
     }
 
-    /// A blob, and what a descriptor says of it.
+    /// Adds a blob and returns its descriptor.
     pub(crate) fn blob(&mut self, media_type: &str, bytes: Vec<u8>) -> Value {
         let (digest, size) = (sha256(&bytes), bytes.len());
         self.put(&format!("blobs/sha256/{digest}"), bytes);
@@ -104,7 +104,7 @@ impl Files {
         &mut found.expect("a file of that name").1
     }
 
-    /// The tar archive of them.
+    /// A tar archive of the files.
     pub(crate) fn tar(&self) -> Vec<u8> {
         let archive = raw::Archive::new();
         let add =
@@ -112,7 +112,7 @@ impl Files {
         self.0.iter().fold(archive, add).end()
     }
 
-    /// Writes them below `directory`.
+    /// Writes the files below `directory`.
     pub(crate) fn write(&self, directory: &Path) {
         for (name, bytes) in &self.0 {
             let path = directory.join(name);
@@ -121,12 +121,12 @@ impl Files {
         }
     }
 
-    /// The descriptor of `image`'s manifest, which is put here with all that it names.
+    /// Adds the manifest of `image` and all its blobs. Returns the manifest's descriptor.
     pub(crate) fn manifest(&mut self, image: &Image) -> Value {
         self.manifest_with(image, &image.layers)
     }
 
-    /// As [`Self::manifest`], and the plain archives of the layers are `contents`, whatever the
+    /// As [`Self::manifest`], with `contents` as the plain archives of the layers, whatever the
     /// configuration says.
     pub(crate) fn manifest_with(&mut self, image: &Image, contents: &[Vec<u8>]) -> Value {
         let suffix = match image.packing {
@@ -144,7 +144,7 @@ impl Files {
         self.blob(MANIFEST, manifest.to_string().into_bytes())
     }
 
-    /// What everything begins with, for these manifests.
+    /// Adds the entry point of the layout, with these manifests.
     pub(crate) fn index(&mut self, manifests: &[Value]) {
         let index = json!({ "schemaVersion": 2, "manifests": manifests });
         self.put("index.json", index.to_string());
@@ -152,14 +152,14 @@ impl Files {
     }
 }
 
-/// An object with one thing more.
+/// An object with one more field.
 fn with(mut object: Value, name: &str, value: Value) -> Value {
     let members = object.as_object_mut().expect("an object");
     members.insert(name.to_owned(), value);
     object
 }
 
-/// An OCI layout of `images`, each by its name.
+/// An OCI layout of `images`, each with its name.
 pub(crate) fn oci(images: &[Image]) -> Files {
     let mut files = Files::default();
     let manifests: Vec<_> = images
@@ -190,7 +190,8 @@ pub(crate) fn oci_for_all(images: &[Image]) -> Files {
     files
 }
 
-/// What docker save wrote up to version 24: a directory for each layer, and links where two are one.
+/// The format of docker save up to version 24: a directory for each layer, and links between equal
+/// ones.
 pub(crate) fn docker(image: &Image) -> raw::Archive {
     let mut archive = raw::Archive::new();
     let mut layers = Vec::new();
@@ -213,9 +214,10 @@ pub(crate) fn docker(image: &Image) -> raw::Archive {
         .file("manifest.json", manifest.to_string())
 }
 
-/// An image in Docker's format with packed layers, as programs other than docker write it. `contents` are
-/// the plain archives that the layers hold, whatever the configuration says. `name` makes a layer's name of
-/// its number and its packed bytes.
+/// An image in Docker's format with packed layers, as programs other than docker write it.
+///
+/// `contents` are the plain archives of the layers, whatever the configuration says. `name` makes a
+/// layer's name from its number and its packed bytes.
 pub(crate) fn docker_with_packed_layers(
     image: &Image,
     contents: &[Vec<u8>],
@@ -237,7 +239,7 @@ pub(crate) fn docker_with_packed_layers(
     files
 }
 
-/// What docker save writes since: an OCI layout, and a manifest beside it.
+/// The format of docker save since version 25: an OCI layout with a manifest beside it.
 pub(crate) fn docker_with_blobs(image: &Image) -> Files {
     let plain = image.clone().packed(Packing::Plain);
     let mut files = oci(std::slice::from_ref(&plain));

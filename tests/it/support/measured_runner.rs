@@ -1,4 +1,4 @@
-//! Programs, and how much memory they took.
+//! Runs programs and measures their memory.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::json;
 
-/// Runs what it is told to, each in time, and tells what wait4(2) says of it.
+/// Runs the commands of its input, each with a timeout, and prints the results of wait4(2).
 const SCRIPT: &str = r"
 import json, os, subprocess, sys
 for line in sys.stdin:
@@ -27,19 +27,19 @@ pub(crate) struct MeasuredRunner {
     reports: BufReader<ChildStdout>,
 }
 
-/// What came of a program.
+/// Result of a program.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    /// Its exit code; 124 when it did not end in a minute.
+    /// Exit code, or 124 after a timeout of a minute.
     pub(crate) code: i64,
-    /// The most memory that was resident at once.
+    /// Peak resident memory.
     pub(crate) peak_bytes: u64,
-    /// Its output and complaints.
+    /// Standard output and standard error.
     pub(crate) said: String,
 }
 
 impl MeasuredRunner {
-    /// It and the programs keep what they keep in `directory`.
+    /// Starts the process. Its programs keep their files in `directory`.
     pub(crate) fn start(directory: &Path) -> Self {
         let mut child = Command::new("/usr/bin/python3")
             .args(["-c", SCRIPT])
@@ -63,7 +63,7 @@ impl MeasuredRunner {
         self.run_as(None, directory, words)
     }
 
-    /// Runs a program as a user, by number.
+    /// Runs a program as a user, given by number.
     pub(crate) fn run_as(&mut self, user: Option<u32>, directory: &Path, words: &[&str]) -> Run {
         let mut order = json!([directory, words, user]).to_string();
         order.push('\n');

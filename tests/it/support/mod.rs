@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Shared fixtures of the tests.
 
 pub(crate) mod failing_syscall;
 pub(crate) mod http;

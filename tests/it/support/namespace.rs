@@ -1,13 +1,14 @@
-//! Scripts that may mount what they like: nobody else sees it, and it is taken out when they end.
+//! Runs scripts in their own mount namespaces, whose mounts are private and end with the script.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
 use super::program::stderr_text;
 
-/// Shell: takes out what is mounted by this program and whatever else lies on such a mount, as far as this
-/// namespace has it and it is not below the directory `kept`. A copy of another test's mount would keep
-/// that in use.
+/// Shell script that unmounts inherited mounts of this program and everything on them, unless they are
+/// below the directory `kept`.
+///
+/// A copy of another test's mount would keep that one in use.
 const UNMOUNT_INHERITED: &str = r#"
 alone() {
     awk '/ - fuse\.(tarfs|fuse-overlayfs) | - overlay .*tarfs/ { print $5 }' /proc/self/mountinfo |
@@ -17,10 +18,10 @@ alone() {
 }
 "#;
 
-/// Longer than any script takes, so that a test that waits for ever fails.
+/// Longer than any script takes, so that a hanging test fails.
 const SCRIPT_TIMEOUT_SECONDS: &str = "300";
 
-/// Runs `script` by `shell` as root in `directory`, in a mount namespace of its own; it ends at the first
+/// Runs `script` with `shell` as root in `directory`, in its own mount namespace. It ends at the first
 /// command that fails.
 pub(crate) fn run(shell: &str, script: &str, directory: &Path) -> Output {
     let script = format!("{UNMOUNT_INHERITED}kept=none; alone; trap alone EXIT\n{script}");
@@ -32,8 +33,8 @@ pub(crate) fn run(shell: &str, script: &str, directory: &Path) -> Output {
         .expect("util-linux")
 }
 
-/// Runs `prelude` and then `script` by bash as [`run`] does, in a new directory on a disk. `$program` is the
-/// program.
+/// Runs `prelude` and then `script` with bash as [`run`] does, in a new directory on a disk.
+/// `$program` is the program.
 pub(crate) fn run_program(prelude: &str, script: &str) -> Output {
     let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
     let program = env!("CARGO_BIN_EXE_tarfs");
@@ -41,7 +42,7 @@ pub(crate) fn run_program(prelude: &str, script: &str) -> Output {
     run("bash", &script, place.path())
 }
 
-/// What a script that ended well has said.
+/// Standard output of a script that must succeed.
 #[track_caller]
 pub(crate) fn stdout_text(output: &Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -49,13 +50,14 @@ pub(crate) fn stdout_text(output: &Output) -> String {
     said
 }
 
-/// A process in a mount namespace of its own, which ends with this.
+/// A process in its own mount namespace. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct NamespaceProcess(Child);
 
 impl NamespaceProcess {
-    /// Runs `script` in `directory` and then stays. Of this program's mounts it has those below `directory`.
-    /// `set` tells it more.
+    /// Runs `script` in `directory` and then waits.
+    ///
+    /// It inherits only mounts of this program that are below `directory`. `set` adds to its command.
     pub(crate) fn start(
         directory: &Path,
         script: &str,
@@ -71,7 +73,7 @@ impl NamespaceProcess {
         Self(set(&mut command).spawn().expect("util-linux"))
     }
 
-    /// What it sees as `path`.
+    /// The path by which this process reaches `path` in that namespace.
     pub(crate) fn path_inside(&self, path: &Path) -> PathBuf {
         let mut seen = format!("/proc/{}/root", self.0.id());
         seen.push_str(&path.to_string_lossy());

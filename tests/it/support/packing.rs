@@ -1,4 +1,4 @@
-//! Every way to pack an archive, by the tools that people use.
+//! Packings of archives, made by the usual tools.
 
 use std::io::{Seek, SeekFrom, Write};
 use std::process::{Command, Stdio};
@@ -46,7 +46,7 @@ impl Packing {
         Self::Bzip2Streams,
     ];
 
-    /// Whether decoding can start again only at the very beginning.
+    /// Whether decoding can start only at the beginning.
     pub(crate) fn is_unseekable(self) -> bool {
         matches!(self, Self::Zstd | Self::Xz)
     }
@@ -58,7 +58,7 @@ impl Packing {
 
     pub(crate) fn pack(self, plain: &Bytes) -> Bytes {
         let whole = |tool: &[&str]| run(tool, plain);
-        // An uneven length, so that pieces end in the middle of members and records.
+        // An odd length, so that pieces end in the middle of members and records.
         let pieces = |len: usize, tool: &[&str]| pieces(len, tool, plain);
         let packed = match self {
             Self::Plain => return plain.clone(),
@@ -81,7 +81,7 @@ impl Packing {
     }
 }
 
-/// What `tool` makes of `plain`.
+/// Output of `tool` for `plain`.
 fn run(tool: &[&str], plain: &[u8]) -> Vec<u8> {
     let (program, arguments) = tool.split_first().expect("a tool");
     let mut input = tempfile::tempfile().expect("a file");
@@ -97,7 +97,7 @@ fn run(tool: &[&str], plain: &[u8]) -> Vec<u8> {
     output.stdout
 }
 
-/// What `tool` makes of every `len` bytes of `plain`, one after the other.
+/// Concatenated outputs of `tool` for every `len` bytes of `plain`.
 fn pieces(len: usize, tool: &[&str], plain: &[u8]) -> Vec<u8> {
     plain
         .chunks(len)
@@ -105,7 +105,7 @@ fn pieces(len: usize, tool: &[&str], plain: &[u8]) -> Vec<u8> {
         .collect()
 }
 
-/// Members of 57,000 bytes that say how long they are, and the empty one at the end.
+/// Members of 57,000 bytes with their length in the header, and the empty one at the end.
 fn bgzf(plain: &[u8]) -> Vec<u8> {
     let pieces = plain.chunks(57_000).chain([&[][..]]);
     pieces.flat_map(bgzf_member).collect()

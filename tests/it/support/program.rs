@@ -1,4 +1,4 @@
-//! The program, as a test of a real mount runs it.
+//! Runs the program for tests of real mounts.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use rustix::process::Pid;
 
-/// Runs it in `directory`, where it also keeps what it keeps.
+/// Runs the program in `directory`, where it also keeps its files.
 pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tarfs"))
         .args(words)
@@ -18,15 +18,17 @@ pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
         .expect("started")
 }
 
-/// Copies it to `path`. Another process does: what this one has open for writing is held open by whatever
-/// another test starts meanwhile, and what somebody may write to cannot be run (ETXTBSY).
+/// Copies the program to `path`, in another process.
+///
+/// A child of another test would inherit a descriptor that this process has open for writing, and a
+/// file open for writing cannot be executed (ETXTBSY).
 pub(crate) fn copy_to(path: &Path) {
     let mut copy = Command::new("cp");
     let copied = copy.arg(env!("CARGO_BIN_EXE_tarfs")).arg(path).status();
     assert!(copied.expect("coreutils").success());
 }
 
-/// The processes that `parent` has started.
+/// The child processes of `parent`.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.as_raw_nonzero()));
     tasks
@@ -41,7 +43,7 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
         .collect()
 }
 
-/// The most memory that process `pid` has taken so far, in MiB; `None` when it has ended.
+/// Peak memory of process `pid` in MiB. Returns `None` if it has ended.
 pub(crate) fn peak_mib(pid: u32) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status
@@ -51,7 +53,7 @@ pub(crate) fn peak_mib(pid: u32) -> Option<u64> {
     Some(kib >> 10)
 }
 
-/// What it complained about.
+/// Standard error of a run.
 pub(crate) fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -1,6 +1,6 @@
-//! Tar archives record by record, also such as no program writes.
+//! Tar archives built record by record, also invalid ones.
 
-/// The magics of the dialects.
+/// Magic bytes of the dialects.
 pub(crate) const USTAR: [u8; 8] = *b"ustar\x0000";
 pub(crate) const GNU: [u8; 8] = *b"ustar  \0";
 pub(crate) const V7: [u8; 8] = [0; 8];
@@ -62,20 +62,20 @@ impl Archive {
         self.add(Header::new("././@LongLink", kind).magic(GNU), text)
     }
 
-    /// Bytes as they are, filled up to a record.
+    /// Bytes without a header, padded to a record.
     pub(crate) fn raw(mut self, bytes: impl AsRef<[u8]>) -> Self {
         self.bytes.extend_from_slice(bytes.as_ref());
         self.pad();
         self
     }
 
-    /// The archive, with its two zero records.
+    /// The archive with its two zero records.
     pub(crate) fn end(mut self) -> Vec<u8> {
         self.bytes.resize(self.bytes.len() + 1024, 0);
         self.bytes
     }
 
-    /// The archive as it is.
+    /// The archive without an end.
     pub(crate) fn unfinished(self) -> Vec<u8> {
         self.bytes
     }
@@ -100,7 +100,7 @@ pub(crate) fn pax_records<K: AsRef<[u8]>, V: AsRef<[u8]>>(records: &[(K, V)]) ->
     text
 }
 
-/// A header record: a file of mode 0644, owner 0:0, in ustar unless told otherwise.
+/// A header record. The default is a ustar file of mode 0644 and owner 0:0.
 #[derive(Clone)]
 pub(crate) struct Header {
     record: [u8; 512],
@@ -169,7 +169,7 @@ impl Header {
         self.put(at, field)
     }
 
-    /// Bytes at an offset, whatever field that is.
+    /// Writes bytes at an offset of the header.
     pub(crate) fn put(mut self, at: usize, bytes: impl AsRef<[u8]>) -> Self {
         let bytes = bytes.as_ref();
         let field = self.record.iter_mut().skip(at);
@@ -178,7 +178,7 @@ impl Header {
         self
     }
 
-    /// With a checksum that is wrong.
+    /// Makes the checksum wrong.
     pub(crate) fn damaged(mut self) -> Self {
         self.checksum = false;
         self
@@ -193,7 +193,7 @@ impl Header {
     }
 }
 
-/// Bytes that no packing makes smaller.
+/// Incompressible bytes.
 pub(crate) fn random_bytes(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let next = || {

@@ -1,4 +1,4 @@
-//! Numbers and bytes that look random and are the same in every run.
+//! Deterministic pseudo-random numbers and bytes.
 
 /// A generator (xorshift64).
 pub(crate) struct Rng(u64);
@@ -6,7 +6,7 @@ pub(crate) struct Rng(u64);
 impl Rng {
     /// Generators of different seeds give different numbers.
     pub(crate) fn new(seed: u64) -> Self {
-        // Never zero, from which the generator would not get away.
+        // Never zero, because the generator would stay at zero.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
@@ -17,12 +17,12 @@ impl Rng {
         self.0
     }
 
-    /// A number below `end`; 0 when there is none.
+    /// A number below `end`, or 0 if `end` is 0.
     pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.number().checked_rem(end).unwrap_or_default()
     }
 
-    /// Bytes that no compressor makes shorter.
+    /// Incompressible bytes.
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
@@ -32,7 +32,7 @@ impl Rng {
         bytes
     }
 
-    /// Words, which compressors make three to four times shorter.
+    /// Words, which compress three to four times.
     pub(crate) fn text(&mut self, len: usize) -> Vec<u8> {
         const SYLLABLES: [&str; 16] = [
             "ta", "rfs", "no", "de", "lin", "k ", "a", "the", "of ", "ra", "nge", "sp", "an",

@@ -1,14 +1,13 @@
-//! How long tests of chance go on.
+//! Length and seed of randomized tests.
 
 use std::str::FromStr;
 
-/// Rounds of a test of chance: `few`, so that all tests end soon, or as many as the environment's
-/// `TARFS_ROUNDS` says (`scripts/soak`).
+/// Number of rounds: `few`, or `TARFS_ROUNDS` of the environment (`scripts/soak`).
 pub(crate) fn rounds(few: u64) -> u64 {
     number("TARFS_ROUNDS").unwrap_or(few)
 }
 
-/// Which chance: the environment's `TARFS_SEED`, so that what once failed can be tried again.
+/// Seed of a randomized test: `TARFS_SEED` of the environment, to repeat a failure.
 pub(crate) fn seed() -> u64 {
     number("TARFS_SEED").unwrap_or(1)
 }

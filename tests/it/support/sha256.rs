@@ -1,4 +1,4 @@
-//! What sha256sum(1) says.
+//! SHA-256 by sha256sum(1).
 
 use std::io::Write;
 use std::process::{Command, Stdio};

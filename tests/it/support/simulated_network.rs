@@ -1,4 +1,4 @@
-//! A network without sockets, on tokio's clock: with that clock paused, hours of it take a moment.
+//! A network without sockets on tokio's clock. With a paused clock, hours pass in a moment.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use url::Url;
 
 use super::http::{End, Request, Response};
 
-/// Brings each request to a closure, and its answer back.
+/// Passes each request to a closure, and its response back.
 #[derive(Clone)]
 pub(crate) struct SimulatedNetwork {
     handler: Arc<dyn Fn(&Request) -> Response + Send + Sync>,
@@ -81,7 +81,7 @@ async fn answer(response: Response) -> Result<RawResponse, Cause> {
     })
 }
 
-/// What is sent of the body, and what happens then.
+/// The sent part of the body, and the behaviour after it.
 fn content(response: &Response) -> Content {
     let sent = response.sent_body();
     let is_cut = sent.len() < response.body.len();

@@ -1,4 +1,4 @@
-//! Files, and the archive that GNU tar makes of them.
+//! Files, and an archive of them made by GNU tar.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -24,14 +24,13 @@ impl Tree {
         Arc::clone(&MIXED)
     }
 
-    /// As long as [`Tree::mixed`] and of the same names, with other contents.
+    /// Files with the lengths and names of [`Tree::mixed`], but other contents.
     pub(crate) fn other() -> Arc<Self> {
         static OTHER: LazyLock<Arc<Tree>> = LazyLock::new(|| Arc::new(Tree::packed(mixed(2), 8)));
         Arc::clone(&OTHER)
     }
 
-    /// 64 MB of noise in 256 files of 4 KiB and 63 of 1 MiB, in an order that is far from that of
-    /// their names.
+    /// 64 MB of noise in 256 files of 4 KiB and 63 of 1 MiB, in an order far from the order of names.
     pub(crate) fn large() -> Arc<Self> {
         static LARGE: LazyLock<Arc<Tree>> = LazyLock::new(|| Arc::new(Tree::packed(large(), 0)));
         Arc::clone(&LARGE)
@@ -47,7 +46,7 @@ impl Tree {
         Self::packed(files, 0)
     }
 
-    /// Packs `files`, of which the one at `sparse` has holes.
+    /// Packs `files`. The file `sparse` has holes.
     fn packed(files: Vec<(String, Vec<u8>)>, sparse: usize) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         for (number, (name, content)) in files.iter().enumerate() {
@@ -59,7 +58,7 @@ impl Tree {
                 fs::write(&path, content).expect("written");
             }
         }
-        // In this order, and the same bytes in every run.
+        // In this order, and with the same bytes in every run.
         let packed = Command::new("tar")
             .args([
                 "--create",
@@ -120,7 +119,7 @@ fn large() -> Vec<(String, Vec<u8>)> {
     lens.map(|(name, len)| (name, noise.bytes(len))).collect()
 }
 
-/// Writes what is not zero and leaves the rest a hole.
+/// Writes nonzero bytes and leaves the rest as holes.
 fn write_sparse(path: &Path, content: &[u8]) {
     let file = fs::File::create(path).expect("made");
     file.set_len(content.len() as u64).expect("long enough");

@@ -1,4 +1,4 @@
-//! Waiting for what happens by itself.
+//! Waiting with a timeout.
 
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -7,11 +7,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use tarfs::base::thread::Thread;
 
-/// Longer than anything takes unless it hangs, also where the disk is busy with what all other tests
-/// write.
+/// Longer than anything takes unless it hangs, even with a disk that is busy with other tests.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Waits until `happened` says so; `what` is told if that takes too long.
+/// Waits until `happened` returns true. Fails with `what` after the timeout.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -21,26 +20,26 @@ pub(crate) fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// What `work` comes to, provided that it ends.
+/// The result of `work`, which must end in time.
 #[track_caller]
 pub(crate) fn finish_in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, result) = mpsc::channel();
     let thread = Thread::spawn("worker", move || {
-        // Nobody waits any longer: then the test has failed.
+        // The receiver is gone if the test has failed.
         drop(done.send(work()));
     });
     let thread = thread.expect("a thread");
     match result.recv_timeout(WAIT_TIMEOUT) {
         Ok(result) => result,
         Err(error) => {
-            // A hanging thread must not be waited for.
+            // Dropping the handle would wait for the hanging thread.
             std::mem::forget(thread);
             panic!("it hangs: {error}");
         }
     }
 }
 
-/// Whether the process that `process` is a handle of ends.
+/// Whether a process ends within the timeout.
 pub(crate) fn process_exits(process: &OwnedFd) -> bool {
     let timeout = Timespec::try_from(WAIT_TIMEOUT).expect("short");
     let mut polled = [PollFd::new(process, PollFlags::IN)];
