@@ -13,29 +13,30 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::failing_syscall::{self, FailingSyscall};
+use crate::support::fixture::{PROGRAM, TestDir};
 use crate::support::http::{Resource, Server};
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait;
 
-const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
-
 /// A directory with the archive `a.tar` and the output.
-struct Place(tempfile::TempDir);
+struct OpenDir;
+
+type Place = TestDir<OpenDir>;
 
 impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
+    fn open() -> Self {
+        let place = TestDir::with(&["in"], OpenDir);
         // Other users write here, too.
-        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o777)).expect("ours");
-        fs::create_dir(place.path("in")).expect("a fresh directory");
-        fs::set_permissions(place.path("in"), fs::Permissions::from_mode(0o777)).expect("ours");
+        for path in [place.root(), &place.path("in")] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o777)).expect("ours");
+        }
         place
     }
 
-    fn with(archive: impl AsRef<[u8]>) -> Self {
-        let place = Self::new();
-        fs::write(place.path("a.tar"), archive).expect("space");
+    fn with_archive(archive: impl AsRef<[u8]>) -> Self {
+        let place = Self::open();
+        place.put("a.tar", archive);
         place
     }
 
@@ -45,14 +46,10 @@ impl Place {
         "./tarfs"
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
     /// Runs a command in the directory.
     fn run(&self, command: &mut Command) -> Output {
         command
-            .current_dir(self.0.path())
+            .current_dir(self.root())
             .output()
             .expect("a program")
     }
@@ -89,7 +86,7 @@ impl Place {
         let child = command
             .args(["materialize", "-q", "-", "--chunk-size", "64K"])
             .args(["--atomic", "-C", "in/out"])
-            .current_dir(self.0.path())
+            .current_dir(self.root())
             .stdin(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
@@ -227,7 +224,7 @@ fn atomic_tree_equals_tree_written_in_place() {
             (user, String::new()),
             (user, special_directory("65534:65534")),
         ] {
-            let place = Place::with(&archive);
+            let place = Place::with_archive(&archive);
             let program = place.public_program();
             let script = format!(
                 "umask 027
@@ -252,7 +249,7 @@ fn atomic_tree_equals_tree_written_in_place() {
 
 #[test]
 fn nothing_appears_before_tree_is_complete() {
-    let place = Place::new();
+    let place = Place::open();
     let mut fed = place.feed(&mut Command::new(PROGRAM));
     fed.write(&long()[..FIRST_BYTES]);
     let tree = place.staging_path();
@@ -269,7 +266,7 @@ fn nothing_appears_before_tree_is_complete() {
 #[test]
 fn staging_directory_is_private_in_set_group_id_parent() {
     for group in [65534, 100] {
-        let place = Place::new();
+        let place = Place::open();
         let script = format!("chgrp {group} in && chmod 2777 in && setfacl -d -m g:10:rx in");
         shell(&place, &script);
         let mut user = Command::new("setpriv");
@@ -307,7 +304,7 @@ fn incomplete_atomic_tree_does_not_appear() {
         (&refused, &["2 entries are missing", not_whole]),
     ] {
         for before in [&[][..], &["out"]] {
-            let place = Place::with(archive);
+            let place = Place::with_archive(archive);
             for name in before {
                 fs::create_dir(place.path("in").join(name)).expect("fresh");
             }
@@ -315,7 +312,7 @@ fn incomplete_atomic_tree_does_not_appear() {
             assert_eq!(place.names(), before);
         }
     }
-    let place = Place::with(whole());
+    let place = Place::with_archive(whole());
     assert_failed(
         &place.atomic(&["top/none"]),
         &["top/none: not in", not_whole],
@@ -325,7 +322,7 @@ fn incomplete_atomic_tree_does_not_appear() {
 
 #[test]
 fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
-    let place = Place::with(beginning().file("top/closed/../x", "").end());
+    let place = Place::with_archive(beginning().file("top/closed/../x", "").end());
     let program = place.public_program();
     let script = format!(
         "setpriv --reuid=65534 --regid=65534 --clear-groups \
@@ -343,7 +340,7 @@ fn unfinished_tree_of_another_user_is_removed_in_any_mode() {
 fn existing_destination_is_reported_before_fetching() {
     let server = Server::start();
     server.serve("/a.tar", Resource::new(whole()));
-    let place = Place::new();
+    let place = Place::open();
     shell(
         &place,
         "mkdir in/full in/mounted; echo kept >in/full/file; echo kept >in/file",
@@ -387,7 +384,7 @@ fn existing_destination_is_reported_before_fetching() {
 
 #[test]
 fn link_to_empty_directory_stays_and_leads_to_tree() {
-    let place = Place::with(whole());
+    let place = Place::with_archive(whole());
     fs::create_dir(place.path("in/elsewhere")).expect("fresh");
     symlink("elsewhere", place.path("in/out")).expect("made");
     assert_success(&place.atomic(&[]));
@@ -407,7 +404,7 @@ fn destination_created_meanwhile_is_not_replaced() {
     let kernels: [&dyn Fn() -> Command; 2] = [&plain, &noreplace];
     for program in kernels {
         for (before, meanwhile) in [("", empty), ("", full), ("", link), (empty, full)] {
-            let place = Place::new();
+            let place = Place::open();
             shell(&place, before);
             let mut fed = place.feed(&mut program());
             fed.write(&long()[..FIRST_BYTES]);
@@ -430,7 +427,7 @@ fn destination_created_meanwhile_is_not_replaced() {
 
 #[test]
 fn atomic_tree_appears_without_rename_noreplace_support() {
-    let place = Place::with(whole());
+    let place = Place::with_archive(whole());
     assert_success(&place.with_failing_syscall(failing_syscall::RENAME_NOREPLACE, &["--atomic"]));
     assert_eq!(place.names(), ["out"]);
     assert!(place.path("in/out/top/z").exists());
@@ -450,11 +447,11 @@ fn signal_during_atomic_run_leaves_nothing() {
         server.route("/a.tar", move |request| {
             resource.answer(request).stall_after(FIRST_BYTES)
         });
-        let place = Place::new();
+        let place = Place::open();
         let child = with_default_signals(Command::new("env"))
             .args(["materialize", "-q", &server.url("/a.tar")])
             .args(["--atomic", "-C", "in/out"])
-            .current_dir(place.0.path())
+            .current_dir(place.root())
             .stderr(Stdio::piped())
             .spawn()
             .expect("started");
@@ -480,7 +477,7 @@ fn failed_removal_is_reported_unless_second_signal_comes() {
 
 /// Sends one or two signals to a run that cannot remove its tree. Returns whether that was in time.
 fn is_interrupted_in_time(second: bool) -> bool {
-    let place = Place::new();
+    let place = Place::open();
     let mut fed = place.feed(&mut with_default_signals(
         failing_syscall::with_failing_syscall(failing_syscall::UNLINKAT, "/usr/bin/env"),
     ));
@@ -531,7 +528,7 @@ fn is_pending(process: Pid, signal: Signal) -> bool {
 
 #[test]
 fn signal_ignored_at_start_stays_ignored() {
-    let place = Place::new();
+    let place = Place::open();
     let mut nohup = Command::new("sh");
     nohup.args(["-c", "trap '' HUP; exec \"$0\" \"$@\"", PROGRAM]);
     let mut fed = place.feed(&mut nohup);
@@ -545,7 +542,7 @@ fn signal_ignored_at_start_stays_ignored() {
 
 #[test]
 fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
-    let place = Place::with(whole());
+    let place = Place::with_archive(whole());
     let mut fed = place.feed(&mut Command::new(PROGRAM));
     fed.write(&long()[..FIRST_BYTES]);
     let left = place.staging_path();
@@ -560,7 +557,7 @@ fn leftovers_of_killed_atomic_run_do_not_block_next_run() {
 #[test]
 fn sync_runs_once_and_only_with_flag() {
     let synced = |more: &[&str]| {
-        let place = Place::with(whole());
+        let place = Place::with_archive(whole());
         fs::create_dir(place.path("in/out")).expect("fresh");
         let arguments = ["materialize", "-q", "a.tar", "-C", "in/out", "--stats"];
         let output = place.run(Command::new(PROGRAM).args(arguments).args(more));
@@ -577,7 +574,7 @@ fn sync_runs_once_and_only_with_flag() {
 #[test]
 fn failed_sync_is_an_error_and_tree_does_not_appear() {
     let errors = &["in/out: cannot sync to disk", "Input/output error"];
-    let place = Place::with(whole());
+    let place = Place::with_archive(whole());
     assert_failed(
         &place.with_failing_syscall(failing_syscall::SYNCFS, &["--sync", "--atomic"]),
         errors,

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
@@ -14,9 +14,10 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::mounts::is_mounted;
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -47,18 +48,17 @@ impl Gate {
 }
 
 /// A server with an archive, a mountpoint, and a destination for the copy.
-struct Place {
+struct GatedServer {
     server: Option<Server>,
     url: String,
     gate: Arc<Gate>,
-    directory: tempfile::TempDir,
 }
+
+type Place = TestMount<GatedServer>;
 
 impl Place {
     /// Creates a fixture whose server answers every request at once.
-    fn new(tar: impl Into<bytes::Bytes>) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
+    fn serve(tar: impl Into<bytes::Bytes>) -> Self {
         let (server, gate) = (Server::start(), Arc::<Gate>::default());
         gate.open(u64::MAX);
         let resource = Resource::new(tar).etag("\"1\"");
@@ -67,38 +67,13 @@ impl Place {
             doorman.pass(request.range().map_or(0, |(start, _)| start));
             resource.answer(request)
         });
-        Self {
+        let opened = Arc::clone(&gate);
+        let state = GatedServer {
             url: server.url(ARCHIVE),
             server: Some(server),
             gate,
-            directory,
-        }
-    }
-
-    fn path(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn mounted(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.path("mnt").join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    #[track_caller]
-    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        output.stdout
-    }
-
-    #[track_caller]
-    fn error_of(&self, words: &[&str]) -> String {
-        let output = self.tarfs(words);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        stderr_text(&output)
+        };
+        TestMount::with(&[], state).before_unmount(move || opened.open(u64::MAX))
     }
 
     /// Saves an index, so that a mount needs no scan.
@@ -113,15 +88,6 @@ impl Place {
     fn mount_with(&self, copy: &str, more: &[&str]) {
         let words = ["mount", &self.url, "mnt", "--copy-to", copy];
         self.succeeds(&[&words, more].concat());
-    }
-
-    fn umount(&self) {
-        self.succeeds(&["umount", "mnt"]);
-    }
-
-    fn status(&self) -> Value {
-        let text = self.succeeds(&["status", "mnt", "--json"]);
-        serde_json::from_slice(&text).expect("one mount")
     }
 
     /// The first status that satisfies `should`, within twenty seconds.
@@ -140,10 +106,6 @@ impl Place {
     #[track_caller]
     fn wait_for_state(&self, state: &str) -> Value {
         self.status_when(|status| text(status, "/copy/state") == state)
-    }
-
-    fn counter(&self, name: &str) -> u64 {
-        number(&self.status(), &format!("/counters/{name}"))
     }
 
     /// Stops the server, so that no further byte can arrive.
@@ -179,15 +141,6 @@ impl Place {
         for (name, content) in &tree.files {
             let read = fs::read(self.mounted(name)).expect("readable");
             assert!(read == *content, "{name}");
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.gate.open(u64::MAX);
-        if is_mounted(&self.path("mnt")) {
-            drop(self.tarfs(&["umount", "--lazy", "mnt"]));
         }
     }
 }
@@ -269,7 +222,7 @@ fn everything() -> Vec<u8> {
 
 #[test]
 fn finished_copy_equals_materialized_tree() {
-    let mut place = Place::new(everything());
+    let mut place = Place::serve(everything());
     place.mount();
     let status = place.wait_for_state("complete");
     let files = number(&status, "/copy/files");
@@ -298,7 +251,7 @@ fn finished_copy_equals_materialized_tree() {
 #[test]
 fn kernel_reads_complete_copy_without_fetches() {
     let tree = Tree::mixed();
-    let mut place = Place::new(tree.tar.clone());
+    let mut place = Place::serve(tree.tar.clone());
     place.mount();
     place.wait_for_state("complete");
     let fetched = place.counter("source_read_bytes");
@@ -327,7 +280,7 @@ fn kernel_reads_complete_copy_without_fetches() {
         assert_eq!(number(&status, "/counters/served_opens"), opens);
         assert!(number(&status, "/counters/copied_bytes") >= bytes as u64);
     }
-    let words = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    let words = place.succeeds(&["status", "mnt"]);
     let far = format!("complete, {0} of {0} files, ", tree.files.len());
     assert!(words.contains(&far), "{words}");
     // The copy has the mount's holes.
@@ -338,7 +291,7 @@ fn kernel_reads_complete_copy_without_fetches() {
 #[test]
 fn metrics_report_copy_progress() {
     let tree = Tree::mixed();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.mount_with("copy", &["--metrics", "127.0.0.1:0"]);
     let status = place.wait_for_state("complete");
     let address = text(&status, "/metrics").strip_prefix("http://");
@@ -365,7 +318,7 @@ fn metrics_report_copy_progress() {
 #[test]
 fn open_file_reads_the_same_before_and_after_its_copy() {
     let tree = Tree::large();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.index();
     // Only the first part is available, so the copy has nothing of the rest.
     place.gate.open(2 << 20);
@@ -428,7 +381,7 @@ fn open_file_reads_the_same_before_and_after_its_copy() {
 #[test]
 fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     let tree = Tree::large();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.index();
     place.gate.open(tree.tar.len() as u64 / 2);
     place.mount();
@@ -483,7 +436,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
 #[test]
 fn copy_changed_under_the_mount_is_not_served() {
     let tree = Tree::mixed();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.mount();
     place.wait_for_state("complete");
     let (name, _) = &tree.files[40];
@@ -507,7 +460,7 @@ fn copy_changed_under_the_mount_is_not_served() {
 #[test]
 fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
     let tree = Tree::large();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.index();
     place.gate.open(tree.tar.len() as u64 / 2);
     place.mount();
@@ -535,7 +488,7 @@ fn unmount_during_copy_is_prompt_and_leaves_whole_files() {
 #[test]
 fn foreign_copy_directory_is_rejected_and_untouched() {
     let tree = Tree::mixed();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     let error_of = |copy: &str| {
         let told = place.error_of(&["mount", &place.url, "mnt", "--copy-to", copy]);
         assert!(!is_mounted(&place.path("mnt")));
@@ -610,7 +563,7 @@ impl Drop for FileSystem {
 
 #[test]
 fn full_disk_is_logged_as_an_error_and_shown_in_status() {
-    let place = Place::new(Tree::large().tar.clone());
+    let place = Place::serve(Tree::large().tar.clone());
     // A disk that becomes full after some files, and one that is full from the start.
     for (number, size) in ["size=8M", "size=16K"].into_iter().enumerate() {
         let small = place.path(format!("small{number}"));
@@ -649,7 +602,7 @@ fn full_disk_is_logged_as_an_error_and_shown_in_status() {
 #[test]
 fn full_disk_stops_copy_but_not_mount() {
     let tree = Tree::large();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     let _small = FileSystem::new(place.path("small"), "tmpfs", "size=8M");
     place.mount_with("small/copy", &[]);
     let status = place.wait_for_state("stopped");
@@ -675,7 +628,7 @@ fn full_disk_stops_copy_but_not_mount() {
 #[test]
 fn daemon_reads_copy_without_kernel_passthrough() {
     let tree = Tree::mixed();
-    let mut place = Place::new(tree.tar.clone());
+    let mut place = Place::serve(tree.tar.clone());
     // On overlayfs, which is itself stacked. Its layers are on tmpfs, because the disk may be an
     // overlay.
     let layers = FileSystem::new(place.path("layers"), "tmpfs", "");
@@ -711,7 +664,7 @@ fn daemon_reads_copy_without_kernel_passthrough() {
 #[test]
 fn subtree_mount_copies_only_that_subtree() {
     let tree = Tree::mixed();
-    let mut place = Place::new(tree.tar.clone());
+    let mut place = Place::serve(tree.tar.clone());
     place.mount_with("copy", &["--root", "many/of"]);
     let status = place.wait_for_state("complete");
     assert_eq!(number(&status, "/copy/files"), 120);
@@ -732,7 +685,7 @@ fn subtree_mount_copies_only_that_subtree() {
 #[test]
 fn copy_continues_when_source_is_back() {
     let tree = Tree::mixed();
-    let place = Place::new(tree.tar.clone());
+    let place = Place::serve(tree.tar.clone());
     place.index();
     let server = place.server.as_ref().expect("running");
     let resource = Resource::new(tree.tar.clone()).etag("\"1\"");

@@ -2,86 +2,56 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::path::Path;
 
 use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
-use crate::support::program::{stderr_text, tarfs};
+use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
 
-/// A server with two archives, a mountpoint, and a cache.
-struct Place {
-    server: Server,
-    directory: tempfile::TempDir,
+/// A fixture whose server has two archives.
+type Place = TestMount<Server>;
+
+fn place() -> Place {
+    let server = Server::start();
+    for (path, tree) in [("/mixed", Tree::mixed()), ("/other", Tree::other())] {
+        let packed = Packing::Gzip.pack(&tree.tar);
+        server.serve(path, Resource::new(packed).etag("\"1\""));
+    }
+    TestMount::with(&[], server)
 }
 
-impl Place {
-    fn new() -> Self {
-        let server = Server::start();
-        for (path, tree) in [("/mixed", Tree::mixed()), ("/other", Tree::other())] {
-            let packed = Packing::Gzip.pack(&tree.tar);
-            server.serve(path, Resource::new(packed).etag("\"1\""));
-        }
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        Self { server, directory }
-    }
+/// Kind, source and use of every cached file.
+fn cache_list(place: &Place) -> Vec<(String, String, bool)> {
+    let text = place.succeeds(&["cache", "list", "--json"]);
+    let mut listed: Vec<_> = text
+        .lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).expect("JSON");
+            let text = |name: &str| line.get(name).and_then(Value::as_str);
+            let path = Path::new(text("path").expect("there"));
+            assert!(path.starts_with(place.path("cache")) && path.exists());
+            assert!(line.get("disk_bytes").and_then(Value::as_u64) > Some(0));
+            let source = text("source").expect("known");
+            let source = source.rsplit('/').next().expect("a name");
+            (
+                text("kind").expect("there").to_owned(),
+                source.to_owned(),
+                line.get("in_use").and_then(Value::as_bool).expect("there"),
+            )
+        })
+        .collect();
+    listed.sort();
+    listed
+}
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        tarfs(self.directory.path(), words)
-    }
-
-    #[track_caller]
-    fn stdout_of(&self, words: &[&str]) -> String {
-        let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        String::from_utf8(output.stdout).expect("UTF-8")
-    }
-
-    #[track_caller]
-    fn error_of(&self, words: &[&str]) -> String {
-        let output = self.tarfs(words);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        stderr_text(&output)
-    }
-
-    /// Kind, source and use of every cached file.
-    fn cache_list(&self) -> Vec<(String, String, bool)> {
-        let text = self.stdout_of(&["cache", "list", "--json"]);
-        let mut listed: Vec<_> = text
-            .lines()
-            .map(|line| {
-                let line: Value = serde_json::from_str(line).expect("JSON");
-                let text = |name: &str| line.get(name).and_then(Value::as_str);
-                let path = Path::new(text("path").expect("there"));
-                assert!(path.starts_with(self.path("cache")) && path.exists());
-                assert!(line.get("disk_bytes").and_then(Value::as_u64) > Some(0));
-                let source = text("source").expect("known");
-                let source = source.rsplit('/').next().expect("a name");
-                (
-                    text("kind").expect("there").to_owned(),
-                    source.to_owned(),
-                    line.get("in_use").and_then(Value::as_bool).expect("there"),
-                )
-            })
-            .collect();
-        listed.sort();
-        listed
-    }
-
-    /// Mounts `/mixed`, with an index and a disk cache, until the result is dropped.
-    fn mount(&self) -> Mounted<'_> {
-        let url = self.server.url("/mixed");
-        self.stdout_of(&["mount", "--wait-index", &url, "mnt"]);
-        Mounted(self)
-    }
+/// Mounts `/mixed`, with an index and a disk cache, until the result is dropped.
+fn mount(place: &Place) -> Mounted<'_> {
+    place.succeeds(&["mount", "--wait-index", &place.url("/mixed"), "mnt"]);
+    Mounted(place)
 }
 
 struct Mounted<'a>(&'a Place);
@@ -98,23 +68,23 @@ fn cache_entry(kind: &str, source: &str, in_use: bool) -> (String, String, bool)
 
 #[test]
 fn cache_entries_are_listed_and_pruned_unless_in_use() {
-    let place = Place::new();
-    assert_eq!(place.stdout_of(&["cache", "list"]), "");
+    let place = place();
+    assert_eq!(place.succeeds(&["cache", "list"]), "");
     assert_eq!(
-        place.stdout_of(&["cache", "clear"]),
+        place.succeeds(&["cache", "clear"]),
         "removed 0 files, 0 B, kept 0 files, 0 B\n"
     );
-    let other = place.server.url("/other?key=value");
-    place.stdout_of(&["index", &other, "--quiet"]);
-    let mount = place.mount();
+    let other = place.url("/other?key=value");
+    place.succeeds(&["index", &other, "--quiet"]);
+    let mounted = mount(&place);
     let expected = [
         cache_entry("disk-cache", "mixed", true),
         cache_entry("index", "mixed", true),
     ];
-    let listed = place.cache_list();
+    let listed = cache_list(&place);
     assert_eq!(listed.len(), 3);
     assert_eq!(listed.get(..2), expected.get(..));
-    let words = place.stdout_of(&["cache", "list"]);
+    let words = place.succeeds(&["cache", "list"]);
     assert!(
         words.starts_with("KIND ") && words.contains("in use"),
         "{words}"
@@ -126,47 +96,47 @@ fn cache_entries_are_listed_and_pruned_unless_in_use() {
             .is_some_and(|sum| sum.starts_with("3 files, "))
     );
 
-    let dry = place.stdout_of(&["cache", "clear", "--dry-run"]);
+    let dry = place.succeeds(&["cache", "clear", "--dry-run"]);
     assert!(dry.contains("/other") && !dry.contains("/mixed"), "{dry}");
-    assert_eq!(place.cache_list().len(), 3);
+    assert_eq!(cache_list(&place).len(), 3);
     assert!(
         place
-            .stdout_of(&["cache", "prune"])
+            .succeeds(&["cache", "prune"])
             .starts_with("removed 0 files")
     );
     assert!(
         place
-            .stdout_of(&["cache", "clear"])
+            .succeeds(&["cache", "clear"])
             .starts_with("removed 1 file, ")
     );
-    assert_eq!(place.cache_list(), expected);
-    let pruned = place.stdout_of(&["cache", "prune", "--max-size", "0", "--older-than", "0"]);
+    assert_eq!(cache_list(&place), expected);
+    let pruned = place.succeeds(&["cache", "prune", "--max-size", "0", "--older-than", "0"]);
     assert!(pruned.starts_with("removed 0 files"), "{pruned}");
 
     // A later mount finds all of it.
-    drop(mount);
-    let requests = place.server.requests("/mixed").len();
-    drop(place.mount());
+    drop(mounted);
+    let requests = place.requests("/mixed").len();
+    drop(mount(&place));
     assert_eq!(
-        place.server.requests("/mixed").len(),
+        place.requests("/mixed").len(),
         requests + 1,
         "the first one only"
     );
     assert_eq!(
-        place.cache_list(),
+        cache_list(&place),
         [
             cache_entry("disk-cache", "mixed", false),
             cache_entry("index", "mixed", false)
         ]
     );
-    let pruned = place.stdout_of(&["cache", "prune", "--max-size", "0"]);
+    let pruned = place.succeeds(&["cache", "prune", "--max-size", "0"]);
     assert!(pruned.starts_with("removed 2 files"), "{pruned}");
-    assert!(place.cache_list().is_empty());
+    assert!(cache_list(&place).is_empty());
 }
 
 #[test]
 fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
-    let place = Place::new();
+    let place = place();
     fs::create_dir_all(place.path("home/documents")).expect("made");
     let told = place.error_of(&["cache", "clear", "--cache-dir", "home"]);
     assert!(told.contains("home is not a cache of tarfs"), "{told}");
@@ -185,10 +155,10 @@ fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     let theirs = index.join(format!("{}.idx", "1".repeat(64)));
     fs::write(&theirs, b"theirs").expect("written");
     chown(&theirs, Some(1), None).expect("root runs the tests");
-    assert_eq!(place.stdout_of(&["cache", "list"]), "");
+    assert_eq!(place.succeeds(&["cache", "list"]), "");
     assert!(
         place
-            .stdout_of(&["cache", "clear"])
+            .succeeds(&["cache", "clear"])
             .starts_with("removed 0 files")
     );
     for left in [
@@ -204,15 +174,15 @@ fn cache_verbs_reject_non_cache_and_keep_foreign_files() {
     fs::write(index.join(format!("{}.idx", "2".repeat(64))), b"old").expect("written");
     assert!(
         place
-            .stdout_of(&["cache", "clear"])
+            .succeeds(&["cache", "clear"])
             .starts_with("removed 1 file")
     );
 }
 
 #[test]
 fn cache_writable_by_others_is_not_used() {
-    let place = Place::new();
-    let url = place.server.url("/mixed");
+    let place = place();
+    let url = place.url("/mixed");
     let open = place.path("open");
     fs::create_dir(&open).expect("made");
     fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).expect("set");

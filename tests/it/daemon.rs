@@ -5,7 +5,7 @@ use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fcntl_getfl, fcntl_setfl, mknodat};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::support::mounts::is_mounted;
+use crate::support::fixture::{TestMount, pid_of};
 use crate::support::namespace::NamespaceProcess;
 use crate::support::packing::Packing;
 use crate::support::program::{children, stderr_text};
@@ -21,37 +21,23 @@ use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
 /// An archive, a mountpoint and a runtime directory.
-struct Place {
-    directory: tempfile::TempDir,
-}
+struct ArchiveFile;
+
+type Place = TestMount<ArchiveFile>;
 
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::write(
-            directory.path().join("a.tar"),
-            Archive::new().file("file", "").end(),
-        )
-        .expect("written");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        Self { directory }
+    fn with_archive() -> Self {
+        let place = TestMount::with(&[], ArchiveFile);
+        place.put("a.tar", Archive::new().file("file", "").end());
+        place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, verb: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
-        command
-            .arg(verb)
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"));
-        command
+    fn verb(&self, verb: &str) -> Command {
+        self.command(&[verb])
     }
 
     fn mount_command(&self) -> Command {
-        let mut command = self.tarfs("mount");
+        let mut command = self.verb("mount");
         command.arg(self.path("a.tar")).arg(self.path("mnt"));
         command
     }
@@ -63,14 +49,14 @@ impl Place {
         assert!(self.path("mnt/file").exists());
     }
 
-    fn umount(&self, more: &[&str]) -> Output {
-        let mut command = self.tarfs("umount");
+    fn umount_with(&self, more: &[&str]) -> Output {
+        let mut command = self.verb("umount");
         command.args(more).arg(self.path("mnt"));
         command.output().expect("started")
     }
 
-    fn status(&self) -> serde_json::Value {
-        let output = self.tarfs("status").arg("--json").output();
+    fn only_status(&self) -> serde_json::Value {
+        let output = self.verb("status").arg("--json").output();
         let output = output.expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
         serde_json::from_slice(&output.stdout).expect("one mount")
@@ -78,14 +64,12 @@ impl Place {
 
     /// The process that serves the mount, and a handle to wait for its end.
     fn server(&self) -> (Pid, OwnedFd) {
-        let pid = self.status().get("pid").and_then(serde_json::Value::as_i64);
-        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        let pid = pid.expect("a number");
+        let pid = pid_of(&self.only_status()).expect("a number");
         (pid, pidfd_open(pid, PidfdFlags::empty()).expect("running"))
     }
 
     fn is_answering(&self) -> bool {
-        let output = self.tarfs("status").arg(self.path("mnt")).output();
+        let output = self.verb("status").arg(self.path("mnt")).output();
         output.expect("started").status.success()
     }
 
@@ -93,36 +77,21 @@ impl Place {
     fn supervisor_pid(&self, server: Pid) -> Pid {
         match *children(server) {
             [supervisor] => supervisor,
-            ref more => panic!(
-                "one supervisor of {}: {more:?}",
-                self.directory.path().display()
-            ),
+            ref more => panic!("one supervisor of {}: {more:?}", self.root().display()),
         }
     }
 
     fn supervisor(&self, server: Pid) -> OwnedFd {
         pidfd_open(self.supervisor_pid(server), PidfdFlags::empty()).expect("running")
     }
-
-    fn is_mounted(&self) -> bool {
-        is_mounted(&self.path("mnt"))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.is_mounted() {
-            drop(self.umount(&["--lazy"]));
-        }
-    }
 }
 
 #[test]
 fn umount_leaves_no_process() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let (_, process) = place.server();
-    let output = place.umount(&[]);
+    let output = place.umount_with(&[]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(process_exits(&process));
     assert!(!place.is_mounted());
@@ -133,7 +102,7 @@ fn umount_leaves_no_process() {
 #[test]
 fn signal_unmounts_and_leaves_no_process() {
     for signal in [Signal::TERM, Signal::INT] {
-        let place = Place::new();
+        let place = Place::with_archive();
         place.mount();
         let (pid, process) = place.server();
         kill_process(pid, signal).expect("running");
@@ -145,7 +114,7 @@ fn signal_unmounts_and_leaves_no_process() {
 #[test]
 fn foreign_unmount_leaves_no_process() {
     for helper in ["fusermount3 -u", "umount"] {
-        let place = Place::new();
+        let place = Place::with_archive();
         place.mount();
         let (_, process) = place.server();
         let mut words = helper.split(' ');
@@ -160,11 +129,11 @@ fn foreign_unmount_leaves_no_process() {
 
 #[test]
 fn busy_mount_stays_until_second_signal_or_lazy() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let (pid, process) = place.server();
     let user = fs::File::open(place.path("mnt/file")).expect("there");
-    let refused = place.umount(&[]);
+    let refused = place.umount_with(&[]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(
         stderr_text(&refused).contains("in use"),
@@ -179,10 +148,10 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
     assert!(!place.is_mounted());
     drop(user);
 
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let user = fs::File::open(place.path("mnt/file")).expect("there");
-    let output = place.umount(&["--lazy"]);
+    let output = place.umount_with(&["--lazy"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(!place.is_mounted());
     drop(user);
@@ -190,7 +159,7 @@ fn busy_mount_stays_until_second_signal_or_lazy() {
 
 #[test]
 fn umount_of_stacked_mounts_takes_the_upper_first() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let output = place.mount_command().output().expect("started");
     assert!(output.status.success());
@@ -200,7 +169,7 @@ fn umount_of_stacked_mounts_takes_the_upper_first() {
         "{told}"
     );
     for is_left in [true, false] {
-        assert!(place.umount(&[]).status.success());
+        assert!(place.umount_with(&[]).status.success());
         assert_eq!(place.path("mnt/file").exists(), is_left);
     }
     assert!(!place.is_mounted());
@@ -208,7 +177,7 @@ fn umount_of_stacked_mounts_takes_the_upper_first() {
 
 #[test]
 fn daemon_keeps_serving_mount_below_another() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let restarted = place.mount_command().arg("--restart").status();
     assert!(restarted.expect("started").success());
     let (lower, process) = place.server();
@@ -218,14 +187,14 @@ fn daemon_keeps_serving_mount_below_another() {
     assert!(process_exits(&process));
     for _ in 0..2 {
         assert!(place.path("mnt/file").exists());
-        assert!(place.umount(&[]).status.success());
+        assert!(place.umount_with(&[]).status.success());
     }
     assert!(!place.is_mounted());
 }
 
 #[test]
 fn process_names_follow_the_program_name() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let output = place.mount_command().arg0("@tarfs").output();
     assert!(output.expect("started").status.success());
     let (pid, _) = place.server();
@@ -238,7 +207,7 @@ fn process_names_follow_the_program_name() {
 #[test]
 fn mount_of_killed_process_is_unmounted() {
     for how in ["in the background", "--foreground"] {
-        let place = Place::new();
+        let place = Place::with_archive();
         let mut served = None;
         match how {
             "--foreground" => {
@@ -268,7 +237,7 @@ fn mount_of_killed_process_is_unmounted() {
 
 #[test]
 fn dead_mount_can_be_unmounted_or_mounted_over() {
-    let place = Place::new();
+    let place = Place::with_archive();
     for _ in 0..2 {
         let output = place.mount_command().output().expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
@@ -278,14 +247,14 @@ fn dead_mount_can_be_unmounted_or_mounted_over() {
         assert!(process_exits(&process));
         assert!(place.is_mounted());
     }
-    let output = place.umount(&[]);
+    let output = place.umount_with(&[]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(!place.is_mounted());
 }
 
 #[test]
 fn mount_over_nonempty_directory_is_reported() {
-    let place = Place::new();
+    let place = Place::with_archive();
     fs::write(place.path("mnt/hidden"), "").expect("written");
     let output = place.mount_command().output().expect("started");
     assert!(output.status.success());
@@ -294,33 +263,29 @@ fn mount_over_nonempty_directory_is_reported() {
         "{}",
         stderr_text(&output)
     );
-    assert!(place.umount(&[]).status.success());
+    assert!(place.umount_with(&[]).status.success());
     assert!(place.path("mnt/hidden").exists());
 }
 
 #[test]
 fn umount_rejects_foreign_mounts() {
-    let place = Place::new();
-    let output = place.umount(&[]);
+    let place = Place::with_archive();
+    let output = place.umount_with(&[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr_text(&output).contains("is not a tarfs mount"),
         "{}",
         stderr_text(&output)
     );
-    let proc = place
-        .tarfs("umount")
-        .arg("/proc")
-        .output()
-        .expect("started");
+    let proc = place.verb("umount").arg("/proc").output().expect("started");
     assert_eq!(proc.status.code(), Some(2));
     assert!(Path::new("/proc/self").exists());
 }
 
 #[test]
 fn startup_errors_reach_the_terminal() {
-    let place = Place::new();
-    let mut missing = place.tarfs("mount");
+    let place = Place::with_archive();
+    let mut missing = place.verb("mount");
     missing.arg(place.path("a.tar")).arg(place.path("missing"));
     let output = missing.output().expect("started");
     assert_eq!(output.status.code(), Some(2));
@@ -346,9 +311,9 @@ fn startup_errors_reach_the_terminal() {
 
 #[test]
 fn status_shows_all_mounts_or_one() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
-    let status = place.status();
+    let status = place.only_status();
     let text = |name: &str| status.get(name).and_then(serde_json::Value::as_str);
     assert!(text("source").is_some_and(|source| source.contains("a.tar")));
     assert_eq!(text("mountpoint"), place.path("mnt").to_str());
@@ -359,30 +324,30 @@ fn status_shows_all_mounts_or_one() {
             .and_then(serde_json::Value::as_u64)
             > Some(0)
     );
-    let words = place.tarfs("status").arg(place.path("mnt")).output();
+    let words = place.verb("status").arg(place.path("mnt")).output();
     let words = words.expect("started");
     assert!(String::from_utf8_lossy(&words.stdout).contains("entries"));
-    let other = place.tarfs("status").arg(place.directory.path()).output();
+    let other = place.verb("status").arg(place.root()).output();
     assert_eq!(other.expect("started").status.code(), Some(2));
 }
 
 /// The process knows its mount by an old path, which another mount has now.
 #[test]
 fn status_by_path_means_the_present_mount() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let second = Archive::new().file("second", "").end();
     fs::write(place.path("b.tar"), second).expect("written");
     let mnt = place.path("x/mnt");
     let mount = |archive: &str| {
         fs::create_dir_all(&mnt).expect("made");
-        let mut command = place.tarfs("mount");
+        let mut command = place.verb("mount");
         let output = command.arg(place.path(archive)).arg(&mnt).output();
         let output = output.expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
     };
     let (moved, other) = (place.path("y/mnt"), place.path("z/mnt"));
     let run = |verb: &str, path: &Path| {
-        let output = place.tarfs(verb).arg(path).output();
+        let output = place.verb(verb).arg(path).output();
         output.expect("started").status.success()
     };
     mount("a.tar");
@@ -401,19 +366,19 @@ fn status_by_path_means_the_present_mount() {
 
 #[test]
 fn mount_of_another_namespace_is_not_found() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let script = r#""$TARFS" mount a.tar mnt && touch ready"#;
-    let elsewhere = NamespaceProcess::start(place.directory.path(), script, |command| {
+    let elsewhere = NamespaceProcess::start(place.root(), script, |command| {
         command
             .env("TARFS", env!("CARGO_BIN_EXE_tarfs"))
-            .env("XDG_RUNTIME_DIR", place.directory.path())
+            .env("XDG_RUNTIME_DIR", place.root())
             .env("TARFS_CACHE_DIR", place.path("cache"))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
     });
     wait::wait_until("it is mounted", || place.path("ready").exists());
     let (pid, process) = place.server();
-    assert!(!place.umount(&[]).status.success(), "nothing is there");
+    assert!(!place.umount_with(&[]).status.success(), "nothing is there");
     let inside = elsewhere.path_inside(&place.path("mnt/file"));
     assert!(fs::metadata(inside).is_ok(), "it is still mounted there");
     drop(elsewhere);
@@ -425,13 +390,12 @@ fn mount_of_another_namespace_is_not_found() {
 /// A mount namespace copied while the mount was there, as for a container.
 #[test]
 fn umount_reports_copy_in_another_namespace() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let (_, process) = place.server();
-    let elsewhere =
-        NamespaceProcess::start(place.directory.path(), "touch ready", |command| command);
+    let elsewhere = NamespaceProcess::start(place.root(), "touch ready", |command| command);
     wait::wait_until("it has a copy", || place.path("ready").exists());
-    let output = place.umount(&[]);
+    let output = place.umount_with(&[]);
     let said = stderr_text(&output);
     assert!(output.status.success(), "{said}");
     assert!(said.contains("another mount namespace"), "{said}");
@@ -444,7 +408,7 @@ fn umount_reports_copy_in_another_namespace() {
 
 #[test]
 fn ignored_hangup_leaves_the_mount() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let mount = place.mount_command();
     let mut nohup = Command::new("sh");
     nohup
@@ -471,13 +435,13 @@ fn ignored_hangup_leaves_the_mount() {
 /// As many layers as an image of a thousand layers has.
 #[test]
 fn mount_raises_descriptor_limit_to_maximum() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let mut command = Command::new("sh");
     let script = r#"ulimit -Sn 64; exec "$0" mount "$1" "$2""#;
     command
         .args(["-c", script, env!("CARGO_BIN_EXE_tarfs")])
         .args([place.path("a.tar"), place.path("mnt")])
-        .env("XDG_RUNTIME_DIR", place.directory.path())
+        .env("XDG_RUNTIME_DIR", place.root())
         .env("TARFS_CACHE_DIR", place.path("cache"));
     let output = command.output().expect("started");
     assert!(output.status.success(), "{}", stderr_text(&output));
@@ -494,7 +458,7 @@ fn mount_raises_descriptor_limit_to_maximum() {
 /// Standard error is a full pipe, as with a stopped terminal or a waiting pager.
 #[test]
 fn unread_terminal_does_not_block_mount() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let stderr = writer.try_clone().expect("a descriptor");
     assert_serves_with_full_pipe(&place, &writer, |command| {
@@ -506,7 +470,7 @@ fn unread_terminal_does_not_block_mount() {
 #[test]
 fn unread_log_pipe_does_not_block_mount() {
     for is_in_front in [true, false] {
-        let place = Place::new();
+        let place = Place::with_archive();
         let log = place.path("log");
         mknodat(CWD, &log, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("made");
         let both = fs::OpenOptions::new().read(true).write(true).open(&log);
@@ -569,7 +533,7 @@ fn fill(pipe: impl AsFd) {
 
 #[test]
 fn silent_control_connection_does_not_block_unmount() {
-    let place = Place::new();
+    let place = Place::with_archive();
     place.mount();
     let (pid, process) = place.server();
     let namespace = fs::metadata("/proc/self/ns/pid").expect("there").ino();
@@ -584,7 +548,7 @@ fn silent_control_connection_does_not_block_unmount() {
 
 #[test]
 fn foreground_process_ends_with_the_mount() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let mut server: Child = place
         .mount_command()
         .arg("--foreground")
@@ -593,19 +557,19 @@ fn foreground_process_ends_with_the_mount() {
         .expect("started");
     wait::wait_until("it answers", || place.is_answering());
     assert!(place.path("mnt/file").exists());
-    let output = place.umount(&[]);
+    let output = place.umount_with(&[]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(server.wait().expect("a child").success());
 }
 
 #[test]
 fn background_messages_go_to_log_file() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let log = place.path("log");
     let mut command = place.mount_command();
     command.arg("--log-file").arg(&log);
     assert!(command.status().expect("started").success());
-    assert!(place.umount(&[]).status.success());
+    assert!(place.umount_with(&[]).status.success());
     let text = fs::read_to_string(&log).expect("written");
     assert!(
         text.contains("mounted") && text.contains("unmounted"),
@@ -615,7 +579,7 @@ fn background_messages_go_to_log_file() {
 
 #[test]
 fn process_ending_late_leaves_next_mount_alone() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let number = || fs::metadata(place.path("mnt")).expect("mounted").dev();
     // The next mount gets its device number, unless another test's mount is faster.
     for _ in 0..50 {
@@ -632,7 +596,7 @@ fn process_ending_late_leaves_next_mount_alone() {
         kill_process(pid, Signal::CONT).expect("stopped");
         assert!(process_exits(&process));
         assert!(place.path("mnt/file").exists());
-        assert!(place.umount(&[]).status.success());
+        assert!(place.umount_with(&[]).status.success());
         if first == second {
             return;
         }
@@ -642,7 +606,7 @@ fn process_ending_late_leaves_next_mount_alone() {
 
 #[test]
 fn service_manager_is_notified_of_ready_status_and_stop() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let manager = UnixDatagram::bind(place.path("notify")).expect("bound");
     let mut server: Child = place
         .mount_command()
@@ -663,14 +627,14 @@ fn service_manager_is_notified_of_ready_status_and_stop() {
     let location = place.path("a.tar");
     let complete = format!("STATUS={}: complete", location.display());
     while hear() != complete {}
-    assert!(place.umount(&[]).status.success());
+    assert!(place.umount_with(&[]).status.success());
     assert_eq!(hear(), "STOPPING=1");
     assert!(server.wait().expect("a child").success());
 }
 
 #[test]
 fn foreground_messages_go_to_journal_or_log_file() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let stderr = fs::File::create(place.path("stderr")).expect("made");
     let found = stderr.metadata().expect("open");
     let stream = format!("{}:{}", found.dev(), found.ino());
@@ -682,7 +646,7 @@ fn foreground_messages_go_to_journal_or_log_file() {
             .stderr(stderr.try_clone().expect("cloned"));
         let mut server = command.spawn().expect("started");
         wait::wait_until("it answers", || place.is_answering());
-        assert!(place.umount(&[]).status.success());
+        assert!(place.umount_with(&[]).status.success());
         assert!(server.wait().expect("a child").success());
     };
     serve(&[]);
@@ -697,7 +661,7 @@ fn foreground_messages_go_to_journal_or_log_file() {
     assert!(logged.contains("INFO mounted"), "{logged}");
     let now = fs::read_to_string(place.path("stderr")).expect("written");
     assert_eq!(now, text);
-    let mut failing = place.tarfs("ls");
+    let mut failing = place.verb("ls");
     failing.arg("/nowhere.tar").env("JOURNAL_STREAM", &stream);
     let status = failing.stderr(stderr.try_clone().expect("cloned")).status();
     assert!(!status.expect("started").success());

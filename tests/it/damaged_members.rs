@@ -2,63 +2,28 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::path::PathBuf;
-use std::process::Output;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Resource, Server};
-use crate::support::mounts::is_mounted;
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::wait;
 
-/// A directory with a mountpoint.
-struct Place {
-    directory: tempfile::TempDir,
+/// A fixture with the archive `a.tar`.
+fn place_with(archive: &[u8]) -> TestMount {
+    let place = TestMount::new(&[]);
+    place.put("a.tar", archive);
+    place
 }
 
-impl Place {
-    fn new(archive: &[u8]) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::write(directory.path().join("a.tar"), archive).expect("space");
-        fs::create_dir(directory.path().join("mnt")).expect("fresh");
-        Self { directory }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    /// Standard error of a mount with `flags`.
-    fn mount(&self, flags: &[&str]) -> String {
-        let output = self.tarfs(&[&["mount"], flags, &["mnt"]].concat());
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        stderr_text(&output)
-    }
-
-    fn status(&self) -> Value {
-        let output = self.tarfs(&["status", "mnt", "--json"]);
-        serde_json::from_slice(&output.stdout).expect("a mount")
-    }
-
-    fn unmount(&self) {
-        let output = self.tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
-    }
+/// Standard error of a mount with `flags`.
+fn mount(place: &TestMount, flags: &[&str]) -> String {
+    let output = place.tarfs(&[&["mount"], flags, &["mnt"]].concat());
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    stderr_text(&output)
 }
 
 /// An archive of intact members and `count` damaged ones named `bad0`, `bad1` and so on.
@@ -85,7 +50,7 @@ fn count_of(status: &Value) -> Option<u64> {
 
 #[test]
 fn ls_names_damaged_members() {
-    let place = Place::new(&archive(120));
+    let place = place_with(&archive(120));
     for source in ["scanned", "saved"] {
         let output = place.tarfs(&["ls", "a.tar"]);
         assert_eq!(output.status.code(), Some(2), "{source}");
@@ -103,7 +68,7 @@ fn ls_names_damaged_members() {
 #[test]
 fn ls_names_members_missing_in_the_tree() {
     let archive = Archive::new().file("../out", "1").file("in", "2").end();
-    let place = Place::new(&archive);
+    let place = place_with(&archive);
     let output = place.tarfs(&["ls", "a.tar"]);
     let said = stderr_text(&output);
     for line in [
@@ -118,10 +83,10 @@ fn ls_names_members_missing_in_the_tree() {
 #[test]
 fn mount_names_damaged_members_before_it_returns() {
     for flags in [&["--wait-index"][..], &[]] {
-        let place = Place::new(&archive(12));
+        let place = place_with(&archive(12));
         // The second mount uses the index of the first one.
         for named in [12, 10] {
-            let said = place.mount(&[flags, &["a.tar"]].concat());
+            let said = mount(&place, &[flags, &["a.tar"]].concat());
             for number in 0..named {
                 assert!(
                     said.contains(&damaged_member_line(number)),
@@ -142,28 +107,28 @@ fn mount_names_damaged_members_before_it_returns() {
                 "damaged              {}\n",
                 damaged_member_line(9)
             )));
-            place.unmount();
+            place.umount();
         }
     }
 }
 
 #[test]
 fn mount_of_intact_archive_prints_nothing() {
-    let place = Place::new(&archive(0));
-    assert_eq!(place.mount(&["a.tar"]), "");
+    let place = place_with(&archive(0));
+    assert_eq!(mount(&place, &["a.tar"]), "");
     assert_eq!(count_of(&place.status()), Some(0));
-    place.unmount();
+    place.umount();
 }
 
 #[test]
 fn log_names_every_damaged_member() {
-    let place = Place::new(b"");
+    let place = place_with(b"");
     let server = Server::start();
     let resource = Resource::new(archive(150)).etag("\"1\"");
     server.serve_with_faults("/a.tar", resource, |_| {
         Some(Fault::Paced(16 << 10, Duration::from_millis(100)))
     });
-    let said = place.mount(&["--log-file", "log", &server.url("/a.tar")]);
+    let said = mount(&place, &["--log-file", "log", &server.url("/a.tar")]);
     wait::wait_until("the scan is over", || {
         place.status().pointer("/index/phase") == Some(&Value::from("complete"))
     });
@@ -177,5 +142,5 @@ fn log_names_every_damaged_member() {
             "{number}: {all}"
         );
     }
-    place.unmount();
+    place.umount();
 }

@@ -3,11 +3,12 @@
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
 use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, random_bytes};
@@ -15,36 +16,30 @@ use crate::support::wait;
 
 /// A directory that other users can access, with the archive `a.tar` of many files and a copy of the
 /// program.
-struct Place(tempfile::TempDir);
+struct ManyFiles;
+
+type Place = TestDir<ManyFiles>;
 
 impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
+    fn with_archive() -> Self {
+        let place = TestDir::with(&[], ManyFiles);
         let many = (0..50).fold(Archive::new().directory("d"), |archive, number| {
             let top = archive.file(&format!("f{number}"), "top");
             top.file(&format!("d/f{number}"), "below")
         });
-        fs::write(place.path("a.tar"), many.end()).expect("space");
-        fs::set_permissions(place.0.path(), Permissions::from_mode(0o755)).expect("ours");
+        place.put("a.tar", many.end());
+        fs::set_permissions(place.root(), Permissions::from_mode(0o755)).expect("ours");
         program::copy_to(&place.path("tarfs"));
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        program::tarfs(self.0.path(), words)
-    }
-
-    /// Like [`Self::run`], as a user who owns nothing here.
+    /// Like [`TestDir::tarfs`], as a user who owns nothing here.
     fn run_as_nobody(&self, words: &[&str]) -> Output {
         Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
             .arg(self.path("tarfs"))
             .args(words)
-            .current_dir(self.0.path())
+            .current_dir(self.root())
             .env("TARFS_CACHE_DIR", "/nonexistent")
             .output()
             .expect("setpriv is installed")
@@ -64,7 +59,7 @@ fn make(path: &Path, mode: u32) {
 
 #[test]
 fn unwritable_destination_is_reported_in_one_line() {
-    let place = Place::new();
+    let place = Place::with_archive();
     make(&place.path("closed"), 0o755);
     fs::write(place.path("closed/own"), "").expect("space");
     make(&place.path("half"), 0o755);
@@ -108,10 +103,10 @@ fn with_read_only_mount<T>(path: &Path, body: impl FnOnce() -> T) -> T {
 
 #[test]
 fn read_only_destination_is_named() {
-    let place = Place::new();
+    let place = Place::with_archive();
     make(&place.path("mounted"), 0o755);
     let output = with_read_only_mount(&place.path("mounted"), || {
-        place.run(&["materialize", "-q", "a.tar", "-C", "mounted"])
+        place.tarfs(&["materialize", "-q", "a.tar", "-C", "mounted"])
     });
     let lines = error_lines(&output);
     assert_eq!(lines.len(), 1, "{lines:?}");
@@ -122,7 +117,7 @@ fn read_only_destination_is_named() {
 
 #[test]
 fn empty_unwritable_destination_is_rejected_before_fetching() {
-    let place = Place::new();
+    let place = Place::with_archive();
     make(&place.path("closed"), 0o755);
     make(&place.path("mounted"), 0o755);
     // No server listens on this port.
@@ -137,7 +132,7 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
     };
     let closed = error_lines(&place.run_as_nobody(&words("closed")));
     let mounted = with_read_only_mount(&place.path("mounted"), || {
-        error_lines(&place.run(&words("mounted")))
+        error_lines(&place.tarfs(&words("mounted")))
     });
     for (lines, name, reason) in [
         (closed, "closed", "Permission denied"),
@@ -158,39 +153,39 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
 
 #[test]
 fn empty_directory_as_path_is_rejected_before_fetching() {
-    let place = Place::new();
+    let place = Place::with_archive();
     make(&place.path("out"), 0o755);
     // No server listens on this port.
     let url = "http://127.0.0.1:1/a.tar";
-    let lines = error_lines(&place.run(&["materialize", url, "out"]));
+    let lines = error_lines(&place.tarfs(&["materialize", url, "out"]));
     let [line] = lines.as_slice() else {
         panic!("{lines:?}")
     };
     assert!(line.contains("out: is an empty directory here"), "{line}");
     assert!(line.contains("-C out") && line.contains("-C ."), "{line}");
     // With -C, the word is a member.
-    let lines = error_lines(&place.run(&["materialize", "a.tar", "out", "-C", "."]));
+    let lines = error_lines(&place.tarfs(&["materialize", "a.tar", "out", "-C", "."]));
     assert!(
         lines.concat().contains("out: not in the archive"),
         "{lines:?}"
     );
     fs::create_dir(place.path("d")).expect("fresh");
     fs::write(place.path("d/own"), "").expect("space");
-    let output = place.run(&["materialize", "-q", "a.tar", "d"]);
+    let output = place.tarfs(&["materialize", "-q", "a.tar", "d"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert!(place.path("d/f3").exists());
 }
 
 #[test]
 fn path_like_destination_is_rejected_before_fetching() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let server = Server::start();
     let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
     server.serve("/a", Resource::new(archive).etag("\"1\""));
     let url = server.url("/a");
     for path in ["../d", "/srv/d", "~/d", ".."] {
         let before = server.sent_bytes("/a");
-        let output = place.run(&["materialize", "-q", &url, path]);
+        let output = place.tarfs(&["materialize", "-q", &url, path]);
         assert_eq!(output.status.code(), Some(2), "{path}");
         let lines = error_lines(&output);
         let [line] = lines.as_slice() else {
@@ -212,7 +207,7 @@ fn path_like_destination_is_rejected_before_fetching() {
         &["materialize", "-q", &url, "d/"],
         &["materialize", "-q", "a.tar", "/d"],
     ] {
-        let output = place.run(words);
+        let output = place.tarfs(words);
         assert!(
             output.status.success(),
             "{words:?}: {}",
@@ -220,23 +215,23 @@ fn path_like_destination_is_rejected_before_fetching() {
         );
     }
     // A word that a saved index contains is a member, too.
-    let output = place.run(&["index", "-q", &url]);
+    let output = place.tarfs(&["index", "-q", &url]);
     assert!(output.status.success(), "{}", stderr_text(&output));
-    let output = place.run(&["materialize", "-q", &url, "/d"]);
+    let output = place.tarfs(&["materialize", "-q", &url, "/d"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
 }
 
 #[test]
 fn path_missing_in_saved_index_is_rejected_before_fetching() {
-    let place = Place::new();
+    let place = Place::with_archive();
     let server = Server::start();
     let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
     server.serve("/a", Resource::new(archive).etag("\"1\""));
     let url = server.url("/a");
-    let output = place.run(&["index", "-q", &url]);
+    let output = place.tarfs(&["index", "-q", &url]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     let before = server.sent_bytes("/a");
-    let lines = error_lines(&place.run(&["materialize", "-q", &url, "missing", "other/x"]));
+    let lines = error_lines(&place.tarfs(&["materialize", "-q", &url, "missing", "other/x"]));
     assert_eq!(lines.len(), 2, "{lines:?}");
     assert!(
         lines.iter().all(|line| line.contains("not in the archive")),
@@ -249,19 +244,19 @@ fn path_missing_in_saved_index_is_rejected_before_fetching() {
         "{lines:?}"
     );
     assert!(server.sent_bytes("/a") - before < 1 << 20, "fetched");
-    let output = place.run(&["materialize", "-q", &url, "missing", "d"]);
+    let output = place.tarfs(&["materialize", "-q", &url, "missing", "d"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(place.path("d/f").exists(), "the other one is there");
 }
 
 #[test]
 fn interrupted_run_reports_progress_and_how_to_resume() {
-    let place = Place::new();
+    let place = Place::with_archive();
     make(&place.path("out"), 0o755);
     let mut child = Command::new("env")
         .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
         .args(["materialize", "-q", "-", "-C", "out"])
-        .current_dir(place.0.path())
+        .current_dir(place.root())
         .stdin(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()

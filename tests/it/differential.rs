@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use crate::support::fixture::{PROGRAM, TestMount};
 use crate::support::raw::{Archive, GNU, Header, V7, random_bytes};
 
 /// Command with which GNU tar extracts.
@@ -118,107 +119,81 @@ struct Findings {
     unlike_bsdtar: String,
 }
 
-/// A directory for one case.
-struct Place(tempfile::TempDir);
+/// A fixture with a destination for each program.
+fn place() -> TestMount {
+    TestMount::new(&["gnu", "bsd", "own"])
+}
 
-impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        for name in ["cache", "run", "gnu", "bsd", "own", "mnt"] {
-            fs::create_dir(directory.path().join(name)).expect("a fresh directory");
-        }
-        Self(directory)
+fn run(place: &TestMount, program: &str, arguments: &[&str]) -> Output {
+    place
+        .command_of(program)
+        .args(arguments)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"))
+}
+
+/// Processes the archive `a.tar` in all four ways.
+fn examine(place: &TestMount, options: &[&str]) -> Findings {
+    let gnu = ["-xpf", "a.tar", "-C", "gnu"];
+    let gnu = run(place, "tar", &[&gnu[..], &TAR, options].concat());
+    let options = options.iter().copied();
+    let options: Vec<&str> = options.filter(|&option| option != NO_DELAY).collect();
+    let bsd = options.iter().map(|option| match *option {
+        "-i" => "--ignore-zeros",
+        same => same,
+    });
+    let bsd: Vec<&str> = BSDTAR.into_iter().chain(["bsd"]).chain(bsd).collect();
+    // A member that bsdtar fails to extract is not in its tree.
+    let bsd = run(place, "bsdtar", &bsd);
+    let own = [
+        "materialize",
+        "--numeric-owner",
+        ALL_XATTRS,
+        "a.tar",
+        "-C",
+        "own",
+    ];
+    let own = run(place, PROGRAM, &[&own[..], &options].concat());
+    let mount = [
+        "mount",
+        "--wait-index",
+        ALL_XATTRS,
+        "-o",
+        "suid,dev",
+        "a.tar",
+        "mnt",
+    ];
+    let mount = run(place, PROGRAM, &[&mount[..], &options].concat());
+    let differences = ["own", "mnt"].map(|tree| compare(place, "gnu", tree));
+    if mount.status.success() {
+        let umount = run(place, PROGRAM, &["umount", "mnt"]);
+        assert!(umount.status.success(), "{}", text(&umount.stderr));
     }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn run(&self, program: &str, arguments: &[&str]) -> Output {
-        Command::new(program)
-            .args(arguments)
-            .current_dir(&self.0)
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("XDG_RUNTIME_DIR", self.path("run"))
-            .env("LC_ALL", "C")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap_or_else(|error| panic!("{program}: {error}"))
-    }
-
-    fn tarfs(&self, arguments: &[&str]) -> Output {
-        self.run(env!("CARGO_BIN_EXE_tarfs"), arguments)
-    }
-
-    /// Processes the archive `a.tar` in all four ways.
-    fn examine(&self, options: &[&str]) -> Findings {
-        let gnu = ["-xpf", "a.tar", "-C", "gnu"];
-        let gnu = self.run("tar", &[&gnu[..], &TAR, options].concat());
-        let options = options.iter().copied();
-        let options: Vec<&str> = options.filter(|&option| option != NO_DELAY).collect();
-        let bsd = options.iter().map(|option| match *option {
-            "-i" => "--ignore-zeros",
-            same => same,
-        });
-        let bsd: Vec<&str> = BSDTAR.into_iter().chain(["bsd"]).chain(bsd).collect();
-        // A member that bsdtar fails to extract is not in its tree.
-        let bsd = self.run("bsdtar", &bsd);
-        let own = [
-            "materialize",
-            "--numeric-owner",
-            ALL_XATTRS,
-            "a.tar",
-            "-C",
-            "own",
-        ];
-        let own = self.tarfs(&[&own[..], &options].concat());
-        let mount = [
-            "mount",
-            "--wait-index",
-            ALL_XATTRS,
-            "-o",
-            "suid,dev",
-            "a.tar",
-            "mnt",
-        ];
-        let mount = self.tarfs(&[&mount[..], &options].concat());
-        let differences = ["own", "mnt"].map(|tree| self.compare("gnu", tree));
-        if mount.status.success() {
-            let umount = self.tarfs(&["umount", "mnt"]);
-            assert!(umount.status.success(), "{}", text(&umount.stderr));
-        }
-        let unlike_bsdtar = self.compare("bsd", "own");
-        let told = [&gnu, &bsd, &own, &mount].map(|output| text(&output.stderr));
-        let all = [gnu, own, mount];
-        Findings {
-            complaints: told.concat(),
-            unlike_bsdtar,
-            verdicts: all.map(|output| output.status.success()),
-            differences,
-        }
-    }
-
-    /// The differences of two trees.
-    fn compare(&self, a: &str, b: &str) -> String {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/compare-trees");
-        let output = self.run(
-            "/usr/bin/python3",
-            &[script, "--ignore-mtime-of-root", a, b],
-        );
-        if output.status.success() {
-            String::new()
-        } else {
-            text(&output.stdout) + &text(&output.stderr)
-        }
+    let unlike_bsdtar = compare(place, "bsd", "own");
+    let told = [&gnu, &bsd, &own, &mount].map(|output| text(&output.stderr));
+    let all = [gnu, own, mount];
+    Findings {
+        complaints: told.concat(),
+        unlike_bsdtar,
+        verdicts: all.map(|output| output.status.success()),
+        differences,
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let table = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        if table.contains(&*self.path("mnt").to_string_lossy()) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
+/// The differences of two trees.
+fn compare(place: &TestMount, a: &str, b: &str) -> String {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/compare-trees");
+    let output = run(
+        place,
+        "/usr/bin/python3",
+        &[script, "--ignore-mtime-of-root", a, b],
+    );
+    if output.status.success() {
+        String::new()
+    } else {
+        text(&output.stdout) + &text(&output.stderr)
     }
 }
 
@@ -237,9 +212,9 @@ fn check(cases: impl IntoIterator<Item = Case>) {
 }
 
 fn mismatch(case: &Case) -> Option<String> {
-    let place = Place::new();
+    let place = place();
     fs::write(place.path("a.tar"), &case.archive).expect("space");
-    let finding = place.examine(case.options);
+    let finding = examine(&place, case.options);
     let [own, mount] = finding.differences.each_ref().map(String::is_empty);
     let [gnu_verdict, own_verdict, mounted] = finding.verdicts;
     let same_verdict = gnu_verdict == own_verdict;
@@ -338,10 +313,10 @@ fn path_longer_than_path_max_is_written_and_shown() {
         path = path + &"d".repeat(250) + "/";
         archive = archive.pax(&[("path", &path)]).directory("x/");
     }
-    let place = Place::new();
+    let place = place();
     let archive = archive.pax(&[("path", path + "file")]).file("x", "1").end();
     fs::write(place.path("a.tar"), archive).expect("space");
-    let finding = place.examine(&[]);
+    let finding = examine(&place, &[]);
     // GNU tar resolves each name from the current directory, and fails.
     assert_eq!(
         finding.verdicts,
@@ -349,7 +324,7 @@ fn path_longer_than_path_max_is_written_and_shown() {
         "{}",
         finding.complaints
     );
-    let found = place.run("find", &["own", "-name", "file", "-size", "1c"]);
+    let found = run(&place, "find", &["own", "-name", "file", "-size", "1c"]);
     assert_eq!(text(&found.stdout).lines().count(), 1);
 }
 
@@ -923,7 +898,7 @@ fn archives_of_other_programs_match() {
         t.add('tree','.'); t.close()";
     let mut surprises = Vec::new();
     let mut examine = |name: &str, modest: bool, program: &str, arguments: &[&str]| {
-        let place = Place::new();
+        let place = place();
         fs::create_dir(place.path("tree")).expect("fresh");
         create_tree(&place.path("tree"), modest);
         if name.contains("xattrs") {
@@ -936,7 +911,7 @@ fn archives_of_other_programs_match() {
                 ("setfacl", &["-m", "u:7:rx", "tree/setuid"]),
                 ("setfacl", &["-d", "-m", "g:9:rwx", "tree/d/e"]),
             ] {
-                let output = place.run(program, arguments);
+                let output = run(&place, program, arguments);
                 assert!(
                     output.status.success(),
                     "{program}: {}",
@@ -944,9 +919,9 @@ fn archives_of_other_programs_match() {
                 );
             }
         }
-        let packed = place.run(program, arguments);
+        let packed = run(&place, program, arguments);
         assert!(packed.status.success(), "{name}: {}", text(&packed.stderr));
-        let finding = place.examine(&[]);
+        let finding = examine(&place, &[]);
         let [own, mnt] = &finding.differences;
         let differences = [own, mnt, &finding.unlike_bsdtar].map(String::as_str);
         let is_same = differences.map(str::is_empty);
@@ -1089,7 +1064,7 @@ fn random_trees_survive_a_round_trip() {
         ..Config::default()
     });
     let result = runner.run(&strategy, |(plants, format, packing)| {
-        let place = Place::new();
+        let place = place();
         let tree = place.path("gnu");
         for plant in &plants {
             plant.apply(&tree);
@@ -1097,27 +1072,35 @@ fn random_trees_survive_a_round_trip() {
         // GNU's own format stores whole seconds.
         let (format, time) = [("--format=gnu", "@1000"), ("--format=pax", "@-1000.25")][format];
         let touch = format!("find gnu -depth -print0 | xargs -0 touch -h -d {time}");
-        prop_assert!(place.run("sh", &["-c", &touch]).status.success());
+        prop_assert!(run(&place, "sh", &["-c", &touch]).status.success());
         let packing = packings[packing];
         let script = format!("tar -c {format} --sparse -C gnu . | {packing} > a.tar");
-        let packed = place.run("sh", &["-c", &script]);
+        let packed = run(&place, "sh", &["-c", &script]);
         prop_assert!(packed.status.success(), "{}", text(&packed.stderr));
-        let own = place.tarfs(&[
-            "materialize",
-            "--numeric-owner",
-            ALL_XATTRS,
-            "a.tar",
-            "-C",
-            "own",
-        ]);
+        let own = run(
+            &place,
+            PROGRAM,
+            &[
+                "materialize",
+                "--numeric-owner",
+                ALL_XATTRS,
+                "a.tar",
+                "-C",
+                "own",
+            ],
+        );
         prop_assert!(own.status.success(), "{}", text(&own.stderr));
-        let mount = place.tarfs(&["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"]);
+        let mount = run(
+            &place,
+            PROGRAM,
+            &["mount", "--wait-index", "-o", "suid,dev", "a.tar", "mnt"],
+        );
         prop_assert!(mount.status.success(), "{}", text(&mount.stderr));
         for tree in ["own", "mnt"] {
-            let difference = place.compare("gnu", tree);
+            let difference = compare(&place, "gnu", tree);
             prop_assert!(difference.is_empty(), "{tree}, {format}: {difference}");
         }
-        prop_assert!(place.tarfs(&["umount", "mnt"]).status.success());
+        prop_assert!(run(&place, PROGRAM, &["umount", "mnt"]).status.success());
         Ok(())
     });
     if let Err(error) = result {

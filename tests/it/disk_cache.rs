@@ -6,63 +6,34 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
+use crate::support::fixture::{TestDir, TestMount, pid_of};
 use crate::support::http::{Resource, Server};
 use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::stderr_text;
 use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
 /// A server with archives, and directories for mounts and for files of tarfs.
-struct Place {
+struct ArchiveServer {
     server: Server,
-    directory: tempfile::TempDir,
 }
+
+type Place = TestMount<ArchiveServer>;
 
 impl Place {
     /// Serves the mixed tree at `/mixed`, and another tree at `/other`.
-    fn new() -> Self {
-        let place = Self {
-            server: Server::start(),
-            directory: tempfile::tempdir().expect("a directory"),
-        };
-        for mountpoint in ["a", "b", "c"] {
-            fs::create_dir(place.path(mountpoint)).expect("made");
-        }
-        fs::create_dir(place.path("cache")).expect("made");
+    fn start() -> Self {
+        let server = Server::start();
         for (path, tree) in [("/mixed", Tree::mixed()), ("/other", Tree::other())] {
             let packed = Packing::Gzip.pack(&tree.tar);
-            place
-                .server
-                .serve(path, Resource::new(packed).etag("\"1\""));
+            server.serve(path, Resource::new(packed).etag("\"1\""));
         }
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_tarfs"));
-        command
-            .args(words)
-            .current_dir(&self.directory)
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*");
-        command
-    }
-
-    #[track_caller]
-    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.command(words).output().expect("started");
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        output.stdout
+        let directory = TestDir::with(&["a", "b", "c", "cache"], ArchiveServer { server });
+        TestMount::of(directory, &["a", "b", "c"])
     }
 
     #[track_caller]
@@ -71,18 +42,11 @@ impl Place {
         self.succeeds(&[&["mount", &url, mountpoint], more].concat());
     }
 
-    #[track_caller]
-    fn status(&self, mountpoint: &str) -> Value {
-        let text = self.succeeds(&["status", mountpoint, "--json"]);
-        serde_json::from_slice(&text).expect("one mount")
-    }
-
     /// Kills the process of a mount, and waits until the mount is gone.
     fn kill(&self, mountpoint: &str) {
-        let pid = self.status(mountpoint).get("pid").and_then(Value::as_i64);
-        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        kill_process(pid.expect("a number"), Signal::KILL).expect("running");
-        wait::wait_until("it is taken out", || !is_mounted(&self.path(mountpoint)));
+        let pid = pid_of(&self.status_of(mountpoint)).expect("a number");
+        kill_process(pid, Signal::KILL).expect("running");
+        wait::wait_until("it is gone", || !is_mounted(&self.path(mountpoint)));
     }
 
     #[track_caller]
@@ -109,16 +73,6 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        for mountpoint in ["a", "b", "c"] {
-            if is_mounted(&self.path(mountpoint)) {
-                drop(self.command(&["umount", "--lazy", mountpoint]).output());
-            }
-        }
-    }
-}
-
 #[track_caller]
 fn number(status: &Value, pointer: &str) -> u64 {
     let value = status.pointer(pointer).and_then(Value::as_u64);
@@ -134,7 +88,7 @@ fn note(status: &Value, part: &str) -> Option<String> {
 
 #[test]
 fn killed_mount_leaves_only_valid_disk_cache() {
-    let (place, tree) = (Place::new(), Tree::mixed());
+    let (place, tree) = (Place::start(), Tree::mixed());
     // Without prefetching, the disk cache holds only spans that were read, and those are `whole`'s.
     let reads_alone = ["--prefetch", "none", "--cache-size", "1GiB"];
     place.succeeds(&["index", &place.server.url("/mixed")]);
@@ -145,7 +99,7 @@ fn killed_mount_leaves_only_valid_disk_cache() {
         place.assert_file("a", name, content);
     }
     wait::wait_until("what was decoded is on disk", || {
-        let status = place.status("a");
+        let status = place.status_of("a");
         let [decoded, stored] = ["decoded_bytes", "disk_cache_written_bytes"]
             .map(|name| number(&status, &format!("/counters/{name}")));
         decoded > 0 && decoded == stored
@@ -174,7 +128,7 @@ fn killed_mount_leaves_only_valid_disk_cache() {
         place.assert_file("a", name, content);
     }
     assert_eq!(place.server.sent_bytes("/mixed"), opened);
-    let status = place.status("a");
+    let status = place.status_of("a");
     assert_eq!(number(&status, "/counters/decoded_bytes"), 0);
     for (name, content) in rest {
         place.assert_file("a", name, content);
@@ -183,7 +137,7 @@ fn killed_mount_leaves_only_valid_disk_cache() {
 
 #[test]
 fn leftovers_of_killed_scan_are_removed_by_next_one() {
-    let (place, tree) = (Place::new(), Tree::mixed());
+    let (place, tree) = (Place::start(), Tree::mixed());
     let packed = Packing::Gzip.pack(&tree.tar);
     let resource = Resource::new(packed.clone()).etag("\"1\"");
     place.server.route("/slow", move |request| {
@@ -221,7 +175,7 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
 #[test]
 fn mounts_share_disk_cache_directory_and_its_limit() {
     const LIMIT: u64 = 16 << 20;
-    let place = Place::new();
+    let place = Place::start();
     let limit = LIMIT.to_string();
     // Spans that a scan decodes would be in the page cache, and not read from disk.
     let sizes = ["--cache-size", &limit, "--memory", "32MiB"];
@@ -253,7 +207,7 @@ fn mounts_share_disk_cache_directory_and_its_limit() {
     let most = most.load(Ordering::SeqCst);
     assert!(most <= LIMIT, "{most}");
     assert!(most > LIMIT / 2, "it is used: {most}");
-    let statuses = mounts.map(|(_, mountpoint, _)| place.status(mountpoint));
+    let statuses = mounts.map(|(_, mountpoint, _)| place.status_of(mountpoint));
     for status in &statuses {
         assert_eq!(number(status, "/counters/failed_reads"), 0);
         assert_eq!(number(status, "/disk_cache/limit_bytes"), LIMIT);
@@ -271,7 +225,7 @@ struct SmallDisk {
 
 impl SmallDisk {
     fn new(bytes: u64) -> Self {
-        let place = Place::new();
+        let place = Place::start();
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "none"])
             .arg(place.path("cache"))
@@ -304,12 +258,12 @@ fn reads_continue_without_disk_cache_on_full_disk() {
     ];
     place.mount("/mixed", "a", &flags);
     wait::wait_until("it is noted", || {
-        note(&place.status("a"), "the disk cache is incomplete").is_some()
+        note(&place.status_of("a"), "the disk cache is incomplete").is_some()
     });
     for (name, content) in tree.files.iter().rev() {
         place.assert_file("a", name, content);
     }
-    let status = place.status("a");
+    let status = place.status_of("a");
     let note = note(&status, "the disk cache is incomplete").expect("as before");
     assert!(note.contains("No space left on device"), "{note}");
     assert_eq!(number(&status, "/counters/failed_reads"), 0);
@@ -332,9 +286,9 @@ fn disk_cache_leaves_a_tenth_of_the_disk_free() {
         place.assert_file("a", name, content);
     }
     wait::wait_until("it is noted", || {
-        note(&place.status("a"), "the disk cache is incomplete").is_some()
+        note(&place.status_of("a"), "the disk cache is incomplete").is_some()
     });
-    let note = note(&place.status("a"), "the disk cache is incomplete").expect("as before");
+    let note = note(&place.status_of("a"), "the disk cache is incomplete").expect("as before");
     assert!(
         note.contains("its limit for all archives"),
         "not full: {note}"

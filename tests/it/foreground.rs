@@ -6,41 +6,38 @@ use std::io::{IoSliceMut, Read, Seek, SeekFrom};
 use std::mem::MaybeUninit;
 use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt;
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg, sockopt};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
-use crate::support::program::{self, children};
+use crate::support::program::children;
 use crate::support::raw::Archive;
 use crate::support::wait::{self, process_exits};
 
 /// An archive behind a server, and a socket of a service manager that receives every notification.
-struct Place {
+struct Services {
     server: Server,
-    manager: UnixDatagram,
-    directory: tempfile::TempDir,
+    manager: Option<UnixDatagram>,
 }
 
+type Place = TestMount<Services>;
+
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        let manager = UnixDatagram::bind(directory.path().join("notify")).expect("bound");
+    fn start_services() -> Self {
+        let state = Services {
+            server: Server::start(),
+            manager: None,
+        };
+        let mut place = TestMount::with(&[], state);
+        let manager = UnixDatagram::bind(place.path("notify")).expect("bound");
         sockopt::set_socket_passcred(&manager, true).expect("set");
         let timeout = Some(wait::WAIT_TIMEOUT);
         manager.set_read_timeout(timeout).expect("set");
-        let server = Server::start();
-        let place = Self {
-            server,
-            manager,
-            directory,
-        };
+        place.manager = Some(manager);
         place.write_archive("old");
         place
     }
@@ -53,23 +50,15 @@ impl Place {
             .route("/archive", move |request| resource.answer(request));
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
     /// Starts a foreground mount that logs to the file `said`.
     fn start(&self, more: &[&str]) -> Child {
         // The test runner may ignore these signals.
-        Command::new("env")
+        self.command_of("env")
             .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
             .args(["mount", "--foreground", "--restart"])
             .args(more)
             .args([&self.server.url("/archive"), "mnt"])
-            .current_dir(self.directory.path())
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
             .env("NOTIFY_SOCKET", self.path("notify"))
-            .env("no_proxy", "*")
             .stdin(Stdio::null())
             .stderr(File::create(self.path("said")).expect("made"))
             .spawn()
@@ -80,21 +69,15 @@ impl Place {
         fs::read_to_string(self.path("said")).unwrap_or_default()
     }
 
-    /// The process that serves the mount.
-    fn server_pid(&self) -> Option<Pid> {
-        let output = program::tarfs(self.directory.path(), &["status", "mnt", "--json"]);
-        let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
-        Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
-    }
-
     /// The next notification to the service manager, and its sender.
     fn next_notification(&self) -> (String, Pid) {
+        let manager = self.manager.as_ref().expect("bound");
         let mut bytes = [0; 512];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let len = loop {
             let into = &mut [IoSliceMut::new(&mut bytes)];
-            match recvmsg(&self.manager, into, &mut control, RecvFlags::empty()) {
+            match recvmsg(manager, into, &mut control, RecvFlags::empty()) {
                 Err(Errno::INTR) => {}
                 received => break received.expect("told").bytes,
             }
@@ -124,14 +107,6 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
-        }
-    }
-}
-
 fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)
 }
@@ -152,7 +127,7 @@ fn wait_for_exit(child: &mut Child) -> ExitStatus {
 
 #[test]
 fn foreground_process_stays_and_reports_for_restarted_worker() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&[]);
     place.expect_notification("READY=1", &front);
     let complete = format!("STATUS={}: complete", place.server.url("/archive"));
@@ -165,7 +140,9 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
         place.expect_notification("STATUS=the process that served it has died", &front);
         place.expect_notification("READY=1", &front);
         place.expect_notification(&complete, &front);
-        let now = place.server_pid().expect("somebody goes on");
+        let now = place
+            .server_pid()
+            .expect("another process serves the mount");
         assert!(now != before && children(pid_of(&front)) == [now]);
         let mut content = String::new();
         open.seek(SeekFrom::Start(0)).expect("sought");
@@ -181,12 +158,12 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
     kill(pid_of(&front), Signal::TERM);
     place.expect_notification("STOPPING=1", &front);
     assert!(wait_for_exit(&mut front).success());
-    assert!(process_exits(&last) && !is_mounted(&place.path("mnt")));
+    assert!(process_exits(&last) && !place.is_mounted());
 }
 
 #[test]
 fn signals_to_foreground_process_reach_the_worker() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&[]);
     place.expect_notification("READY=1", &front);
     let open = File::open(place.path("mnt/file")).expect("there");
@@ -198,14 +175,14 @@ fn signals_to_foreground_process_reach_the_worker() {
     assert_eq!(place.content(), "old");
     kill(pid_of(&front), Signal::HUP);
     assert!(wait_for_exit(&mut front).success());
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
     drop(open);
 }
 
 #[test]
 fn signal_before_mount_ends_foreground_process() {
     for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
-        let place = Place::new();
+        let place = Place::start_services();
         let resource = Resource::new(Archive::new().file("file", "old").end());
         let silent = move |request: &_| resource.answer(request).stall_after(0);
         place.server.route("/archive", silent);
@@ -214,13 +191,13 @@ fn signal_before_mount_ends_foreground_process() {
         kill(pid_of(&front), signal);
         let status = wait_for_exit(&mut front);
         assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
-        assert!(!is_mounted(&place.path("mnt")));
+        assert!(!place.is_mounted());
     }
 }
 
 #[test]
 fn worker_killed_while_stopping_is_not_restarted() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&[]);
     place.expect_notification("READY=1", &front);
     let server = place.server_pid().expect("mounted");
@@ -230,12 +207,12 @@ fn worker_killed_while_stopping_is_not_restarted() {
     kill(server, Signal::KILL);
     let status = wait_for_exit(&mut front);
     assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 }
 
 #[test]
 fn startup_error_is_reported_once_with_its_exit_code() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&["--root", "nowhere"]);
     assert_eq!(wait_for_exit(&mut front).code(), Some(2));
     let said = place.messages();
@@ -249,7 +226,7 @@ fn worker_is_not_restarted_after_stop_request() {
         ("has changed since it was", 1),
         ("failed to take over the mount", 3),
     ] {
-        let place = Place::new();
+        let place = Place::start_services();
         let mut front = place.start(&[]);
         place.expect_notification("READY=1", &front);
         let before = place.server_pid().expect("mounted");
@@ -261,7 +238,7 @@ fn worker_is_not_restarted_after_stop_request() {
         kill(pid_of(&front), Signal::TERM);
         let status = wait_for_exit(&mut front);
         assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
-        assert!(!is_mounted(&place.path("mnt")));
+        assert!(!place.is_mounted());
         let said = place.messages();
         let count_of = |words| said.matches(words).count();
         assert!(
@@ -273,7 +250,7 @@ fn worker_is_not_restarted_after_stop_request() {
 
 #[test]
 fn foreground_process_fails_if_worker_is_not_restarted() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&[]);
     for _ in 0..6 {
         place.expect_notification("READY=1", &front);
@@ -285,19 +262,21 @@ fn foreground_process_fails_if_worker_is_not_restarted() {
         "{}",
         place.messages()
     );
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 }
 
 #[test]
 fn killed_foreground_process_leaves_nothing() {
-    let place = Place::new();
+    let place = Place::start_services();
     let mut front = place.start(&[]);
     place.expect_notification("READY=1", &front);
     kill(place.server_pid().expect("mounted"), Signal::KILL);
     place.expect_notification("READY=1", &front);
-    let last = place.server_pid().expect("somebody goes on");
+    let last = place
+        .server_pid()
+        .expect("another process serves the mount");
     let last = pidfd_open(last, PidfdFlags::empty()).expect("running");
     kill(pid_of(&front), Signal::KILL);
     assert!(!wait_for_exit(&mut front).success());
-    assert!(process_exits(&last) && !is_mounted(&place.path("mnt")));
+    assert!(process_exits(&last) && !place.is_mounted());
 }

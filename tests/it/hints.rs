@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
 use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
@@ -15,15 +16,6 @@ fn error_line(directory: &Path, words: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
     assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
     text
-}
-
-/// A directory with the empty directories `mnt` and `out`.
-fn place() -> tempfile::TempDir {
-    let place = tempfile::tempdir().expect("a directory");
-    for name in ["mnt", "out"] {
-        fs::create_dir(place.path().join(name)).expect("fresh");
-    }
-    place
 }
 
 /// The error line of each verb that reads `source`.
@@ -39,7 +31,7 @@ fn error_lines(directory: &Path, source: &str) -> [String; 3] {
 
 #[test]
 fn unknown_scheme_error_lists_supported_schemes() {
-    let place = place();
+    let place = TestDir::new(&["mnt", "out"]);
     for (source, words) in [
         (
             "oci://registry.example/me/tool:1",
@@ -59,7 +51,7 @@ fn unknown_scheme_error_lists_supported_schemes() {
         ),
         ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
     ] {
-        for text in error_lines(place.path(), source) {
+        for text in error_lines(place.root(), source) {
             assert!(text.contains("is not a known scheme"), "{text}");
             for word in words {
                 assert!(text.contains(word), "'{word}' in: {text}");
@@ -70,8 +62,8 @@ fn unknown_scheme_error_lists_supported_schemes() {
 
 #[test]
 fn url_without_scheme_gets_hint_with_scheme() {
-    let place = place();
-    fs::create_dir(place.path().join("release.d")).expect("fresh");
+    let place = TestDir::new(&["mnt", "out"]);
+    fs::create_dir(place.path("release.d")).expect("fresh");
     for (source, url) in [
         ("example.com/a.tar", "https://example.com/a.tar"),
         (
@@ -81,13 +73,13 @@ fn url_without_scheme_gets_hint_with_scheme() {
         ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
         ("127.0.0.1:8000/a.tar", "http://127.0.0.1:8000/a.tar"),
     ] {
-        for text in error_lines(place.path(), source) {
+        for text in error_lines(place.root(), source) {
             let question = format!("(did you mean {url}?)");
             assert!(text.contains(&question), "{text}");
             assert!(text.contains("not found"), "{text}");
         }
     }
-    let signed = error_line(place.path(), &["ls", "example.com/a.tar?sig=s3cret"]);
+    let signed = error_line(place.root(), &["ls", "example.com/a.tar?sig=s3cret"]);
     assert!(
         signed.contains("did you mean https://example.com/a.tar"),
         "{signed}"
@@ -102,7 +94,7 @@ fn url_without_scheme_gets_hint_with_scheme() {
         "release.d/a.tar",
         "a.b:c",
     ] {
-        let text = error_line(place.path(), &["ls", source]);
+        let text = error_line(place.root(), &["ls", source]);
         assert!(text.contains("not found"), "{text}");
         assert!(!text.contains("did you mean"), "{text}");
     }
@@ -137,23 +129,23 @@ const ENCRYPTED: [(&[u8], &str); 10] = [
 
 #[test]
 fn encrypted_file_error_names_decryption_command() {
-    let place = place();
+    let place = TestDir::new(&["mnt", "out"]);
     for (first, command) in ENCRYPTED {
-        fs::write(place.path().join("a.tar.x"), [first, &[7; 2000]].concat()).expect("space");
-        for text in error_lines(place.path(), "a.tar.x") {
+        place.put("a.tar.x", [first, &[7; 2000]].concat());
+        for text in error_lines(place.root(), "a.tar.x") {
             assert!(text.contains("a.tar.x: it is encrypted"), "{text}");
             assert!(text.contains(command), "'{command}' in: {text}");
         }
     }
     // The name of a member may start with these bytes.
     let archive = Archive::new().file("Salted__", "x").end();
-    fs::write(place.path().join("a.tar"), archive).expect("space");
-    assert!(tarfs(place.path(), &["ls", "a.tar"]).status.success());
+    place.put("a.tar", archive);
+    assert!(tarfs(place.root(), &["ls", "a.tar"]).status.success());
 }
 
 #[test]
 fn hints_for_local_files_name_no_servers() {
-    let place = place();
+    let place = TestDir::new(&["mnt", "out"]);
     let whole = Archive::new().file("f", "content").end();
     for (name, bytes) in [
         ("text", &b"hello\n"[..]),
@@ -162,16 +154,16 @@ fn hints_for_local_files_name_no_servers() {
         ("cut.tar", whole.get(..600).expect("longer")),
         ("cut.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03\x01"),
     ] {
-        fs::write(place.path().join(name), bytes).expect("space");
+        place.put(name, bytes);
     }
     let mut texts = Vec::new();
     for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
-        texts.extend(error_lines(place.path(), source));
+        texts.extend(error_lines(place.root(), source));
     }
     // A mount shows the readable part.
     let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
     for words in [&["ls", "cut.tar"][..], &cut] {
-        texts.push(error_line(place.path(), words));
+        texts.push(error_line(place.root(), words));
     }
     for text in texts {
         let (_, hint) = text.rsplit_once(" (").expect("a hint");
@@ -182,6 +174,6 @@ fn hints_for_local_files_name_no_servers() {
 
     let server = Server::start();
     server.serve("/page", Resource::new(b"<!DOCTYPE html>".to_vec()));
-    let text = error_line(place.path(), &["ls", &server.url("/page")]);
+    let text = error_line(place.root(), &["ls", &server.url("/page")]);
     assert!(text.contains("error page"), "{text}");
 }

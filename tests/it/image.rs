@@ -4,17 +4,18 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use crate::support::fixture::{TestDir, TestMount};
 use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Files, Image};
 use crate::support::measured_runner::MeasuredRunner;
 use crate::support::packing::Packing;
-use crate::support::program::{self, stderr_text, tarfs};
+use crate::support::program::{self, stderr_text};
 use crate::support::raw::{self, Archive, Header};
 use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
@@ -23,55 +24,6 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_tarfs");
 
 /// A payload long enough to be skipped on any link, even when memory is full of requested chunks.
 const HUGE: usize = 104 << 20;
-
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
-        for name in ["out", "mnt"] {
-            fs::create_dir(place.path().join(name)).expect("made");
-        }
-        place
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn put(&self, name: &str, bytes: &[u8]) {
-        fs::write(self.path().join(name), bytes).expect("space");
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        tarfs(self.path(), words)
-    }
-
-    /// Standard output of a run that must succeed.
-    #[track_caller]
-    fn stdout_of(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
-        String::from_utf8(output.stdout).expect("UTF-8")
-    }
-
-    /// Error message of a run that must fail.
-    #[track_caller]
-    fn error_of(&self, words: &[&str]) -> String {
-        let output = self.run(words);
-        assert_eq!(
-            output.status.code(),
-            Some(2),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
-        stderr_text(&output)
-    }
-}
 
 /// A layer with a file of noise.
 fn layer() -> Vec<u8> {
@@ -101,9 +53,9 @@ fn two() -> Image {
 }
 
 /// SOURCE for every way to store an image.
-fn image_sources(place: &Place, image: &Image) -> Vec<String> {
+fn image_sources(place: &TestDir, image: &Image) -> Vec<String> {
     let oci = image::oci(std::slice::from_ref(image));
-    oci.write(&place.path().join("layout"));
+    oci.write(&place.path("layout"));
     place.put("oci.tar", &oci.tar());
     place.put("oci.tgz", &image::packed(Packing::Gzip, &oci.tar()));
     let docker = image::docker(image).end();
@@ -119,7 +71,7 @@ fn image_sources(place: &Place, image: &Image) -> Vec<String> {
         format!("docker-archive:docker.tar.zst:{}:latest", image.name),
         "docker-archive:blobs.tar".to_owned(),
     ];
-    let absolute = place.path().join("oci.tar");
+    let absolute = place.path("oci.tar");
     kept.push(format!("oci-archive:{}", absolute.display()));
     kept
 }
@@ -128,28 +80,28 @@ fn image_sources(place: &Place, image: &Image) -> Vec<String> {
 fn image_is_a_source_in_every_storage_format() {
     let noise = Rng::new(7).bytes(3 << 20);
     for packing in [Packing::Gzip, Packing::Zstd, Packing::Plain] {
-        let place = Place::new();
+        let place = TestMount::new(&["out"]);
         for (number, source) in image_sources(&place, &two().packed(packing))
             .iter()
             .enumerate()
         {
-            let listed = place.stdout_of(&["ls", "-R", source]);
+            let listed = place.succeeds(&["ls", "-R", source]);
             assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n", "{source}");
             let out = format!("out/{number}");
-            fs::create_dir(place.path().join(&out)).expect("made");
-            place.stdout_of(&["materialize", "-q", source, "-C", &out]);
-            let written = fs::read(place.path().join(&out).join("d/noise")).expect("written");
+            fs::create_dir(place.path(&out)).expect("made");
+            place.succeeds(&["materialize", "-q", source, "-C", &out]);
+            let written = fs::read(place.path(&out).join("d/noise")).expect("written");
             assert!(written == noise, "{source}");
-            let names = fs::read_dir(place.path().join(&out).join("d")).expect("a directory");
+            let names = fs::read_dir(place.path(&out).join("d")).expect("a directory");
             assert_eq!(names.count(), 2, "{source}: what is gone is gone");
-            place.stdout_of(&["verify", "-q", source]);
+            place.succeeds(&["verify", "-q", source]);
         }
     }
 }
 
 #[test]
 fn image_inside_an_archive_is_a_source() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = image::oci(&[two()]).tar();
     let outer = Archive::new().file("i/x.tar", &image).end();
     place.put("outer", &outer);
@@ -165,27 +117,27 @@ fn image_inside_an_archive_is_a_source() {
         ),
     ] {
         assert_eq!(
-            place.stdout_of(&["ls", &source]),
+            place.succeeds(&["ls", &source]),
             "d\nlink\nlow\n",
             "{source}"
         );
-        place.stdout_of(&["mount", &source, "mnt"]);
-        let below = fs::read(place.path().join("mnt/low"));
-        place.stdout_of(&["umount", "mnt"]);
+        place.succeeds(&["mount", &source, "mnt"]);
+        let below = fs::read(place.path("mnt/low"));
+        place.succeeds(&["umount", "mnt"]);
         assert_eq!(below.expect("readable"), b"below", "{source}");
     }
 }
 
 #[test]
 fn mount_of_image_serves_its_layers() {
-    let place = Place::new();
-    let mnt = place.path().join("mnt");
+    let place = TestMount::new(&["out"]);
+    let mnt = place.path("mnt");
     for source in image_sources(&place, &two()) {
-        place.stdout_of(&["mount", &source, "mnt"]);
+        place.succeeds(&["mount", &source, "mnt"]);
         let read = fs::read(mnt.join("d/noise"));
         let linked = fs::read(mnt.join("link"));
         let (below, gone) = (fs::read(mnt.join("low")), mnt.join("d/gone").exists());
-        place.stdout_of(&["umount", "mnt"]);
+        place.succeeds(&["umount", "mnt"]);
         assert!(
             read.expect("readable") == Rng::new(7).bytes(3 << 20),
             "{source}"
@@ -212,47 +164,47 @@ fn only_the_selected_image_is_fetched() {
         "/i.tar",
         Resource::new(huge_and_small().tar()).etag("\"1\""),
     );
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let url = server.url("/i.tar");
 
     let small = format!("oci-archive:{url}:small");
     // The first run finds all offsets. It skips large members or reads through them, whichever is
     // faster here.
-    place.stdout_of(&["image", &small]);
+    place.succeeds(&["image", &small]);
     let sent = server.sent_bytes("/i.tar");
-    place.stdout_of(&["materialize", "-q", &small, "-C", "out"]);
+    place.succeeds(&["materialize", "-q", &small, "-C", "out"]);
     assert_eq!(
-        fs::read(place.path().join("out/link")).expect("there"),
+        fs::read(place.path("out/link")).expect("there"),
         b"some text"
     );
     // Only documents and the layer's bytes are sent.
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
     let sent = sent + more;
-    place.stdout_of(&["ls", &small]);
+    place.succeeds(&["ls", &small]);
     let more = server.sent_bytes("/i.tar") - sent;
     assert!((3 << 20..4 << 20).contains(&more), "{more}");
     // Nothing of the layer is sent when it has an index.
-    place.stdout_of(&["ls", &small]);
+    place.succeeds(&["ls", &small]);
     let least = server.sent_bytes("/i.tar") - sent - more;
     assert!(least < 1 << 17, "{least}");
 }
 
 #[test]
 fn unnamed_images_are_listed_and_selected_by_digest() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = |file: &str| Image::new("", vec![Archive::new().file(file, "").end()]);
     let images = [image("one"), image("two")];
     // The same in an index whose entries have no names.
     let mut files = image::oci_for_all(&images);
-    files.write(&place.path().join("layout"));
+    files.write(&place.path("layout"));
     let complaint = place.error_of(&["ls", "oci:layout"]);
     for (image, file) in images.iter().zip(["one", "two"]) {
         let manifest = files.manifest(image);
         let digest = manifest["digest"].as_str().expect("a digest");
         assert!(complaint.contains(&format!("'{digest}'")), "{complaint}");
         let source = format!("oci:layout:{digest}");
-        assert_eq!(place.stdout_of(&["ls", &source]), format!("{file}\n"));
+        assert_eq!(place.succeeds(&["ls", &source]), format!("{file}\n"));
     }
     let unknown = format!("oci:layout:sha256:{}", "0".repeat(64));
     let complaint = place.error_of(&["ls", &unknown]);
@@ -271,10 +223,10 @@ fn layer_is_cached_by_digest_for_any_location() {
     for (path, files) in [("/1.tar", first), ("/2.tar", second)] {
         server.serve(path, Resource::new(files.tar()).etag("\"1\""));
     }
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let list = |path: &str| {
         let source = format!("oci-archive:{}:huge", server.url(path));
-        assert_eq!(place.stdout_of(&["ls", &source]), "huge\n");
+        assert_eq!(place.succeeds(&["ls", &source]), "huge\n");
         server.sent_bytes(path)
     };
     let sent = list("/1.tar");
@@ -282,7 +234,7 @@ fn layer_is_cached_by_digest_for_any_location() {
         sent > HUGE as u64,
         "all of a layer is held against its digest"
     );
-    place.stdout_of(&[
+    place.succeeds(&[
         "image",
         &format!("oci-archive:{}:huge", server.url("/2.tar")),
     ]);
@@ -293,7 +245,7 @@ fn layer_is_cached_by_digest_for_any_location() {
 
 #[test]
 fn layer_with_wrong_digest_is_rejected() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = one().packed(Packing::Plain);
     let path = format!("blobs/sha256/{}", sha256(&layer()));
     // The damaged archive still has the form of an image. Only the digest differs.
@@ -301,7 +253,7 @@ fn layer_with_wrong_digest_is_rejected() {
     let mut oci = image::oci(std::slice::from_ref(&image));
     oci.get(&path)[middle] ^= 1;
     place.put("oci.tar", &oci.tar());
-    oci.write(&place.path().join("layout"));
+    oci.write(&place.path("layout"));
     let mut docker = image::docker_with_blobs(&image);
     docker.get(&path)[middle] ^= 1;
     place.put("docker.tar", &docker.tar());
@@ -314,12 +266,7 @@ fn layer_with_wrong_digest_is_rejected() {
         let words = ["materialize", "-q", source, "--atomic", "-C", "out"];
         let complaint = place.error_of(&words);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
-        assert_eq!(
-            fs::read_dir(place.path().join("out"))
-                .expect("there")
-                .count(),
-            0
-        );
+        assert_eq!(fs::read_dir(place.path("out")).expect("there").count(), 0);
         let complaint = place.error_of(&["mount", "--wait-index", source, "mnt"]);
         assert!(complaint.contains("its SHA-256 is"), "{complaint}");
         let complaint = place.error_of(&["ls", source]);
@@ -351,19 +298,19 @@ fn docker_layer_with_wrong_plain_bytes_is_rejected() {
                     image::docker_with_packed_layers(&image, contents, unnamed)
                 }
             };
-            let place = Place::new();
+            let place = TestMount::new(&["out"]);
             place.put("good.tar", &archive(&good).tar());
             place.put("bad.tar", &archive(&bad).tar());
 
             let source = "docker-archive:good.tar";
             for _ in 0..2 {
-                assert_eq!(place.stdout_of(&["ls", &expected, source]), "base\ntool\n");
+                assert_eq!(place.succeeds(&["ls", &expected, source]), "base\ntool\n");
             }
-            place.stdout_of(&["verify", "-q", &expected, source]);
-            place.stdout_of(&["materialize", "-q", &expected, source, "-C", "out"]);
-            place.stdout_of(&["bundle", "-q", &expected, source, "box"]);
-            fs::remove_dir_all(place.path().join("out")).expect("removed");
-            fs::remove_dir_all(place.path().join("box")).expect("removed");
+            place.succeeds(&["verify", "-q", &expected, source]);
+            place.succeeds(&["materialize", "-q", &expected, source, "-C", "out"]);
+            place.succeeds(&["bundle", "-q", &expected, source, "box"]);
+            fs::remove_dir_all(place.path("out")).expect("removed");
+            fs::remove_dir_all(place.path("box")).expect("removed");
 
             let source = "docker-archive:bad.tar";
             for words in [
@@ -389,8 +336,8 @@ fn docker_layer_with_wrong_plain_bytes_is_rejected() {
                     assert!(complaint.contains(digest), "{kind} {words:?}: {complaint}");
                 }
             }
-            assert!(!place.path().join("out").exists());
-            assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
+            assert!(!place.path("out").exists());
+            assert_eq!(names_in(&place.path("box")), Vec::<String>::new());
         }
     }
 }
@@ -406,9 +353,9 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
         let mut files = Files::default();
         let manifest = files.manifest_with(&image, std::slice::from_ref(&evil));
         files.index(&[manifest]);
-        let place = Place::new();
+        let place = TestMount::new(&["out"]);
         place.put("oci.tar", &files.tar());
-        files.write(&place.path().join("layout"));
+        files.write(&place.path("layout"));
         for source in ["oci:layout", "oci-archive:oci.tar"] {
             for words in [
                 &["ls", source][..],
@@ -422,7 +369,7 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
                     assert!(complaint.contains(&digest), "{words:?}: {complaint}");
                 }
             }
-            assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
+            assert_eq!(names_in(&place.path("box")), Vec::<String>::new());
         }
     }
 }
@@ -436,23 +383,23 @@ fn empty_layers_and_images_without_layers_are_valid() {
         let some = Image::new("some", layers).packed(packing);
         let none = Image::new("none", Vec::new()).packed(packing);
         for (image, expected) in [(some, "d\nd/gone\nlow\n"), (none, "")] {
-            let place = Place::new();
+            let place = TestMount::new(&["out"]);
             let image = image.running(runs.clone());
             for (number, source) in image_sources(&place, &image).iter().enumerate() {
-                assert_eq!(place.stdout_of(&["ls", "-R", source]), expected, "{source}");
-                place.stdout_of(&["verify", "-q", source]);
-                place.stdout_of(&["bundle", "-q", source, &format!("box-{number}")]);
+                assert_eq!(place.succeeds(&["ls", "-R", source]), expected, "{source}");
+                place.succeeds(&["verify", "-q", source]);
+                place.succeeds(&["bundle", "-q", source, &format!("box-{number}")]);
                 let out = format!("out/{number}");
-                fs::create_dir(place.path().join(&out)).expect("made");
-                place.stdout_of(&["materialize", "-q", source, "-C", &out]);
-                place.stdout_of(&["mount", source, "mnt"]);
-                let names = |name: &str| names_in(&place.path().join(name));
+                fs::create_dir(place.path(&out)).expect("made");
+                place.succeeds(&["materialize", "-q", source, "-C", &out]);
+                place.succeeds(&["mount", source, "mnt"]);
+                let names = |name: &str| names_in(&place.path(name));
                 let found = [
                     names("mnt"),
                     names(&out),
                     names(&format!("box-{number}/rootfs")),
                 ];
-                place.stdout_of(&["umount", "mnt"]);
+                place.succeeds(&["umount", "mnt"]);
                 let count = if expected.is_empty() { 0 } else { 2 };
                 assert!(
                     found.iter().all(|names| names.len() == count),
@@ -470,7 +417,7 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
         .hard_link("h", "nowhere")
         .file("../up", "lost");
     let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     place.put("oci.tar", &image::oci(&[image]).tar());
     let source = "oci-archive:oci.tar";
     let names = |text: &str| {
@@ -485,14 +432,14 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
     names(&place.error_of(&["ls", source]));
     names(&place.error_of(&["materialize", "-q", source, "-C", "out"]));
     names(&place.error_of(&["bundle", "-q", source, "box"]));
-    let output = place.run(&["mount", source, "mnt"]);
+    let output = place.tarfs(&["mount", source, "mnt"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
-    let status = place.stdout_of(&["status", "mnt"]);
-    place.stdout_of(&["umount", "mnt"]);
+    let status = place.succeeds(&["status", "mnt"]);
+    place.succeeds(&["umount", "mnt"]);
     names(&stderr_text(&output));
     names(&status);
 
-    let output = place.run(&["verify", "-q", source]);
+    let output = place.tarfs(&["verify", "-q", source]);
     assert_eq!(output.status.code(), Some(2));
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(text.matches(": not good\n").count(), 2, "{text}");
@@ -504,7 +451,7 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
     ] {
         assert!(complaints.contains(what), "{what}: {complaints}");
     }
-    let output = place.run(&["verify", "-q", "--json", source]);
+    let output = place.tarfs(&["verify", "-q", "--json", source]);
     let reports: Vec<Value> = String::from_utf8_lossy(&output.stdout)
         .lines()
         .map(|line| serde_json::from_str(line).expect("JSON"))
@@ -525,38 +472,38 @@ fn implied_directories_of_image_have_one_mtime() {
         .add(at("a/d", 2_000), "");
     let top = Archive::new().add(at("e/f", 3_000), "");
     let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     place.put("oci.tar", &image::oci(&[image]).tar());
     let source = "oci-archive:oci.tar";
-    place.stdout_of(&["materialize", "-q", source, "-C", "out"]);
-    place.stdout_of(&["bundle", "-q", source, "box"]);
-    place.stdout_of(&["mount", source, "mnt"]);
+    place.succeeds(&["materialize", "-q", source, "-C", "out"]);
+    place.succeeds(&["bundle", "-q", source, "box"]);
+    place.succeeds(&["mount", source, "mnt"]);
     let times = |root: &str| {
         [".", "a", "a/b", "e"].map(|name| {
-            let path = place.path().join(root).join(name);
+            let path = place.path(root).join(name);
             fs::metadata(path).expect("there").mtime()
         })
     };
     let found = [times("mnt"), times("out"), times("box/rootfs")];
-    place.stdout_of(&["umount", "mnt"]);
+    place.succeeds(&["umount", "mnt"]);
     assert_eq!(found, [[0; 4]; 3]);
 }
 
 #[test]
 fn interrupted_run_leaves_no_temporary_files() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = Image::new("one", vec![Archive::new().file("big", vec![7; HUGE]).end()]);
     place.put(
         "oci.tar",
         &image::oci(&[image.packed(Packing::Plain)]).tar(),
     );
     let mut child = Command::new(PROGRAM)
-        .current_dir(place.path())
+        .current_dir(place.root())
         .args(["materialize", "-q", "oci-archive:oci.tar", "-C", "out"])
-        .env("TARFS_CACHE_DIR", place.path().join("cache"))
+        .env("TARFS_CACHE_DIR", place.path("cache"))
         .spawn()
         .expect("started");
-    let out = place.path().join("out");
+    let out = place.path("out");
     while fs::read_dir(&out).expect("there").count() == 0 {
         assert!(child.try_wait().expect("a child").is_none(), "too fast");
         std::thread::sleep(Duration::from_millis(1));
@@ -585,7 +532,7 @@ fn blob_with(files: &Files, what: &str) -> String {
 
 #[test]
 fn inconsistent_image_documents_are_rejected() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let good = image::oci(&[one()]);
     let (manifest, config) = (
         blob_with(&good, "\"layers\":"),
@@ -701,14 +648,14 @@ fn expanding_image_documents_stay_within_memory() {
             with_documents("{}", "", &format!(",\"layers\":[{descriptors}]")),
         ),
     ];
-    let place = Place::new();
-    let mut supervisor = MeasuredRunner::start(place.path());
+    let place = TestMount::new(&["out"]);
+    let mut supervisor = MeasuredRunner::start(place.root());
     for (number, (code, archive)) in cases.into_iter().enumerate() {
         place.put("i.tar", &archive);
         for verb in [&["image"][..], &["image", "--json"], &["ls"]] {
             let memory = ["--memory=32MiB", "oci-archive:i.tar"];
             let words = [&[env!("CARGO_BIN_EXE_tarfs")], verb, &memory].concat();
-            let run = supervisor.run(place.path(), &words);
+            let run = supervisor.run(place.root(), &words);
             let said: String = run.said.chars().take(500).collect();
             assert_eq!(run.code, code, "{number}: {verb:?}: {said}");
             let peak = run.peak_bytes;
@@ -719,15 +666,15 @@ fn expanding_image_documents_stay_within_memory() {
 
 #[test]
 fn names_in_image_do_not_escape_it() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     place.put("secret.tar", &layer());
     let image = one().packed(Packing::Plain);
 
-    let directory = place.path().join("layout");
+    let directory = place.path("layout");
     image::oci(std::slice::from_ref(&image)).write(&directory);
     let blob = directory.join("blobs/sha256").join(sha256(&layer()));
     fs::remove_file(&blob).expect("there");
-    symlink(place.path().join("secret.tar"), &blob).expect("linked");
+    symlink(place.path("secret.tar"), &blob).expect("linked");
     let complaint = place.error_of(&["ls", "oci:layout"]);
     assert!(
         complaint.contains("a file outside the directory is not supported"),
@@ -759,7 +706,7 @@ fn names_in_image_do_not_escape_it() {
 
 #[test]
 fn image_of_the_requested_platform_is_selected() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let layer = |name: &str| vec![Archive::new().file(name, name).end()];
     let here = Image::new("here", layer("here"));
     let files = image::oci_for_all(&[
@@ -768,7 +715,7 @@ fn image_of_the_requested_platform_is_selected() {
         Image::new("windows", layer("windows")).on("windows", here.platform.1),
     ]);
     place.put("i.tar", &files.tar());
-    assert_eq!(place.stdout_of(&["ls", "oci-archive:i.tar"]), "here\n");
+    assert_eq!(place.succeeds(&["ls", "oci-archive:i.tar"]), "here\n");
     for (platform, listed) in [("linux/s390x", "s390x\n"), ("linux/s390x/v1", "")] {
         let words = ["ls", "oci-archive:i.tar", "--platform", platform];
         if listed.is_empty() {
@@ -778,13 +725,13 @@ fn image_of_the_requested_platform_is_selected() {
                 "{complaint}"
             );
         } else {
-            assert_eq!(place.stdout_of(&words), listed);
+            assert_eq!(place.succeeds(&words), listed);
         }
     }
     let docker = Image::new("alien", layer("alien")).on("linux", "s390x");
     place.put("d.tar", &image::docker(&docker).end());
     assert_eq!(
-        place.stdout_of(&["ls", "docker-archive:d.tar"]),
+        place.succeeds(&["ls", "docker-archive:d.tar"]),
         "alien\n",
         "the only one there is"
     );
@@ -795,14 +742,14 @@ fn image_of_the_requested_platform_is_selected() {
 
 #[test]
 fn image_verb_prints_config_and_command() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let execution = json!({ "Entrypoint": ["/bin/app"], "Env": ["A=b"], "User": "www",
                             "WorkingDir": "/srv", "Volumes": { "/data": {} },
                             "Labels": { "maker": "me" } });
     let image = one().running(execution.clone());
     for source in image_sources(&place, &image) {
         let told: Value =
-            serde_json::from_str(&place.stdout_of(&["image", "--json", &source])).expect("JSON");
+            serde_json::from_str(&place.succeeds(&["image", "--json", &source])).expect("JSON");
         assert_eq!(told["config"]["config"], execution, "{source}");
         assert_eq!(told["names"][0], "one", "{source}");
         assert_eq!(told["layers"].as_array().map(Vec::len), Some(1));
@@ -816,7 +763,7 @@ fn image_verb_prints_config_and_command() {
         assert_eq!(digest, format!("sha256:{}", sha256(&layer)), "{source}");
 
         let digest = told["digest"].as_str().expect("a digest").to_owned();
-        let words = place.stdout_of(&["image", &source]);
+        let words = place.succeeds(&["image", &source]);
         for part in [
             &digest,
             "entry point   /bin/app",
@@ -828,7 +775,7 @@ fn image_verb_prints_config_and_command() {
         ] {
             assert!(words.contains(part), "{words}");
         }
-        place.stdout_of(&["ls", &source, "--expect-sha256", &digest]);
+        place.succeeds(&["ls", &source, "--expect-sha256", &digest]);
         let other = sha256(b"other");
         let complaint = place.error_of(&["ls", &source, "--expect-sha256", &other]);
         assert!(complaint.contains("the image's digest is"), "{complaint}");
@@ -854,7 +801,7 @@ fn image_verb_prints_config_and_command() {
             "{verb}: {complaint}"
         );
         if verb != "image" {
-            place.stdout_of(&["index", "-q", "--output", "a.idx", "a.tar"]);
+            place.succeeds(&["index", "-q", "--output", "a.idx", "a.tar"]);
             let complaint = with(&["--index", "a.idx"]);
             assert!(
                 complaint.contains("--index cannot be used with an image"),
@@ -923,7 +870,7 @@ const USER: u32 = 65534;
 /// Output of the container from the bundle at `bundle`, run by `runtime`. `before` precedes the
 /// command.
 #[track_caller]
-fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str) -> String {
+fn run_in_container(place: &TestDir, before: &[&str], runtime: &str, bundle: &str) -> String {
     let name = format!("tarfs-{}-{bundle}-{runtime}", std::process::id());
     // Runtimes fail where both versions of cgroups are mounted.
     let script = "umount -R /sys/fs/cgroup
@@ -940,7 +887,7 @@ fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str)
         .args([runtime, "--root", "state"])
         .args(groups)
         .args(["run", "-b", bundle, &name])
-        .current_dir(place.path())
+        .current_dir(place.root())
         .output()
         .expect("unshare is installed");
     assert!(
@@ -953,7 +900,7 @@ fn run_in_container(place: &Place, before: &[&str], runtime: &str, bundle: &str)
 
 #[test]
 fn bundle_runs_in_container_runtime() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let script = "id -u; id -g; id -G; cat /proc/self/mounts >/dev/null && echo $HOME $A; \
                   echo written >file";
     let execution = json!({
@@ -965,14 +912,14 @@ fn bundle_runs_in_container_runtime() {
     });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    place.stdout_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    place.succeeds(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     for flag in ["--allow-truncated", "--compression=none"] {
         let words = ["bundle", "-q", "--force", flag, "oci-archive:i.tar", "box"];
         let complaint = place.error_of(&words);
         assert!(complaint.contains("cannot be used"), "{complaint}");
-        assert!(place.path().join("box/config.json").exists(), "{flag}");
+        assert!(place.path("box/config.json").exists(), "{flag}");
     }
-    let written = place.path().join("box/rootfs/home/app/file");
+    let written = place.path("box/rootfs/home/app/file");
     for runtime in ["crun", "runc"] {
         let said = run_in_container(&place, &[], runtime, "box");
         assert_eq!(said, "1234\n77\n77 88\n/home/app b\n", "{runtime}");
@@ -992,20 +939,20 @@ fn bundle_runs_in_container_runtime() {
         "--",
         "hostname; id -u",
     ];
-    place.stdout_of(&words);
+    place.succeeds(&words);
     assert_eq!(run_in_container(&place, &[], "crun", "box"), "box\n1234\n");
     assert!(!written.exists(), "a new tree");
 }
 
 #[test]
 fn bundle_directory_is_private() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let execution = json!({ "Cmd": ["/bin/sh"], "Volumes": { "/proc/x": {}, "/data": {} } });
     let image = Image::new("one", vec![busybox()]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    let bundle = |directory: &str| place.run(&["bundle", "-q", "oci-archive:i.tar", directory]);
+    let bundle = |directory: &str| place.tarfs(&["bundle", "-q", "oci-archive:i.tar", directory]);
     let mode = |directory: &str| {
-        let status = fs::metadata(place.path().join(directory)).expect("there");
+        let status = fs::metadata(place.path(directory)).expect("there");
         status.permissions().mode() & 0o7777
     };
     let output = bundle("new/box");
@@ -1022,9 +969,9 @@ fn bundle_directory_is_private() {
         stderr_text(&output)
     );
 
-    fs::create_dir(place.path().join("open")).expect("fresh");
+    fs::create_dir(place.path("open")).expect("fresh");
     let open = fs::Permissions::from_mode(0o755);
-    fs::set_permissions(place.path().join("open"), open).expect("ours");
+    fs::set_permissions(place.path("open"), open).expect("ours");
     let output = bundle("open");
     assert!(output.status.success(), "{}", stderr_text(&output));
     assert_eq!(mode("open"), 0o755, "the user's own");
@@ -1037,7 +984,7 @@ fn bundle_directory_is_private() {
 
 #[test]
 fn volumes_at_system_directories_are_skipped() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let volumes = json!({
         "/link/sys": {}, "/link/srv/data": {}, "/relative/x": {}, "/up/proc": {}, "/chain": {},
         "/loop/x": {}, "/link": {}, "/dangling/x": {}, "/file/x": {}, "/plain": {}, "/..": {},
@@ -1056,7 +1003,7 @@ fn volumes_at_system_directories_are_skipped() {
     let execution = json!({ "Cmd": ["x"], "Volumes": volumes });
     let image = Image::new("one", vec![tree]).running(execution);
     place.put("i.tar", &image::oci(&[image]).tar());
-    let output = place.run(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    let output = place.tarfs(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     let said = stderr_text(&output);
     for left_out in [
@@ -1070,7 +1017,7 @@ fn volumes_at_system_directories_are_skipped() {
         let line = format!("'{left_out}' is left out");
         assert!(said.contains(&line), "{line}: {said}");
     }
-    let config = fs::read_to_string(place.path().join("box/config.json")).expect("written");
+    let config = fs::read_to_string(place.path("box/config.json")).expect("written");
     let config: Value = serde_json::from_str(&config).expect("JSON");
     let mounts = config["mounts"].as_array().expect("a list");
     let destinations: Vec<_> = mounts
@@ -1083,15 +1030,15 @@ fn volumes_at_system_directories_are_skipped() {
 
 /// Makes a bundle `box` of `i.tar` as [`USER`] with this umask. Returns standard error.
 #[track_caller]
-fn bundle_as_user(place: &Place, umask: &str) -> String {
-    program::copy_to(&place.path().join("tarfs"));
-    fs::set_permissions(place.path(), Permissions::from_mode(0o755)).expect("ours");
-    chown(place.path(), Some(USER), Some(USER)).expect("root runs the tests");
+fn bundle_as_user(place: &TestDir, umask: &str) -> String {
+    program::copy_to(&place.path("tarfs"));
+    fs::set_permissions(place.root(), Permissions::from_mode(0o755)).expect("ours");
+    chown(place.root(), Some(USER), Some(USER)).expect("root runs the tests");
     let script = format!("umask {umask} && exec ./tarfs bundle -q oci-archive:i.tar box");
     let made = Command::new("env")
         .args(AS_USER)
         .args(["sh", "-c", &script])
-        .current_dir(place.path())
+        .current_dir(place.root())
         .output()
         .expect("setpriv is installed");
     assert!(made.status.success(), "{}", stderr_text(&made));
@@ -1100,7 +1047,7 @@ fn bundle_as_user(place: &Place, umask: &str) -> String {
 
 #[test]
 fn user_bundle_has_empty_files_for_devices() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let device = |name: &str, kind: u8| Header::new(name, kind).mode(0o640).device(1, 3);
     let lower = Archive::new()
         .add(device("dev/null", b'3'), "")
@@ -1114,7 +1061,7 @@ fn user_bundle_has_empty_files_for_devices() {
         "{said}"
     );
     let status = |name: &str| {
-        let status = fs::symlink_metadata(place.path().join("box/rootfs").join(name));
+        let status = fs::symlink_metadata(place.path("box/rootfs").join(name));
         status.expect("written")
     };
     for name in ["dev/null", "dev/other", "disk"] {
@@ -1127,14 +1074,14 @@ fn user_bundle_has_empty_files_for_devices() {
     assert!(status("fifo").file_type().is_fifo());
 
     // Root makes this bundle.
-    place.stdout_of(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+    place.succeeds(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
     assert!(status("dev/null").file_type().is_char_device());
     assert!(status("disk").file_type().is_block_device());
 }
 
 #[test]
 fn user_bundle_keeps_modes_under_any_umask() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let modes = [
         ("tmp", b'5', 0o1777_u32),
         ("group", b'5', 0o2775),
@@ -1156,7 +1103,7 @@ fn user_bundle_keeps_modes_under_any_umask() {
         place.put("i.tar", &image::oci(&[image]).tar());
         for umask in ["027", "077", "000"] {
             bundle_as_user(&place, umask);
-            let rootfs = place.path().join("box/rootfs");
+            let rootfs = place.path("box/rootfs");
             let mode = |name: &str| {
                 let status = fs::symlink_metadata(rootfs.join(name)).expect("written");
                 status.mode() & 0o7777
@@ -1166,7 +1113,7 @@ fn user_bundle_keeps_modes_under_any_umask() {
             }
             assert_eq!(mode("implied"), 0o755, "under umask {umask}");
             assert_eq!(mode(""), root_mode, "under umask {umask}");
-            fs::remove_dir_all(place.path().join("box")).expect("removed");
+            fs::remove_dir_all(place.path("box")).expect("removed");
         }
     }
 }
@@ -1194,7 +1141,7 @@ fn volume_layers() -> Vec<Vec<u8>> {
 
 #[test]
 fn volumes_have_content_and_owner_of_image() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let execution = json!({
         "Cmd": ["/bin/sh", "-c", LIST_VOLUMES],
         "User": "app",
@@ -1224,7 +1171,7 @@ fn volumes_have_content_and_owner_of_image() {
         [lines.collect::<Vec<_>>().join("\n"), "\n".to_owned()].concat()
     };
     for runtime in ["crun", "runc"] {
-        place.stdout_of(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
+        place.succeeds(&["bundle", "-q", "--force", "oci-archive:i.tar", "box"]);
         let said = run_in_container(&place, &[], runtime, "box");
         assert_eq!(
             without_new_time(&said),
@@ -1232,20 +1179,20 @@ fn volumes_have_content_and_owner_of_image() {
             "{runtime}"
         );
     }
-    assert_eq!(names_in(&place.path().join("box/volumes")), ["0", "1", "2"]);
-    let mount_point = place.path().join("box/rootfs/srv/data");
+    assert_eq!(names_in(&place.path("box/volumes")), ["0", "1", "2"]);
+    let mount_point = place.path("box/rootfs/srv/data");
     assert_eq!(names_in(&mount_point), Vec::<String>::new());
     // An unprivileged user cannot read the files of root's runtimes.
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     place.put("i.tar", &archive);
     for runtime in ["crun", "runc"] {
         bundle_as_user(&place, "077");
         let said = run_in_container(&place, AS_USER, runtime, "box");
         assert_eq!(without_new_time(&said), expected("0:0", "0:0"), "{runtime}");
-        let made = place.path().join("box/volumes/1/made");
+        let made = place.path("box/volumes/1/made");
         let status = fs::metadata(made).expect("in the volume");
         assert_eq!(status.uid(), USER, "{runtime}");
-        fs::remove_dir_all(place.path().join("box")).expect("removed");
+        fs::remove_dir_all(place.path("box")).expect("removed");
     }
 }
 
@@ -1283,14 +1230,14 @@ int main(void) {
 
 #[test]
 fn bundle_denies_system_calls_as_docker_does() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     place.put("calls.c", SYSTEM_CALLS.as_bytes());
     let compiled = Command::new("cc")
         .args(["-static", "-o", "calls", "calls.c"])
-        .current_dir(place.path())
+        .current_dir(place.root())
         .status();
     assert!(compiled.expect("gcc is installed").success());
-    let program = fs::read(place.path().join("calls")).expect("compiled");
+    let program = fs::read(place.path("calls")).expect("compiled");
     let calls = Archive::new().add(Header::new("bin/calls", b'0').mode(0o755), program);
     let script = "grep -E 'Cap(Eff|Bnd)|NoNew|Seccomp:' /proc/self/status; calls";
     let execution = json!({ "Cmd": ["/bin/sh", "-c", script] });
@@ -1298,7 +1245,7 @@ fn bundle_denies_system_calls_as_docker_does() {
     place.put("i.tar", &image::oci(&[image]).tar());
     let runs = |flags: &[&str]| {
         let words = ["bundle", "-q", "--force", "oci-archive:i.tar", "box"];
-        place.stdout_of(&[&words[..], flags].concat());
+        place.succeeds(&[&words[..], flags].concat());
         let said = ["crun", "runc"].map(|runtime| run_in_container(&place, &[], runtime, "box"));
         assert_eq!(said[0], said[1], "{flags:?}");
         let [said, _] = said;
@@ -1357,7 +1304,7 @@ fn bundle_denies_system_calls_as_docker_does() {
 
 #[test]
 fn invalid_capabilities_and_profiles_are_rejected() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = one();
     place.put("i.tar", &image::oci(&[image]).tar());
     place.put("list", b"[]");
@@ -1374,7 +1321,7 @@ fn invalid_capabilities_and_profiles_are_rejected() {
         ("--security-opt=seccomp=odd", 2, "odd: "),
         ("--security-opt=seccomp=/dev/zero", 2, "/dev/zero: "),
     ] {
-        let output = place.run(&["bundle", "-q", flag, "oci-archive:i.tar", "box"]);
+        let output = place.tarfs(&["bundle", "-q", flag, "oci-archive:i.tar", "box"]);
         assert_eq!(
             output.status.code(),
             Some(status),
@@ -1386,13 +1333,13 @@ fn invalid_capabilities_and_profiles_are_rejected() {
             "{flag}: {}",
             stderr_text(&output)
         );
-        assert!(!place.path().join("box").exists(), "{flag}");
+        assert!(!place.path("box").exists(), "{flag}");
     }
 }
 
 #[test]
 fn ordinary_user_runs_bundle_without_privileges() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
     let image = Image::new("one", vec![busybox()]).running(execution);
@@ -1402,21 +1349,21 @@ fn ordinary_user_runs_bundle_without_privileges() {
         let said = run_in_container(&place, AS_USER, runtime, "box");
         let said: Vec<&str> = said.split_whitespace().collect();
         assert_eq!(said, ["0", "0", "0", "65534", "1"], "{runtime}");
-        let written = fs::metadata(place.path().join("box/rootfs/file")).expect("written");
+        let written = fs::metadata(place.path("box/rootfs/file")).expect("written");
         assert_eq!(written.uid(), USER, "{runtime}");
-        fs::remove_file(place.path().join("box/rootfs/file")).expect("there");
+        fs::remove_file(place.path("box/rootfs/file")).expect("there");
     }
 }
 
 #[test]
 fn failed_bundle_leaves_nothing() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let image = one().packed(Packing::Plain).running(json!({}));
     let mut files = image::oci(std::slice::from_ref(&image));
     place.put("i.tar", &files.tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("it names no command"), "{complaint}");
-    assert!(!place.path().join("box").exists());
+    assert!(!place.path("box").exists());
 
     let path = format!("blobs/sha256/{}", sha256(&layer()));
     let middle = layer().len() / 2;
@@ -1424,12 +1371,7 @@ fn failed_bundle_leaves_nothing() {
     place.put("i.tar", &files.tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box", "--", "x"]);
     assert!(complaint.contains("its SHA-256 is"), "{complaint}");
-    assert_eq!(
-        fs::read_dir(place.path().join("box"))
-            .expect("made")
-            .count(),
-        0
-    );
+    assert_eq!(fs::read_dir(place.path("box")).expect("made").count(), 0);
 
     let image = image.running(json!({ "User": "nobody", "Cmd": ["x"] }));
     place.put("i.tar", &image::oci(&[image]).tar());
@@ -1438,7 +1380,7 @@ fn failed_bundle_leaves_nothing() {
         complaint.contains("runs as 'nobody', who is not in"),
         "{complaint}"
     );
-    assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
+    assert_eq!(names_in(&place.path("box")), Vec::<String>::new());
 
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "/proc"]);
     assert!(!complaint.contains("--atomic"), "{complaint}");
@@ -1447,16 +1389,16 @@ fn failed_bundle_leaves_nothing() {
     place.put("i.tar", &image::oci(&[image]).tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("is larger than"), "{complaint}");
-    assert_eq!(names_in(&place.path().join("box")), Vec::<String>::new());
+    assert_eq!(names_in(&place.path("box")), Vec::<String>::new());
 }
 
 /// Makes a bundle in `box` with `--force`, and sends SIGTERM when `should_signal` returns true.
 /// Returns the signal that ended it, if any.
-fn bundle_until(place: &Place, should_signal: impl Fn() -> bool) -> Option<i32> {
+fn bundle_until(place: &TestDir, should_signal: impl Fn() -> bool) -> Option<i32> {
     let mut child = Command::new("env")
         .args(["--default-signal", PROGRAM, "bundle", "-q", "--force"])
         .args(["oci-archive:i.tar", "box"])
-        .current_dir(place.path())
+        .current_dir(place.root())
         .spawn()
         .expect("started");
     while !should_signal() {
@@ -1471,8 +1413,8 @@ fn bundle_until(place: &Place, should_signal: impl Fn() -> bool) -> Option<i32> 
 
 #[test]
 fn signal_leaves_whole_bundle_or_none() {
-    let place = Place::new();
-    let bundle = place.path().join("box");
+    let place = TestMount::new(&["out"]);
+    let bundle = place.path("box");
     // Looking up the user takes a long time.
     let mut accounts = "nobody:x:1:1::/:\n".repeat(200_000);
     accounts.push_str("last:x:7:7::/:\n");
@@ -1500,7 +1442,7 @@ fn signal_leaves_whole_bundle_or_none() {
     }
 
     // Removing the old bundle takes a long time.
-    place.stdout_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
+    place.succeeds(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     let (tree, many) = (bundle.join("rootfs"), bundle.join("rootfs/many"));
     fs::create_dir(&many).expect("made");
     for number in 0..20_000 {
@@ -1526,13 +1468,13 @@ fn names_in(directory: &Path) -> Vec<String> {
 
 #[test]
 fn old_bundle_stays_until_it_is_replaced() {
-    let place = Place::new();
-    let bundle = place.path().join("box");
+    let place = TestMount::new(&["out"]);
+    let bundle = place.path("box");
     let good = one()
         .packed(Packing::Plain)
         .running(json!({ "Cmd": ["good"] }));
     place.put("good.tar", &image::oci(std::slice::from_ref(&good)).tar());
-    place.stdout_of(&["bundle", "-q", "oci-archive:good.tar", "box"]);
+    place.succeeds(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     fs::write(bundle.join("rootfs/own"), "mine").expect("written");
     let config = fs::read(bundle.join("config.json")).expect("there");
     let is_as_it_was = || {
@@ -1559,18 +1501,18 @@ fn old_bundle_stays_until_it_is_replaced() {
         is_as_it_was();
     }
     // A root file system without a configuration is in the way as well.
-    fs::rename(bundle.join("config.json"), place.path().join("kept")).expect("moved");
+    fs::rename(bundle.join("config.json"), place.path("kept")).expect("moved");
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     assert!(
         complaint.contains("not empty (replace it with --force)"),
         "{complaint}"
     );
-    fs::rename(place.path().join("kept"), bundle.join("config.json")).expect("moved");
+    fs::rename(place.path("kept"), bundle.join("config.json")).expect("moved");
     is_as_it_was();
 
     let better = one().running(json!({ "Cmd": ["better"] }));
     place.put("better.tar", &image::oci(&[better]).tar());
-    place.stdout_of(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
+    place.succeeds(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
     assert_eq!(names_in(&bundle), ["config.json", "rootfs"]);
     assert_eq!(names_in(&bundle.join("rootfs")), ["d", "link"]);
     let config: Value =

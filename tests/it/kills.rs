@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::process::Signal;
 use tarfs::base::thread::Thread;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
@@ -181,11 +181,12 @@ impl Readers {
 }
 
 /// A server, and a directory with a cache that outlives the killed processes.
-struct Place {
+struct SlowServer {
     server: Server,
     is_slow: Arc<AtomicBool>,
-    directory: tempfile::TempDir,
 }
+
+type Place = TestMount<SlowServer>;
 
 impl Place {
     fn new() -> Self {
@@ -206,17 +207,7 @@ impl Place {
                 is_slow.then_some(Fault::Paced(PIECE_BYTES, PAUSE))
             });
         }
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        Self {
-            server,
-            is_slow,
-            directory,
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        TestMount::with(&[], SlowServer { server, is_slow })
     }
 
     fn url(&self, packing: Packing) -> String {
@@ -227,14 +218,9 @@ impl Place {
     fn start(&self, words: &[&str]) -> Child {
         let mut log = OpenOptions::new();
         let log = log.append(true).create(true).open(self.path("log"));
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
+        self.command(words)
             .args(["--memory", &format!("{MEMORY_MIB}MiB")])
             .args(SOURCE)
-            .current_dir(self.directory.path())
-            .env("XDG_RUNTIME_DIR", self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*")
             .stdout(Stdio::null())
             .stderr(log.expect("ours"))
             .spawn()
@@ -264,22 +250,19 @@ impl Place {
     fn check_mount(&self, packing: Packing) {
         let url = self.url(packing);
         let words = ["mount", "--log-file", "log", &url, "mnt"];
-        let output = program::tarfs(self.directory.path(), &words);
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        self.succeeds(&words);
         for number in 0..FILES {
-            let read = fs::read(self.path("mnt").join(name(number))).expect("readable");
+            let read = fs::read(self.mounted(name(number))).expect("readable");
             assert!(read == content(number), "{number}");
         }
-        let output = program::tarfs(self.directory.path(), &["umount", "mnt"]);
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        self.umount();
     }
 
     /// Checks a tree written over the remains of a killed run.
     fn check_tree(&self, packing: Packing) {
         let url = self.url(packing);
         let words = Self::materialize_words(&url);
-        let output = program::tarfs(self.directory.path(), &words);
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        self.succeeds(&words);
         for number in 0..FILES {
             let read = fs::read(self.path("tree").join(name(number))).expect("readable");
             assert!(read == content(number), "{number}");
@@ -299,7 +282,7 @@ impl Place {
         let status = victim.wait().expect("a child");
         let was_killed = status.signal() == Some(Signal::KILL.as_raw());
         assert!(was_killed || status.success(), "{status}");
-        wait::wait_until("its mount is gone", || !is_mounted(&self.path("mnt")));
+        wait::wait_until("its mount is gone", || !self.is_mounted());
         was_killed
     }
 
@@ -353,7 +336,7 @@ impl Place {
             Kind::Mounting => self.kill(self.start_mount(&url), below(rng, MAX_CACHED_LIFETIME)),
             Kind::Reading => {
                 let mount = self.start_mount(&url);
-                wait::wait_until("it is mounted", || is_mounted(&self.path("mnt")));
+                wait::wait_until("it is mounted", || self.is_mounted());
                 let readers = Readers::start(&self.path("mnt"), rng);
                 wait::wait_until("a file is read", || readers.reads() > 0);
                 let was_killed = self.kill(mount, below(rng, MAX_LIFETIME));

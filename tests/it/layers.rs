@@ -12,8 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::fs::{getxattr, major, minor};
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::namespace;
 use crate::support::packing::Packing;
 use crate::support::program::{stderr_text, tarfs};
@@ -291,32 +291,26 @@ fn seen(root: &Path) -> ObservedTree {
 }
 
 /// Files with layers, and directories to mount and write them.
-struct Place {
-    directory: tempfile::TempDir,
+struct Layers {
     names: Vec<String>,
 }
 
+type Place = TestMount<Layers>;
+
 impl Place {
-    fn new(layers: &[Vec<u8>]) -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        let mut names = Vec::new();
-        for (number, layer) in layers.iter().enumerate() {
-            let name = format!("{number}.tar");
-            fs::write(directory.path().join(&name), layer).expect("written");
-            names.push(name);
+    fn with_layers(layers: &[Vec<u8>]) -> Self {
+        let names = (0..layers.len()).map(|number| format!("{number}.tar"));
+        let names = names.collect();
+        let place = TestMount::with(&["out"], Layers { names });
+        for (name, layer) in place.names.iter().zip(layers) {
+            place.put(name, layer);
         }
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        fs::create_dir(directory.path().join("out")).expect("made");
-        Self { directory, names }
+        place
     }
 
-    fn of(layers: &[Vec<Step>]) -> Self {
+    fn of_steps(layers: &[Vec<Step>]) -> Self {
         let packed: Vec<_> = layers.iter().map(|layer| packed(layer)).collect();
-        Self::new(&packed)
-    }
-
-    fn path(&self, name: &str) -> std::path::PathBuf {
-        self.directory.path().join(name)
+        Self::with_layers(&packed)
     }
 
     /// Runs `verb` on the layers.
@@ -328,18 +322,16 @@ impl Place {
         }
         words.push(bottom);
         words.extend(more);
-        tarfs(self.directory.path(), &words)
+        self.tarfs(&words)
     }
 
     /// Calls `look` on a mount.
-    fn mounted<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
+    fn with_mount<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
         let verb = [&["mount"], flags].concat();
         let output = self.run(&verb, &["mnt"]);
         assert!(output.status.success(), "{}", stderr_text(&output));
-        let mnt = self.path("mnt");
-        let found = look(&mnt);
-        let output = tarfs(self.directory.path(), &["umount", "mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
+        let found = look(&self.path("mnt"));
+        self.umount();
         found
     }
 
@@ -369,23 +361,15 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
-        }
-    }
-}
-
 /// Compares mount, disk and listing with the model. Returns the warnings of `materialize`.
 fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
-    let place = Place::of(layers);
+    let place = Place::of_steps(layers);
     let expected = Model::of(layers, whiteouts).observed();
     let flags: &[&str] = match whiteouts {
         "oci" => &[],
         other => &["--whiteouts", other],
     };
-    let mounted = place.mounted(flags, seen);
+    let mounted = place.with_mount(flags, seen);
     assert_eq!(mounted, expected, "{name}: the mount");
     let (written, complaints) = place.materialize(flags);
     assert_eq!(written, expected, "{name}: on disk");
@@ -684,18 +668,18 @@ fn literal_whiteouts_hide_nothing() {
 #[test]
 fn single_archive_shows_whiteouts_unless_used_as_layer() {
     let layers = [vec![File(".wh.a", "kept"), File("a", "seen")]];
-    let place = Place::of(&layers);
+    let place = Place::of_steps(&layers);
     assert_eq!(place.listed(&[]), [".wh.a", "a"]);
     assert_eq!(place.listed(&["--whiteouts", "oci"]), ["a"]);
     assert_eq!(place.listed(&["--whiteouts", "keep"]), [".wh.a", "a"]);
-    let names = place.mounted(&[], |mnt| seen(mnt).into_keys().collect::<Vec<_>>());
+    let names = place.with_mount(&[], |mnt| seen(mnt).into_keys().collect::<Vec<_>>());
     assert_eq!(names, [".wh.a", "a"]);
     assert_matches_model("one layer", &layers, "keep");
 }
 
 #[test]
 fn links_without_target_are_reported() {
-    let place = Place::of(&[
+    let place = Place::of_steps(&[
         bottom(),
         vec![
             Hard("h", "nowhere"),
@@ -711,7 +695,7 @@ fn links_without_target_are_reported() {
     let expected = Model::of(&[bottom(), vec![File("n", "above")]], "oci").observed();
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(written, expected);
-    assert_eq!(place.mounted(&[], seen), expected);
+    assert_eq!(place.with_mount(&[], seen), expected);
     for told in ["h", "i", "one", "other", "s"] {
         let told = format!(
             "{told}: layer 2: the target of the hard link is missing, and all else that the layer has at \
@@ -726,16 +710,16 @@ fn links_without_target_are_reported() {
         "{}",
         stderr_text(&output)
     );
-    let below = Place::of(&[bottom(), vec![Hard("h", "l/x")]]);
+    let below = Place::of_steps(&[bottom(), vec![Hard("h", "l/x")]]);
     let (written, complaints) = below.materialize(&[]);
     assert_eq!(complaints, "");
     assert_eq!(written.get("h"), written.get("d/x"), "by a link on the way");
-    assert_eq!(below.mounted(&[], seen), written);
+    assert_eq!(below.with_mount(&[], seen), written);
 }
 
 #[test]
 fn link_without_target_skips_its_name() {
-    let place = Place::of(&[
+    let place = Place::of_steps(&[
         vec![File("d/a", "below")],
         vec![
             Directory("d", 0o755),
@@ -745,7 +729,7 @@ fn link_without_target_skips_its_name() {
     ]);
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(written.keys().collect::<Vec<_>>(), ["d", "d/a"]);
-    assert_eq!(place.mounted(&[], seen), written);
+    assert_eq!(place.with_mount(&[], seen), written);
     let told = "d: layer 2: the target of the hard link is missing, and all else";
     assert!(complaints.contains(told), "{complaints}");
 }
@@ -758,7 +742,7 @@ fn whiteout_stored_as_link_needs_no_target() {
         Hard("d/sub/.wh..wh..opq", "nowhere"),
         Hard(".wh.kept/x", "nowhere"),
     ];
-    let place = Place::of(&[bottom(), above]);
+    let place = Place::of_steps(&[bottom(), above]);
     let output = place.run(&["ls", "-R"], &[]);
     let listed = "d\nd/sub\nd/y\ng\nl\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
@@ -779,7 +763,7 @@ fn whiteout_stored_as_link_ignores_its_target() {
         Hard(".wh.l", "nowhere"),
         Hard(".wh.kept/x", "n"),
     ];
-    let place = Place::of(&[bottom(), above]);
+    let place = Place::of_steps(&[bottom(), above]);
     let output = place.run(&["ls", "-R"], &[]);
     let listed = "d\nd/sub\nd/y\ng\nlate\nn\nt\n";
     assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
@@ -787,13 +771,13 @@ fn whiteout_stored_as_link_ignores_its_target() {
     assert_eq!(output.status.code(), Some(0));
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
-    assert_eq!(place.mounted(&[], seen), written);
+    assert_eq!(place.with_mount(&[], seen), written);
     assert_eq!(written.len(), 7, "{written:?}");
 }
 
 #[test]
 fn whiteout_below_a_file_is_ignored() {
-    let place = Place::of(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
+    let place = Place::of_steps(&[bottom(), vec![File("d", "above"), File("d/.wh.x", "")]]);
     let output = place.run(&["ls", "-R"], &[]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "d\nf\ng\nl\n");
     assert_eq!(
@@ -802,9 +786,9 @@ fn whiteout_below_a_file_is_ignored() {
     );
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
-    assert_eq!(place.mounted(&[], seen), written);
+    assert_eq!(place.with_mount(&[], seen), written);
     // Outside of a stack it is a file whose parent is not a directory.
-    let place = Place::of(&[vec![File("d", ""), File("d/.wh.x", "")]]);
+    let place = Place::of_steps(&[vec![File("d", ""), File("d/.wh.x", "")]]);
     let output = place.run(&["ls"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
 }
@@ -822,7 +806,7 @@ fn link_to_whiteout_is_skipped_and_reported() {
         File(".wh.late", ""),
     ];
     for layers in [vec![bottom(), above.clone()], vec![above]] {
-        let place = Place::of(&layers);
+        let place = Place::of_steps(&layers);
         let (written, complaints) = place.materialize(&["--whiteouts", "oci"]);
         for name in ["own", "f", "late", "empty"] {
             let below = if layers.len() == 2 && name == "f" {
@@ -835,14 +819,14 @@ fn link_to_whiteout_is_skipped_and_reported() {
             let told = format!("{name}: layer ");
             assert!(complaints.contains(&told), "{told}: {complaints}");
         }
-        assert_eq!(place.mounted(&["--whiteouts", "oci"], seen), written);
+        assert_eq!(place.with_mount(&["--whiteouts", "oci"], seen), written);
     }
 }
 
 /// The tree of `layers`, equal for a mount and `materialize`, without a warning.
 fn tree_of(name: &str, layers: &[Vec<Step>]) -> Vec<String> {
-    let place = Place::of(layers);
-    let mounted = place.mounted(&["--whiteouts", "oci"], seen);
+    let place = Place::of_steps(layers);
+    let mounted = place.with_mount(&["--whiteouts", "oci"], seen);
     let (written, complaints) = place.materialize(&["--whiteouts", "oci"]);
     assert_eq!(written, mounted, "{name}");
     assert_eq!(complaints, "", "{name}");
@@ -1015,7 +999,7 @@ fn path_through_absolute_link_stays_in_the_root() {
 #[test]
 fn overlay_redirects_are_skipped_and_reported() {
     let above = vec![Marked("d2", "trusted.overlay.redirect"), File("n", "above")];
-    let place = Place::of(&[bottom(), above]);
+    let place = Place::of_steps(&[bottom(), above]);
     let flags = ["--whiteouts", "overlay"];
     let (written, complaints) = place.materialize(&flags);
     assert!(!written.contains_key("d2"), "{written:?}");
@@ -1023,7 +1007,7 @@ fn overlay_redirects_are_skipped_and_reported() {
         complaints.contains("d2: layer 2: what it is lies elsewhere"),
         "{complaints}"
     );
-    assert_eq!(place.mounted(&flags, seen), written);
+    assert_eq!(place.with_mount(&flags, seen), written);
 }
 
 #[test]
@@ -1050,7 +1034,7 @@ fn contents_come_from_their_layer_in_every_packing() {
             packing.pack(&Bytes::from(archive)).to_vec()
         })
         .collect();
-    let place = Place::new(&layers);
+    let place = Place::with_layers(&layers);
     let check = |root: &Path| {
         let read = |name: &str| fs::read(root.join("d").join(name)).ok();
         for number in 0..packings.len() {
@@ -1059,9 +1043,9 @@ fn contents_come_from_their_layer_in_every_packing() {
         }
         assert!(read("shared") == Some(long(last)));
     };
-    place.mounted(&["--memory", "64MiB"], check);
+    place.with_mount(&["--memory", "64MiB"], check);
     // With saved indexes.
-    place.mounted(&["--prefetch", "all"], check);
+    place.with_mount(&["--prefetch", "all"], check);
     assert_eq!(place.write(&[]), "");
     check(&place.path("out"));
 }
@@ -1124,7 +1108,7 @@ fn attributes_come_from_the_top_layer() {
             .file("d/f", value)
             .end()
     };
-    let place = Place::new(&[layer("below", 0o700), layer("above", 0o755)]);
+    let place = Place::with_layers(&[layer("below", 0o700), layer("above", 0o755)]);
     let check = |root: &Path| {
         for name in ["d", "d/f"] {
             let mut value = vec![0; 64];
@@ -1134,7 +1118,7 @@ fn attributes_come_from_the_top_layer() {
         let stat = fs::metadata(root.join("d")).expect("there");
         assert_eq!((stat.mode() & 0o777, stat.mtime()), (0o755, 1000 + 0o755));
     };
-    place.mounted(&[], check);
+    place.with_mount(&[], check);
     let (_, complaints) = place.materialize(&[]);
     assert_eq!(complaints, "");
     check(&place.path("out"));
@@ -1142,7 +1126,7 @@ fn attributes_come_from_the_top_layer() {
 
 #[test]
 fn inode_numbers_stay_the_same_across_mounts() {
-    let place = Place::of(&[
+    let place = Place::of_steps(&[
         bottom(),
         vec![File("d/.wh.x", ""), File("n", "above"), Hard("h", "f")],
     ]);
@@ -1154,9 +1138,9 @@ fn inode_numbers_stay_the_same_across_mounts() {
         };
         names.map(number).collect::<BTreeMap<_, _>>()
     };
-    let first = place.mounted(&[], numbers);
+    let first = place.with_mount(&[], numbers);
     fs::remove_dir_all(place.path("cache")).expect("there");
-    assert_eq!(place.mounted(&[], numbers), first);
+    assert_eq!(place.with_mount(&[], numbers), first);
     // In the order of the layers, and of their members.
     assert!(first.get("f") < first.get("n") && first.get("d/y") < first.get("f"));
 }
@@ -1190,7 +1174,7 @@ fn layers_write_and_remove_nothing_outside() {
         .file("again2/.wh.x", "")
         .end();
     let fourth = Archive::new().file("again/.wh..wh..opq", "").end();
-    let place = Place::new(&[bottom, above, third, fourth]);
+    let place = Place::with_layers(&[bottom, above, third, fourth]);
     symlink(target, place.path("decoy")).expect("made");
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(fs::read_to_string(&victim).expect("there"), "untouched");
@@ -1220,12 +1204,12 @@ fn layers_write_and_remove_nothing_outside() {
         complaints.contains("the name contains '..'"),
         "{complaints}"
     );
-    assert_eq!(place.mounted(&[], seen), written);
+    assert_eq!(place.with_mount(&[], seen), written);
 }
 
 #[test]
 fn flags_in_conflict_with_layers_are_rejected() {
-    let place = Place::of(&[bottom(), vec![File("n", "above")]]);
+    let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
     for (verb, words) in [
         ("mount", &["--record", "r", "mnt"][..]),
         ("mount", &["--replay", "r", "mnt"]),
@@ -1248,7 +1232,7 @@ fn flags_in_conflict_with_layers_are_rejected() {
             stderr_text(&output)
         );
     }
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
     fs::write(place.path("out/mine"), "mine").expect("written");
     let output = place.run(&["materialize", "-C", "out"], &[]);
     assert_eq!(output.status.code(), Some(2));
@@ -1262,7 +1246,7 @@ fn flags_in_conflict_with_layers_are_rejected() {
 
 #[test]
 fn limits_apply_to_all_layers_together() {
-    let place = Place::of(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
+    let place = Place::of_steps(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
     for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
         let output = place.run(verb, &["--max-entries", "8"]);
         assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
@@ -1274,7 +1258,7 @@ fn limits_apply_to_all_layers_together() {
     }
     let layers = [random_bytes(600_000), random_bytes(600_000)]
         .map(|content| Archive::new().file("a", content).end());
-    let large = Place::new(&layers);
+    let large = Place::with_layers(&layers);
     let output = large.run(
         &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
         &[],
@@ -1316,18 +1300,18 @@ fn limits_apply_to_all_layers_together() {
 #[test]
 fn status_covers_all_layers_and_copy_is_merged() {
     let layers = vec![bottom(), vec![File("d/.wh.x", ""), File("n", "above")]];
-    let place = Place::of(&layers);
+    let place = Place::of_steps(&layers);
     let expected = Model::of(&layers, "oci").observed();
     let copy = place.path("copy");
-    let status = place.mounted(&["--copy-to", "copy"], |mnt| {
+    let status = place.with_mount(&["--copy-to", "copy"], |mnt| {
         wait_until("a copy", || {
-            let output = tarfs(place.directory.path(), &["status", "mnt"]);
+            let output = place.tarfs(&["status", "mnt"]);
             let status = String::from_utf8_lossy(&output.stdout);
             let mut lines = status.lines().map(str::split_whitespace);
             lines.any(|mut words| words.next() == Some("copy") && words.next() == Some("complete,"))
         });
         assert_eq!(seen(mnt), expected);
-        let output = tarfs(place.directory.path(), &["status", "mnt"]);
+        let output = place.tarfs(&["status", "mnt"]);
         String::from_utf8(output.stdout).expect("UTF-8")
     });
     for word in ["0.tar + 1 layer", "1.tar"] {
@@ -1343,7 +1327,7 @@ fn headers_are_sent_to_layers_of_same_host_only() {
     for path in ["/bottom", "/near", "/far"] {
         server.serve(path, Resource::new(layer.clone()).etag("\"1\""));
     }
-    let place = Place::of(&[bottom()]);
+    let place = Place::of_steps(&[bottom()]);
     let (bottom, near, far) = (
         server.url("/bottom"),
         server.url("/near"),
@@ -1351,7 +1335,7 @@ fn headers_are_sent_to_layers_of_same_host_only() {
     );
     let words = ["ls", &bottom, "--layer", &near, "--layer", &far];
     let words = [&words[..], &["--header", "X-Key: secret"]].concat();
-    let output = tarfs(place.directory.path(), &words);
+    let output = place.tarfs(&words);
     assert!(output.status.success(), "{}", stderr_text(&output));
     for (path, expected) in [
         ("/bottom", Some("secret")),
@@ -1380,7 +1364,7 @@ fn layer_with_large_decoder_may_use_all_memory() {
             packed.expect("xz").stdout
         })
         .collect();
-    let place = Place::new(&layers);
+    let place = Place::with_layers(&layers);
     assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
     let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));

@@ -4,9 +4,9 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::Output;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
 use crate::support::image::{self, Image};
 use crate::support::namespace;
@@ -34,33 +34,23 @@ gone() { while [ -n "$(tarfs status)" ]; do sleep 0.01; done; }
 "#;
 
 /// A directory with the program, an archive, mountpoints and an fstab.
-struct Place {
-    directory: tempfile::TempDir,
-}
+struct Place(TestDir);
 
 impl Place {
     fn new() -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        let place = Self { directory };
+        let place = TestDir::new_in("/var/tmp", &["mnt", "m n", "over", "session"]);
         let open = Permissions::from_mode(0o755);
-        fs::set_permissions(place.directory.path(), open).expect("set");
+        fs::set_permissions(place.root(), open).expect("set");
         program::copy_to(&place.path("tarfs"));
-        fs::write(place.path("a.tar"), archive()).expect("written");
-        fs::write(place.path("fstab"), "").expect("written");
-        for own in ["mnt", "m n", "over", "session"] {
-            fs::create_dir(place.path(own)).expect("made");
-        }
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        place.put("a.tar", archive());
+        place.put("fstab", "");
+        Self(place)
     }
 
     /// Runs `script` as root.
     fn run(&self, script: &str) -> Output {
         let script = format!("{PRELUDE}{script}");
-        namespace::run("sh", &script, self.directory.path())
+        namespace::run("sh", &script, self.0.root())
     }
 
     #[track_caller]
@@ -95,7 +85,7 @@ fn mount_command_finds_helper_by_each_type() {
              tarfs status mnt | grep -c '32 MiB'
              umount mnt; gone; ls mnt; ls session"
         ));
-        let archive = place.path("a.tar");
+        let archive = place.0.path("a.tar");
         let archive = archive.display();
         let expected = format!(
             "open\n{archive} fuse.tarfs ro,nosuid,nodev,relatime,user_id=0,group_id=0,\
@@ -126,15 +116,15 @@ fn fstab_mounts_all_entries_or_named_one() {
     let place = Place::new();
     let server = Server::start();
     server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
-    fs::write(place.path("a header"), "X-Who: me\n").expect("written");
-    let directory = place.directory.path().display();
+    fs::write(place.0.path("a header"), "X-Who: me\n").expect("written");
+    let directory = place.0.root().display();
     let url = server.url("/b.tar");
     let table = format!(
         "{url} {directory}/m\\040n tarfs ro,nofail,_netdev,x-systemd.automount,\
          header=@{directory}/a\\040header,comment=mine 0 0\n\
          {directory}/a.tar {directory}/mnt fuse.tarfs noauto,users,fsname=\"a,b\" 0 0\n"
     );
-    fs::write(place.path("fstab"), table).expect("written");
+    fs::write(place.0.path("fstab"), table).expect("written");
     let said = place.stdout_of(
         "helpers mount.tarfs mount.fuse.tarfs
          mount -a; cat 'm n/open'; ls mnt
@@ -160,11 +150,11 @@ fn fstab_mounts_any_source_only_once() {
     let server = Server::start();
     server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
     let image = Image::new("v1", vec![archive()]);
-    fs::write(place.path("image"), image::oci(&[image]).tar()).expect("written");
+    fs::write(place.0.path("image"), image::oci(&[image]).tar()).expect("written");
     let outer = Archive::new().file("a.tar", archive()).end();
-    fs::write(place.path("outer"), outer).expect("written");
+    fs::write(place.0.path("outer"), outer).expect("written");
     let url = server.other_url("/b.tar");
-    let at = place.directory.path().display();
+    let at = place.0.root().display();
     let lines = [
         (format!("oci-archive:{at}/image:v1"), String::new()),
         (format!("{at}/a.tar"), format!(",layer={at}/a.tar")),
@@ -176,10 +166,10 @@ fn fstab_mounts_any_source_only_once() {
     ];
     let mut table = Vec::new();
     for (number, (source, options)) in lines.iter().enumerate() {
-        fs::create_dir(place.path(&number.to_string())).expect("made");
+        fs::create_dir(place.0.path(&number.to_string())).expect("made");
         table.push(format!("{source} {at}/{number} tarfs ro{options} 0 0\n"));
     }
-    fs::write(place.path("fstab"), table.concat()).expect("written");
+    fs::write(place.0.path("fstab"), table.concat()).expect("written");
     let said = place.stdout_of(
         "helpers mount.tarfs
          mount -a
@@ -194,10 +184,10 @@ fn fstab_mounts_any_source_only_once() {
 #[test]
 fn fstab_user_mounts_with_own_identity_and_unmounts() {
     let place = Place::new();
-    let directory = place.directory.path().display();
+    let directory = place.0.root().display();
     let table =
         format!("{directory}/a.tar {directory}/mnt tarfs ro,noauto,user,no_disk_cache 0 0\n");
-    fs::write(place.path("fstab"), table).expect("written");
+    fs::write(place.0.path("fstab"), table).expect("written");
     let said = place.stdout_of(
         "helpers mount.tarfs
          chown 65534 mnt session; chmod 700 session
@@ -255,7 +245,7 @@ fn mount_helper_returns_exit_codes_of_mount() {
 fn nosymfollow_reads_links_but_does_not_follow_them() {
     let place = Place::new();
     fs::write(
-        place.path("b.tar"),
+        place.0.path("b.tar"),
         Archive::new()
             .file("open", "open\n")
             .symlink("link", "open")
@@ -396,13 +386,13 @@ fn mount_by_fstab_shows_no_secret_in_process_titles() {
     let place = Place::new();
     let server = Server::start();
     server.serve("/b.tar", Resource::new(archive()).etag("\"1\""));
-    let directory = place.directory.path().display();
+    let directory = place.0.root().display();
     let url =
         server
             .url("/b.tar?token=hunter2-token")
             .replacen("http://", "http://me:hunter2-pass@", 1);
     let table = format!("{url} {directory}/mnt tarfs ro,noauto,header=\"X-Key:hunter2-key\" 0 0\n");
-    fs::write(place.path("fstab"), table).expect("written");
+    fs::write(place.0.path("fstab"), table).expect("written");
     let said = place.stdout_of(
         "helpers mount.tarfs
          mount \"$PWD/mnt\"

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -13,8 +12,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tarfs::base::thread::Thread;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Response, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::program;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
@@ -57,22 +56,27 @@ enum Remainder {
 }
 
 /// An archive whose first part is served at once, and the rest when the gate opens.
-struct Place {
+struct GatedServer {
     server: Server,
     gate: Arc<Gate>,
-    directory: tempfile::TempDir,
     /// Offset of the first byte behind the gate.
     held_from: u64,
     /// The whole archive.
     packed: Bytes,
 }
 
+type Place = TestMount<GatedServer>;
+
 impl Place {
-    fn new(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Remainder) -> Self {
-        Self::with(front, rest, what, &[])
+    fn mounted_at_gate(
+        front: Archive,
+        rest: impl FnOnce(Archive) -> Archive,
+        what: Remainder,
+    ) -> Self {
+        Self::mounted_with(front, rest, what, &[])
     }
 
-    fn with(
+    fn mounted_with(
         front: Archive,
         rest: impl FnOnce(Archive) -> Archive,
         what: Remainder,
@@ -84,7 +88,7 @@ impl Place {
         place
     }
 
-    /// As [`Self::with`], but not mounted.
+    /// As [`Self::mounted_with`], but not mounted.
     fn served(front: Archive, rest: impl FnOnce(Archive) -> Archive, what: Remainder) -> Self {
         // Long enough for spans to end before the gate, and for no request to cross it.
         let filler = Rng::new(5).bytes(24 << 20);
@@ -107,15 +111,14 @@ impl Place {
             }
             resource.answer(request)
         });
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        Self {
+        let opened = Arc::clone(&gate);
+        let state = GatedServer {
             server,
             gate,
-            directory,
             held_from,
             packed,
-        }
+        };
+        TestMount::with(&[], state).before_unmount(move || opened.open())
     }
 
     fn mount(&self, flags: &[&str]) -> Output {
@@ -124,36 +127,16 @@ impl Place {
         self.tarfs(&words)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    fn status(&self) -> Value {
-        let text = self.tarfs(&["status", "mnt", "--json"]).stdout;
-        serde_json::from_slice(&text).expect("one mount")
-    }
-
     fn phase(&self) -> String {
         let status = self.status();
         let phase = status.pointer("/index/phase").and_then(Value::as_str);
         phase.expect("a phase").to_owned()
     }
 
-    #[track_caller]
-    fn count(&self, counter: &str) -> u64 {
-        let status = self.status();
-        let count = status.pointer(&format!("/counters/{counter}"));
-        count.and_then(Value::as_u64).expect("a counter")
-    }
-
     /// Waits until a counter is at least `least`.
     #[track_caller]
     fn wait_for_count(&self, counter: &str, least: u64) {
-        wait::wait_until(counter, || self.count(counter) >= least);
+        wait::wait_until(counter, || self.counter(counter) >= least);
     }
 
     /// Lists the root, which waits for the end of the scan.
@@ -166,15 +149,6 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.gate.open();
-        if is_mounted(&self.path("mnt")) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
-    }
-}
-
 /// Runs `work` on a new thread.
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread<T> {
     Thread::spawn("aside", work).expect("a thread")
@@ -184,7 +158,7 @@ fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Thread
 fn file_is_readable_before_scan_ends() {
     let content = Rng::new(1).bytes(300_000);
     let front = Archive::new().file("d/early", &content);
-    let place = Place::new(front, |rest| rest.file("d/late", "late"), Remainder::Comes);
+    let place = Place::mounted_at_gate(front, |rest| rest.file("d/late", "late"), Remainder::Comes);
     assert!(fs::read(place.path("mnt/d/early")).expect("readable") == content);
     assert_eq!(place.phase(), "scanning");
 
@@ -225,7 +199,7 @@ fn scanned_files_are_in_the_page_cache() {
     let front = (0..lens.len()).fold(Archive::new(), |front, number| {
         front.file(&name(number), content(number))
     });
-    let place = Place::new(front, |rest| rest, Remainder::Comes);
+    let place = Place::mounted_at_gate(front, |rest| rest, Remainder::Comes);
     if !rustix::process::geteuid().is_root() {
         // The kernel is not primed with names here, and accepts no pages of unknown inodes.
         return;
@@ -239,7 +213,7 @@ fn scanned_files_are_in_the_page_cache() {
     }
     // A kernel may evict pages at any time, even with free memory.
     let all: usize = lens.iter().sum();
-    let served = place.count("served_bytes");
+    let served = place.counter("served_bytes");
     assert!(served <= all as u64 / 20, "{served} bytes were asked for");
     assert_eq!(place.phase(), "scanning");
 }
@@ -248,7 +222,7 @@ fn scanned_files_are_in_the_page_cache() {
 fn open_file_keeps_bytes_if_member_is_replaced() {
     let (old, new) = (Rng::new(1).bytes(100_000), Rng::new(2).bytes(90_000));
     let (front, later) = (Archive::new().file("f", &old), new.clone());
-    let place = Place::new(front, |rest| rest.file("f", later), Remainder::Comes);
+    let place = Place::mounted_at_gate(front, |rest| rest.file("f", later), Remainder::Comes);
     let mut open = File::open(place.path("mnt/f")).expect("there");
     let mut first = vec![0; 1000];
     open.read_exact(&mut first).expect("readable");
@@ -281,7 +255,7 @@ fn changes_by_later_members_become_visible_soon() {
             .pax(&[("SCHILY.xattr.user.a", "1")]);
         rest.file("with-xattr", "")
     };
-    let place = Place::new(front, more, Remainder::Comes);
+    let place = Place::mounted_at_gate(front, more, Remainder::Comes);
     let stat = |name: &str| fs::symlink_metadata(place.path("mnt").join(name)).expect("there");
     let xattr = |name: &str| {
         let mut value = [0; 8];
@@ -303,7 +277,7 @@ fn changes_by_later_members_become_visible_soon() {
 fn failed_scan_keeps_indexed_files() {
     let content = Rng::new(1).bytes(300_000);
     let front = Archive::new().file("early", &content);
-    let place = Place::new(front, |rest| rest.file("late", "late"), Remainder::Is404);
+    let place = Place::mounted_at_gate(front, |rest| rest.file("late", "late"), Remainder::Is404);
     let late = place.path("mnt/late");
     let late = spawn(move || fs::read(late));
     std::thread::sleep(Duration::from_millis(100));
@@ -333,7 +307,7 @@ fn mount_through_gate(place: &Arc<Place>, digest: &str) -> (Output, bool) {
         });
         // A mount that does not wait would be there by now, because its first member came long ago.
         std::thread::sleep(Duration::from_millis(300));
-        let was_early = mounting.is_finished() || is_mounted(&place.path("mnt"));
+        let was_early = mounting.is_finished() || place.is_mounted();
         place.gate.open();
         (mounting.join().expect("no panic"), was_early)
     })
@@ -352,7 +326,7 @@ fn mount_expecting_digest_shows_nothing_before_match() {
     assert!(!was_early, "a mount of unverified bytes");
     assert_eq!(output.status.code(), Some(2));
     assert!(program::stderr_text(&output).contains(&wrong));
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 
     let right = sha256(&place.packed);
     let place = served();
@@ -376,20 +350,20 @@ fn mount_expecting_digest_shows_nothing_before_match() {
 #[test]
 fn unmount_ends_scan_waiting_for_server() {
     let front = Archive::new().file("early", "early");
-    let place = Place::new(front, |rest| rest, Remainder::Comes);
+    let place = Place::mounted_at_gate(front, |rest| rest, Remainder::Comes);
     let late = place.path("mnt/last");
     let late = spawn(move || fs::read(late).is_err());
     std::thread::sleep(Duration::from_millis(100));
     let umount = place.tarfs(&["umount", "--lazy", "mnt"]);
     assert!(umount.status.success());
     assert!(late.join());
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 }
 
 #[test]
 fn killed_reader_exits_though_server_is_silent() {
     let front = Archive::new().file("early", "early");
-    let place = Place::new(front, |rest| rest.file("late", "late"), Remainder::Comes);
+    let place = Place::mounted_at_gate(front, |rest| rest.file("late", "late"), Remainder::Comes);
     let waiting = |program: &str, path: &str| {
         let mut command = Command::new("sh");
         // A test runner in the background may ignore signals.
@@ -427,7 +401,7 @@ fn killed_reader_exits_though_server_is_silent() {
         fs::read(place.path("mnt/early")).expect("readable"),
         b"early"
     );
-    assert!(place.count("interrupted_requests") >= 3);
+    assert!(place.counter("interrupted_requests") >= 3);
     place.gate.open();
     assert_eq!(fs::read(place.path("mnt/late")).expect("readable"), b"late");
 }
@@ -435,7 +409,7 @@ fn killed_reader_exits_though_server_is_silent() {
 #[test]
 fn trickling_server_times_out() {
     let front = Archive::new().file("early", "early");
-    let place = Place::with(front, |rest| rest, Remainder::Drips, &["--timeout", "1"]);
+    let place = Place::mounted_with(front, |rest| rest, Remainder::Drips, &["--timeout", "1"]);
     let late = fs::read(place.path("mnt/last")).expect_err("it never comes");
     assert_eq!(late.kind(), std::io::ErrorKind::TimedOut, "{late}");
     let list = fs::read_dir(place.path("mnt"));
@@ -445,13 +419,13 @@ fn trickling_server_times_out() {
     let filler = fs::read(place.path("mnt/filler")).expect_err("never whole");
     assert_eq!(filler.kind(), std::io::ErrorKind::TimedOut, "{filler}");
     assert_eq!(place.phase(), "scanning");
-    assert!(place.count("timed_out_requests") >= 2);
+    assert!(place.counter("timed_out_requests") >= 2);
 }
 
 /// The process is stopped, like a container frozen for a snapshot.
 #[test]
 fn time_while_stopped_is_not_server_silence() {
-    let place = Place::with(
+    let place = Place::mounted_with(
         Archive::new(),
         |rest| rest.file("late", "late"),
         Remainder::Comes,
@@ -472,13 +446,13 @@ fn time_while_stopped_is_not_server_silence() {
     std::thread::sleep(Duration::from_millis(500));
     place.gate.open();
     assert_eq!(late.join().expect("in time"), b"late");
-    assert_eq!(place.count("timed_out_requests"), 0);
+    assert_eq!(place.counter("timed_out_requests"), 0);
 }
 
 #[test]
 fn scan_resumes_when_server_returns_after_deadline() {
     let front = Archive::new().file("early", "early");
-    let place = Place::with(
+    let place = Place::mounted_with(
         front,
         |rest| rest.file("late", "late"),
         Remainder::Comes,
@@ -494,7 +468,7 @@ fn scan_resumes_when_server_returns_after_deadline() {
     assert_eq!(place.list(), ["early", "filler", "late", "last"]);
     // All timed-out reads share few timeouts of the source. On a busy machine a read may time out just
     // after another one has succeeded.
-    let timeouts = place.count("source_timeouts");
+    let timeouts = place.counter("source_timeouts");
     let log = fs::read_to_string(place.path("log")).expect("written");
     let url = place.server.url(ARCHIVE);
     let lines_with = |what: &str| log.lines().filter(|line| line.contains(what)).count() as u64;

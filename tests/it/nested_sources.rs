@@ -2,60 +2,11 @@
 
 use std::fs;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
-
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
-        for name in ["out", "mnt"] {
-            fs::create_dir(place.0.path().join(name)).expect("made");
-        }
-        place
-    }
-
-    fn put(&self, name: &str, bytes: impl AsRef<[u8]>) {
-        fs::write(self.0.path().join(name), bytes).expect("space");
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        fs::read(self.0.path().join(name)).expect("readable")
-    }
-
-    /// Standard output of a run that must succeed.
-    #[track_caller]
-    fn stdout_of(&self, words: &[&str]) -> String {
-        let output = tarfs(self.0.path(), words);
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
-        String::from_utf8(output.stdout).expect("UTF-8")
-    }
-
-    /// Error message of a run that must fail.
-    #[track_caller]
-    fn error_of(&self, words: &[&str]) -> String {
-        let output = tarfs(self.0.path(), words);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        stderr_text(&output)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.0.path().join("mnt")) {
-            tarfs(self.0.path(), &["umount", "--lazy", "mnt"]);
-        }
-    }
-}
 
 /// Content of the file in the innermost archive.
 fn content() -> Vec<u8> {
@@ -81,27 +32,27 @@ fn outer(packing: Packing) -> bytes::Bytes {
 #[test]
 fn nested_archive_is_a_source_of_every_verb() {
     for packing in [Packing::Plain, Packing::Gzip, Packing::ZstdFrames] {
-        let place = Place::new();
+        let place = TestMount::new(&["out"]);
         place.put("outer", outer(packing));
         let source = "tar:outer!/kept/inner";
         for _ in 0..2 {
-            assert_eq!(place.stdout_of(&["ls", "-R", source]), "d\nd/f\n");
+            assert_eq!(place.succeeds(&["ls", "-R", source]), "d\nd/f\n");
         }
         assert_eq!(
-            place.stdout_of(&["ls", "-R", "tar:outer!/latest"]),
+            place.succeeds(&["ls", "-R", "tar:outer!/latest"]),
             "d\nd/f\n"
         );
-        place.stdout_of(&["verify", "-q", source]);
-        place.stdout_of(&["index", "-q", "--output", "i", source]);
-        place.stdout_of(&["materialize", "-q", "--index", "i", "-C", "out", source]);
-        assert!(place.read("out/d/f") == content());
-        place.stdout_of(&["mount", source, "mnt"]);
-        assert!(place.read("mnt/d/f") == content());
-        let status = place.stdout_of(&["status", "--json", "mnt"]);
+        place.succeeds(&["verify", "-q", source]);
+        place.succeeds(&["index", "-q", "--output", "i", source]);
+        place.succeeds(&["materialize", "-q", "--index", "i", "-C", "out", source]);
+        assert!(fs::read(place.path("out/d/f")).expect("readable") == content());
+        place.succeeds(&["mount", source, "mnt"]);
+        assert!(fs::read(place.path("mnt/d/f")).expect("readable") == content());
+        let status = place.succeeds(&["status", "--json", "mnt"]);
         assert!(status.contains("outer: kept/inner\""), "{status}");
-        place.stdout_of(&["umount", "mnt"]);
+        place.succeeds(&["umount", "mnt"]);
         let over = ["ls", "-R", "outer", "--layer", source];
-        let listed = place.stdout_of(&over);
+        let listed = place.succeeds(&over);
         assert!(
             listed.contains("d/f\n") && listed.contains("kept\n"),
             "{listed}"
@@ -111,43 +62,43 @@ fn nested_archive_is_a_source_of_every_verb() {
 
 #[test]
 fn indexes_of_nested_and_outer_archive_are_cached() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let server = Server::start();
     server.serve("/a.tar", Resource::new(outer(Packing::Plain)).etag("\"1\""));
     let source = format!("tar:{}!/kept/inner", server.url("/a.tar"));
-    place.stdout_of(&["mount", "--wait-index", &source, "mnt"]);
-    assert!(place.read("mnt/d/f") == content());
-    place.stdout_of(&["umount", "mnt"]);
+    place.succeeds(&["mount", "--wait-index", &source, "mnt"]);
+    assert!(fs::read(place.path("mnt/d/f")).expect("readable") == content());
+    place.succeeds(&["umount", "mnt"]);
     // Both indexes are kept, and the bytes that were read.
     let before = server.sent_bytes("/a.tar");
-    place.stdout_of(&["mount", "--wait-index", &source, "mnt"]);
-    assert!(place.read("mnt/d/f") == content());
+    place.succeeds(&["mount", "--wait-index", &source, "mnt"]);
+    assert!(fs::read(place.path("mnt/d/f")).expect("readable") == content());
     let again = server.sent_bytes("/a.tar") - before;
     assert!(again < 100_000, "{again}");
 }
 
 #[test]
 fn nested_sources_nest_and_slices_begin_anywhere() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let box_of = |name: &str, bytes: &[u8]| Archive::new().file(name, bytes).end();
     place.put("a.tar", box_of("b.tar", &box_of("c", &outer(Packing::Lz4))));
     let source = "tar:tar:tar:a.tar!/b.tar!/c!/kept/inner";
-    assert_eq!(place.stdout_of(&["ls", "-R", source]), "d\nd/f\n");
+    assert_eq!(place.succeeds(&["ls", "-R", source]), "d\nd/f\n");
     let packed = inner(Packing::Xz);
     place.put("image", [&[7; 1000], &packed[..], &[9; 500]].concat());
     let (all, rest) = (
         format!("slice:1000+{}:image", packed.len()),
         "slice:512:a.tar",
     );
-    assert_eq!(place.stdout_of(&["ls", "-R", &all]), "d\nd/f\n");
-    assert_eq!(place.stdout_of(&["ls", rest]), "c\n");
+    assert_eq!(place.succeeds(&["ls", "-R", &all]), "d\nd/f\n");
+    assert_eq!(place.succeeds(&["ls", rest]), "c\n");
     let digest = crate::support::sha256::sha256(&packed);
-    place.stdout_of(&["verify", "-q", "--expect-sha256", &digest, &all]);
+    place.succeeds(&["verify", "-q", "--expect-sha256", &digest, &all]);
 }
 
 #[test]
 fn missing_nested_member_error_names_its_location() {
-    let place = Place::new();
+    let place = TestMount::new(&["out"]);
     let outer = outer(Packing::Plain);
     place.put("outer", &outer);
     let has = format!("it has only {} bytes", outer.len());

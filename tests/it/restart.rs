@@ -3,8 +3,6 @@
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::PathBuf;
-use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,8 +11,8 @@ use serde_json::Value;
 
 use tarfs::base::thread::Thread;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::program;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
@@ -26,11 +24,12 @@ const ARCHIVE: &str = "/archive";
 const FILES: usize = 40;
 
 /// A mounted archive behind a server that can be silenced.
-struct Place {
+struct SilentServer {
     server: Server,
     is_silent: Arc<AtomicBool>,
-    directory: tempfile::TempDir,
 }
+
+type Place = TestMount<SilentServer>;
 
 fn name(number: usize) -> String {
     format!("d{}/f{number}", number % 7)
@@ -50,17 +49,16 @@ fn archive(changed: bool) -> Vec<u8> {
 }
 
 impl Place {
-    fn new(flags: &[&str]) -> Self {
-        let place = Self {
+    /// Mounts the archive with `flags`.
+    fn mounted_with(flags: &[&str]) -> Self {
+        let state = SilentServer {
             server: Server::start(),
             is_silent: Arc::default(),
-            directory: tempfile::tempdir().expect("a directory"),
         };
-        fs::create_dir(place.path("mnt")).expect("made");
+        let place = TestMount::with(&[], state);
         place.serve(Resource::new(archive(false)).etag("\"1\""));
         let url = place.server.url(ARCHIVE);
-        let output = place.tarfs(&[&["mount", "--log-file", "log", &url, "mnt"], flags].concat());
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        place.succeeds(&[&["mount", "--log-file", "log", &url, "mnt"], flags].concat());
         place
     }
 
@@ -75,36 +73,18 @@ impl Place {
         });
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    fn status(&self) -> Option<Value> {
-        let output = self.tarfs(&["status", "mnt", "--json"]);
-        serde_json::from_slice(&output.stdout).ok()
-    }
-
-    fn server_pid(&self) -> Option<Pid> {
-        let pid = self.status()?.get("pid")?.as_i64()?;
-        Pid::from_raw(i32::try_from(pid).ok()?)
-    }
-
     /// Kills the serving process, and waits for its successor.
     fn kill(&self) {
         let before = self.server_pid().expect("mounted");
         kill_process(before, Signal::KILL).expect("running");
-        wait::wait_until("somebody goes on", || {
+        wait::wait_until("another process serves the mount", || {
             self.server_pid().is_some_and(|now| now != before)
         });
     }
 
     /// Waits until the index is complete and all spans are on disk.
     fn wait_until_cached(&self) {
-        let phase = || self.status()?.pointer("/index/phase").cloned();
+        let phase = || self.try_status()?.pointer("/index/phase").cloned();
         wait::wait_until("it is scanned", || phase() == Some(Value::from("complete")));
     }
 
@@ -113,17 +93,9 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
-    }
-}
-
 #[test]
 fn open_files_stay_open_after_worker_restart() {
-    let place = Place::new(&["--restart"]);
+    let place = Place::mounted_with(&["--restart"]);
     place.wait_until_cached();
     let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
     let mut first = vec![0; 1000];
@@ -151,12 +123,12 @@ fn open_files_stay_open_after_worker_restart() {
     drop((open, standing));
     let output = place.tarfs(&["umount", "mnt"]);
     assert!(output.status.success(), "{}", program::stderr_text(&output));
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 }
 
 #[test]
 fn access_log_survives_worker_restart() {
-    let place = Place::new(&["--restart", "--record", "profile"]);
+    let place = Place::mounted_with(&["--restart", "--record", "profile"]);
     place.wait_until_cached();
     let read = |number| fs::read(place.path("mnt").join(name(number))).expect("readable");
     let recorded = || fs::read_to_string(place.path("profile")).unwrap_or_default();
@@ -172,7 +144,7 @@ fn access_log_survives_worker_restart() {
 #[test]
 fn waiting_reads_are_answered_after_worker_restart() {
     // Without a disk cache and prefetching, nothing is cached.
-    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.wait_until_cached();
     place.kill();
     place.is_silent.store(true, Ordering::SeqCst);
@@ -205,7 +177,7 @@ fn waiting_reads_are_answered_after_worker_restart() {
 
 #[test]
 fn worker_killed_while_scanning_is_restarted() {
-    let place = Place::new(&["--restart"]);
+    let place = Place::mounted_with(&["--restart"]);
     // At any stage.
     place.kill();
     for number in 0..FILES {
@@ -238,7 +210,7 @@ fn relative_paths_mean_the_same_after_restart() {
         assert!(output.status.success(), "{}", program::stderr_text(&output));
         let before = pid().expect("mounted");
         kill_process(before, Signal::KILL).expect("running");
-        wait::wait_until("somebody goes on", || {
+        wait::wait_until("another process serves the mount", || {
             pid().is_some_and(|now| now != before)
         });
         assert!(fs::read(path("mnt").join(name(3))).expect("readable") == content(3));
@@ -249,7 +221,7 @@ fn relative_paths_mean_the_same_after_restart() {
 
 #[test]
 fn restart_rejects_another_version() {
-    let place = Place::new(&["--restart"]);
+    let place = Place::mounted_with(&["--restart"]);
     place.wait_until_cached();
     place.serve(Resource::new(archive(true)).etag("\"2\""));
     let before = place.server_pid().expect("mounted");
@@ -260,12 +232,12 @@ fn restart_rejects_another_version() {
     assert!(place.server_pid().is_none());
     // There is no successor. Requests wait for the end of the attempts, or fail.
     place.tarfs(&["umount", "--lazy", "mnt"]);
-    assert!(!is_mounted(&place.path("mnt")));
+    assert!(!place.is_mounted());
 }
 
 #[test]
 fn restarted_worker_serves_cache_without_source() {
-    let place = Place::new(&["--restart"]);
+    let place = Place::mounted_with(&["--restart"]);
     place.wait_until_cached();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
@@ -278,7 +250,7 @@ fn restarted_worker_serves_cache_without_source() {
 
 #[test]
 fn restarted_worker_reads_uncached_once_source_is_back() {
-    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.wait_until_cached();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
@@ -294,7 +266,7 @@ fn restarted_worker_reads_uncached_once_source_is_back() {
 
 #[test]
 fn restarted_worker_rejects_other_version_of_returned_source() {
-    let place = Place::new(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
+    let place = Place::mounted_with(&["--restart", "--no-disk-cache", "--prefetch", "none"]);
     place.wait_until_cached();
     place.is_silent.store(true, Ordering::SeqCst);
     place.kill();
@@ -306,7 +278,7 @@ fn restarted_worker_rejects_other_version_of_returned_source() {
 
 #[test]
 fn source_outage_does_not_count_towards_restart_timeout() {
-    let place = Place::new(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
+    let place = Place::mounted_with(&["--restart", "--restart-timeout", "5", "--timeout", "2"]);
     place.wait_until_cached();
     let mut open = File::open(place.path("mnt").join(name(3))).expect("there");
     fs::remove_dir_all(place.path("cache")).expect("there");
@@ -331,7 +303,7 @@ fn source_outage_does_not_count_towards_restart_timeout() {
 
 #[test]
 fn scan_longer_than_restart_timeout_loses_the_mount() {
-    let place = Place::new(&["--restart", "--restart-timeout", "1"]);
+    let place = Place::mounted_with(&["--restart", "--restart-timeout", "1"]);
     place.wait_until_cached();
     fs::remove_dir_all(place.path("cache")).expect("there");
     let resource = Resource::new(archive(false)).etag("\"1\"");
@@ -341,5 +313,5 @@ fn scan_longer_than_restart_timeout_loses_the_mount() {
     });
     let before = place.server_pid().expect("mounted");
     kill_process(before, Signal::KILL).expect("running");
-    wait::wait_until("it is unmounted", || !is_mounted(&place.path("mnt")));
+    wait::wait_until("it is unmounted", || !place.is_mounted());
 }

@@ -11,9 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::packing::Packing;
-use crate::support::program::{stderr_text, tarfs};
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
@@ -123,7 +124,7 @@ fn assert_same(
 /// A directory, and a server with an archive that can be cut off.
 struct Place {
     server: Server,
-    directory: tempfile::TempDir,
+    directory: TestDir,
     /// The server answers 404 to requests beyond this offset.
     until: Arc<AtomicU64>,
     packed_len: u64,
@@ -133,7 +134,7 @@ impl Place {
     fn new(packed: Bytes) -> Self {
         let place = Self {
             server: Server::start(),
-            directory: tempfile::tempdir().expect("a directory"),
+            directory: TestDir::new(&[]),
             until: Arc::new(AtomicU64::new(u64::MAX)),
             packed_len: packed.len() as u64,
         };
@@ -155,7 +156,7 @@ impl Place {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.directory.path(name)
     }
 
     fn journal(&self) -> PathBuf {
@@ -183,7 +184,7 @@ impl Place {
         let before = self.server.sent_bytes(PATH);
         let url = self.server.url(PATH);
         let words = Self::words(&url, &[&["--resume"], more].concat());
-        let output = tarfs(self.directory.path(), &words);
+        let output = self.directory.tarfs(&words);
         (output, self.server.sent_bytes(PATH) - before)
     }
 
@@ -204,7 +205,7 @@ impl Place {
     fn expected(&self, code: i32) -> BTreeMap<PathBuf, String> {
         self.reset();
         let url = self.server.url(PATH);
-        let output = tarfs(self.directory.path(), &Self::words(&url, &[]));
+        let output = self.directory.tarfs(&Self::words(&url, &[]));
         assert_eq!(output.status.code(), Some(code), "{}", stderr_text(&output));
         let facts = tree_facts(&self.path("out"));
         self.reset();
@@ -215,11 +216,10 @@ impl Place {
     fn kill_after_requests(&self, requests: usize) -> bool {
         let before = self.server.requests(PATH).len();
         let url = self.server.url(PATH);
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(Self::words(&url, &["--resume"]))
-            .current_dir(self.directory.path())
-            .env("TARFS_CACHE_DIR", self.path("cache"))
-            .env("no_proxy", "*")
+        let words = Self::words(&url, &["--resume"]);
+        let mut child = self
+            .directory
+            .command(&words)
             .stderr(Stdio::null())
             .spawn()
             .expect("started");

@@ -8,8 +8,8 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Request, Resource, Response, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::tree::Tree;
@@ -23,15 +23,16 @@ const KEY: &str = "hunter2-key";
 const TICKET: &str = "hunter2-ticket";
 
 /// A server that requires secrets, and a directory for everything that is written.
-struct Place {
+struct SecretServer {
     server: Server,
-    directory: tempfile::TempDir,
 }
+
+type Place = TestMount<SecretServer>;
 
 impl Place {
     /// Serves the mixed tree at `/real` to clients with all secrets, and redirects there from
     /// `/start`.
-    fn new() -> Self {
+    fn start() -> Self {
         let server = Server::start();
         let packed = Packing::Gzip.pack(&Tree::mixed().tar);
         let resource = Resource::new(packed).etag("\"1\"");
@@ -53,21 +54,13 @@ impl Place {
         server.route("/lost", |_| {
             Response::new(302).with("Location", "http://127.0.0.1:1/x?sig=hunter2-lost")
         });
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        fs::create_dir(directory.path().join("out")).expect("made");
-        fs::create_dir(directory.path().join("run")).expect("made");
-        let headers = format!("# who asks\n\nX-Key: {KEY}\n");
-        fs::write(directory.path().join("headers"), headers).expect("written");
-        Self { server, directory }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        let place = TestMount::with(&["out"], SecretServer { server });
+        place.put("headers", format!("# who asks\n\nX-Key: {KEY}\n"));
+        place
     }
 
     /// The URL of `path` with a password and a query with secrets.
-    fn url(&self, path: &str) -> String {
+    fn secret_url(&self, path: &str) -> String {
         let query = "token=hunter2-token&X-Amz-Signature=hunter2-sig&mykey=hunter2-own";
         let url = self.server.url(&format!("{path}?{query}"));
         url.replacen("http://", "http://me:hunter2-pass@", 1)
@@ -75,14 +68,9 @@ impl Place {
 
     /// Runs the program with full logging and with headers from the environment and from a file.
     fn tarfs(&self, words: &[&str]) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
-            .current_dir(&self.directory)
-            .env("XDG_RUNTIME_DIR", self.path("run"))
-            .env("TARFS_CACHE_DIR", self.path("cache"))
+        self.command(words)
             .env("TARFS_LOG", "trace")
             .env("TARFS_HEADERS", format!("\nX-Ticket: {TICKET}\n@headers"))
-            .env("no_proxy", "*")
             .output()
             .expect("started")
     }
@@ -96,14 +84,6 @@ impl Place {
             stderr_text(&output)
         );
         text_without_secrets(words.first().copied().unwrap_or_default(), &output)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            drop(self.tarfs(&["umount", "--lazy", "mnt"]));
-        }
     }
 }
 
@@ -148,8 +128,8 @@ fn search_for_secrets(directory: &Path, seen: &mut usize) {
 
 #[test]
 fn mount_leaks_no_secrets() {
-    let place = Place::new();
-    let url = place.url("/start");
+    let place = Place::start();
+    let url = place.secret_url("/start");
     let words = [
         "mount",
         "--wait-index",
@@ -163,7 +143,7 @@ fn mount_leaks_no_secrets() {
         "--metrics",
         "127.0.0.1:0",
         "--replay",
-        &place.url("/lost"),
+        &place.secret_url("/lost"),
         &url,
         "mnt",
     ];
@@ -212,7 +192,7 @@ fn mount_leaks_no_secrets() {
     let log = fs::read_to_string(place.path("log")).expect("written");
     assert!(log.contains(" unmounted"), "{log}");
     let mut seen = 0;
-    search_for_secrets(place.directory.path(), &mut seen);
+    search_for_secrets(place.root(), &mut seen);
     assert!(seen >= 4, "log, profile, index and disk cache: {seen}");
 }
 
@@ -225,16 +205,16 @@ fn fails(place: &Place, words: &[&str]) {
 
 #[test]
 fn commands_leak_no_secrets_on_success_or_failure() {
-    let place = Place::new();
-    place.succeeds(&["materialize", &place.url("/start"), "-C", "out"]);
-    place.succeeds(&["ls", &place.url("/start")]);
-    place.succeeds(&["index", &place.url("/start"), "--output", "saved"]);
-    let elsewhere = place.url("/start").replacen("/start", "/missing", 1);
-    let refused = place.url("/real");
+    let place = Place::start();
+    place.succeeds(&["materialize", &place.secret_url("/start"), "-C", "out"]);
+    place.succeeds(&["ls", &place.secret_url("/start")]);
+    place.succeeds(&["index", &place.secret_url("/start"), "--output", "saved"]);
+    let elsewhere = place.secret_url("/start").replacen("/start", "/missing", 1);
+    let refused = place.secret_url("/real");
     let unreachable = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
     let malformed = "http://me:hunter2-pass@[/a?sig=hunter2";
     let scheme = "s3://me:hunter2-pass@bucket/a?sig=hunter2";
-    let lost = place.url("/lost");
+    let lost = place.secret_url("/lost");
     for url in [&elsewhere, &refused, malformed, scheme] {
         fails(&place, &["ls", url]);
         fails(&place, &["materialize", url, "-C", "out"]);
@@ -247,7 +227,7 @@ fn commands_leak_no_secrets_on_success_or_failure() {
     assert_eq!(output.status.code(), Some(64), "{}", stderr_text(&output));
     text_without_secrets("a malformed header", &output);
     let mut seen = 0;
-    search_for_secrets(place.directory.path(), &mut seen);
+    search_for_secrets(place.root(), &mut seen);
     assert!(seen >= 3, "the tree and two indexes: {seen}");
 }
 
@@ -259,8 +239,8 @@ struct Daemon {
 
 impl Daemon {
     fn start(more: &[&str]) -> Self {
-        let place = Place::new();
-        let url = place.url("/start");
+        let place = Place::start();
+        let url = place.secret_url("/start");
         place.succeeds(&[&["mount", "--wait-index", &url, "mnt"], more].concat());
         let pid = place.status().get("pid").and_then(Value::as_u64);
         Self {
@@ -297,12 +277,6 @@ impl Daemon {
         permitted.dedup();
         assert_eq!(effective, permitted);
         u64::from_str_radix(effective.first().expect("one"), 16).expect("a number")
-    }
-}
-
-impl Place {
-    fn status(&self) -> Value {
-        serde_json::from_str(&self.succeeds(&["status", "--json"])).expect("one mount")
     }
 }
 
@@ -348,9 +322,9 @@ fn mount_keeps_only_needed_capabilities() {
 
 #[test]
 fn background_process_closes_inherited_descriptors() {
-    let place = Place::new();
+    let place = Place::start();
     let program = env!("CARGO_BIN_EXE_tarfs");
-    let url = place.url("/start");
+    let url = place.secret_url("/start");
     File::create(place.path("lock")).expect("made");
     // The headers come through a descriptor that is inherited as well.
     let script = format!(
@@ -358,8 +332,8 @@ fn background_process_closes_inherited_descriptors() {
     );
     let output = Command::new("sh")
         .args(["-euc", &script])
-        .current_dir(&place.directory)
-        .env("XDG_RUNTIME_DIR", place.path("run"))
+        .current_dir(place.root())
+        .env("XDG_RUNTIME_DIR", place.root())
         .env("TARFS_CACHE_DIR", place.path("cache"))
         .env("TARFS_HEADERS", format!("X-Ticket: {TICKET}"))
         .env("no_proxy", "*")

@@ -4,70 +4,32 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::process::Output;
+use std::path::Path;
 
-use serde_json::Value;
-
-use crate::support::mounts::is_mounted;
-use crate::support::program::{self, stderr_text};
+use crate::support::fixture::TestMount;
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 
-/// A directory for files, the cache and extracted trees.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn with(archive: Archive) -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
-        for name in ["mnt", "out"] {
-            fs::create_dir(place.path(name)).expect("fresh");
-        }
-        fs::write(place.path("a.tar"), archive.end()).expect("written");
-        place
-    }
-
-    fn tarfs(&self, arguments: &[&str]) -> Output {
-        program::tarfs(self.0.path(), arguments)
-    }
-
-    /// The paths that `ls` lists.
-    fn listed(&self) -> BTreeSet<String> {
-        let output = self.tarfs(&["ls", "-R", "a.tar"]);
-        let text = String::from_utf8_lossy(&output.stdout);
-        text.lines().map(str::to_owned).collect()
-    }
-
-    /// Number of scans of the mounted archive.
-    fn scan_count(&self) -> Option<u64> {
-        let output = self.tarfs(&["status", "mnt", "--json"]);
-        let status: Value = serde_json::from_slice(&output.stdout).ok()?;
-        status.pointer("/counters/scans")?.as_u64()
-    }
-
-    fn unmount(&self) {
-        let output = self.tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-    }
-
-    /// The paths that `materialize` writes.
-    fn extracted(&self) -> BTreeSet<String> {
-        self.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
-        let mut paths = BTreeSet::new();
-        paths_below(&self.path("out"), "", &mut paths);
-        paths
-    }
+/// A fixture with the archive `a.tar`.
+fn place_with(archive: Archive) -> TestMount {
+    let place = TestMount::new(&["out"]);
+    place.put("a.tar", archive.end());
+    place
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
-    }
+/// The paths that `ls` lists.
+fn listed(place: &TestMount) -> BTreeSet<String> {
+    let output = place.tarfs(&["ls", "-R", "a.tar"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(str::to_owned).collect()
+}
+
+/// The paths that `materialize` writes.
+fn extracted(place: &TestMount) -> BTreeSet<String> {
+    place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
+    let mut paths = BTreeSet::new();
+    paths_below(&place.path("out"), "", &mut paths);
+    paths
 }
 
 fn paths_below(directory: &Path, prefix: &str, paths: &mut BTreeSet<String>) {
@@ -108,13 +70,13 @@ fn listing_and_extraction_show_the_same_tree() {
         (new().file("f", "").file("f/g", ""), &["f"]),
     ];
     for (archive, paths) in cases {
-        let place = Place::with(archive);
+        let place = place_with(archive);
         let expected: BTreeSet<String> = paths.iter().map(|&path| path.to_owned()).collect();
-        assert_eq!(place.listed(), expected);
-        assert_eq!(place.extracted(), expected);
+        assert_eq!(listed(&place), expected);
+        assert_eq!(extracted(&place), expected);
     }
-    let place = Place::with(new().directory("d").symlink("l", "d").directory("l/."));
-    place.extracted();
+    let place = place_with(new().directory("d").symlink("l", "d").directory("l/."));
+    extracted(&place);
     assert!(
         fs::symlink_metadata(place.path("out/l"))
             .expect("there")
@@ -124,7 +86,7 @@ fn listing_and_extraction_show_the_same_tree() {
 
 #[test]
 fn implied_directories_are_the_same_in_every_listing() {
-    let place = Place::with(
+    let place = place_with(
         Archive::new()
             .file("a/b/c", "")
             .add(Header::new("a/d", b'0').mtime(5), ""),
@@ -143,16 +105,16 @@ fn implied_directories_are_the_same_in_every_listing() {
         assert!(output.status.success(), "{}", stderr_text(&output));
         let names = fs::read_dir(place.path("mnt/a")).expect("there");
         assert_eq!(names.count(), 2);
-        assert_eq!(place.scan_count(), Some(scans));
+        assert_eq!(place.counter("scans"), scans);
         for name in ["mnt/a", "mnt/a/b"] {
             let shown = fs::metadata(place.path(name)).expect("there");
             assert_eq!(shown.mode(), 0o040_755, "{name}");
             assert_eq!((shown.uid(), shown.gid()), (0, 0), "{name}");
             assert_eq!((shown.mtime(), shown.mtime_nsec()), (0, 0), "{name}");
         }
-        place.unmount();
+        place.umount();
     }
-    place.extracted();
+    extracted(&place);
     for name in ["out", "out/a", "out/a/b"] {
         let made = fs::metadata(place.path(name)).expect("there");
         assert_eq!((made.mtime(), made.mtime_nsec()), (0, 0), "{name}");
@@ -161,7 +123,7 @@ fn implied_directories_are_the_same_in_every_listing() {
 
 #[test]
 fn escaping_names_are_rejected_and_truncation_is_reported() {
-    let place = Place::with(
+    let place = place_with(
         Archive::new()
             .file("a/../../b", "")
             .file("//c", "")
@@ -181,7 +143,7 @@ fn escaping_names_are_rejected_and_truncation_is_reported() {
 
 #[test]
 fn file_as_path_component_fails_only_its_member() {
-    let place = Place::with(Archive::new().file("f", "").file("f/g", "").file("h", ""));
+    let place = place_with(Archive::new().file("f", "").file("f/g", "").file("h", ""));
     let output = place.tarfs(&["materialize", "-q", "a.tar", "-C", "out"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(

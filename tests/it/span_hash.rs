@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::process::Output;
 
 use flate2::write::GzEncoder;
 use serde_json::Value;
@@ -11,8 +10,8 @@ use tarfs::base::extent::{Extent, Plain};
 use tarfs::index::{Index, format};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::program::{self, stderr_text};
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::sha256::sha256;
 use crate::support::wait;
@@ -59,92 +58,70 @@ fn plant_collision(tar: &mut [u8], span: &Extent<Plain>, difference: u32) {
 
 const FILE_LEN: usize = 10 << 20;
 
-/// A server with an archive, and directories for files of tarfs.
-struct Place {
-    server: Server,
-    directory: tempfile::TempDir,
+/// A fixture whose server has an archive.
+type Place = TestMount<Server>;
+
+fn serve(server: &Server, packed: &[u8]) {
+    let resource = Resource::new(packed.to_vec()).etag("\"same\"");
+    server.serve("/archive", resource);
 }
 
-impl Place {
-    fn new() -> Self {
-        let place = Self {
-            server: Server::start(),
-            directory: tempfile::tempdir().expect("a directory"),
+/// The saved index of the served archive.
+fn index(place: &Place) -> Index {
+    place.succeeds(&[
+        "index",
+        "-q",
+        &place.url("/archive"),
+        "--output",
+        "file.idx",
+    ]);
+    let file = fs::read(place.path("file.idx")).expect("written");
+    format::read(file.as_slice(), file.len() as u64).expect("an index")
+}
+
+/// Serves and indexes an archive, and then one that differs in two words of each span but has the
+/// same xxh3-64. Returns the digest of the first.
+fn swap(place: &Place, packed: Packed) -> String {
+    let mut tar = Archive::new().file("file", random_bytes(FILE_LEN)).end();
+    serve(place, &packed.pack(&tar));
+    let index = index(place);
+    let spans: Vec<_> = (0..index.span_count())
+        .filter_map(|number| index.span_extent(number))
+        .filter(|span| span.len() > 64 << 10)
+        .collect();
+    assert!(spans.len() > 2, "{spans:?}");
+    let mut other = tar.clone();
+    for span in &spans {
+        plant_collision(&mut tar, span, 0);
+        plant_collision(&mut other, span, 7);
+        let hash = |tar: &[u8]| {
+            let offset = |at: Plain| usize::try_from(at.0).expect("small");
+            xxh3_64(
+                tar.get(offset(span.start())..offset(span.end()))
+                    .expect("inside"),
+            )
         };
-        fs::create_dir(place.directory.path().join("mnt")).expect("made");
-        place
+        assert_eq!(hash(&tar), hash(&other), "they must not be told apart");
     }
-
-    fn serve(&self, packed: &[u8]) {
-        let resource = Resource::new(packed.to_vec()).etag("\"same\"");
-        self.server.serve("/archive", resource);
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    #[track_caller]
-    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.run(words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        output.stdout
-    }
-
-    fn url(&self) -> String {
-        self.server.url("/archive")
-    }
-
-    /// The saved index of the served archive.
-    fn index(&self) -> Index {
-        self.succeeds(&["index", "-q", &self.url(), "--output", "file.idx"]);
-        let file = fs::read(self.directory.path().join("file.idx")).expect("written");
-        format::read(file.as_slice(), file.len() as u64).expect("an index")
-    }
-
-    /// Serves and indexes an archive, and then one that differs in two words of each span but has the
-    /// same xxh3-64. Returns the digest of the first.
-    fn swap(&self, packed: Packed) -> String {
-        let mut tar = Archive::new().file("file", random_bytes(FILE_LEN)).end();
-        self.serve(&packed.pack(&tar));
-        let index = self.index();
-        let spans: Vec<_> = (0..index.span_count())
-            .filter_map(|number| index.span_extent(number))
-            .filter(|span| span.len() > 64 << 10)
-            .collect();
-        assert!(spans.len() > 2, "{spans:?}");
-        let mut other = tar.clone();
-        for span in &spans {
-            plant_collision(&mut tar, span, 0);
-            plant_collision(&mut other, span, 7);
-            let hash = |tar: &[u8]| {
-                let place = |at: Plain| usize::try_from(at.0).expect("small");
-                xxh3_64(
-                    tar.get(place(span.start())..place(span.end()))
-                        .expect("inside"),
-                )
-            };
-            assert_eq!(hash(&tar), hash(&other), "they must not be told apart");
-        }
-        let (original, other) = (packed.pack(&tar), packed.pack(&other));
-        assert!(original.len() == other.len() && original != other);
-        self.serve(&original);
-        let digest = sha256(&original);
-        self.succeeds(&["index", "-q", &self.url(), "--expect-sha256", &digest]);
-        self.serve(&other);
-        digest
-    }
-
-    fn status(&self) -> Value {
-        let text = self.succeeds(&["status", "mnt", "--json"]);
-        serde_json::from_slice(&text).expect("one mount")
-    }
+    let (original, other) = (packed.pack(&tar), packed.pack(&other));
+    assert!(original.len() == other.len() && original != other);
+    serve(place, &original);
+    let digest = sha256(&original);
+    place.succeeds(&[
+        "index",
+        "-q",
+        &place.url("/archive"),
+        "--expect-sha256",
+        &digest,
+    ]);
+    serve(place, &other);
+    digest
 }
 
 /// The error of reading the whole mounted file.
 #[track_caller]
 fn read_error(place: &Place) -> Option<i32> {
-    let path = place.directory.path().join("mnt/file");
+    let path = place.mounted("file");
     let read = fs::read(path).map(|bytes| bytes.len());
     read.expect_err("other bytes than were scanned")
         .raw_os_error()
@@ -154,11 +131,11 @@ fn read_error(place: &Place) -> Option<i32> {
 fn bytes_with_colliding_span_hash_are_not_served() {
     for packed in [Packed::Not, Packed::Stored] {
         for prefetch in ["none", "ahead", "all"] {
-            let place = Place::new();
-            let digest = place.swap(packed);
+            let place = Place::with(&[], Server::start());
+            let digest = swap(&place, packed);
             place.succeeds(&[
                 "mount",
-                &place.url(),
+                &place.url("/archive"),
                 "mnt",
                 "--expect-sha256",
                 &digest,
@@ -177,9 +154,9 @@ fn bytes_with_colliding_span_hash_are_not_served() {
 
 #[test]
 fn copy_gets_no_bytes_with_colliding_span_hash() {
-    let place = Place::new();
-    let digest = place.swap(Packed::Not);
-    let url = place.url();
+    let place = Place::with(&[], Server::start());
+    let digest = swap(&place, Packed::Not);
+    let url = place.url("/archive");
     let copy = [
         "mount",
         &url,
@@ -197,6 +174,6 @@ fn copy_gets_no_bytes_with_colliding_span_hash() {
         damaged.and_then(Value::as_u64) > Some(1)
     });
     place.succeeds(&["umount", "mnt"]);
-    let copied = fs::read(place.directory.path().join("copy/file"));
+    let copied = fs::read(place.path("copy/file"));
     assert!(copied.is_err(), "a file of bytes that were not scanned");
 }

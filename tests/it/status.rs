@@ -4,17 +4,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::raw::Archive;
 use crate::support::tree::Tree;
 use crate::support::wait;
@@ -22,67 +21,33 @@ use crate::support::wait;
 /// Path of the archive on the server.
 const ARCHIVE: &str = "/archive";
 
-/// A server with an archive, a mountpoint, and directories for files of tarfs.
-struct Place {
+/// A server with an archive.
+struct ArchiveServer {
     server: Server,
     packed: Bytes,
-    directory: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
-        let place = Self {
-            server: Server::start(),
-            packed: Packing::Gzip.pack(&Tree::mixed().tar),
-            directory,
-        };
-        place.serve_version("\"1\"");
-        place
-    }
+type Place = TestMount<ArchiveServer>;
 
+impl ArchiveServer {
     fn serve_version(&self, etag: &str) {
         let resource = Resource::new(self.packed.clone()).etag(etag);
         self.server.serve(ARCHIVE, resource);
     }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    #[track_caller]
-    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        output.stdout
-    }
-
-    fn mount(&self, more: &[&str]) {
-        let url = self.server.url(ARCHIVE);
-        self.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
-    }
-
-    fn status(&self) -> Value {
-        let text = self.succeeds(&["status", "mnt", "--json"]);
-        serde_json::from_slice(&text).expect("one mount")
-    }
-
-    fn is_mounted(&self) -> bool {
-        is_mounted(&self.path("mnt"))
-    }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self.is_mounted() {
-            drop(self.tarfs(&["umount", "--lazy", "mnt"]));
-        }
-    }
+fn place() -> Place {
+    let state = ArchiveServer {
+        server: Server::start(),
+        packed: Packing::Gzip.pack(&Tree::mixed().tar),
+    };
+    state.serve_version("\"1\"");
+    TestMount::with(&[], state)
+}
+
+fn mount(place: &Place, more: &[&str]) {
+    let url = place.server.url(ARCHIVE);
+    place.succeeds(&[&["mount", &url, "mnt", "--wait-index"], more].concat());
 }
 
 #[track_caller]
@@ -125,9 +90,12 @@ fn metrics(address: &str, mountpoint: &str) -> BTreeMap<String, u64> {
 
 #[test]
 fn status_and_metrics_report_mount_activity() {
-    let (place, tree) = (Place::new(), Tree::mixed());
+    let (place, tree) = (place(), Tree::mixed());
     let sizes = ["--memory", "64MiB", "--cache-size", "1GiB"];
-    place.mount(&[&sizes[..], &["--metrics", "127.0.0.1:0"]].concat());
+    mount(
+        &place,
+        &[&sizes[..], &["--metrics", "127.0.0.1:0"]].concat(),
+    );
     let (name, content) = &tree.files[40];
     assert!(!content.is_empty());
     let read = fs::read(place.path("mnt").join(name)).expect("readable");
@@ -213,7 +181,7 @@ fn status_and_metrics_report_mount_activity() {
         );
     }
 
-    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    let text = place.succeeds(&["status", "mnt"]);
     for line in [
         format!("\n  metrics              http://{address}/metrics\n"),
         "\n  memory, budget       64 MiB\n".to_owned(),
@@ -236,11 +204,11 @@ fn now() -> u64 {
 
 #[test]
 fn failed_read_is_reported_with_time_and_counted() {
-    let place = Place::new();
-    place.mount(&[]);
+    let place = place();
+    mount(&place, &[]);
     place.succeeds(&["umount", "mnt"]);
     // With the saved index, so that nothing is in memory.
-    place.mount(&["--no-disk-cache", "--metrics", "127.0.0.1:0"]);
+    mount(&place, &["--no-disk-cache", "--metrics", "127.0.0.1:0"]);
     place.serve_version("\"2\"");
     let before = now();
     assert!(fs::read(place.path("mnt/z")).is_err());
@@ -266,7 +234,7 @@ fn failed_read_is_reported_with_time_and_counted() {
 
 #[test]
 fn mount_fails_if_metrics_cannot_be_served() {
-    let place = Place::new();
+    let place = place();
     let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let address = taken.local_addr().expect("bound").to_string();
     let url = place.server.url(ARCHIVE);
@@ -290,8 +258,8 @@ fn mount_fails_if_metrics_cannot_be_served() {
 
 #[test]
 fn recorded_mount_is_replayed_and_reported() {
-    let (place, tree) = (Place::new(), Tree::mixed());
-    place.mount(&["--record", "profile", "--prefetch", "none"]);
+    let (place, tree) = (place(), Tree::mixed());
+    mount(&place, &["--record", "profile", "--prefetch", "none"]);
     let (name, content) = &tree.files[40];
     let read = fs::read(place.path("mnt").join(name)).expect("readable");
     assert!(read == *content);
@@ -301,7 +269,7 @@ fn recorded_mount_is_replayed_and_reported() {
     assert_eq!(profile, expected);
 
     fs::write(place.path("profile"), profile + "0 5 not/there\n").expect("written");
-    place.mount(&["--replay", "profile", "--prefetch", "all"]);
+    mount(&place, &["--replay", "profile", "--prefetch", "all"]);
     let deadline = Instant::now() + wait::WAIT_TIMEOUT;
     let status = loop {
         let status = place.status();
@@ -314,7 +282,7 @@ fn recorded_mount_is_replayed_and_reported() {
     assert_eq!(number(&status, "/prefetch/replayed_spans"), 1);
     let total = number(&status, "/prefetch/total_spans");
     assert_eq!(number(&status, "/prefetch/done_spans"), total);
-    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    let text = place.succeeds(&["status", "mnt"]);
     for line in [
         "\n  prefetch             all\n".to_owned(),
         format!("\n  prefetch, all        complete, {total} of {total} blocks\n"),
@@ -336,8 +304,8 @@ fn recorded_mount_is_replayed_and_reported() {
     place.succeeds(&["umount", "mnt"]);
 
     fs::write(place.path("profile"), "something else\n").expect("written");
-    place.mount(&["--replay", "profile"]);
-    let text = String::from_utf8(place.succeeds(&["status", "mnt"])).expect("UTF-8");
+    mount(&place, &["--replay", "profile"]);
+    let text = place.succeeds(&["status", "mnt"]);
     assert!(
         text.contains("nothing is replayed: profile: not a profile"),
         "{text}"

@@ -17,8 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tarfs::base::thread::Thread;
 
+use crate::support::fixture::{TestMount, pid_of};
 use crate::support::http::{Fault, Request, Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
 use crate::support::program;
 use crate::support::raw::Archive;
@@ -254,7 +254,7 @@ impl Drop for StopOnDrop<'_> {
 struct Place {
     server: Server,
     server_state: Arc<Mutex<ServerState>>,
-    directory: tempfile::TempDir,
+    fixture: TestMount,
     shared: Arc<Shared>,
 }
 
@@ -284,10 +284,9 @@ impl Place {
                 }
             });
         }
-        let directory = tempfile::tempdir().expect("a directory");
-        fs::create_dir(directory.path().join("mnt")).expect("made");
+        let fixture = TestMount::new(&[]);
         let shared = Shared {
-            mount: directory.path().join("mnt"),
+            mount: fixture.path("mnt"),
             contents: (0..FILES).map(content).collect(),
             is_over: AtomicBool::new(false),
             era: AtomicU64::new(0),
@@ -301,17 +300,13 @@ impl Place {
         Self {
             server,
             server_state,
-            directory,
+            fixture,
             shared: Arc::new(shared),
         }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn is_mounted(&self) -> bool {
-        is_mounted(&self.path("mnt"))
+        self.fixture.path(name)
     }
 
     fn set_server_state(&self, server_state: ServerState) {
@@ -323,12 +318,8 @@ impl Place {
 
     /// Runs the program, which must end.
     fn tarfs(&self, words: &[&str]) -> Output {
-        let directory = self.directory.path().to_owned();
-        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        wait::finish_in_time(move || {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            program::tarfs(&directory, &words)
-        })
+        let mut command = self.fixture.command(words);
+        wait::finish_in_time(move || command.output().expect("started"))
     }
 
     /// Mounts. This may fail while the server is faulty.
@@ -362,8 +353,7 @@ impl Place {
     }
 
     fn daemon(&self) -> Option<Pid> {
-        let pid = self.status()?.get("pid")?.as_i64()?;
-        Pid::from_raw(i32::try_from(pid).ok()?)
+        pid_of(&self.status()?)
     }
 
     /// Asserts that process `pid` never exceeded its memory limit, if it still runs.
@@ -382,10 +372,10 @@ impl Place {
             // This fails while the mount is in use.
             self.tarfs(&["umount", "mnt"]);
         }
-        if self.is_mounted() {
+        if self.fixture.is_mounted() {
             self.tarfs(&["umount", "--lazy", "mnt"]);
         }
-        assert!(!self.is_mounted(), "it cannot be unmounted");
+        assert!(!self.fixture.is_mounted(), "it cannot be unmounted");
     }
 
     /// Kills the serving process. If the mount `restarts`, waits for its successor.
@@ -404,7 +394,7 @@ impl Place {
             });
             self.shared.era.fetch_add(1, Ordering::SeqCst);
         } else {
-            wait::wait_until("the mount is taken out", || !self.is_mounted());
+            wait::wait_until("the mount is taken out", || !self.fixture.is_mounted());
         }
     }
 
@@ -444,7 +434,7 @@ impl Place {
 
     /// Processes of the program that belong to this test.
     fn processes(&self) -> Vec<String> {
-        let place = self.directory.path().as_os_str().as_encoded_bytes();
+        let place = self.fixture.root().as_os_str().as_encoded_bytes();
         let is_ours = |process: &Path| {
             let environment = fs::read(process.join("environ")).unwrap_or_default();
             environment
@@ -482,7 +472,7 @@ impl Place {
                 6 => self.kill(restarts),
                 _ => self.unmount(rng.below(2) == 0),
             }
-            if !self.is_mounted() {
+            if !self.fixture.is_mounted() {
                 self.expect_mount_errors();
                 self.mount(packing, &flags);
             }
@@ -497,7 +487,7 @@ impl Place {
             }
         }
         self.set_server_state(ServerState::Well);
-        if !self.is_mounted() {
+        if !self.fixture.is_mounted() {
             self.expect_mount_errors();
             self.mount(packing, &flags);
         }
@@ -530,22 +520,6 @@ impl Place {
         self.unmount(false);
         wait::wait_until("no process is left", || self.processes().is_empty());
         self.check_log_for_panics();
-    }
-}
-
-impl Drop for Place {
-    #[expect(
-        clippy::print_stderr,
-        reason = "shown with a failure, which may come seldom"
-    )]
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let log = fs::read_to_string(self.path("log")).unwrap_or_default();
-            eprintln!("what the mounts told:\n{log}");
-        }
-        if self.is_mounted() {
-            program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
-        }
     }
 }
 

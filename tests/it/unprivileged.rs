@@ -5,9 +5,9 @@
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
 use std::process::Output;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
 use crate::support::namespace;
 use crate::support::program::{self, stderr_text};
@@ -32,35 +32,28 @@ pid() { user status --json | sed 's/.*"pid":\([0-9]*\).*/\1/'; }
 "#;
 
 /// A directory that the user can access, with the program, an archive and a mountpoint.
-struct Place {
-    directory: tempfile::TempDir,
-}
+struct Place(TestDir);
 
 impl Place {
     fn new() -> Self {
-        let directory = tempfile::tempdir_in("/var/tmp").expect("a directory");
-        let place = Self { directory };
+        let names = ["mnt", "cache", "run"];
+        let place = TestDir::new_in("/var/tmp", &names);
         let open = Permissions::from_mode(0o755);
-        fs::set_permissions(place.directory.path(), open).expect("set");
+        fs::set_permissions(place.root(), open).expect("set");
         program::copy_to(&place.path("tarfs"));
-        fs::write(place.path("a.tar"), archive()).expect("written");
-        fs::write(place.path("fuse.conf"), "").expect("written");
-        for own in ["mnt", "cache", "run"] {
-            fs::create_dir(place.path(own)).expect("made");
+        place.put("a.tar", archive());
+        place.put("fuse.conf", "");
+        for own in names {
             chown(place.path(own), Some(USER), Some(USER)).expect("root runs the tests");
         }
         fs::set_permissions(place.path("run"), Permissions::from_mode(0o700)).expect("set");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        Self(place)
     }
 
     /// Runs `script` as root.
     fn run(&self, script: &str) -> Output {
         let script = format!("{PRELUDE}{script}");
-        namespace::run("sh", &script, self.directory.path())
+        namespace::run("sh", &script, self.0.root())
     }
 
     #[track_caller]
@@ -121,7 +114,7 @@ fn allow_other_needs_fuse_conf_and_checks_permissions() {
     assert!(complaint.contains("/etc/fuse.conf"), "{complaint}");
 
     let place = Place::new();
-    fs::write(place.path("fuse.conf"), "user_allow_other\n").expect("written");
+    fs::write(place.0.path("fuse.conf"), "user_allow_other\n").expect("written");
     let said = place.stdout_of(
         "user mount -o allow_other a.tar mnt
          cat mnt/open
@@ -212,9 +205,9 @@ fn failed_link_does_not_affect_upper_layer() {
         .add(device, "")
         .hard_link("d/h", "d/c")
         .file("d/secret", "hidden");
-    fs::write(place.path("lower.tar"), lower.end()).expect("written");
+    fs::write(place.0.path("lower.tar"), lower.end()).expect("written");
     let upper = Archive::new().file(".wh.d", "").file("d2", "");
-    fs::write(place.path("upper.tar"), upper.end()).expect("written");
+    fs::write(place.0.path("upper.tar"), upper.end()).expect("written");
     let said = place.stdout_of(
         "chown 65534 run; mkdir run/out; chown 65534 run/out
          user materialize -q --layer upper.tar -C run/out lower.tar || echo $?

@@ -1,14 +1,11 @@
 //! `tarfs verify`, and runs with an expected digest.
 
-use std::fs;
-use std::path::Path;
-use std::process::Output;
-
 use serde_json::Value;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
-use crate::support::program::{stderr_text, tarfs};
+use crate::support::program::stderr_text;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
@@ -20,39 +17,16 @@ fn field<'a>(report: &'a Value, name: &str) -> &'a Value {
     report.pointer(name).expect("a field")
 }
 
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
-        fs::create_dir(place.path().join("out")).expect("made");
-        place
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn put(&self, name: &str, bytes: &[u8]) -> String {
-        fs::write(self.path().join(name), bytes).expect("space");
-        name.to_owned()
-    }
-
-    fn run(&self, words: &[&str]) -> Output {
-        tarfs(self.path(), words)
-    }
-
-    /// Output of `verify --json`, and whether it succeeded.
-    fn verify(&self, words: &[&str]) -> (Value, bool) {
-        let output = self.run(&[&["verify", "--json", "-q"], words].concat());
-        let report = serde_json::from_slice(&output.stdout);
-        let report: Value = report.unwrap_or_else(|_| panic!("{}", stderr_text(&output)));
-        let is_good = field(&report, "/is_good").as_bool().expect("a verdict");
-        assert_eq!(output.status.code(), Some(if is_good { 0 } else { 2 }));
-        let problems = field(&report, "/problems").as_array().expect("problems");
-        assert_eq!(problems.is_empty(), is_good, "{report}");
-        (report, is_good)
-    }
+/// Output of `verify --json`, and whether it succeeded.
+fn verify(place: &TestDir, words: &[&str]) -> (Value, bool) {
+    let output = place.tarfs(&[&["verify", "--json", "-q"], words].concat());
+    let report = serde_json::from_slice(&output.stdout);
+    let report: Value = report.unwrap_or_else(|_| panic!("{}", stderr_text(&output)));
+    let is_good = field(&report, "/is_good").as_bool().expect("a verdict");
+    assert_eq!(output.status.code(), Some(if is_good { 0 } else { 2 }));
+    let problems = field(&report, "/problems").as_array().expect("problems");
+    assert_eq!(problems.is_empty(), is_good, "{report}");
+    (report, is_good)
 }
 
 fn packings() -> impl Iterator<Item = (Packing, Vec<u8>)> {
@@ -62,35 +36,35 @@ fn packings() -> impl Iterator<Item = (Packing, Vec<u8>)> {
 
 #[test]
 fn verify_reads_archive_to_its_end_and_reports_success() {
-    let place = Place::new();
+    let place = TestDir::new(&["out"]);
     for (packing, packed) in packings() {
-        let name = place.put("a", &packed);
-        let (report, is_good) = place.verify(&[&name, "--expect-sha256", &sha256(&packed)]);
+        let name = "a";
+        place.put(name, &packed);
+        let (report, is_good) = verify(&place, &[name, "--expect-sha256", &sha256(&packed)]);
         assert!(is_good, "{packing:?}: {report}");
         assert_eq!(*field(&report, "/sha256"), sha256(&packed).as_str());
         assert_eq!(*field(&report, "/packed_bytes"), packed.len());
         assert_eq!(*field(&report, "/plain_bytes"), Tree::mixed().tar.len());
     }
-    let name = place.put("small.tar", &Archive::new().file("f", "f").end());
-    let output = place.run(&["verify", "-q", &name]);
+    let name = "small.tar";
+    place.put(name, &Archive::new().file("f", "f").end());
+    let output = place.tarfs(&["verify", "-q", name]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(text.starts_with("small.tar: good\n"), "{text}");
     assert!(text.contains("\nmembers       1\n"), "{text}");
-    assert!(
-        !place.path().join("cache/index").exists(),
-        "nothing is kept"
-    );
+    assert!(!place.path("cache/index").exists(), "nothing is kept");
 }
 
 #[test]
 fn verify_reports_damage_with_digest_of_whole_file() {
-    let place = Place::new();
+    let place = TestDir::new(&["out"]);
     for (packing, mut packed) in packings() {
         let has_checksums = !matches!(packing, Packing::Plain | Packing::Lz4Legacy);
         let middle = packed.len() / 2;
         packed[middle] ^= 0x10;
-        let name = place.put("a", &packed);
-        let (report, is_good) = place.verify(&[&name]);
+        let name = "a";
+        place.put(name, &packed);
+        let (report, is_good) = verify(&place, &[name]);
         assert_eq!(is_good, !has_checksums, "{packing:?}: {report}");
         assert_eq!(
             *field(&report, "/sha256"),
@@ -106,16 +80,18 @@ fn verify_reports_damage_with_digest_of_whole_file() {
     // An invalid header in the middle of an intact archive.
     let mut lost = Archive::new().file("a", "a").file("b", "b").end();
     lost[1024 + 150] ^= 1;
-    let name = place.put("lost.tar", &lost);
-    let (report, is_good) = place.verify(&[&name]);
+    let name = "lost.tar";
+    place.put(name, &lost);
+    let (report, is_good) = verify(&place, &[name]);
     assert!(!is_good, "{report}");
     assert_eq!(*field(&report, "/sha256"), sha256(&lost).as_str());
     // A truncated member.
     let cut = Archive::new()
         .file("a", Rng::new(1).bytes(5000))
         .unfinished();
-    let name = place.put("cut.tar", &cut[..4000]);
-    let (report, is_good) = place.verify(&[&name]);
+    let name = "cut.tar";
+    place.put(name, &cut[..4000]);
+    let (report, is_good) = verify(&place, &[name]);
     assert!(!is_good, "{report}");
     assert!(
         field(&report, "/problems/0")
@@ -124,7 +100,7 @@ fn verify_reports_damage_with_digest_of_whole_file() {
             .contains("'a'")
     );
     assert_eq!(*field(&report, "/sha256"), sha256(&cut[..4000]).as_str());
-    let output = place.run(&["verify", "-q", &name]);
+    let output = place.tarfs(&["verify", "-q", name]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr_text(&output).contains("cut.tar: in member 'a'"),
@@ -135,24 +111,27 @@ fn verify_reports_damage_with_digest_of_whole_file() {
 
 #[test]
 fn verify_compares_index_with_archive() {
-    let place = Place::new();
+    let place = TestDir::new(&["out"]);
     for (packing, packed) in packings() {
-        let name = place.put("a", &packed);
-        let indexed = place.run(&["index", "-q", "--output", "a.idx", &name]);
+        let name = "a";
+        place.put(name, &packed);
+        let indexed = place.tarfs(&["index", "-q", "--output", "a.idx", name]);
         assert!(indexed.status.success(), "{}", stderr_text(&indexed));
-        let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
+        let (report, is_good) = verify(&place, &["--index", "a.idx", name]);
         assert!(is_good, "{packing:?}: {report}");
     }
     // The same length, with other bytes in the second of three spans.
     let large = Rng::new(1).bytes(9 << 20);
     let good = Archive::new().file("f", &large).end();
-    let name = place.put("b.tar", &good);
-    let indexed = place.run(&["index", "-q", "--output", "b.idx", &name]);
+    let name = "b.tar";
+    place.put(name, &good);
+    let indexed = place.tarfs(&["index", "-q", "--output", "b.idx", name]);
     assert!(indexed.status.success(), "{}", stderr_text(&indexed));
     let mut other = good.clone();
     other[5 << 20] ^= 1;
-    let name = place.put("b.tar", &other);
-    let (report, is_good) = place.verify(&["--index", "b.idx", &name]);
+    let name = "b.tar";
+    place.put(name, &other);
+    let (report, is_good) = verify(&place, &["--index", "b.idx", name]);
     assert!(!is_good);
     let problems = field(&report, "/problems").as_array().expect("problems");
     let hashes = problems.iter().filter(|problem| {
@@ -160,24 +139,25 @@ fn verify_compares_index_with_archive() {
         text.contains("another hash")
     });
     assert_eq!(hashes.count(), 1, "{report}");
-    let (report, is_good) = place.verify(&["--index", "a.idx", &name]);
+    let (report, is_good) = verify(&place, &["--index", "a.idx", name]);
     assert!(!is_good, "{report}");
-    let output = place.run(&["verify", "-q", "--index", "b.tar", &name]);
+    let output = place.tarfs(&["verify", "-q", "--index", "b.tar", name]);
     assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
 fn materialize_accepts_only_expected_digest() {
-    let place = Place::new();
+    let place = TestDir::new(&["out"]);
     for (packing, packed) in packings() {
-        let name = place.put("a", &packed);
+        let name = "a";
+        place.put(name, &packed);
         let right = sha256(&packed);
-        let output = place.run(&[
+        let output = place.tarfs(&[
             "extract",
             "-q",
             "-C",
             "out",
-            &name,
+            name,
             "--expect-sha256",
             &right,
         ]);
@@ -187,14 +167,14 @@ fn materialize_accepts_only_expected_digest() {
             stderr_text(&output)
         );
         // The same when decoded along an index.
-        let indexed = place.run(&["index", "-q", &name]);
+        let indexed = place.tarfs(&["index", "-q", name]);
         assert!(indexed.status.success(), "{}", stderr_text(&indexed));
-        let output = place.run(&[
+        let output = place.tarfs(&[
             "extract",
             "-q",
             "-C",
             "out",
-            &name,
+            name,
             "--expect-sha256",
             &right,
         ]);
@@ -212,17 +192,17 @@ fn materialize_accepts_only_expected_digest() {
     let wrong = "5a".repeat(32);
     for to in [&["-C", "out"][..], &["--atomic", "-C", "whole"]] {
         let words = ["extract", "-q", &url, "--expect-sha256", &wrong];
-        let output = place.run(&[&words, to].concat());
+        let output = place.tarfs(&[&words, to].concat());
         assert_eq!(output.status.code(), Some(2));
         let text = stderr_text(&output);
         assert!(text.contains(&right) && text.contains(&wrong), "{text}");
         assert!(text.contains("must not be trusted"), "{text}");
     }
-    assert!(!place.path().join("whole").exists());
-    let listed = place.run(&["ls", &url, "--expect-sha256", &wrong]);
+    assert!(!place.path("whole").exists());
+    let listed = place.tarfs(&["ls", &url, "--expect-sha256", &wrong]);
     assert_eq!((listed.status.code(), listed.stdout), (Some(2), Vec::new()));
-    let listed = place.run(&["ls", &url, "--expect-sha256", &right]);
+    let listed = place.tarfs(&["ls", &url, "--expect-sha256", &right]);
     assert!(listed.status.success(), "{}", stderr_text(&listed));
-    let output = place.run(&["ls", &url, "--expect-sha256", "abc"]);
+    let output = place.tarfs(&["ls", &url, "--expect-sha256", "abc"]);
     assert_eq!(output.status.code(), Some(64));
 }

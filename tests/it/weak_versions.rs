@@ -2,75 +2,34 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 
+use crate::support::fixture::{TestDir, TestMount};
 use crate::support::http::{Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::rng::Rng;
 use crate::support::tree::Tree;
 use crate::support::wait;
 
-/// Directories for mounts and for files of tarfs.
-struct Place {
-    directory: tempfile::TempDir,
+/// A fixture on tmpfs, which records change times. Other file systems may not.
+fn place() -> TestMount {
+    TestMount::of(TestDir::new_in("/dev/shm", &MOUNTPOINTS), &MOUNTPOINTS)
+}
+
+/// Whether a note in the status of `mountpoint` contains `text`.
+fn has_note(place: &TestMount, mountpoint: &str, text: &str) -> bool {
+    let status = place.status_of(mountpoint);
+    let notes = status.get("notes").and_then(Value::as_array);
+    let mut notes = notes.into_iter().flatten().filter_map(Value::as_str);
+    notes.any(|note| note.contains(text))
 }
 
 /// The mountpoints. A mount that reads from another one comes first.
 const MOUNTPOINTS: [&str; 2] = ["inner", "outer"];
-
-impl Place {
-    fn new() -> Self {
-        // tmpfs records change times. The file system of other tests may not.
-        let directory = tempfile::tempdir_in("/dev/shm").expect("a directory");
-        for mountpoint in MOUNTPOINTS {
-            fs::create_dir(directory.path().join(mountpoint)).expect("made");
-        }
-        Self { directory }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> Output {
-        program::tarfs(self.directory.path(), words)
-    }
-
-    #[track_caller]
-    fn succeeds(&self, words: &[&str]) -> Vec<u8> {
-        let output = self.tarfs(words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        output.stdout
-    }
-
-    fn umount(&self, mountpoint: &str) {
-        self.succeeds(&["umount", mountpoint]);
-    }
-
-    /// Whether a note in the status of `mountpoint` contains `text`.
-    fn notes(&self, mountpoint: &str, text: &str) -> bool {
-        let status = self.succeeds(&["status", mountpoint, "--json"]);
-        let status: Value = serde_json::from_slice(&status).expect("one mount");
-        let notes = status.get("notes").and_then(Value::as_array);
-        let mut notes = notes.into_iter().flatten().filter_map(Value::as_str);
-        notes.any(|note| note.contains(text))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        for mountpoint in MOUNTPOINTS {
-            if is_mounted(&self.path(mountpoint)) {
-                drop(self.tarfs(&["umount", "--lazy", mountpoint]));
-            }
-        }
-    }
-}
 
 /// An archive of one file `name` of noise.
 fn archive(name: &str, seed: u64) -> Tree {
@@ -99,7 +58,7 @@ fn assert_content(path: &Path, content: &[u8]) {
 
 #[test]
 fn archive_in_another_mount_is_reread_after_remount() {
-    let place = Place::new();
+    let place = place();
     // Device and inode number, length and times are equal in both mounts.
     let [old, new] = same_len_gzips();
     for (number, (tree, inner)) in [old, new].into_iter().enumerate() {
@@ -111,17 +70,17 @@ fn archive_in_another_mount_is_reread_after_remount() {
             assert_content(&place.path("inner").join(name), content);
         }
         if number == 1 {
-            assert!(place.notes("inner", "version"), "the status says why");
-            assert!(!place.notes("outer", "version"), "that one is proven");
+            assert!(has_note(&place, "inner", "version"), "the status says why");
+            assert!(!has_note(&place, "outer", "version"), "that one is proven");
         }
-        place.umount("inner");
-        place.umount("outer");
+        place.succeeds(&["umount", "inner"]);
+        place.succeeds(&["umount", "outer"]);
     }
 }
 
 #[test]
 fn run_from_file_system_without_ctime_is_not_resumed() {
-    let place = Place::new();
+    let place = place();
     let inner = Packing::Gzip.pack(&archive("file", 1).tar);
     let outer = Tree::of(vec![("inner.tar".to_owned(), inner.to_vec())]);
     fs::write(place.path("1.tar"), outer.tar).expect("written");
@@ -180,7 +139,7 @@ impl Drop for Loop {
 
 #[test]
 fn other_medium_in_same_block_device_is_another_archive() {
-    let place = Place::new();
+    let place = place();
     let versions = [("old", 1), ("new", 2)].map(|(name, seed)| archive(name, seed));
     let media = ["1.tar", "2.tar"].map(|name| place.path(name));
     for (tree, medium) in versions.iter().zip(&media) {
@@ -200,15 +159,15 @@ fn other_medium_in_same_block_device_is_another_archive() {
             assert_content(&place.path("inner").join(name), content);
         }
         if number == 1 {
-            assert!(place.notes("inner", "version"), "the status says why");
+            assert!(has_note(&place, "inner", "version"), "the status says why");
         }
-        place.umount("inner");
+        place.succeeds(&["umount", "inner"]);
     }
 }
 
 #[test]
 fn copy_without_version_is_reused_only_for_same_bytes() {
-    let place = Place::new();
+    let place = place();
     let server = Server::start();
     // The last file changes, which one sample from the middle does not show.
     let [old, new] = [1, 2].map(|seed| {
@@ -225,14 +184,13 @@ fn copy_without_version_is_reused_only_for_same_bytes() {
     for _ in 0..2 {
         place.succeeds(&words);
         wait::wait_until("the copy is complete", || {
-            let status = place.succeeds(&["status", "inner", "--json"]);
-            let status: Value = serde_json::from_slice(&status).expect("one mount");
+            let status = place.status_of("inner");
             status.pointer("/copy/state").and_then(Value::as_str) == Some("complete")
         });
         for (name, content) in &old.files {
             assert_content(&place.path("inner").join(name), content);
         }
-        place.umount("inner");
+        place.succeeds(&["umount", "inner"]);
     }
     server.serve("/archive", Resource::new(new.tar));
     let output = place.tarfs(&words);
@@ -247,7 +205,7 @@ fn copy_without_version_is_reused_only_for_same_bytes() {
 
 #[test]
 fn status_reports_server_without_version() {
-    let place = Place::new();
+    let place = place();
     let server = Server::start();
     let tree = archive("file", 1);
     for (resource, is_named) in [
@@ -256,7 +214,7 @@ fn status_reports_server_without_version() {
     ] {
         server.serve("/archive", resource);
         place.succeeds(&["mount", &server.url("/archive"), "inner", "--wait-index"]);
-        assert_eq!(place.notes("inner", "names no version"), !is_named);
-        place.umount("inner");
+        assert_eq!(has_note(&place, "inner", "names no version"), !is_named);
+        place.succeeds(&["umount", "inner"]);
     }
 }

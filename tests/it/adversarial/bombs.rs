@@ -8,7 +8,7 @@ use flate2::write::DeflateEncoder;
 use serde_json::Value;
 
 use super::codecs::pack;
-use super::{MEMORY, MOST_BYTES, Place, TARFS, tree};
+use super::{MEMORY, MOST_BYTES, PROGRAM, Place, tree};
 use crate::support::http::{Response, Server};
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::program::peak_mib;
@@ -88,16 +88,16 @@ impl Bomb {
 
     /// A bomb of any length.
     fn of(packed: &[u8]) -> Self {
-        let place = Place::new();
+        let place = Place::create();
         fs::write(place.path("a"), packed).expect("space");
-        let runner = MeasuredRunner::start(place.0.path());
+        let runner = MeasuredRunner::start(place.root());
         Self { place, runner }
     }
 
     /// Runs `tarfs` in the destination.
     fn run(&mut self, words: &[&str]) -> Run {
-        let root = self.place.root("own");
-        let run = self.runner.run(&root, &[&[TARFS], words].concat());
+        let root = self.place.root_of("own");
+        let run = self.runner.run(&root, &[&[PROGRAM], words].concat());
         assert!(run.peak_bytes < MOST_BYTES, "{words:?}: {run:?}");
         run
     }
@@ -176,7 +176,7 @@ fn bomb_is_rejected_before_it_is_unpacked() {
             run.said.contains(&format!("'zeros' of {LEN} bytes")),
             "{run:?}"
         );
-        assert_eq!(tree(&bomb.place.root("own")).len(), 1);
+        assert_eq!(tree(&bomb.place.root_of("own")).len(), 1);
         assert_eq!(counter(&run, "written_bytes"), 1);
     }
 }
@@ -233,7 +233,7 @@ fn bzip2_blocks_of_long_runs_are_read_within_memory_limit() {
     let mnt = mnt.to_str().expect("UTF-8");
     let mounted = bomb.run(&["mount", "--no-disk-cache", MEMORY, "../../a", mnt]);
     assert_eq!(mounted.code, 0, "{mounted:?}");
-    let root = bomb.place.root("own");
+    let root = bomb.place.root_of("own");
     let compared = ["cmp", &format!("{mnt}/runs"), "runs"];
     let compared = bomb.runner.run(&root, &compared);
     let peak_bytes = peak_of_mount(&mut bomb, mnt);
@@ -282,8 +282,8 @@ fn index_of_long_links_fails_at_its_memory_limit() {
         assert_eq!(run.code, 2, "{words:?}: {run:?}");
         assert!(run.said.contains(INDEX_MEMORY_ERROR), "{words:?}: {run:?}");
     }
-    let root = bomb.place.root("own");
-    let made = bomb.runner.run(&root, &[TARFS, "index", "../../a"]);
+    let root = bomb.place.root_of("own");
+    let made = bomb.runner.run(&root, &[PROGRAM, "index", "../../a"]);
     assert_eq!(made.code, 0, "{made:?}");
     // The saved index is as large, and is not loaded either.
     let run = bomb.run(&["ls", MEMORY, limit, "../../a"]);
@@ -313,7 +313,7 @@ fn layer_merge_fails_at_memory_limit_of_the_index() {
         assert_eq!(run.code, 2, "{words:?}: {run:?}");
         assert!(run.said.contains(INDEX_MEMORY_ERROR), "{words:?}: {run:?}");
     }
-    let left = fs::read_dir(bomb.place.root("own")).expect("there");
+    let left = fs::read_dir(bomb.place.root_of("own")).expect("there");
     assert_eq!(left.count(), 0);
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::{MEMORY, Place, TARFS, Tree, case, check, tree};
+use super::{MEMORY, PROGRAM, Place, Tree, case, check, tree};
 use crate::support::measured_runner::MeasuredRunner;
 use crate::support::program;
 use crate::support::raw::{Archive, GNU, Header};
@@ -226,7 +226,7 @@ fn names_and_links_do_not_escape_the_root() {
 
 /// A destination with an archive beside it.
 fn place(archive: &[u8]) -> Place {
-    let place = Place::new();
+    let place = Place::create();
     fs::write(place.path("a"), archive).expect("space");
     place
 }
@@ -238,7 +238,7 @@ fn existing_files_are_never_opened_or_written() {
         archive = archive.file(name, "new");
     }
     let place = place(&archive.directory("dir-link/").file("fifo-dir/x", "1").end());
-    let root = place.root("own");
+    let root = place.root_of("own");
     for fifo in ["fifo", "fifo-dir"] {
         let made = Command::new("mkfifo").arg(root.join(fifo)).status();
         assert!(made.expect("a program").success());
@@ -254,8 +254,8 @@ fn existing_files_are_never_opened_or_written() {
     assert!(made.expect("a program").success());
     let secret = fs::metadata(place.path("own/decoy/secret")).expect("there");
 
-    let mut runner = MeasuredRunner::start(place.0.path());
-    let run = runner.run(&root, &[TARFS, "materialize", MEMORY, "../../a"]);
+    let mut runner = MeasuredRunner::start(place.root());
+    let run = runner.run(&root, &[PROGRAM, "materialize", MEMORY, "../../a"]);
     assert_eq!(run.code, 2, "{run:?}");
     assert!(run.said.contains("fifo-dir/x: refused"), "{run:?}");
     for name in ["fifo", "file-link", "dangling", "shared", "device"] {
@@ -289,27 +289,27 @@ fn devices_and_set_id_bits_are_created_by_root_only() {
         .add(Header::new("d/owned", b'0').owner(7, 8).mode(0o4755), "1")
         .end();
     let place = place(&archive);
-    fs::set_permissions(place.0.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+    fs::set_permissions(place.root(), PermissionsExt::from_mode(0o755)).expect("ours");
     for program in ["gnu", "own"] {
-        chown(place.root(program), Some(NOBODY), Some(NOBODY)).expect("root");
+        chown(place.root_of(program), Some(NOBODY), Some(NOBODY)).expect("root");
     }
-    let mut runner = MeasuredRunner::start(place.0.path());
+    let mut runner = MeasuredRunner::start(place.root());
     let tar = ["tar", "-xf", "../../a"];
-    let gnu = runner.run_as(Some(NOBODY), &place.root("gnu"), &tar);
+    let gnu = runner.run_as(Some(NOBODY), &place.root_of("gnu"), &tar);
     // Other users cannot access the directory of the original program.
-    program::copy_to(&place.0.path().join("tarfs"));
+    program::copy_to(&place.root().join("tarfs"));
     let words = ["../../tarfs", "materialize", "../../a"];
-    let own = runner.run_as(Some(NOBODY), &place.root("own"), &words);
+    let own = runner.run_as(Some(NOBODY), &place.root_of("own"), &words);
     assert_eq!((gnu.code, own.code), (2, 2), "{gnu:?} {own:?}");
     for device in ["null", "loop"] {
         let error = format!("{device}: cannot create the device");
         assert!(own.said.contains(&error), "{own:?}");
     }
-    let written = tree(&place.root("own"));
-    assert_eq!(written, tree(&place.root("gnu")));
+    let written = tree(&place.root_of("own"));
+    assert_eq!(written, tree(&place.root_of("gnu")));
     assert_eq!(written.len(), 4, "{written:?}");
     assert!(
-        fs::metadata(place.root("own").join("setuid"))
+        fs::metadata(place.root_of("own").join("setuid"))
             .expect("written")
             .mode()
             & 0o6000
@@ -358,7 +358,7 @@ fn directory_swapped_for_link_by_racer_does_not_escape() {
         }
     }
     let place = place(&archive.end());
-    let root = place.root("own");
+    let root = place.root_of("own");
     let before = around(outside.path());
     let (stop, swaps) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
@@ -373,8 +373,8 @@ fn directory_swapped_for_link_by_racer_does_not_escape() {
             let (stop, swaps) = (&stop, &swaps);
             scope.spawn(move || swap(&parent, name, &link, stop, swaps));
         }
-        let mut runner = MeasuredRunner::start(place.0.path());
-        let words = [TARFS, "materialize", "-q", MEMORY, "../../a"];
+        let mut runner = MeasuredRunner::start(place.root());
+        let words = [PROGRAM, "materialize", "-q", MEMORY, "../../a"];
         let codes: Vec<i64> = (0..6).map(|_| runner.run(&root, &words).code).collect();
         stop.store(true, Ordering::Relaxed);
         assert!(codes.iter().all(|code| matches!(code, 0 | 2)), "{codes:?}");

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use tarfs::base::thread::Thread;
 
-use super::{MEMORY, MOST_BYTES, Place, TARFS};
+use super::{MEMORY, MOST_BYTES, PROGRAM, Place};
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::raw::Archive;
 
@@ -19,7 +19,7 @@ const PADDING: usize = 32 << 20;
 
 /// Runs `script` with `tarfs` as `$0`.
 fn run_script(place: &Place, runner: &mut MeasuredRunner, script: &str) -> Run {
-    runner.run(place.0.path(), &["sh", "-c", script, TARFS])
+    runner.run(place.root(), &["sh", "-c", script, PROGRAM])
 }
 
 /// Scripts of all verbs that read a whole `source`.
@@ -42,10 +42,10 @@ fn assert_rejected(run: &Run, script: &str) {
 }
 
 fn place() -> (Place, MeasuredRunner) {
-    let place = Place::new();
+    let place = Place::create();
     fs::create_dir(place.path("mnt")).expect("fresh");
     fs::write(place.path("a.tar"), Archive::new().file("a", "1").end()).expect("space");
-    let runner = MeasuredRunner::start(place.0.path());
+    let runner = MeasuredRunner::start(place.root());
     (place, runner)
 }
 
@@ -132,11 +132,11 @@ fn file_may_hold_any_number_of_zeros() {
         .expect("space");
     let mut tar = Command::new("tar")
         .args(["-c", "zeros", "a.tar"])
-        .current_dir(place.0.path())
+        .current_dir(place.root())
         .stdout(Stdio::piped())
         .spawn()
         .expect("tar is needed");
-    let output = Command::new(TARFS)
+    let output = Command::new(PROGRAM)
         .args(["ls", MEMORY, "/dev/stdin"])
         .stdin(tar.stdout.take().expect("piped"))
         .env("TARFS_CACHE_DIR", place.path("cache"))

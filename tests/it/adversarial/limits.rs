@@ -2,20 +2,20 @@
 
 use std::fs;
 
-use super::{Place, TARFS, tree};
+use super::{PROGRAM, Place, tree};
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::packing::Packing;
 use crate::support::raw::{Archive, Header};
 
 /// Runs `tarfs` in a writable place. The archive's name follows the flags.
 fn run(place: &Place, verb: &str, flags: &[&str]) -> Run {
-    let mut runner = MeasuredRunner::start(place.0.path());
-    let words = [&[TARFS, verb], flags, &["../../a"]].concat();
-    runner.run(&place.root("own"), &words)
+    let mut runner = MeasuredRunner::start(place.root());
+    let words = [&[PROGRAM, verb], flags, &["../../a"]].concat();
+    runner.run(&place.root_of("own"), &words)
 }
 
 fn place(archive: &[u8]) -> Place {
-    let place = Place::new();
+    let place = Place::create();
     fs::write(place.path("a"), archive).expect("space");
     place
 }
@@ -39,7 +39,7 @@ fn assert_success(run: &Run) {
 
 /// The names in the place's root.
 fn names(place: &Place) -> Vec<String> {
-    let lines = tree(&place.root("own"));
+    let lines = tree(&place.root_of("own"));
     let name = |line: String| line.split(' ').next().map(str::to_owned);
     lines.into_iter().filter_map(name).collect()
 }
@@ -145,7 +145,7 @@ fn data_outside_of_files_counts_towards_limit() {
         let place = place(&archive);
         let outcome = run(&place, "materialize", &[FLAG]);
         assert_rejected(&outcome, &["unpacked to more than", "--max-unpacked-size"]);
-        let place = Place::new();
+        let place = Place::create();
         fs::write(place.path("a"), &archive).expect("space");
         let more = run(&place, "materialize", &["--max-unpacked-size=4MiB"]);
         assert!(
@@ -223,10 +223,10 @@ fn saved_index_with_too_many_entries_is_rejected() {
 #[test]
 fn mount_of_too_many_entries_fails() {
     let place = place(&Archive::new().file("a", "").file("b", "").end());
-    let mut runner = MeasuredRunner::start(place.0.path());
+    let mut runner = MeasuredRunner::start(place.root());
     fs::create_dir(place.path("mnt")).expect("fresh");
     let words = ["mount", "--wait-index", "--max-entries=1", "a", "mnt"];
-    let outcome = runner.run(place.0.path(), &[&[TARFS], &words[..]].concat());
+    let outcome = runner.run(place.root(), &[&[PROGRAM], &words[..]].concat());
     assert_rejected(&outcome, &["'b'", "1 that are allowed", "--max-entries"]);
     assert!(!crate::support::mounts::is_mounted(&place.path("mnt")));
 }

@@ -18,10 +18,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 
+use crate::support::fixture::{PROGRAM, TestDir};
 use crate::support::measured_runner::{MeasuredRunner, Run};
-
-/// The program under test.
-const TARFS: &str = env!("CARGO_BIN_EXE_tarfs");
 
 /// Memory flag of each run, and the limit of its peak memory. The index is small here.
 const MEMORY: &str = "--memory=32MiB";
@@ -161,25 +159,23 @@ impl Case {
 }
 
 /// A directory for one case. Each program has a `root` to write to, with a neighbour.
-struct Place(tempfile::TempDir);
+struct Roots;
+
+type Place = TestDir<Roots>;
 
 impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
+    fn create() -> Self {
+        let place = TestDir::with(&["gnu", "own"], Roots);
         for program in ["gnu", "own"] {
-            let root = directory.path().join(program);
-            fs::create_dir_all(root.join("root")).expect("fresh");
+            let root = place.path(program);
+            fs::create_dir(root.join("root")).expect("fresh");
             fs::create_dir(root.join("decoy")).expect("fresh");
             fs::write(root.join("decoy/secret"), "secret").expect("space");
         }
-        Self(directory)
+        place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn root(&self, program: &str) -> PathBuf {
+    fn root_of(&self, program: &str) -> PathBuf {
         self.path(program).join("root")
     }
 
@@ -267,18 +263,18 @@ fn check(outside: &Path, cases: Vec<Case>) {
 
 /// Description of a case's mismatch.
 fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
-    let place = Place::new();
+    let place = Place::create();
     fs::write(place.path("a"), &case.archive).expect("space");
     let around = place.around("own");
     let gnu = ["tar", "--numeric-owner", "--delay-directory-restore"];
     let gnu = [&gnu[..], case.gnu_options, &["-xpf", "../../a"]].concat();
-    let gnu = runner.run(&place.root("gnu"), &gnu);
-    let own = [TARFS, "materialize", "-q", MEMORY, "--numeric-owner"];
+    let gnu = runner.run(&place.root_of("gnu"), &gnu);
+    let own = [PROGRAM, "materialize", "-q", MEMORY, "--numeric-owner"];
     let own = [&own[..], case.options, &["../../a"]].concat();
-    let own = runner.run(&place.root("own"), &own);
-    let listed = [&[TARFS, "ls", "-R", MEMORY, "../../a"], case.options].concat();
-    let listed = runner.run(&place.root("own"), &listed);
-    let (gnu_tree, own_tree) = (tree(&place.root("gnu")), tree(&place.root("own")));
+    let own = runner.run(&place.root_of("own"), &own);
+    let listed = [&[PROGRAM, "ls", "-R", MEMORY, "../../a"], case.options].concat();
+    let listed = runner.run(&place.root_of("own"), &listed);
+    let (gnu_tree, own_tree) = (tree(&place.root_of("gnu")), tree(&place.root_of("own")));
 
     let mut faults = Vec::new();
     for (verb, run) in [("materialize", &own), ("ls", &listed)] {
@@ -288,7 +284,7 @@ fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
         faults.push("something outside was touched".to_owned());
     }
     if own.code == 0 && listed.code == 0 {
-        let paths = walk(&place.root("own")).len();
+        let paths = walk(&place.root_of("own")).len();
         let lines = listed.said.lines().count();
         if paths != lines {
             faults.push(format!("ls lists {lines} entries, and {paths} are written"));

@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
 use std::process::Output;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,11 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Advice;
 use rustix::io::Errno;
-use rustix::process::Pid;
-use serde_json::Value;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Request, Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::program;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
@@ -84,41 +81,29 @@ fn run_in_time<T>(timeout: &str, work: impl FnOnce() -> T) -> T {
 }
 
 /// A server, and a directory with the program's cache.
-pub(super) struct Place {
+pub(super) struct ArchiveServer {
     pub(super) server: Server,
-    pub(super) directory: tempfile::TempDir,
 }
 
+pub(super) type Place = TestMount<ArchiveServer>;
+
 impl Place {
-    pub(super) fn new(resource: &Resource) -> Self {
+    pub(super) fn serve(resource: &Resource) -> Self {
         let server = Server::start();
         server.serve(PATH, resource.clone());
-        let directory = tempfile::tempdir().expect("a directory");
-        for name in ["mnt", "out"] {
-            fs::create_dir(directory.path().join(name)).expect("made");
-        }
-        Self { server, directory }
+        TestMount::with(&["out"], ArchiveServer { server })
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// Runs the program, which must end.
-    pub(super) fn tarfs(&self, words: &[&str]) -> Output {
-        let directory = self.directory.path().to_owned();
-        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        finish_in_time(move || {
-            let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            program::tarfs(&directory, &words)
-        })
+    /// Runs the program, which must end in time.
+    pub(super) fn run(&self, words: &[&str]) -> Output {
+        let mut command = self.command(words);
+        finish_in_time(move || command.output().expect("started"))
     }
 
     #[track_caller]
-    pub(super) fn succeeds(&self, words: &[&str]) -> Output {
-        let output = self.tarfs(words);
+    pub(super) fn run_ok(&self, words: &[&str]) {
+        let output = self.run(words);
         assert!(output.status.success(), "{}", program::stderr_text(&output));
-        output
     }
 
     /// Makes the server apply `faults` to each later request, counted from 1.
@@ -151,33 +136,6 @@ impl Place {
         let path = self.path("mnt").join(name);
         finish_in_time(move || fs::read(path))
     }
-
-    fn status(&self) -> Value {
-        let text = self.succeeds(&["status", "mnt", "--json"]).stdout;
-        serde_json::from_slice(&text).expect("one mount")
-    }
-
-    pub(super) fn counter(&self, name: &str) -> u64 {
-        let status = self.status();
-        let counter = status.pointer(&format!("/counters/{name}"));
-        counter.and_then(Value::as_u64).expect("a counter")
-    }
-
-    /// The process that serves the mount.
-    pub(super) fn server_pid(&self) -> Pid {
-        let status = self.status();
-        let pid = status.get("pid").and_then(Value::as_i64);
-        let pid = pid.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
-        pid.expect("a number")
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            program::tarfs(self.directory.path(), &["umount", "--lazy", "mnt"]);
-        }
-    }
 }
 
 pub(super) trait Faults:
@@ -197,9 +155,9 @@ pub(super) fn read_in_warm_mount(
     faults: impl Faults,
     expected: Read,
 ) {
-    let place = Place::new(resource);
+    let place = Place::serve(resource);
     let url = place.server.url(PATH);
-    place.succeeds(&["index", &url]);
+    place.run_ok(&["index", &url]);
     let words = [
         "mount",
         &url,
@@ -208,7 +166,7 @@ pub(super) fn read_in_warm_mount(
         "--prefetch",
         "none",
     ];
-    place.succeeds(&[&words[..], &["--timeout", timeout]].concat());
+    place.run_ok(&[&words[..], &["--timeout", timeout]].concat());
     place.serve_with_faults(resource.clone(), faults);
     let read = run_in_time(timeout, || place.read("second"));
     match (&read, expected) {
@@ -224,7 +182,7 @@ pub(super) fn read_in_warm_mount(
         (0..MAX_ATTEMPTS).any(|_| has_recovered(&place)),
         "the mount has not recovered"
     );
-    place.succeeds(&["umount", "mnt"]);
+    place.run_ok(&["umount", "mnt"]);
     assert_only_gets(&place.server);
 }
 
@@ -251,21 +209,21 @@ pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
     let places = [(false, "memory_hit_spans"), (true, "disk_cache_hit_spans")];
     let counts = |&(is_on_disk, _): &(bool, &str)| !is_on_disk || resource.has_version();
     for (is_on_disk, found) in places.into_iter().filter(counts) {
-        let place = Place::new(resource);
+        let place = Place::serve(resource);
         let url = place.server.url(PATH);
-        place.succeeds(&["index", &url]);
+        place.run_ok(&["index", &url]);
         let cache_flags = if is_on_disk {
             &[][..]
         } else {
             &["--no-disk-cache"]
         };
         let words = [&["mount", &url, "mnt", "--prefetch", "none"], cache_flags].concat();
-        place.succeeds(&words);
+        place.run_ok(&words);
         assert!(place.read("second").expect("no fault yet") == content(1, 1));
         if is_on_disk {
             // The new mount has no spans in memory.
-            place.succeeds(&["umount", "mnt"]);
-            place.succeeds(&words);
+            place.run_ok(&["umount", "mnt"]);
+            place.run_ok(&words);
         }
         let asked = place.server.requests(PATH).len();
         let [failed, hits] = ["failed_reads", found].map(|name| place.counter(name));
@@ -284,7 +242,7 @@ pub(super) fn read_cached(resource: &Resource, faults: impl Faults + Clone) {
             asked,
             "the server was asked"
         );
-        place.succeeds(&["umount", "mnt"]);
+        place.run_ok(&["umount", "mnt"]);
     }
 }
 
@@ -300,7 +258,7 @@ pub(super) fn read_in_cold_mount(
     faults: impl Faults,
     expected: Read,
 ) {
-    let place = Place::new(resource);
+    let place = Place::serve(resource);
     let count = AtomicUsize::new(0);
     let is_mounted = Arc::<AtomicBool>::default();
     let may_fail = Arc::clone(&is_mounted);
@@ -314,7 +272,7 @@ pub(super) fn read_in_cold_mount(
     });
     let url = place.server.url(PATH);
     let words = ["mount", &url, "mnt", "--chunk-size", "256KiB"];
-    place.succeeds(&[&words[..], &["--timeout", timeout]].concat());
+    place.run_ok(&[&words[..], &["--timeout", timeout]].concat());
     is_mounted.store(true, Ordering::SeqCst);
     let (read, listed) = std::thread::scope(|scope| {
         let read = scope.spawn(|| run_in_time(timeout, || place.read("third")));
@@ -333,7 +291,7 @@ pub(super) fn read_in_cold_mount(
     if expected == Err(Errno::TIMEDOUT) {
         wait::wait_until("the scan goes on", || has_recovered(&place));
     }
-    place.succeeds(&["umount", "mnt"]);
+    place.run_ok(&["umount", "mnt"]);
     assert_only_gets(&place.server);
 }
 
@@ -345,7 +303,7 @@ pub(super) fn materialize_tree(
     faults: impl Faults,
     expected: Written,
 ) {
-    let place = Place::new(resource);
+    let place = Place::serve(resource);
     place.serve_with_faults(resource.clone(), move |number, request| match number {
         1 => None,
         number => faults(number - 1, request),
@@ -361,7 +319,7 @@ pub(super) fn materialize_tree(
         "256KiB",
     ];
     let words = [&words[..], &["--timeout", timeout]].concat();
-    let output = run_in_time(timeout, || place.tarfs(&words));
+    let output = run_in_time(timeout, || place.run(&words));
     let told = program::stderr_text(&output);
     for (number, name) in FILES.iter().enumerate() {
         // A failed run may leave the start of a file, but no wrong byte.

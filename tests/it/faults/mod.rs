@@ -224,9 +224,9 @@ fn silent_server_times_out_at_the_deadline() {
 /// timeout only.
 #[test]
 fn read_times_out_once() {
-    let place = Place::new(&strong());
+    let place = Place::serve(&strong());
     let url = place.server.url(PATH);
-    place.succeeds(&["index", &url]);
+    place.run_ok(&["index", &url]);
     let timeout = Duration::from_secs(6);
     let words = [
         "mount",
@@ -236,11 +236,11 @@ fn read_times_out_once() {
         "--prefetch",
         "none",
     ];
-    place.succeeds(&[&words[..], &["--timeout", "6"]].concat());
+    place.run_ok(&[&words[..], &["--timeout", "6"]].concat());
     place.serve_with_faults(strong(), every_request(Fault::Silence));
     // One thread does both reads, because a later read of the same thread must wait for its own
     // timeout.
-    let path = place.path("mnt").join("second");
+    let path = place.mounted("second");
     let waits = finish_in_time(move || {
         [(); 2].map(|()| {
             let start = Instant::now();
@@ -428,12 +428,12 @@ fn changed_bytes_without_version_are_damage() {
         faults.clone(),
         Err(Errno::IO),
     );
-    let place = Place::new(&before);
+    let place = Place::serve(&before);
     place.serve_with_faults(before, move |number, request| {
         (number > 1).then(|| faults(number, request)).flatten()
     });
     let url = place.server.url(PATH);
-    let output = place.tarfs(&["materialize", "-q", &url, "-C", "out", "--atomic"]);
+    let output = place.run(&["materialize", "-q", &url, "-C", "out", "--atomic"]);
     let told = program::stderr_text(&output);
     assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(told.contains("checksum"), "{told}");
@@ -444,7 +444,7 @@ fn changed_bytes_without_version_are_damage() {
 /// Mounts an archive from a server without ranges. The first response is slow and breaks off at
 /// `cut`.
 fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
-    let place = Place::new(&resource);
+    let place = Place::serve(&resource);
     let resource = resource.without_ranges();
     place.server.route(PATH, move |request| {
         let answer = resource.answer(request);
@@ -454,7 +454,7 @@ fn read_once(resource: Resource, cut: usize) -> (Place, Output) {
         }
     });
     let url = place.server.url(PATH);
-    let output = place.tarfs(&["mount", &url, "mnt", "--timeout", AMPLE_TIMEOUT_SECONDS]);
+    let output = place.run(&["mount", &url, "mnt", "--timeout", AMPLE_TIMEOUT_SECONDS]);
     (place, output)
 }
 
@@ -479,11 +479,11 @@ fn server_without_ranges_is_restarted_if_cut_off() {
         (strong(), Ok(())),
         (Resource::new(archive(1)), Err("cannot read")),
     ] {
-        let place = Place::new(&resource);
+        let place = Place::serve(&resource);
         place.serve_with_faults(resource.without_ranges(), move |number, _| {
             (number == 1).then_some(Fault::Short(cut))
         });
-        let output = place.tarfs(&["materialize", "-q", &place.server.url(PATH), "-C", "out"]);
+        let output = place.run(&["materialize", "-q", &place.server.url(PATH), "-C", "out"]);
         let told = program::stderr_text(&output);
         assert_eq!(output.status.success(), expected.is_ok(), "{told}");
         assert!(told.contains(expected.err().unwrap_or_default()), "{told}");
@@ -500,7 +500,7 @@ fn server_without_ranges_is_restarted_if_cut_off() {
 
 #[test]
 fn redirect_to_another_host_sends_no_secrets() {
-    let place = Place::new(&strong());
+    let place = Place::serve(&strong());
     place.server.serve("/elsewhere", strong());
     let elsewhere = place.server.other_url("/elsewhere");
     place.serve_with_faults(strong(), move |_, _| {
@@ -511,10 +511,10 @@ fn redirect_to_another_host_sends_no_secrets() {
         .url(PATH)
         .replace("http://", "http://me:secret@");
     let header = ["--header", "X-Key: secret"];
-    place.succeeds(&[&["index", &url][..], &header].concat());
-    place.succeeds(&[&["mount", &url, "mnt"][..], &header].concat());
+    place.run_ok(&[&["index", &url][..], &header].concat());
+    place.run_ok(&[&["mount", &url, "mnt"][..], &header].concat());
     assert!(place.read("second").expect("readable") == content(1, 1));
-    place.succeeds(&[&["materialize", "-q", &url, "-C", "out"][..], &header].concat());
+    place.run_ok(&[&["materialize", "-q", &url, "-C", "out"][..], &header].concat());
     let written = fs::read(place.path("out/third")).expect("there");
     assert!(written == content(1, 2));
     for seen in place.server.requests(PATH) {
@@ -537,10 +537,10 @@ fn retries_are_limited_by_flag() {
         (&["--retries", "0"][..], 1),
         (&["--retries", "2"][..], 3),
     ] {
-        let place = Place::new(&strong());
+        let place = Place::serve(&strong());
         place.serve_with_faults(strong(), every_request(Fault::Status(503)));
         let url = place.server.url(PATH);
-        let output = place.tarfs(&[&["ls", &url][..], words].concat());
+        let output = place.run(&[&["ls", &url][..], words].concat());
         assert_eq!(output.status.code(), Some(2));
         assert_eq!(place.server.requests(PATH).len(), requests, "{words:?}");
     }

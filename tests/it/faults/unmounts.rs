@@ -31,12 +31,12 @@ struct BlockedReaders {
 
 impl BlockedReaders {
     fn on_server(fault: Fault) -> Self {
-        let place = Place::new(&strong());
+        let place = Place::serve(&strong());
         let url = place.server.url(PATH);
-        place.succeeds(&["index", &url]);
+        place.run_ok(&["index", &url]);
         let words = ["mount", &url, "mnt", "--timeout", "60"];
-        place.succeeds(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
-        let server = place.server_pid();
+        place.run_ok(&[&words[..], &["--no-disk-cache", "--prefetch", "none"]].concat());
+        let server = place.server_pid().expect("mounted");
         let processes = [vec![server], program::children(server)].concat();
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).expect("running");
         let processes = processes.into_iter().map(handle).collect();
@@ -44,14 +44,14 @@ impl BlockedReaders {
         let asked = place.server.requests(PATH).len();
         let reader = |(name, _)| {
             let mut command = Command::new("cat");
-            command.arg(place.path("mnt").join(name));
+            command.arg(place.mounted(name));
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             command.spawn().expect("installed")
         };
         let readers: Vec<Child> = READ.map(reader).into();
         for (reader, (name, _)) in readers.iter().zip(READ) {
             wait::wait_until("it has its file open", || {
-                has_open(reader, &place.path("mnt").join(name))
+                has_open(reader, &place.mounted(name))
             });
         }
         wait::wait_until("they wait", || place.server.requests(PATH).len() > asked);
@@ -90,7 +90,7 @@ impl BlockedReaders {
         }
         let took = start.elapsed();
         assert!(took < UNMOUNT_TIMEOUT, "{what}: {took:?}");
-        assert!(!is_mounted(&self.place.path("mnt")), "{what}");
+        assert!(!self.place.is_mounted(), "{what}");
     }
 }
 
@@ -127,7 +127,7 @@ fn detach(waiting: &BlockedReaders) {
 #[test]
 fn unmount_ends_readers_waiting_for_silent_server() {
     silent().assert_ended_by("tarfs umount --lazy", |waiting| {
-        waiting.place.succeeds(&["umount", "--lazy", "mnt"]);
+        waiting.place.run_ok(&["umount", "--lazy", "mnt"]);
     });
     silent().assert_ended_by("two signals", |waiting| {
         waiting.signal(Signal::TERM);

@@ -10,20 +10,18 @@ mod tree;
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use serde_json::Value;
 use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, scan};
 use tarfs::source;
 use tokio::runtime::Runtime;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Resource, Server};
-use crate::support::mounts::is_mounted;
 use crate::support::packing::Packing;
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use member::{Member, joined, pick};
@@ -51,62 +49,26 @@ const FAST: &str = "/fast";
 const SLOW: &str = "/slow";
 
 /// An archive behind a server, and directories for the mount, the copy and the cache.
-struct Place {
+struct ArchiveServer {
     server: Server,
-    directory: tempfile::TempDir,
     packed: Bytes,
 }
 
+type Place = TestMount<ArchiveServer>;
+
 impl Place {
-    fn new(packed: Bytes) -> Self {
+    fn serve(packed: Bytes) -> Self {
         let server = Server::start();
         let resource = Resource::new(packed.clone()).etag("\"1\"");
         server.serve(FAST, resource.clone());
         let piece = packed.len() / PIECES + 1;
         server.serve_with_faults(SLOW, resource, move |_| Some(Fault::Paced(piece, PAUSE)));
-        let directory = tempfile::tempdir().expect("a directory");
-        for name in ["mnt", "own"] {
-            fs::create_dir(directory.path().join(name)).expect("fresh");
-        }
-        Self {
-            server,
-            directory,
-            packed,
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn tarfs(&self, words: &[&str]) -> std::process::Output {
-        program::tarfs(self.directory.path(), words)
+        TestMount::with(&["own"], ArchiveServer { server, packed })
     }
 
     fn mount(&self) {
         let url = self.server.url(SLOW);
-        let output = self.tarfs(&["mount", ALL_XATTRS, "-o", "suid,dev", &url, "mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-    }
-
-    fn unmount(&self) {
-        let output = self.tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-    }
-
-    /// Number of scans of the mount's archive.
-    fn scan_count(&self) -> Option<u64> {
-        let output = self.tarfs(&["status", "mnt", "--json"]);
-        let status: Value = serde_json::from_slice(&output.stdout).ok()?;
-        status.pointer("/counters/scans")?.as_u64()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if is_mounted(&self.path("mnt")) {
-            self.tarfs(&["umount", "--lazy", "mnt"]);
-        }
+        self.succeeds(&["mount", ALL_XATTRS, "-o", "suid,dev", &url, "mnt"]);
     }
 }
 
@@ -127,7 +89,7 @@ impl Round {
             members,
             sight: tree.observed(),
             tree,
-            place: Place::new(packing.pack(&plain.into())),
+            place: Place::serve(packing.pack(&plain.into())),
         }
     }
 
@@ -201,13 +163,13 @@ impl Round {
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(self.place.scan_count(), Some(1));
-        self.place.unmount();
+        assert_eq!(self.place.counter("scans"), 1);
+        self.place.umount();
         self.place.mount();
         let found = on_disk(&mount, self.tree.has_root()).expect("readable");
         self.same("the mount with a saved index", &found);
-        assert_eq!(self.place.scan_count(), Some(0));
-        self.place.unmount();
+        assert_eq!(self.place.counter("scans"), 0);
+        self.place.umount();
     }
 
     /// Reads files during the scan. Each must equal some state of the file in the archive so far.

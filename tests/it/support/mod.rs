@@ -1,6 +1,7 @@
 //! Shared fixtures of the tests.
 
 pub(crate) mod failing_syscall;
+pub(crate) mod fixture;
 pub(crate) mod http;
 pub(crate) mod image;
 pub(crate) mod measured_runner;
