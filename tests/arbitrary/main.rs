@@ -4,16 +4,16 @@
 //! some thousand mutations of them. `scripts/fuzz` runs the same targets, guided by coverage, for any
 //! time.
 
-#[path = "../it/support/packing.rs"]
+#[path = "../support/packing.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod packing;
-#[path = "../it/support/raw.rs"]
+#[path = "../support/raw.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod raw;
-#[path = "../it/support/rng.rs"]
+#[path = "../support/rng.rs"]
 #[allow(dead_code, reason = "tests need more of it")]
 mod rng;
-#[path = "../it/support/rounds.rs"]
+#[path = "../support/rounds.rs"]
 mod rounds;
 
 mod mutations;

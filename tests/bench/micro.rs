@@ -10,10 +10,10 @@
     reason = "results are shown with few digits"
 )]
 
-#[path = "../it/support/raw.rs"]
+#[path = "../support/raw.rs"]
 #[expect(dead_code, reason = "tests need more of it")]
 mod raw;
-#[path = "../it/support/rng.rs"]
+#[path = "../support/rng.rs"]
 mod rng;
 
 use std::hint::black_box;

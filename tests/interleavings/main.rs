@@ -8,10 +8,10 @@
 //! There is no standard harness, because the unit tests in those files would run outside of the
 //! scheduler.
 
-#[path = "../it/support/rng.rs"]
+#[path = "../support/rng.rs"]
 #[allow(dead_code, reason = "other tests need more of it")]
 mod rng;
-#[path = "../it/support/rounds.rs"]
+#[path = "../support/rounds.rs"]
 mod rounds;
 
 mod base;

@@ -2,11 +2,11 @@
 
 #![allow(dead_code, reason = "tests need more of what is here")]
 
-#[path = "../../it/support/rng.rs"]
+#[path = "../../support/rng.rs"]
 mod rng;
-#[path = "../../it/support/packing.rs"]
+#[path = "../../support/packing.rs"]
 mod packing;
-#[path = "../../it/support/raw.rs"]
+#[path = "../../support/raw.rs"]
 mod raw;
 #[path = "../../arbitrary/seeds.rs"]
 mod seeds;

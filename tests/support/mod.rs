@@ -1,5 +1,6 @@
 //! Shared fixtures of the tests.
 
+pub(crate) mod archive_env;
 pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
 pub(crate) mod http;

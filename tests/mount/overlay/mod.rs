@@ -58,7 +58,7 @@ compare() {
 
 fn run(script: &str) -> Output {
     let place = tempfile::tempdir_in("/var/tmp").expect("a directory");
-    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/overlay");
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/mount/overlay");
     let names = format!(
         "tarfs={}\noperations={here}/operations.py\ndump={here}/dump.py\nidmap={here}/idmap.py\n",
         env!("CARGO_BIN_EXE_tarfs")

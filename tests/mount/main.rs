@@ -1,7 +1,9 @@
-//! Tests of the program and the library: real mounts, files, servers and processes.
+//! Tests that need root, `/dev/fuse`, mount namespaces, or servers that scripts/test installs.
+//!
+//! Without root or `/dev/fuse` they fail. `cargo test` leaves them out, and `scripts/test` runs them
+//! with `cargo test --test mount`.
 
 mod adversarial;
-mod archive;
 mod atomic;
 mod background_copy;
 mod bind_mounts;
@@ -13,15 +15,12 @@ mod damaged_members;
 mod destination;
 mod differential;
 mod disk_cache;
-mod docs;
 mod faults;
 mod foreground;
-mod hints;
 mod image;
 mod kills;
 mod layers;
 mod materialize;
-mod memory_budget;
 mod model;
 mod mount;
 mod mount_helper;
@@ -29,19 +28,19 @@ mod mount_while_scanning;
 mod nested_sources;
 mod network;
 mod overlay;
-mod remote;
+mod push;
 mod restart;
 mod resume;
 mod secrets;
 mod semantics;
-mod simulation;
 mod span_hash;
 mod status;
 mod stress;
+#[allow(dead_code, reason = "each test binary uses its own part")]
+#[path = "../support/mod.rs"]
 mod support;
 mod terminal;
 mod unprivileged;
-mod verify;
 mod weak_versions;
 mod writable;
 mod xattrs;

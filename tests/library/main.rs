@@ -1,0 +1,14 @@
+//! Tests of the library and the program that need neither root nor FUSE.
+//!
+//! They use plain files, servers on 127.0.0.1, and the usual tools that pack archives.
+
+mod archive;
+mod docs;
+mod hints;
+mod memory_budget;
+mod remote;
+mod simulation;
+#[allow(dead_code, reason = "each test binary uses its own part")]
+#[path = "../support/mod.rs"]
+mod support;
+mod verify;
