@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use tarfs::base::thread::Thread;
 use xxhash_rust::xxh32::xxh32;
 
+use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::program;
 use crate::support::raw::{Archive, Header, random_bytes};
@@ -29,34 +30,28 @@ const PACKERS: [&[&str]; 6] = [
 
 /// A directory in which the program runs.
 struct Place {
-    directory: tempfile::TempDir,
+    directory: TestDir,
 }
 
 impl Place {
     fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a directory");
-        for name in ["cache", "run", "out", "mnt"] {
-            fs::create_dir(directory.path().join(name)).expect("a fresh directory");
-        }
+        let directory = TestDir::new(&["cache", "run", "out", "mnt"]);
         Self { directory }
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
+        self.directory.path(name)
     }
 
     /// Writes a file.
     fn put(&self, name: &str, content: impl AsRef<[u8]>) {
-        fs::write(self.path(name), content).expect("space");
+        self.directory.put(name, content);
     }
 
     fn command(&self, program: impl AsRef<OsStr>) -> Command {
-        let mut command = Command::new(program);
+        let mut command = self.directory.command_of(program);
         command
-            .current_dir(&self.directory)
-            .env("TARFS_CACHE_DIR", self.path("cache"))
             .env("XDG_RUNTIME_DIR", self.path("run"))
-            .env("no_proxy", "*")
             .stdin(Stdio::null());
         command
     }
@@ -87,7 +82,7 @@ impl Place {
 
     fn mounts(&self) -> usize {
         let table = fs::read_to_string("/proc/self/mounts").expect("a table");
-        let here = self.directory.path().to_str().expect("UTF-8");
+        let here = self.directory.root().to_str().expect("UTF-8");
         table.lines().filter(|line| line.contains(here)).count()
     }
 }
@@ -863,7 +858,7 @@ fn existing_files_are_replaced_kept_or_skipped_by_flag() {
 fn owners_and_modes_are_restored_for_root_only() {
     let place = Place::new();
     place.put("a.tar", sample());
-    fs::set_permissions(&place.directory, PermissionsExt::from_mode(0o755)).expect("ours");
+    fs::set_permissions(place.directory.root(), PermissionsExt::from_mode(0o755)).expect("ours");
     let owner = |name: &str| {
         let found = fs::symlink_metadata(place.path(name)).expect("written");
         (found.uid(), found.gid(), found.mode() & 0o7777)

@@ -21,7 +21,8 @@ use rustix::time::Timespec;
 
 use tarfs::base::thread::Thread;
 
-use crate::support::program::{stderr_text, tarfs};
+use crate::support::fixture::TestDir;
+use crate::support::program::stderr_text;
 
 /// A name, and an operation on a tree with its result.
 type Case = (&'static str, fn(&Path) -> Result<String, Errno>);
@@ -41,28 +42,29 @@ mount --bind ref ref; mount -o remount,bind,ro,nosuid,nodev ref
 ";
 
 /// The local tree and the mount. Dropping it unmounts.
-struct Place(tempfile::TempDir);
+struct Place(TestDir);
 
 impl Place {
     fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a directory"));
+        let place = Self(TestDir::new(&["mnt"]));
         place.shell(TREE);
-        fs::create_dir(place.path("mnt")).expect("made");
         let words = ["mount", "-o", "allow_other", "--wait-index", "a.tar", "mnt"];
-        let output = tarfs(place.0.path(), &words);
-        assert!(output.status.success(), "{}", stderr_text(&output));
+        place.0.succeeds(&words);
         place
     }
 
     fn shell(&self, script: &str) {
         let mut shell = Command::new("sh");
-        let output = shell.args(["-euc", script]).current_dir(&self.0).output();
+        let output = shell
+            .args(["-euc", script])
+            .current_dir(self.0.root())
+            .output();
         let output = output.expect("started");
         assert!(output.status.success(), "{}", stderr_text(&output));
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.0.path(name)
     }
 }
 

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Resource, Response, Server};
-use crate::support::program::{self, stderr_text};
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 
 /// Runs the program in `directory` on a terminal of 80 columns. Returns what the terminal shows.
@@ -30,11 +31,10 @@ fn on_terminal(directory: &Path, words: &str) -> (Output, String) {
 fn names_written_to_a_terminal_are_escaped() {
     let name = "a\x1b]0;owned\x07b\n c";
     let archive = Archive::new().add(Header::new(name, b'0'), "").end();
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::write(directory.path().join("a.tar"), archive).expect("space");
-    fs::create_dir(directory.path().join("out")).expect("fresh");
+    let directory = TestMount::new(&["out"]);
+    directory.put("a.tar", archive);
     for flags in ["-v -C out", "--dry-run"] {
-        let (output, shown) = on_terminal(directory.path(), &format!("materialize {flags} a.tar"));
+        let (output, shown) = on_terminal(directory.root(), &format!("materialize {flags} a.tar"));
         assert!(output.status.success(), "{shown}");
         assert!(
             !shown.contains('\x1b') || !shown.contains("]0;"),
@@ -46,7 +46,7 @@ fn names_written_to_a_terminal_are_escaped() {
             .chain(flags.split(' '))
             .chain(["a.tar"])
             .collect();
-        let piped = program::tarfs(directory.path(), &words);
+        let piped = directory.tarfs(&words);
         let line = format!("{name}\n");
         assert_eq!(piped.stdout, line.as_bytes(), "{}", stderr_text(&piped));
     }
@@ -55,24 +55,24 @@ fn names_written_to_a_terminal_are_escaped() {
 #[test]
 fn materialize_reports_entries_and_bytes_on_a_terminal() {
     let archive = Archive::new().file("d/f", [7; 5000]).end();
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    let directory = TestMount::new(&["out"]);
+    directory.put("a.tar", archive);
     for (number, flags) in ["", "--atomic", "--resume"].iter().enumerate() {
         if *flags != "--atomic" {
-            fs::create_dir(directory.path().join(format!("out{number}"))).expect("fresh");
+            fs::create_dir(directory.path(format!("out{number}"))).expect("fresh");
         }
         let words = format!("materialize {flags} a.tar -C out{number}");
-        let (output, shown) = on_terminal(directory.path(), &words);
+        let (output, shown) = on_terminal(directory.root(), &words);
         assert!(output.status.success(), "{shown}");
         assert!(
             shown.contains("entries, 4.88 KiB in "),
             "{flags}: {shown:?}"
         );
     }
-    fs::create_dir(directory.path().join("quiet")).expect("fresh");
-    let (_, shown) = on_terminal(directory.path(), "materialize -q a.tar -C quiet");
+    fs::create_dir(directory.path("quiet")).expect("fresh");
+    let (_, shown) = on_terminal(directory.root(), "materialize -q a.tar -C quiet");
     assert_eq!(shown, "");
-    let piped = program::tarfs(directory.path(), &["materialize", "a.tar", "-C", "quiet"]);
+    let piped = directory.tarfs(&["materialize", "a.tar", "-C", "quiet"]);
     assert!(
         piped.status.success() && piped.stderr.is_empty(),
         "{}",
@@ -83,16 +83,15 @@ fn materialize_reports_entries_and_bytes_on_a_terminal() {
 #[test]
 fn mount_shows_progress_of_awaited_index() {
     let archive = Archive::new().file("f", vec![7; 300_000]).end();
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::create_dir(directory.path().join("mnt")).expect("fresh");
+    let directory = TestMount::new(&["out"]);
     let server = Server::start();
     let resource = Resource::new(archive).etag("\"1\"");
     server.serve_with_faults("/a.tar", resource, |_| {
         Some(Fault::Paced(16 << 10, Duration::from_millis(50)))
     });
     let url = server.url("/a.tar");
-    let (output, shown) = on_terminal(directory.path(), &format!("mount --wait-index {url} mnt"));
-    let unmounted = program::tarfs(directory.path(), &["umount", "mnt"]);
+    let (output, shown) = on_terminal(directory.root(), &format!("mount --wait-index {url} mnt"));
+    let unmounted = directory.tarfs(&["umount", "mnt"]);
     assert!(
         output.status.success() && unmounted.status.success(),
         "{shown}"
@@ -107,8 +106,7 @@ fn mount_explains_on_terminal_what_waits_for_index() {
         .file("a", "1")
         .file("f", vec![7; 9 << 20])
         .end();
-    let directory = tempfile::tempdir().expect("a directory");
-    fs::create_dir(directory.path().join("mnt")).expect("fresh");
+    let directory = TestMount::new(&["out"]);
     let server = Server::start();
     let resource = Resource::new(archive).etag("\"1\"");
     server.route("/a.tar", move |request| match request.range() {
@@ -117,10 +115,10 @@ fn mount_explains_on_terminal_what_waits_for_index() {
     });
     let url = server.url("/a.tar");
     let (output, shown) = on_terminal(
-        directory.path(),
+        directory.root(),
         &format!("mount --chunk-size 1MiB {url} mnt"),
     );
-    let unmounted = program::tarfs(directory.path(), &["umount", "--lazy", "mnt"]);
+    let unmounted = directory.tarfs(&["umount", "--lazy", "mnt"]);
     assert!(
         output.status.success() && unmounted.status.success(),
         "{shown}"
@@ -133,12 +131,11 @@ fn mount_explains_on_terminal_what_waits_for_index() {
 
 #[test]
 fn mount_with_saved_index_prints_nothing_on_terminal() {
-    let directory = tempfile::tempdir().expect("a directory");
+    let directory = TestMount::new(&["out"]);
     let archive = Archive::new().file("a", "1").end();
-    fs::write(directory.path().join("a.tar"), archive).expect("space");
-    fs::create_dir(directory.path().join("mnt")).expect("fresh");
-    let (output, shown) = on_terminal(directory.path(), "mount a.tar mnt");
-    let unmounted = program::tarfs(directory.path(), &["umount", "mnt"]);
+    directory.put("a.tar", archive);
+    let (output, shown) = on_terminal(directory.root(), "mount a.tar mnt");
+    let unmounted = directory.tarfs(&["umount", "mnt"]);
     assert!(
         output.status.success() && unmounted.status.success(),
         "{shown}"

@@ -1,5 +1,6 @@
 //! Fixtures of the tests: a directory, and a mount in a directory.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
@@ -60,7 +61,7 @@ impl<S> TestDir<S> {
     }
 
     /// A command that runs `program` in the directory.
-    pub(crate) fn command_of(&self, program: &str) -> Command {
+    pub(crate) fn command_of(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
             .current_dir(self.root())

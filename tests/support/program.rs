@@ -20,8 +20,8 @@ pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
 
 /// Copies the program to `path`, in another process.
 ///
-/// A child of another test would inherit a descriptor that this process has open for writing, and a
-/// file open for writing cannot be executed (ETXTBSY).
+/// A child of another test would inherit a descriptor that this process has open for writing. A file
+/// that is open for writing cannot be executed (ETXTBSY).
 pub(crate) fn copy_to(path: &Path) {
     let mut copy = Command::new("cp");
     let copied = copy.arg(env!("CARGO_BIN_EXE_tarfs")).arg(path).status();
