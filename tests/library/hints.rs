@@ -1,26 +1,22 @@
 //! The hints in errors about SOURCE: each fits its case.
 
 use std::fs;
-use std::path::Path;
 
 use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
-use crate::support::program::{stderr_text, tarfs};
 use crate::support::raw::Archive;
 
 /// The only line of the error when `words` run in `directory`.
 #[track_caller]
-fn error_line(directory: &Path, words: &[&str]) -> String {
-    let output = tarfs(directory, words);
-    let text = stderr_text(&output);
-    assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
+fn error_line(directory: &TestDir, words: &[&str]) -> String {
+    let text = directory.error_of(words);
     assert_eq!(text.lines().count(), 1, "{words:?}: {text}");
     text
 }
 
 /// The error line of each verb that reads `source`.
 #[track_caller]
-fn error_lines(directory: &Path, source: &str) -> [String; 3] {
+fn error_lines(directory: &TestDir, source: &str) -> [String; 3] {
     [
         &["ls", source][..],
         &["mount", source, "mnt"],
@@ -51,7 +47,7 @@ fn unknown_scheme_error_lists_supported_schemes() {
         ),
         ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
     ] {
-        for text in error_lines(place.root(), source) {
+        for text in error_lines(&place, source) {
             assert!(text.contains("is not a known scheme"), "{text}");
             for word in words {
                 assert!(text.contains(word), "'{word}' in: {text}");
@@ -73,13 +69,13 @@ fn url_without_scheme_gets_hint_with_scheme() {
         ("localhost:8000/a.tar", "http://localhost:8000/a.tar"),
         ("127.0.0.1:8000/a.tar", "http://127.0.0.1:8000/a.tar"),
     ] {
-        for text in error_lines(place.root(), source) {
+        for text in error_lines(&place, source) {
             let question = format!("(did you mean {url}?)");
             assert!(text.contains(&question), "{text}");
             assert!(text.contains("not found"), "{text}");
         }
     }
-    let signed = error_line(place.root(), &["ls", "example.com/a.tar?sig=s3cret"]);
+    let signed = error_line(&place, &["ls", "example.com/a.tar?sig=s3cret"]);
     assert!(
         signed.contains("did you mean https://example.com/a.tar"),
         "{signed}"
@@ -94,7 +90,7 @@ fn url_without_scheme_gets_hint_with_scheme() {
         "release.d/a.tar",
         "a.b:c",
     ] {
-        let text = error_line(place.root(), &["ls", source]);
+        let text = error_line(&place, &["ls", source]);
         assert!(text.contains("not found"), "{text}");
         assert!(!text.contains("did you mean"), "{text}");
     }
@@ -132,7 +128,7 @@ fn encrypted_file_error_names_decryption_command() {
     let place = TestDir::new(&["mnt", "out"]);
     for (first, command) in ENCRYPTED {
         place.put("a.tar.x", [first, &[7; 2000]].concat());
-        for text in error_lines(place.root(), "a.tar.x") {
+        for text in error_lines(&place, "a.tar.x") {
             assert!(text.contains("a.tar.x: it is encrypted"), "{text}");
             assert!(text.contains(command), "'{command}' in: {text}");
         }
@@ -140,7 +136,7 @@ fn encrypted_file_error_names_decryption_command() {
     // The name of a member may start with these bytes.
     let archive = Archive::new().file("Salted__", "x").end();
     place.put("a.tar", archive);
-    assert!(tarfs(place.root(), &["ls", "a.tar"]).status.success());
+    place.succeeds(&["ls", "a.tar"]);
 }
 
 #[test]
@@ -158,12 +154,12 @@ fn hints_for_local_files_name_no_servers() {
     }
     let mut texts = Vec::new();
     for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
-        texts.extend(error_lines(place.root(), source));
+        texts.extend(error_lines(&place, source));
     }
     // A mount shows the readable part.
     let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
     for words in [&["ls", "cut.tar"][..], &cut] {
-        texts.push(error_line(place.root(), words));
+        texts.push(error_line(&place, words));
     }
     for text in texts {
         let (_, hint) = text.rsplit_once(" (").expect("a hint");
@@ -174,6 +170,6 @@ fn hints_for_local_files_name_no_servers() {
 
     let server = Server::start();
     server.serve("/page", Resource::new(b"<!DOCTYPE html>".to_vec()));
-    let text = error_line(place.root(), &["ls", &server.url("/page")]);
+    let text = error_line(&place, &["ls", &server.url("/page")]);
     assert!(text.contains("error page"), "{text}");
 }

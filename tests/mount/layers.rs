@@ -12,11 +12,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use rustix::fs::{getxattr, major, minor};
 
-use crate::support::fixture::TestMount;
+use crate::support::fixture::{TestDir, TestMount};
 use crate::support::http::{Resource, Server};
 use crate::support::namespace;
 use crate::support::packing::Packing;
-use crate::support::program::{stderr_text, tarfs};
+use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait::{WAIT_TIMEOUT, wait_until};
 
@@ -1079,10 +1079,9 @@ fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
             resource.answer(request)
         });
     }
-    let directory = tempfile::tempdir().expect("a directory");
     let (below, above) = (server.url("/below"), server.url("/above"));
     let words = ["ls", "--memory", memory, "--layer", &above, &below];
-    let output = tarfs(directory.path(), &words);
+    let output = TestDir::new(&[]).tarfs(&words);
     let listed = String::from_utf8_lossy(&output.stdout);
     assert_eq!(listed, "above\nbelow\n", "{}", stderr_text(&output));
     met.load(Ordering::SeqCst)
@@ -1147,11 +1146,10 @@ fn inode_numbers_stay_the_same_across_mounts() {
 
 #[test]
 fn layers_write_and_remove_nothing_outside() {
-    let outside = tempfile::tempdir().expect("a directory");
-    let victim = outside.path().join("victim");
-    fs::write(&victim, "untouched").expect("written");
-    fs::create_dir(outside.path().join("sub")).expect("made");
-    let target = outside.path().to_str().expect("UTF-8");
+    let outside = TestDir::new(&["sub"]);
+    let victim = outside.path("victim");
+    outside.put("victim", "untouched");
+    let target = outside.root().to_str().expect("UTF-8");
     let bottom = Archive::new()
         .symlink("out", target)
         .symlink("up", "../../../../../..")
@@ -1178,7 +1176,7 @@ fn layers_write_and_remove_nothing_outside() {
     symlink(target, place.path("decoy")).expect("made");
     let (written, complaints) = place.materialize(&[]);
     assert_eq!(fs::read_to_string(&victim).expect("there"), "untouched");
-    let names: Vec<_> = fs::read_dir(outside.path())
+    let names: Vec<_> = fs::read_dir(outside.root())
         .expect("listed")
         .map(|entry| entry.expect("listed").file_name())
         .collect();
@@ -1355,12 +1353,13 @@ fn layer_with_large_decoder_may_use_all_memory() {
     let layers: Vec<_> = ["below", "above"]
         .iter()
         .map(|content| {
-            let directory = tempfile::tempdir().expect("a directory");
-            let file = directory.path().join("a.tar");
-            let archive = Archive::new().file(content, content).end();
-            fs::write(&file, archive).expect("written");
+            let directory = TestDir::new(&[]);
+            directory.put("a.tar", Archive::new().file(content, content).end());
             // A dictionary of 64 MiB, so 128 MiB of memory hold only one of two decoders.
-            let packed = Command::new("xz").args(["-9", "-c"]).arg(&file).output();
+            let packed = Command::new("xz")
+                .args(["-9", "-c"])
+                .arg(directory.path("a.tar"))
+                .output();
             packed.expect("xz").stdout
         })
         .collect();

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use tarfs::base::thread::Thread;
@@ -192,30 +192,20 @@ fn worker_killed_while_scanning_is_restarted() {
 
 #[test]
 fn relative_paths_mean_the_same_after_restart() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| directory.path().join(name);
-    fs::write(path("a.tar"), archive(false)).expect("written");
-    fs::create_dir(path("mnt")).expect("made");
-    let tarfs = |words: &[&str]| program::tarfs(directory.path(), words);
-    let pid = || {
-        let output = tarfs(&["status", "mnt", "--json"]);
-        let status = serde_json::from_slice::<Value>(&output.stdout).ok()?;
-        Pid::from_raw(i32::try_from(status.get("pid")?.as_i64()?).ok()?)
-    };
+    let place = TestMount::new(&[]);
+    place.put("a.tar", archive(false));
     // The successor resumes the same connection. If the kernel reads the copy itself, a new mount
     // replaces it.
     for more in [&[][..], &["--copy-to", "copy"]] {
-        let words = [&["mount", "--restart", "a.tar", "mnt"], more].concat();
-        let output = tarfs(&words);
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
-        let before = pid().expect("mounted");
+        place.succeeds(&[&["mount", "--restart", "a.tar", "mnt"], more].concat());
+        let before = place.server_pid().expect("mounted");
         kill_process(before, Signal::KILL).expect("running");
         wait::wait_until("another process serves the mount", || {
-            pid().is_some_and(|now| now != before)
+            place.server_pid().is_some_and(|now| now != before)
         });
-        assert!(fs::read(path("mnt").join(name(3))).expect("readable") == content(3));
-        let output = tarfs(&["umount", "mnt"]);
-        assert!(output.status.success(), "{}", program::stderr_text(&output));
+        let read = fs::read(place.mounted(name(3))).expect("readable");
+        assert!(read == content(3));
+        place.umount();
     }
 }
 

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::support::fixture::TestMount;
+use crate::support::fixture::{TestDir, TestMount};
 use crate::support::http::{Resource, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
@@ -314,29 +313,17 @@ fn recorded_mount_is_replayed_and_reported() {
 
 #[test]
 fn runtime_directory_of_another_user_is_not_used() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let foreign = directory.path().join("run");
-    for name in ["run", "run/tarfs", "mnt"] {
-        fs::create_dir(directory.path().join(name)).expect("fresh");
+    let directory = TestDir::new(&["run", "run/tarfs", "mnt"]);
+    for path in ["run", "run/tarfs"] {
+        std::os::unix::fs::chown(directory.path(path), Some(65534), None).expect("root");
     }
-    for path in [foreign.clone(), foreign.join("tarfs")] {
-        std::os::unix::fs::chown(path, Some(65534), None).expect("root");
-    }
-    let archive = Archive::new().file("f", "content").end();
-    fs::write(directory.path().join("a.tar"), archive).expect("space");
+    directory.put("a.tar", Archive::new().file("f", "content").end());
     let run = |words: &[&str]| {
-        let output = Command::new(env!("CARGO_BIN_EXE_tarfs"))
-            .args(words)
-            .current_dir(directory.path())
-            .env("XDG_RUNTIME_DIR", &foreign)
-            .env("TARFS_CACHE_DIR", directory.path().join("cache"))
-            .output()
-            .expect("started");
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
+        let mut command = directory.command(words);
+        command.env("XDG_RUNTIME_DIR", directory.path("run"));
+        let output = command.output().expect("started");
+        let text = stderr_text(&output);
+        assert!(output.status.success(), "{words:?}: {text}");
         output
     };
     run(&["mount", "a.tar", "mnt"]);
@@ -344,6 +331,8 @@ fn runtime_directory_of_another_user_is_not_used() {
     let status: Value = serde_json::from_slice(&status.stdout).expect("one mount");
     assert_eq!(status.pointer("/entries"), Some(&Value::from(2)));
     run(&["umount", "mnt"]);
-    let used = fs::read_dir(foreign.join("tarfs")).expect("there").count();
+    let used = fs::read_dir(directory.path("run/tarfs"))
+        .expect("there")
+        .count();
     assert_eq!(used, 0, "another user's");
 }

@@ -1,22 +1,10 @@
-//! Runs the program for tests of real mounts.
+//! The program and its processes.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use rustix::process::Pid;
-
-/// Runs the program in `directory`, where it also keeps its files.
-pub(crate) fn tarfs(directory: &Path, words: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_tarfs"))
-        .args(words)
-        .current_dir(directory)
-        .env("XDG_RUNTIME_DIR", directory)
-        .env("TARFS_CACHE_DIR", directory.join("cache"))
-        .env("no_proxy", "*")
-        .output()
-        .expect("started")
-}
 
 /// Copies the program to `path`, in another process.
 ///
