@@ -47,7 +47,7 @@ fn verify_reads_archive_to_its_end_and_reports_success() {
         assert_eq!(*field(&report, "/plain_bytes"), Tree::mixed().tar.len());
     }
     let name = "small.tar";
-    place.put(name, &Archive::new().file("f", "f").end());
+    place.put(name, Archive::new().file("f", "f").end());
     let output = place.tarfs(&["verify", "-q", name]);
     let text = String::from_utf8(output.stdout).expect("UTF-8");
     assert!(text.starts_with("small.tar: good\n"), "{text}");

@@ -507,7 +507,7 @@ fn assert_serves_with_full_pipe(
     let damaged = fs::OpenOptions::new().write(true).open(place.path("a.tar"));
     damaged.expect("there").set_len(10).expect("cut");
     let files: Vec<_> = (0..100)
-        .map(|number| place.path(&format!("mnt/{number}")))
+        .map(|number| place.path(format!("mnt/{number}")))
         .collect();
     let failed =
         wait::finish_in_time(move || files.iter().filter(|file| fs::read(file).is_err()).count());
@@ -537,7 +537,7 @@ fn silent_control_connection_does_not_block_unmount() {
     place.mount();
     let (pid, process) = place.server();
     let namespace = fs::metadata("/proc/self/ns/pid").expect("there").ino();
-    let socket = place.path(&format!("tarfs/{}-{namespace}.sock", pid.as_raw_nonzero()));
+    let socket = place.path(format!("tarfs/{}-{namespace}.sock", pid.as_raw_nonzero()));
     let mut silent = UnixStream::connect(socket).expect("listening");
     silent.write_all(b"{\"verb\":").expect("taken");
     kill_process(pid, Signal::TERM).expect("running");

@@ -56,12 +56,12 @@ fn two() -> Image {
 fn image_sources(place: &TestDir, image: &Image) -> Vec<String> {
     let oci = image::oci(std::slice::from_ref(image));
     oci.write(&place.path("layout"));
-    place.put("oci.tar", &oci.tar());
-    place.put("oci.tgz", &image::packed(Packing::Gzip, &oci.tar()));
+    place.put("oci.tar", oci.tar());
+    place.put("oci.tgz", image::packed(Packing::Gzip, &oci.tar()));
     let docker = image::docker(image).end();
     place.put("docker.tar", &docker);
-    place.put("docker.tar.zst", &image::packed(Packing::Zstd, &docker));
-    place.put("blobs.tar", &image::docker_with_blobs(image).tar());
+    place.put("docker.tar.zst", image::packed(Packing::Zstd, &docker));
+    place.put("blobs.tar", image::docker_with_blobs(image).tar());
     let mut kept = vec![
         "oci:layout".to_owned(),
         format!("oci:layout:{}", image.name),
@@ -252,11 +252,11 @@ fn layer_with_wrong_digest_is_rejected() {
     let middle = layer().len() / 2;
     let mut oci = image::oci(std::slice::from_ref(&image));
     oci.get(&path)[middle] ^= 1;
-    place.put("oci.tar", &oci.tar());
+    place.put("oci.tar", oci.tar());
     oci.write(&place.path("layout"));
     let mut docker = image::docker_with_blobs(&image);
     docker.get(&path)[middle] ^= 1;
-    place.put("docker.tar", &docker.tar());
+    place.put("docker.tar", docker.tar());
 
     for source in [
         "oci-archive:oci.tar",
@@ -299,8 +299,8 @@ fn docker_layer_with_wrong_plain_bytes_is_rejected() {
                 }
             };
             let place = TestMount::new(&["out"]);
-            place.put("good.tar", &archive(&good).tar());
-            place.put("bad.tar", &archive(&bad).tar());
+            place.put("good.tar", archive(&good).tar());
+            place.put("bad.tar", archive(&bad).tar());
 
             let source = "docker-archive:good.tar";
             for _ in 0..2 {
@@ -354,7 +354,7 @@ fn oci_layer_with_wrong_plain_bytes_is_rejected() {
         let manifest = files.manifest_with(&image, std::slice::from_ref(&evil));
         files.index(&[manifest]);
         let place = TestMount::new(&["out"]);
-        place.put("oci.tar", &files.tar());
+        place.put("oci.tar", files.tar());
         files.write(&place.path("layout"));
         for source in ["oci:layout", "oci-archive:oci.tar"] {
             for words in [
@@ -418,7 +418,7 @@ fn skipped_entries_of_image_are_named_by_every_verb() {
         .file("../up", "lost");
     let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
     let place = TestMount::new(&["out"]);
-    place.put("oci.tar", &image::oci(&[image]).tar());
+    place.put("oci.tar", image::oci(&[image]).tar());
     let source = "oci-archive:oci.tar";
     let names = |text: &str| {
         for told in [
@@ -473,7 +473,7 @@ fn implied_directories_of_image_have_one_mtime() {
     let top = Archive::new().add(at("e/f", 3_000), "");
     let image = Image::new("one", vec![bottom.end(), top.end()]).running(json!({ "Cmd": ["f"] }));
     let place = TestMount::new(&["out"]);
-    place.put("oci.tar", &image::oci(&[image]).tar());
+    place.put("oci.tar", image::oci(&[image]).tar());
     let source = "oci-archive:oci.tar";
     place.succeeds(&["materialize", "-q", source, "-C", "out"]);
     place.succeeds(&["bundle", "-q", source, "box"]);
@@ -493,10 +493,7 @@ fn implied_directories_of_image_have_one_mtime() {
 fn interrupted_run_leaves_no_temporary_files() {
     let place = TestMount::new(&["out"]);
     let image = Image::new("one", vec![Archive::new().file("big", vec![7; HUGE]).end()]);
-    place.put(
-        "oci.tar",
-        &image::oci(&[image.packed(Packing::Plain)]).tar(),
-    );
+    place.put("oci.tar", image::oci(&[image.packed(Packing::Plain)]).tar());
     let mut child = Command::new(PROGRAM)
         .current_dir(place.root())
         .args(["materialize", "-q", "oci-archive:oci.tar", "-C", "out"])
@@ -544,7 +541,7 @@ fn inconsistent_image_documents_are_rejected() {
         .find(|(_, bytes)| bytes.starts_with(&[0x1f, 0x8b]));
     let layer = layer.expect("packed").0.clone();
     let refused = |files: &Files, why: &str| {
-        place.put("oci.tar", &files.tar());
+        place.put("oci.tar", files.tar());
         let complaint = place.error_of(&["ls", "oci-archive:oci.tar"]);
         assert!(complaint.contains(why), "{complaint}");
     };
@@ -667,7 +664,7 @@ fn expanding_image_documents_stay_within_memory() {
 #[test]
 fn names_in_image_do_not_escape_it() {
     let place = TestMount::new(&["out"]);
-    place.put("secret.tar", &layer());
+    place.put("secret.tar", layer());
     let image = one().packed(Packing::Plain);
 
     let directory = place.path("layout");
@@ -714,7 +711,7 @@ fn image_of_the_requested_platform_is_selected() {
         here.clone(),
         Image::new("windows", layer("windows")).on("windows", here.platform.1),
     ]);
-    place.put("i.tar", &files.tar());
+    place.put("i.tar", files.tar());
     assert_eq!(place.succeeds(&["ls", "oci-archive:i.tar"]), "here\n");
     for (platform, listed) in [("linux/s390x", "s390x\n"), ("linux/s390x/v1", "")] {
         let words = ["ls", "oci-archive:i.tar", "--platform", platform];
@@ -729,7 +726,7 @@ fn image_of_the_requested_platform_is_selected() {
         }
     }
     let docker = Image::new("alien", layer("alien")).on("linux", "s390x");
-    place.put("d.tar", &image::docker(&docker).end());
+    place.put("d.tar", image::docker(&docker).end());
     assert_eq!(
         place.succeeds(&["ls", "docker-archive:d.tar"]),
         "alien\n",
@@ -780,7 +777,7 @@ fn image_verb_prints_config_and_command() {
         let complaint = place.error_of(&["ls", &source, "--expect-sha256", &other]);
         assert!(complaint.contains("the image's digest is"), "{complaint}");
     }
-    place.put("a.tar", &layer());
+    place.put("a.tar", layer());
     let words = ["materialize", "-q", "--resume", "oci:layout", "-C", "out"];
     let complaint = place.error_of(&words);
     assert!(
@@ -911,7 +908,7 @@ fn bundle_runs_in_container_runtime() {
         "WorkingDir": "/home/app",
     });
     let image = Image::new("one", vec![busybox()]).running(execution);
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     place.succeeds(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     for flag in ["--allow-truncated", "--compression=none"] {
         let words = ["bundle", "-q", "--force", flag, "oci-archive:i.tar", "box"];
@@ -949,7 +946,7 @@ fn bundle_directory_is_private() {
     let place = TestMount::new(&["out"]);
     let execution = json!({ "Cmd": ["/bin/sh"], "Volumes": { "/proc/x": {}, "/data": {} } });
     let image = Image::new("one", vec![busybox()]).running(execution);
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let bundle = |directory: &str| place.tarfs(&["bundle", "-q", "oci-archive:i.tar", directory]);
     let mode = |directory: &str| {
         let status = fs::metadata(place.path(directory)).expect("there");
@@ -1002,7 +999,7 @@ fn volumes_at_system_directories_are_skipped() {
         .end();
     let execution = json!({ "Cmd": ["x"], "Volumes": volumes });
     let image = Image::new("one", vec![tree]).running(execution);
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let output = place.tarfs(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(output.status.success(), "{}", stderr_text(&output));
     let said = stderr_text(&output);
@@ -1054,7 +1051,7 @@ fn user_bundle_has_empty_files_for_devices() {
         .hard_link("dev/other", "dev/null");
     let upper = Archive::new().add(device("disk", b'4'), "").fifo("fifo");
     let image = Image::new("one", vec![lower.end(), upper.end()]).running(json!({ "Cmd": ["x"] }));
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let said = bundle_as_user(&place, "027");
     assert!(
         said.contains("box/rootfs: device nodes written as empty files") && said.contains(": 2\n"),
@@ -1100,7 +1097,7 @@ fn user_bundle_keeps_modes_under_any_umask() {
         (vec![root.end(), archive.end()], 0o555),
     ] {
         let image = Image::new("one", layers).running(json!({ "Cmd": ["x"] }));
-        place.put("i.tar", &image::oci(&[image]).tar());
+        place.put("i.tar", image::oci(&[image]).tar());
         for umask in ["027", "077", "000"] {
             bundle_as_user(&place, umask);
             let rootfs = place.path("box/rootfs");
@@ -1242,7 +1239,7 @@ fn bundle_denies_system_calls_as_docker_does() {
     let script = "grep -E 'Cap(Eff|Bnd)|NoNew|Seccomp:' /proc/self/status; calls";
     let execution = json!({ "Cmd": ["/bin/sh", "-c", script] });
     let image = Image::new("one", vec![busybox(), calls.end()]).running(execution);
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let runs = |flags: &[&str]| {
         let words = ["bundle", "-q", "--force", "oci-archive:i.tar", "box"];
         place.succeeds(&[&words[..], flags].concat());
@@ -1306,7 +1303,7 @@ fn bundle_denies_system_calls_as_docker_does() {
 fn invalid_capabilities_and_profiles_are_rejected() {
     let place = TestMount::new(&["out"]);
     let image = one();
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     place.put("list", b"[]");
     place.put(
         "odd",
@@ -1343,7 +1340,7 @@ fn ordinary_user_runs_bundle_without_privileges() {
     let script = "id -u; id -g; cat /proc/self/uid_map; echo written >/file";
     let execution = json!({ "Entrypoint": ["/bin/sh", "-c"], "Cmd": [script] });
     let image = Image::new("one", vec![busybox()]).running(execution);
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     bundle_as_user(&place, "022");
     for runtime in ["crun", "runc"] {
         let said = run_in_container(&place, AS_USER, runtime, "box");
@@ -1360,7 +1357,7 @@ fn failed_bundle_leaves_nothing() {
     let place = TestMount::new(&["out"]);
     let image = one().packed(Packing::Plain).running(json!({}));
     let mut files = image::oci(std::slice::from_ref(&image));
-    place.put("i.tar", &files.tar());
+    place.put("i.tar", files.tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("it names no command"), "{complaint}");
     assert!(!place.path("box").exists());
@@ -1368,13 +1365,13 @@ fn failed_bundle_leaves_nothing() {
     let path = format!("blobs/sha256/{}", sha256(&layer()));
     let middle = layer().len() / 2;
     files.get(&path)[middle] ^= 1;
-    place.put("i.tar", &files.tar());
+    place.put("i.tar", files.tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box", "--", "x"]);
     assert!(complaint.contains("its SHA-256 is"), "{complaint}");
     assert_eq!(fs::read_dir(place.path("box")).expect("made").count(), 0);
 
     let image = image.running(json!({ "User": "nobody", "Cmd": ["x"] }));
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(
         complaint.contains("runs as 'nobody', who is not in"),
@@ -1386,7 +1383,7 @@ fn failed_bundle_leaves_nothing() {
     assert!(!complaint.contains("--atomic"), "{complaint}");
 
     let image = one().running(json!({ "User": "4294967295", "Cmd": ["x"] }));
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let complaint = place.error_of(&["bundle", "-q", "oci-archive:i.tar", "box"]);
     assert!(complaint.contains("is larger than"), "{complaint}");
     assert_eq!(names_in(&place.path("box")), Vec::<String>::new());
@@ -1421,7 +1418,7 @@ fn signal_leaves_whole_bundle_or_none() {
     let layer = Archive::new().file("etc/passwd", accounts).end();
     let image = Image::new("", vec![layer]).packed(Packing::Plain);
     let image = image.running(json!({ "User": "last", "Cmd": ["x"] }));
-    place.put("i.tar", &image::oci(&[image]).tar());
+    place.put("i.tar", image::oci(&[image]).tar());
     let is_new_tree = |name: &String| name.len() == ".rootfs-".len() + 16;
     // The signal may be late.
     let mut ended = 0;
@@ -1473,7 +1470,7 @@ fn old_bundle_stays_until_it_is_replaced() {
     let good = one()
         .packed(Packing::Plain)
         .running(json!({ "Cmd": ["good"] }));
-    place.put("good.tar", &image::oci(std::slice::from_ref(&good)).tar());
+    place.put("good.tar", image::oci(std::slice::from_ref(&good)).tar());
     place.succeeds(&["bundle", "-q", "oci-archive:good.tar", "box"]);
     fs::write(bundle.join("rootfs/own"), "mine").expect("written");
     let config = fs::read(bundle.join("config.json")).expect("there");
@@ -1487,9 +1484,9 @@ fn old_bundle_stays_until_it_is_replaced() {
     let path = format!("blobs/sha256/{}", sha256(&layer()));
     let middle = layer().len() / 2;
     files.get(&path)[middle] ^= 1;
-    place.put("bad.tar", &files.tar());
+    place.put("bad.tar", files.tar());
     let ghost = one().running(json!({ "User": "ghost", "Cmd": ["x"] }));
-    place.put("ghost.tar", &image::oci(&[ghost]).tar());
+    place.put("ghost.tar", image::oci(&[ghost]).tar());
     for (archive, why) in [("bad", "its SHA-256 is"), ("ghost", "runs as 'ghost'")] {
         let source = format!("oci-archive:{archive}.tar");
         let complaint = place.error_of(&["bundle", "-q", "--force", &source, "box"]);
@@ -1511,7 +1508,7 @@ fn old_bundle_stays_until_it_is_replaced() {
     is_as_it_was();
 
     let better = one().running(json!({ "Cmd": ["better"] }));
-    place.put("better.tar", &image::oci(&[better]).tar());
+    place.put("better.tar", image::oci(&[better]).tar());
     place.succeeds(&["bundle", "-q", "--force", "oci-archive:better.tar", "box"]);
     assert_eq!(names_in(&bundle), ["config.json", "rootfs"]);
     assert_eq!(names_in(&bundle.join("rootfs")), ["d", "link"]);

@@ -166,7 +166,7 @@ fn fstab_mounts_any_source_only_once() {
     ];
     let mut table = Vec::new();
     for (number, (source, options)) in lines.iter().enumerate() {
-        fs::create_dir(place.0.path(&number.to_string())).expect("made");
+        fs::create_dir(place.0.path(number.to_string())).expect("made");
         table.push(format!("{source} {at}/{number} tarfs ro{options} 0 0\n"));
     }
     fs::write(place.0.path("fstab"), table.concat()).expect("written");
