@@ -49,7 +49,7 @@ impl Role {
 pub(crate) const RUNTIME_DIR: &str = "XDG_RUNTIME_DIR";
 
 /// Directory of the sockets of the system's mounts.
-const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
+pub(crate) const SYSTEM_RUNTIME_DIR: &str = "/run/tarfs";
 
 /// Variable with the cache directory; also the default of a flag.
 pub(crate) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
@@ -58,7 +58,7 @@ pub(crate) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
 pub(crate) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
 /// Cache directory of the system's mounts.
-const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
+pub(crate) const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
 /// Variable with headers in the form of `--header`, one per line.
 pub(crate) const HEADERS: &str = "TARFS_HEADERS";
@@ -147,9 +147,15 @@ pub(crate) fn journal_stream() -> Option<(u64, u64)> {
     Some((device.parse().ok()?, inode.parse().ok()?))
 }
 
-/// Returns the log level in `TARFS_LOG`: `error`, `warn`, `info`, `debug` or `trace`.
+/// Variable with the log level: `error`, `warn`, `info`, `debug` or `trace`.
+pub(crate) const LOG_LEVEL: &str = "TARFS_LOG";
+
+/// Variable with the shell that asks for completions. Only clap reads it.
+pub(crate) const COMPLETE: &str = "TARFS_COMPLETE";
+
+/// Returns the value of [`LOG_LEVEL`].
 pub(crate) fn log_level() -> Option<Level> {
-    variable("TARFS_LOG")?.to_str()?.parse().ok()
+    variable(LOG_LEVEL)?.to_str()?.parse().ok()
 }
 
 /// Returns the directory of the sockets of this user's mounts.

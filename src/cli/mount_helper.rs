@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{ArgAction, Command, CommandFactory, Parser};
+use clap::{ArgAction, Command, Parser};
 
-use super::{Cli, Verb, environment};
+use super::command_line::{self, Verb};
+use super::environment;
 use crate::cli::args::headers;
 use crate::cli::daemon::daemonize::{self, DirectoryScope};
 use crate::cli::ui::output;
@@ -148,7 +149,7 @@ fn strip_mount_fuse_options(options: &str) -> &str {
 }
 
 fn is_verb(word: &OsStr) -> bool {
-    let command = Cli::command();
+    let command = command_line::command();
     let mut verbs = command.get_subcommands();
     word == "help"
         || word.to_str().is_some_and(|word| {
@@ -179,11 +180,9 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
     }
     // Flags report errors in their values.
     let words = [&["tarfs".into()], translated.words.as_slice()].concat();
-    match Cli::try_parse_from(words) {
+    match command_line::parse(words) {
         Err(error) => return print_usage_error(error),
-        Ok(Cli {
-            verb: Verb::Mount(_),
-        }) => {}
+        Ok(Verb::Mount(_)) => {}
         Ok(_) => return ExitCode::from(EX_USAGE),
     }
     if call.fake {
@@ -211,7 +210,7 @@ pub(crate) fn run(words: &[OsString]) -> ExitCode {
 /// Prints the error like that of any command line, and returns mount(8)'s exit code.
 fn print_usage_error(error: clap::Error) -> ExitCode {
     let kind = error.kind();
-    drop(super::without_secret(error).print());
+    drop(command_line::without_secret(error).print());
     match kind {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
         _ => ExitCode::from(EX_USAGE),
@@ -229,7 +228,7 @@ fn spawn_mount(translated: &MountArguments) -> anyhow::Result<ExitCode> {
 }
 
 fn mount_command() -> Command {
-    let command = Cli::command();
+    let command = command_line::command();
     let mut verbs = command.get_subcommands();
     let mount = verbs.find(|verb| verb.get_name() == "mount");
     mount.cloned().unwrap_or_default()

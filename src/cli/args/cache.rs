@@ -15,8 +15,7 @@ pub(crate) struct CacheDirArgs {
         value_name = "DIR",
         env = environment::CACHE_DIR,
         help = "Directory for indexes and decoded data [default: $XDG_CACHE_HOME/tarfs, \
-                ~/.cache/tarfs, or /var/cache/tarfs for system mounts]",
-        help_heading = "Cache"
+                ~/.cache/tarfs, or /var/cache/tarfs for system mounts]"
     )]
     pub cache_dir: Option<PathBuf>,
 }
@@ -41,7 +40,7 @@ pub(crate) struct SavedIndexArgs {
     pub cache_dir: CacheDirArgs,
 
     /// Use this index file instead of looking in the cache
-    #[arg(long, value_name = "FILE", help_heading = "Cache")]
+    #[arg(long, value_name = "FILE")]
     pub index: Option<PathBuf>,
 }
 
@@ -57,14 +56,13 @@ pub(crate) struct CacheArgs {
     #[arg(
         long,
         value_name = "SIZE",
-        env = environment::CACHE_SIZE,
-        help_heading = "Cache"
+        env = environment::CACHE_SIZE
     )]
     pub cache_size: Option<Size>,
 
     /// Keep no decoded data on disk
     ///
     /// Data that is not in memory is fetched and decoded again.
-    #[arg(long, help_heading = "Cache")]
+    #[arg(long)]
     pub no_disk_cache: bool,
 }

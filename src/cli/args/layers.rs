@@ -10,12 +10,12 @@ use tarfs::layers;
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct LayerArgs {
     /// Put this archive over SOURCE and over the layers before it; repeatable
-    #[arg(long = "layer", value_name = "SOURCE", help_heading = "Layers",
+    #[arg(long = "layer", value_name = "SOURCE",
           conflicts_with_all = ["index", "compression"])]
     pub layers: Vec<OsString>,
 
     /// How a layer marks deleted files of lower layers [default: oci]
-    #[arg(long, value_enum, value_name = "HOW", help_heading = "Layers",
+    #[arg(long, value_enum, value_name = "HOW",
           conflicts_with_all = ["index", "compression"])]
     pub whiteouts: Option<WhiteoutFormat>,
 }

@@ -5,10 +5,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 
 use super::{
     CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
 };
+use crate::cli::completion;
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::fuse::{Content, MountOptions, Subtree};
 
@@ -64,6 +66,7 @@ pub(crate) struct MountArgs {
         short = 'o',
         value_name = "OPTIONS",
         value_parser = parse_mount_options,
+        add = ArgValueCompleter::new(completion::mount_options),
         help = "Mount options, separated by commas: allow_other, default_permissions, uid=N, gid=N, \
                 umask=OCTAL, suid, dev, noexec, nosymfollow, ro, fsname=NAME; repeatable"
     )]

@@ -10,22 +10,19 @@ use super::Size;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PrefetchArgs {
     /// Data to fetch before it is read
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead,
-          help_heading = "Prefetch")]
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = Mode::Ahead)]
     pub prefetch: Mode,
 
     /// Maximum rate of the prefetch, in bytes per second [default: no limit]
-    #[arg(long, value_name = "SIZE", help_heading = "Prefetch")]
+    #[arg(long, value_name = "SIZE")]
     pub prefetch_rate: Option<Size>,
 
     /// Write the ranges of files that are read to FILE, for --replay
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
-          help_heading = "Prefetch")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"])]
     pub record: Option<PathBuf>,
 
     /// Prefetch the ranges in FILE, which --record wrote; a path or URL
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"],
-          help_heading = "Prefetch")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"])]
     pub replay: Option<String>,
 }
 

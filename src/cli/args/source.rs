@@ -29,24 +29,23 @@ pub(crate) struct SourceArgs {
                      headers from FILE, one per line\n\n\
                      Other users can list the arguments of a process, so secrets are safer in FILE. \
                      TARFS_HEADERS holds more headers or @FILE, one per line.",
-        value_name = "NAME: VALUE|@FILE",
-        help_heading = "Network"
+        value_name = "NAME: VALUE|@FILE"
     )]
     pub headers: Vec<HeaderArg>,
 
     /// Follow redirects from https:// to http:// URLs [default: refuse them]
-    #[arg(long, help_heading = "Network")]
+    #[arg(long)]
     pub allow_insecure_redirects: bool,
 
     /// Also trust the certificates in this PEM file, for example a self-signed one
-    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
 
     /// Maximum number of concurrent requests
     ///
     /// tarfs sends fewer if more do not increase the throughput.
     #[arg(long, value_name = "N", default_value_t = tarfs::fetch::DEFAULT_CONNECTIONS,
-          value_parser = count_parser::<usize>(1..=256), help_heading = "Network")]
+          value_parser = count_parser::<usize>(1..=256))]
     pub connections: usize,
 
     /// Maximum bytes of one request
@@ -54,18 +53,12 @@ pub(crate) struct SourceArgs {
         long,
         value_name = "SIZE",
         default_value = "8MiB",
-        value_parser = parse_chunk_size,
-        help_heading = "Network"
+        value_parser = parse_chunk_size
     )]
     pub chunk_size: Size,
 
     /// Retry the rest of a request that is slower than SIZE bytes per second; 0 disables this
-    #[arg(
-        long,
-        value_name = "SIZE",
-        default_value = "64KiB",
-        help_heading = "Network"
-    )]
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
     pub min_speed: Size,
 
     /// Seconds over which --min-speed is measured; 0 disables it
@@ -73,8 +66,7 @@ pub(crate) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = 5,
-        value_parser = seconds_parser(0..=86_400),
-        help_heading = "Network"
+        value_parser = seconds_parser(0..=86_400)
     )]
     pub min_speed_wait: u64,
 
@@ -85,8 +77,7 @@ pub(crate) struct SourceArgs {
         long,
         value_name = "SECONDS",
         default_value_t = tarfs::source::DEFAULT_TIMEOUT.as_secs(),
-        value_parser = seconds_parser(1..=86_400),
-        help_heading = "Network"
+        value_parser = seconds_parser(1..=86_400)
     )]
     pub timeout: u64,
 
@@ -94,8 +85,7 @@ pub(crate) struct SourceArgs {
     ///
     /// Without this flag, tarfs retries for as long as --timeout allows if the archive is open already and
     /// its server is unreachable or busy.
-    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000),
-          help_heading = "Network")]
+    #[arg(long, value_name = "N", value_parser = count_parser::<u32>(0..=1_000_000))]
     pub retries: Option<u32>,
 
     /// Memory for buffers, decoders and cached data together, without the index

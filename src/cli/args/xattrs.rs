@@ -14,29 +14,19 @@ pub(crate) struct XattrArgs {
     /// Use only extended attributes that match this pattern of GNU tar; repeatable
     ///
     /// The default is all but security.selinux, security.ima, security.evm and trusted.*.
-    #[arg(
-        long,
-        value_name = "PATTERN",
-        help_heading = "Extended attributes",
-        conflicts_with = "no_xattrs"
-    )]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs")]
     xattrs_include: Vec<OsString>,
 
     /// Skip extended attributes that match this pattern of GNU tar; repeatable
-    #[arg(
-        long,
-        value_name = "PATTERN",
-        help_heading = "Extended attributes",
-        conflicts_with = "no_xattrs"
-    )]
+    #[arg(long, value_name = "PATTERN", conflicts_with = "no_xattrs")]
     xattrs_exclude: Vec<OsString>,
 
     /// Skip all extended attributes except ACLs
-    #[arg(long, help_heading = "Extended attributes")]
+    #[arg(long)]
     no_xattrs: bool,
 
     /// Skip ACLs
-    #[arg(long, help_heading = "Extended attributes")]
+    #[arg(long)]
     no_acls: bool,
 }
 

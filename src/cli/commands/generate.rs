@@ -1,17 +1,77 @@
 //! `tarfs generate`: man pages and shell completions for packages.
 
-use std::fs;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory, ValueEnum};
-use clap_complete::Shell;
+use clap::{Args, Command, ValueEnum};
+use clap_complete::env::{Bash, EnvCompleter, Fish, Zsh};
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
 
-use crate::cli::Cli;
+use crate::cli::{environment, help};
 
-/// Shells that Debian contains.
-const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
+/// Completion scripts: the file's name, and the shell.
+const COMPLETIONS: [(&str, &dyn EnvCompleter); 3] = [
+    ("tarfs.bash", &Bash),
+    ("_tarfs", &Zsh),
+    ("tarfs.fish", &Fish),
+];
+
+/// Section EXIT STATUS of a man page.
+const EXIT_STATUS: [(&str, &str); 3] = [
+    ("0", "success"),
+    ("2", "a failure, or damaged members"),
+    ("64", "an invalid command line"),
+];
+
+/// Section ENVIRONMENT of a man page.
+const ENVIRONMENT: [(&str, &str); 7] = [
+    (environment::CACHE_DIR, "default of --cache-dir"),
+    (environment::CACHE_SIZE, "default of --cache-size"),
+    (
+        environment::HEADERS,
+        "more headers or @FILE for SOURCE's host, one per line, as --header takes them",
+    ),
+    (
+        environment::LOG_LEVEL,
+        "log level: error, warn, info, debug or trace",
+    ),
+    (
+        "XDG_CACHE_HOME",
+        "directory of the cache directory tarfs [default: ~/.cache]",
+    ),
+    (
+        environment::RUNTIME_DIR,
+        "directory of the sockets that serve status and umount",
+    ),
+    (
+        "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY",
+        "proxies, as curl reads them",
+    ),
+];
+
+/// Section FILES of a man page.
+const FILES: [(&str, &str); 4] = [
+    (
+        "~/.cache/tarfs",
+        "indexes and decoded data of a user's mounts",
+    ),
+    (
+        environment::SYSTEM_CACHE_DIR,
+        "the same of the system's mounts, which are those of fstab and systemd",
+    ),
+    (
+        "$XDG_RUNTIME_DIR/tarfs",
+        "sockets of a user's mounts; without the variable, a directory in /tmp",
+    ),
+    (
+        environment::SYSTEM_RUNTIME_DIR,
+        "sockets of the system's mounts",
+    ),
+];
 
 /// Writes additional files for a package of this program.
 #[derive(Clone, Debug, Args)]
@@ -32,25 +92,112 @@ pub(crate) enum Artifact {
     Completions,
 }
 
-/// Writes the files.
+/// Writes the files that describe `command`, the program.
 ///
 /// # Errors
 /// A file cannot be written.
-pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &GenerateArgs, command: Command) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
-    let failed = || format!("cannot write to {}", directory.display());
-    fs::create_dir_all(directory).with_context(failed)?;
-    match args.what {
-        Artifact::Man => {
-            clap_mangen::generate_to(Cli::command(), directory).with_context(failed)?;
+    fs::create_dir_all(directory)
+        .and_then(|()| match args.what {
+            Artifact::Man => write_manuals(command, directory),
+            Artifact::Completions => write_completions(directory),
+        })
+        .with_context(|| format!("cannot write to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a script for each shell. It calls the program for the completions.
+fn write_completions(directory: &Path) -> io::Result<()> {
+    for (name, shell) in COMPLETIONS {
+        let mut file = File::create(directory.join(name))?;
+        shell.write_registration(environment::COMPLETE, "tarfs", "tarfs", "tarfs", &mut file)?;
+    }
+    Ok(())
+}
+
+/// Writes a man page for the program and each of its verbs.
+fn write_manuals(command: Command, directory: &Path) -> io::Result<()> {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    let verbs: Vec<_> = command
+        .get_subcommands()
+        .filter(|verb| !verb.is_hide_set())
+        .cloned()
+        .collect();
+    let pages: Vec<_> = verbs
+        .iter()
+        .filter_map(Command::get_display_name)
+        .map(str::to_owned)
+        .collect();
+    for verb in verbs {
+        // `tarfs cache` has verbs of its own.
+        let name = verb.get_name().to_owned();
+        for part in verb.get_subcommands().cloned() {
+            write_manual(part, &name, &pages, directory)?;
         }
-        Artifact::Completions => {
-            for shell in SHELLS {
-                let command = &mut Cli::command();
-                clap_complete::generate_to(shell, command, "tarfs", directory)
-                    .with_context(failed)?;
-            }
+        write_manual(verb, &name, &pages, directory)?;
+    }
+    write_manual(command, "", &pages, directory)
+}
+
+/// Writes the page of `command`, which belongs to `verb`. It refers to `pages`.
+fn write_manual(
+    command: Command,
+    verb: &str,
+    pages: &[String],
+    directory: &Path,
+) -> io::Result<()> {
+    let name = command.get_display_name().unwrap_or("tarfs").to_owned();
+    let has_verbs = command.has_subcommands();
+    let man = Man::new(command);
+    let mut file = BufWriter::new(File::create(directory.join(man.get_filename()))?);
+    man.render_title(&mut file)?;
+    man.render_name_section(&mut file)?;
+    man.render_synopsis_section(&mut file)?;
+    man.render_description_section(&mut file)?;
+    man.render_options_section(&mut file)?;
+    if has_verbs {
+        man.render_subcommands_section(&mut file)?;
+    }
+    let mut roff = Roff::new();
+    let examples = match verb {
+        "" => help::examples("mount"),
+        verb => help::examples(verb),
+    };
+    roff.control("SH", ["EXAMPLES"]);
+    for (line, purpose) in examples {
+        roff.control("TP", []);
+        roff.text([roman(capitalized(purpose))]);
+        roff.text([bold(*line)]);
+    }
+    for (title, items) in [
+        ("EXIT STATUS", EXIT_STATUS.as_slice()),
+        ("ENVIRONMENT", &ENVIRONMENT),
+        ("FILES", &FILES),
+    ] {
+        roff.control("SH", [title]);
+        for (item, meaning) in items {
+            roff.control("TP", []);
+            roff.text([bold(*item)]);
+            roff.text([roman(*meaning)]);
         }
     }
-    Ok(ExitCode::SUCCESS)
+    roff.control("SH", ["SEE ALSO"]);
+    let all = ["tarfs".to_owned()];
+    let others = all.iter().chain(pages).filter(|page| **page != name);
+    let others = others.map(|page| format!("{page}(1)"));
+    let others: Vec<_> = others
+        .chain(["mount.tarfs(8)", "tar(1)", "fuse(4)"].map(str::to_owned))
+        .collect();
+    roff.text([roman(others.join(", "))]);
+    roff.to_writer(&mut file)?;
+    file.flush()
+}
+
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| {
+        first.to_uppercase().chain(letters).collect()
+    })
 }

@@ -7,7 +7,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 
+use crate::cli::completion;
 use crate::cli::daemon::control_socket::{self, IndexState, Phase, Status};
 use crate::cli::environment;
 use crate::cli::ui::output;
@@ -17,6 +19,7 @@ use tarfs::fuse;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct StatusArgs {
     /// Show only the mount at this mountpoint
+    #[arg(add = ArgValueCandidates::new(completion::mountpoints))]
     pub mountpoint: Option<PathBuf>,
     /// Print one JSON object per line
     #[arg(long)]

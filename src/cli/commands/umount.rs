@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use clap_complete::engine::ArgValueCandidates;
 
+use crate::cli::completion;
 use crate::cli::daemon::control_socket::{self, UmountOutcome};
 use crate::cli::environment;
 use tarfs::fuse::{self, Force};
@@ -16,6 +18,7 @@ use tarfs::fuse::{self, Force};
 #[derive(Clone, Debug, Args)]
 pub(crate) struct UmountArgs {
     /// The directory on which the archive is mounted
+    #[arg(add = ArgValueCandidates::new(completion::mountpoints))]
     pub mountpoint: PathBuf,
     /// Unmount even if it is in use
     ///

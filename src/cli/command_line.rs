@@ -1,0 +1,116 @@
+//! The verbs, and how a command line is parsed.
+
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue};
+use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use super::commands::{
+    bundle, cache, generate, image, index, ls, materialize, status, umount, verify,
+};
+use super::{args, help};
+
+/// Mounts, lists and extracts remote tarballs without downloading them first.
+#[derive(Parser, Debug)]
+#[command(name = "tarfs", version, about, max_term_width = 100)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Verb {
+    /// Mount an archive, read-only unless --writable is given
+    Mount(args::MountArgs),
+    /// Unmount a tarfs mount
+    Umount(umount::UmountArgs),
+    /// Show the state of mounts
+    Status(status::StatusArgs),
+    /// Extract an archive to disk
+    #[command(visible_alias = "extract")]
+    Materialize(materialize::MaterializeArgs),
+    /// List an archive's entries
+    Ls(ls::LsArgs),
+    /// Show the layers and the configuration of an image
+    Image(image::ImageArgs),
+    /// Make a bundle for a container runtime from an image
+    Bundle(bundle::BundleArgs),
+    /// Build an archive's index, or write it to a file
+    Index(index::IndexArgs),
+    /// Read an archive to its end and check it for damage
+    Verify(verify::VerifyArgs),
+    /// Show and clean the disk cache
+    Cache(cache::CacheVerbArgs),
+    /// Write man pages or shell completions for a package
+    #[command(hide = true)]
+    Generate(generate::GenerateArgs),
+}
+
+/// Returns the definition of the command line, with headings and examples.
+pub(crate) fn command() -> Command {
+    help::arrange(Cli::command())
+}
+
+/// Parses `words`, the program's name first.
+///
+/// # Errors
+/// The words are no valid command line, or ask for help. The error holds no [secret](without_secret).
+pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, clap::Error> {
+    let mut command = command();
+    command
+        .try_get_matches_from_mut(words)
+        .and_then(|matches| Cli::from_arg_matches(&matches))
+        .map(|cli| cli.verb)
+        .map_err(|error| without_secret(error.format(&mut command)))
+}
+
+/// Removes the value of --header from the error.
+///
+/// It may be secret, and the output may be a log.
+pub(crate) fn without_secret(mut error: clap::Error) -> clap::Error {
+    let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    if argument.is_some_and(|argument| argument.starts_with("--header")) {
+        let hidden = ContextValue::String("…".to_owned());
+        error.insert(ContextKind::InvalidValue, hidden);
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_line(line: &str) -> Result<Verb, clap::Error> {
+        parse(line.split(' ').map(OsString::from))
+    }
+
+    #[test]
+    fn command_line_definition_is_valid() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn writable_mount_waits_for_the_whole_index() {
+        let waits = |line: &str| match parse_line(line).expect("valid") {
+            Verb::Mount(args) => args.waits_for_index(),
+            verb => panic!("{verb:?}"),
+        };
+        assert!(waits("tarfs mount a.tar mnt --writable"));
+        assert!(!waits("tarfs mount a.tar mnt"));
+    }
+
+    #[test]
+    fn invalid_header_is_not_printed() {
+        let words = ["tarfs", "ls", "http://host/a", "--header", "secret"];
+        let error = Cli::try_parse_from(words).expect_err("no header");
+        assert!(error.to_string().contains("secret"), "clap prints it");
+        let text = parse(words.map(OsString::from))
+            .expect_err("no header")
+            .to_string();
+        assert!(
+            text.contains("--header") && text.contains("Name: value"),
+            "{text}"
+        );
+        assert!(!text.contains("secret"), "{text}");
+    }
+}

@@ -1,0 +1,79 @@
+//! Completions of values that only the running program knows.
+
+use std::ffi::OsStr;
+
+use clap_complete::engine::CompletionCandidate;
+
+use super::daemon::control_socket;
+use super::environment;
+
+/// Options of `tarfs mount -o`, as [`tarfs::fuse::MountOptions`] reads them.
+const MOUNT_OPTIONS: [&str; 12] = [
+    "allow_other",
+    "default_permissions",
+    "uid=",
+    "gid=",
+    "umask=",
+    "suid",
+    "dev",
+    "noexec",
+    "nosymfollow",
+    "ro",
+    "rw",
+    "fsname=",
+];
+
+/// Mountpoints of the mounts that this user may query.
+pub(crate) fn mountpoints() -> Vec<CompletionCandidate> {
+    environment::runtime_dirs()
+        .iter()
+        .filter_map(|directory| control_socket::list_statuses(directory).ok())
+        .flatten()
+        .map(|status| CompletionCandidate::new(status.mountpoint))
+        .collect()
+}
+
+/// Options that continue `current`, a list with commas.
+pub(crate) fn mount_options(current: &OsStr) -> Vec<CompletionCandidate> {
+    let Some(current) = current.to_str() else {
+        return Vec::new();
+    };
+    let (before, last) = current.rsplit_once(',').unwrap_or(("", current));
+    let prefix = &current[..current.len() - last.len()];
+    MOUNT_OPTIONS
+        .into_iter()
+        .filter(|option| option.starts_with(last) && !before.split(',').any(|set| set == *option))
+        .map(|option| CompletionCandidate::new(format!("{prefix}{option}")))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tarfs::fuse::MountOptions;
+
+    fn completed(current: &str) -> Vec<String> {
+        let candidates = mount_options(OsStr::new(current));
+        let values = candidates.iter().map(CompletionCandidate::get_value);
+        values
+            .map(|value| value.to_string_lossy().into_owned())
+            .collect()
+    }
+
+    #[test]
+    fn mount_options_are_completed_after_commas() {
+        assert_eq!(completed("no"), ["noexec", "nosymfollow"]);
+        assert_eq!(completed("uid=7,no"), ["uid=7,noexec", "uid=7,nosymfollow"]);
+        assert_eq!(completed("noexec,no"), ["noexec,nosymfollow"]);
+        assert_eq!(completed("x"), [""; 0]);
+    }
+
+    #[test]
+    fn completed_mount_options_are_valid() {
+        for option in MOUNT_OPTIONS {
+            let value = if option.ends_with('=') { "7" } else { "" };
+            let mut options = MountOptions::default();
+            assert_eq!(options.apply(&format!("{option}{value}")), Ok(()));
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! Order and brevity of the help: headings, the flags that `-h` shows, and examples.
+//!
+//! The flags themselves are declared in [`args`](super::args) and [`commands`](super::commands).
+
+use clap::Command;
+
+/// Flags by heading, in the order of the help. A flag of several verbs has the same heading in all.
+const HEADINGS: [(&str, &[&str]); 12] = [
+    (
+        "Source",
+        &[
+            "headers",
+            "layers",
+            "whiteouts",
+            "platform",
+            "expect_sha256",
+            "compression",
+            "ignore_zeros",
+            "allow_truncated",
+        ],
+    ),
+    (
+        "Selection",
+        &[
+            "include",
+            "exclude",
+            "strip_components",
+            "root",
+            "xattrs_include",
+            "xattrs_exclude",
+            "no_xattrs",
+            "no_acls",
+        ],
+    ),
+    (
+        "Output",
+        &[
+            "directory",
+            "output",
+            "long",
+            "recursive",
+            "numeric_uid_gid",
+            "to_stdout",
+            "dry_run",
+            "sync",
+            "json",
+            "verbose",
+            "quiet",
+            "stats",
+        ],
+    ),
+    (
+        "Existing files",
+        &[
+            "atomic",
+            "resume",
+            "keep_old_files",
+            "skip_old_files",
+            "force",
+        ],
+    ),
+    (
+        "Ownership",
+        &[
+            "numeric_owner",
+            "same_owner",
+            "no_same_owner",
+            "same_permissions",
+            "no_same_permissions",
+        ],
+    ),
+    (
+        "Mount",
+        &[
+            "options",
+            "writable",
+            "upper",
+            "copy_to",
+            "namespace",
+            "lazy",
+        ],
+    ),
+    (
+        "Process",
+        &[
+            "foreground",
+            "wait_index",
+            "restart",
+            "restart_timeout",
+            "log_file",
+            "metrics",
+        ],
+    ),
+    (
+        "Container",
+        &["terminal", "cap_add", "cap_drop", "security_opt"],
+    ),
+    (
+        "Prefetch",
+        &["prefetch", "prefetch_rate", "record", "replay"],
+    ),
+    (
+        "Cache",
+        &[
+            "cache_dir",
+            "index",
+            "cache_size",
+            "no_disk_cache",
+            "max_size",
+            "older_than",
+        ],
+    ),
+    (
+        "Limits",
+        &[
+            "memory",
+            "index_memory",
+            "max_entries",
+            "max_unpacked_size",
+            "writers",
+        ],
+    ),
+    (
+        "Network",
+        &[
+            "timeout",
+            "cacert",
+            "allow_insecure_redirects",
+            "connections",
+            "chunk_size",
+            "min_speed",
+            "min_speed_wait",
+            "retries",
+        ],
+    ),
+];
+
+/// A verb's part of the help.
+struct VerbHelp {
+    verb: &'static str,
+    /// Flags that `-h` shows; empty for all.
+    short: &'static [&'static str],
+    /// Command lines, each with its purpose. `-h` shows the first two.
+    examples: &'static [(&'static str, &'static str)],
+}
+
+const VERBS: [VerbHelp; 10] = [
+    VerbHelp {
+        verb: "mount",
+        short: &[
+            "headers",
+            "layers",
+            "root",
+            "options",
+            "writable",
+            "copy_to",
+            "foreground",
+            "wait_index",
+            "restart",
+            "prefetch",
+            "cache_dir",
+            "memory",
+        ],
+        examples: &[
+            (
+                "tarfs mount https://example.com/rootfs.tar.zst mnt",
+                "mount an archive of a web server",
+            ),
+            (
+                "tarfs mount --writable --upper changes rootfs.tar root",
+                "keep changes in changes/upper",
+            ),
+            (
+                "tarfs mount --prefetch all data.tar.gz mnt",
+                "fetch everything in the background",
+            ),
+            (
+                "tarfs mount oci-archive:image.tar:latest root",
+                "mount all layers of an image",
+            ),
+            (
+                "tarfs mount --header @token.txt https://example.com/a.tar mnt",
+                "send headers from a file",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "umount",
+        short: &[],
+        examples: &[
+            ("tarfs umount mnt", "unmount, unless it is in use"),
+            ("tarfs umount --lazy mnt", "unmount even if it is in use"),
+        ],
+    },
+    VerbHelp {
+        verb: "status",
+        short: &[],
+        examples: &[
+            ("tarfs status", "show all mounts of this user"),
+            (
+                "tarfs status --json mnt",
+                "show one mount, with all counters, for programs",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "materialize",
+        short: &[
+            "headers",
+            "layers",
+            "directory",
+            "include",
+            "exclude",
+            "strip_components",
+            "atomic",
+            "resume",
+            "keep_old_files",
+            "to_stdout",
+            "verbose",
+            "quiet",
+            "numeric_owner",
+            "memory",
+        ],
+        examples: &[
+            (
+                "tarfs materialize --atomic https://example.com/data.tar.gz -C data",
+                "all or nothing",
+            ),
+            (
+                "tarfs materialize https://example.com/data.tar.gz -C data a/b",
+                "only what is below a/b",
+            ),
+            (
+                "curl -s https://example.com/data.tar.xz | tarfs materialize - -C data",
+                "from a pipe",
+            ),
+            (
+                "tarfs materialize --resume https://example.com/data.tar.zst -C data",
+                "continue after an interruption",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "ls",
+        short: &[
+            "headers",
+            "layers",
+            "long",
+            "recursive",
+            "json",
+            "cache_dir",
+        ],
+        examples: &[
+            (
+                "tarfs ls -l https://example.com/data.tar.gz a/b",
+                "list one directory",
+            ),
+            (
+                "tarfs ls -R --json data.tar",
+                "list all entries, for programs",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "image",
+        short: &["headers", "platform", "json", "cache_dir"],
+        examples: &[
+            (
+                "tarfs image oci-archive:image.tar",
+                "show the layers and the configuration",
+            ),
+            (
+                "tarfs image --json docker-archive:https://example.com/image.tar",
+                "the same for programs",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "bundle",
+        short: &[
+            "headers", "platform", "force", "terminal", "cap_add", "cap_drop", "quiet",
+        ],
+        examples: &[
+            (
+                "tarfs bundle oci-archive:image.tar bundle && crun run -b bundle name",
+                "run an image",
+            ),
+            (
+                "tarfs bundle --terminal oci:image bundle -- sh -l",
+                "run another command on a terminal",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "index",
+        short: &["headers", "output", "quiet", "cache_dir", "memory"],
+        examples: &[
+            (
+                "tarfs index https://example.com/data.tar.gz",
+                "save the index for later mounts",
+            ),
+            (
+                "tarfs index --output data.idx data.tar.gz",
+                "write the index to a file, for `--index`",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "verify",
+        short: &["headers", "expect_sha256", "json", "quiet", "index"],
+        examples: &[
+            (
+                "tarfs verify https://example.com/data.tar.gz",
+                "look for damage",
+            ),
+            (
+                "tarfs verify --index data.idx data.tar.gz",
+                "compare an index with its archive",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "cache",
+        short: &[],
+        examples: &[
+            ("tarfs cache list", "show what the cache holds"),
+            (
+                "tarfs cache prune --max-size 10GiB",
+                "remove the oldest data",
+            ),
+        ],
+    },
+];
+
+/// The verb's example command lines, each with its purpose.
+pub(crate) fn examples(verb: &str) -> &'static [(&'static str, &'static str)] {
+    VERBS
+        .iter()
+        .find(|help| help.verb == verb)
+        .map_or(&[], |help| help.examples)
+}
+
+/// Adds headings and examples to `command`, and shortens `-h`.
+pub(crate) fn arrange(command: Command) -> Command {
+    VERBS.iter().fold(command, |command, help| {
+        command.mut_subcommand(help.verb, |verb| arrange_verb(verb, help))
+    })
+}
+
+fn arrange_verb(verb: Command, help: &VerbHelp) -> Command {
+    let (short, _) = help.examples.split_at(help.examples.len().min(2));
+    let verb = verb
+        .mut_subcommands(|part| arrange_flags(part, help.short))
+        .after_help(format_examples(short))
+        .after_long_help(format_examples(help.examples));
+    arrange_flags(verb, help.short)
+}
+
+fn arrange_flags(command: Command, short: &[&str]) -> Command {
+    command.mut_args(|arg| {
+        if arg.is_positional() {
+            return arg;
+        }
+        let id = arg.get_id().as_str();
+        let is_hidden = !short.is_empty() && !short.contains(&id);
+        let place = HEADINGS
+            .iter()
+            .enumerate()
+            .find_map(|(heading, (_, flags))| {
+                let flag = flags.iter().position(|flag| *flag == id)?;
+                Some((heading, flag))
+            });
+        match place {
+            Some((heading, flag)) => arg
+                .help_heading(HEADINGS.get(heading).map(|(name, _)| *name))
+                .display_order(heading * 100 + flag)
+                .hide_short_help(is_hidden),
+            None => arg,
+        }
+    })
+}
+
+fn format_examples(examples: &[(&str, &str)]) -> String {
+    let mut text = "Examples:".to_owned();
+    for (line, purpose) in examples {
+        text.push_str(&format!("\n  # {purpose}\n  {line}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::cli::command_line::{Cli, command};
+
+    /// The verbs that users see, and the parts of `cache`.
+    fn verbs() -> Vec<Command> {
+        let mut command = command();
+        command.build();
+        let seen = command
+            .get_subcommands()
+            .filter(|verb| !verb.is_hide_set() && verb.get_name() != "help");
+        seen.cloned().collect()
+    }
+
+    #[test]
+    fn short_help_has_at_most_40_lines_and_two_examples() {
+        for mut verb in verbs() {
+            let text = verb.render_help().to_string();
+            let examples = text.matches("\n  tarfs ").count() + text.matches("| tarfs ").count();
+            assert_eq!(examples, 2, "{text}");
+            assert!(text.lines().count() <= 40, "{text}");
+        }
+    }
+
+    #[test]
+    fn every_flag_has_a_heading() {
+        let mut seen = BTreeSet::new();
+        for verb in verbs() {
+            for arg in verb
+                .get_subcommands()
+                .flat_map(Command::get_arguments)
+                .chain(verb.get_arguments())
+                .filter(|arg| {
+                    !arg.is_positional() && !["help", "version"].contains(&arg.get_id().as_str())
+                })
+            {
+                let heading = arg.get_help_heading().unwrap_or_default();
+                assert!(HEADINGS.iter().any(|(name, _)| *name == heading), "{arg}");
+                seen.insert(arg.get_id().to_string());
+            }
+        }
+        let known = HEADINGS.iter().flat_map(|(_, flags)| *flags);
+        let unused: Vec<_> = known.filter(|flag| !seen.contains(**flag)).collect();
+        assert!(unused.is_empty(), "{unused:?}");
+    }
+
+    #[test]
+    fn flags_for_tuning_are_only_in_the_long_help() {
+        for verb in ["mount", "materialize"] {
+            let mut command = command();
+            command.build();
+            let verb = command.find_subcommand_mut(verb).expect("a verb");
+            let (short, long) = (verb.render_help(), verb.render_long_help());
+            for flag in [
+                "--connections",
+                "--chunk-size",
+                "--min-speed",
+                "--min-speed-wait",
+                "--retries",
+            ] {
+                assert!(!short.to_string().contains(flag), "{short}");
+                assert!(long.to_string().contains(flag), "{long}");
+            }
+        }
+    }
+
+    #[test]
+    fn examples_are_valid_command_lines() {
+        for help in &VERBS {
+            let verb = Cli::command();
+            assert!(verb.find_subcommand(help.verb).is_some(), "{}", help.verb);
+            for (line, _) in help.examples {
+                let words = line
+                    .split(" && ")
+                    .next()
+                    .and_then(|line| line.rsplit("| ").next())
+                    .expect("a command");
+                let parsed = command().try_get_matches_from(words.split(' '));
+                // `@token.txt` is read while the flag is parsed.
+                assert!(
+                    parsed.is_ok() || line.contains("token.txt"),
+                    "{line}: {parsed:?}"
+                );
+            }
+        }
+    }
+}
