@@ -10,7 +10,7 @@ use clap::Args;
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::cli::completion;
-use crate::cli::daemon::control_socket::{self, IndexState, Phase, Status};
+use crate::cli::daemon::control_socket::{self, CopyProgress, IndexState, Phase, Status};
 use crate::cli::environment;
 use crate::cli::ui::output;
 use tarfs::fuse;
@@ -21,6 +21,9 @@ pub(crate) struct StatusArgs {
     /// Show only the mount at this mountpoint
     #[arg(add = ArgValueCandidates::new(completion::mountpoints))]
     pub mountpoint: Option<PathBuf>,
+    /// Show the use of memory and disk, and counters
+    #[arg(short, long, conflicts_with = "json")]
+    pub verbose: bool,
     /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
@@ -57,110 +60,45 @@ pub(crate) fn run(args: &StatusArgs) -> anyhow::Result<ExitCode> {
         let text = if args.json {
             serde_json::to_string(status)? + "\n"
         } else {
-            to_text(status, SystemTime::now())
+            to_text(status, args.verbose, SystemTime::now())
         };
         stdout.write_all(text.as_bytes())?;
     }
     Ok(code)
 }
 
-fn to_text(status: &Status, now: SystemTime) -> String {
+/// Names of what is shown, each with its value.
+type Lines = Vec<(String, String)>;
+
+/// Formats what a user wants first: the source, the index, what is local, and errors.
+fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     let detached = if status.detached {
         " (detached, still in use)"
     } else {
         ""
     };
-    let mut text = format!("{}{detached}\n", status.mountpoint);
-    add_line(&mut text, "source", &status.source);
-    add_line(&mut text, "version", &status.version);
-    add_line(&mut text, "process", &status.pid.to_string());
-    add_line(
-        &mut text,
-        "mounted",
-        &format_age(status.since_unix_seconds, now),
-    );
+    let mut lines = Lines::new();
+    let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
+    add("source", status.source.clone());
     for layer in &status.layers {
-        add_line(&mut text, "layer", layer);
+        add("layer", layer.clone());
     }
-    if let Some(url) = &status.metrics {
-        add_line(&mut text, "metrics", url);
-    }
-    add_line(&mut text, "entries", &status.entries.to_string());
-    add_line(&mut text, "index", &format_index(&status.index));
-    add_line(
-        &mut text,
-        "memory, resident",
-        &format_bytes(status.resident_bytes),
+    add(
+        "index",
+        format!(
+            "{}, {} entries",
+            format_index(&status.index),
+            status.entries
+        ),
     );
-    let memory = &status.memory;
-    add_line(
-        &mut text,
-        "memory, budget",
-        &format_bytes(memory.budget_bytes),
-    );
-    add_line(
-        &mut text,
-        "memory, blocks",
-        &format_bytes(memory.spans_bytes),
-    );
-    add_line(
-        &mut text,
-        "memory, reads",
-        &format_bytes(memory.reads_bytes),
-    );
-    add_line(
-        &mut text,
-        "memory, decoders",
-        &format_bytes(memory.decoders_bytes),
-    );
-    add_line(
-        &mut text,
-        "memory, index",
-        &format_bytes(memory.index_bytes),
-    );
-    if let Some(disk_cache) = &status.disk_cache {
-        add_line(
-            &mut text,
-            "disk cache, archive",
-            &format_bytes(disk_cache.held_bytes),
-        );
-        add_line(
-            &mut text,
-            "disk cache, all",
-            &format_bytes(disk_cache.all_bytes),
-        );
-        add_line(
-            &mut text,
-            "disk cache, limit",
-            &format_bytes(disk_cache.limit_bytes),
-        );
-    }
-    let prefetch = &status.prefetch;
-    add_line(&mut text, "prefetch", &prefetch.what);
-    if prefetch.state != "off" {
-        let (done, total) = (prefetch.done_spans, prefetch.total_spans);
-        let state = format!("{}, {done} of {total} blocks", prefetch.state);
-        add_line(&mut text, "prefetch, all", &state);
-    }
-    if prefetch.replay_spans > 0 {
-        let (done, total) = (prefetch.replayed_spans, prefetch.replay_spans);
-        add_line(
-            &mut text,
-            "prefetch, replay",
-            &format!("{done} of {total} blocks"),
-        );
+    add("local", format_local(status));
+    if status.prefetch.state != "off" {
+        let (done, total) = (status.prefetch.done_spans, status.prefetch.total_spans);
+        let state = format!("{}, {done} of {total} blocks", status.prefetch.state);
+        add("prefetch", state);
     }
     if let Some(copy) = &status.copy {
-        let progress = format!(
-            "{}, {} of {} files, {} of {}, in {}",
-            copy.state,
-            copy.files,
-            copy.total_files,
-            format_bytes(copy.bytes),
-            format_bytes(copy.total_bytes),
-            copy.directory
-        );
-        add_line(&mut text, "copy", &progress);
+        add("copy", format_copy(copy));
     }
     if let Some(writable) = &status.writable {
         let until = if writable.is_temporary {
@@ -168,31 +106,106 @@ fn to_text(status: &Status, now: SystemTime) -> String {
         } else {
             ""
         };
-        let what = format!("by {}, to {}{until}", writable.by, writable.upper);
-        add_line(&mut text, "writable", &what);
+        let place = format!("by {}, to {}{until}", writable.by, writable.upper);
+        add("writable", place);
     }
-    for (name, value) in status.counters.iter().filter(|&(_, &value)| value > 0) {
-        add_line(&mut text, name, &value.to_string());
+    lines.extend(problem_lines(status, now));
+    lines.push((
+        "process".to_owned(),
+        format!(
+            "{}, mounted {}",
+            status.pid,
+            format_age(status.since_unix_seconds, now)
+        ),
+    ));
+    if is_verbose {
+        lines.extend(detail_lines(status));
     }
+    let mut text = format!("{}{detached}\n", status.mountpoint);
+    for (name, value) in lines {
+        text.push_str(&format!("  {name:<20} {value}\n"));
+    }
+    text
+}
+
+/// Formats how much of the data needs no network.
+fn format_local(status: &Status) -> String {
+    let memory = format!("{} in memory", format_bytes(status.memory.spans_bytes));
+    match &status.disk_cache {
+        Some(disk_cache) => format!("{} on disk, {memory}", format_bytes(disk_cache.held_bytes)),
+        None => memory,
+    }
+}
+
+fn format_copy(copy: &CopyProgress) -> String {
+    format!(
+        "{}, {} of {} files, {} of {}, in {}",
+        copy.state,
+        copy.files,
+        copy.total_files,
+        format_bytes(copy.bytes),
+        format_bytes(copy.total_bytes),
+        copy.directory
+    )
+}
+
+/// Damaged members, notes and failed reads.
+fn problem_lines(status: &Status, now: SystemTime) -> Lines {
+    let mut lines = Lines::new();
+    let mut add = |name: &str, value: String| lines.push((name.to_owned(), value));
     if status.damaged_members > 0 {
-        let count = status.damaged_members.to_string();
-        add_line(&mut text, "damaged members", &count);
+        add("damaged members", status.damaged_members.to_string());
     }
     for member in &status.damaged {
-        add_line(&mut text, "damaged", member);
+        add("damaged", member.clone());
     }
     for note in &status.notes {
-        add_line(&mut text, "note", note);
+        add("note", note.clone());
     }
     for error in &status.errors {
         let when = format_age(error.last_unix_seconds, now);
-        let what = format!(
-            "{}: {} ({}, {} times)",
-            error.path, error.reason, when, error.count
-        );
-        add_line(&mut text, "error", &what);
+        let (path, reason, count) = (&error.path, &error.reason, error.count);
+        add("error", format!("{path}: {reason} ({when}, {count} times)"));
     }
-    text
+    lines
+}
+
+/// What `--verbose` adds: the version, the use of memory and disk, and counters.
+fn detail_lines(status: &Status) -> Lines {
+    let memory = &status.memory;
+    let mut sizes = vec![
+        ("memory, resident", status.resident_bytes),
+        ("memory, budget", memory.budget_bytes),
+        ("memory, blocks", memory.spans_bytes),
+        ("memory, reads", memory.reads_bytes),
+        ("memory, decoders", memory.decoders_bytes),
+        ("memory, index", memory.index_bytes),
+    ];
+    if let Some(disk_cache) = &status.disk_cache {
+        sizes.extend([
+            ("disk cache, archive", disk_cache.held_bytes),
+            ("disk cache, all", disk_cache.all_bytes),
+            ("disk cache, limit", disk_cache.limit_bytes),
+        ]);
+    }
+    let mut texts = vec![("version", status.version.clone())];
+    texts.extend(status.metrics.clone().map(|url| ("metrics", url)));
+    texts.extend(
+        sizes
+            .into_iter()
+            .map(|(name, size)| (name, format_bytes(size))),
+    );
+    texts.push(("prefetch, mode", status.prefetch.what.clone()));
+    if status.prefetch.replay_spans > 0 {
+        let (done, total) = (status.prefetch.replayed_spans, status.prefetch.replay_spans);
+        texts.push(("prefetch, replay", format!("{done} of {total} blocks")));
+    }
+    let counters = status.counters.iter().filter(|&(_, &value)| value > 0);
+    texts
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .chain(counters.map(|(name, value)| (name.clone(), value.to_string())))
+        .collect()
 }
 
 /// Formats the progress of an index.
@@ -211,11 +224,6 @@ pub(crate) fn format_index(state: &IndexState) -> String {
             format!("incomplete, because the scan failed: {why}")
         }
     }
-}
-
-fn add_line(text: &mut String, name: &str, value: &str) {
-    let line = format!("  {name:<20} {value}\n");
-    text.push_str(&line);
 }
 
 /// Formats how long ago the Unix time `seconds` was.
@@ -244,24 +252,28 @@ pub(crate) fn format_bytes(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::daemon::control_socket::{CopyProgress, OverlayStatus};
+    use crate::cli::daemon::control_socket::OverlayStatus;
 
     #[test]
-    fn status_is_printed_as_a_list() {
+    fn status_shows_what_a_user_wants_first() {
         let status = Status {
             pid: 7,
             ..Status::example()
         };
         let now = UNIX_EPOCH + Duration::from_secs(1300);
-        let text = to_text(&status, now);
-        let expected = "/mnt
+        let summary = "/mnt
   source               http://host/a.tar
-  version              3 bytes
-  process              7
-  mounted              5 min ago
+  index                complete, 2 entries
+  local                30 MiB on disk, 40 MiB in memory
+  prefetch             running, 3 of 7 blocks
+  damaged members      2
+  damaged              a/c: cut
+  note                 stored
+  error                a/b: cut (5 min ago, 3 times)
+  process              7, mounted 5 min ago
+";
+        let details = "  version              3 bytes
   metrics              http://127.0.0.1:9469/metrics
-  entries              2
-  index                complete
   memory, resident     20 MiB
   memory, budget       128 MiB
   memory, blocks       40 MiB
@@ -271,16 +283,12 @@ mod tests {
   disk cache, archive  30 MiB
   disk cache, all      50 MiB
   disk cache, limit    70 MiB
-  prefetch             all
-  prefetch, all        running, 3 of 7 blocks
+  prefetch, mode       all
   prefetch, replay     1 of 2 blocks
   scans                1
-  damaged members      2
-  damaged              a/c: cut
-  note                 stored
-  error                a/b: cut (5 min ago, 3 times)
 ";
-        assert_eq!(text, expected);
+        assert_eq!(to_text(&status, false, now), summary);
+        assert_eq!(to_text(&status, true, now), format!("{summary}{details}"));
     }
 
     #[test]
@@ -297,7 +305,7 @@ mod tests {
             }),
             ..Status::example()
         };
-        let text = to_text(&status, UNIX_EPOCH);
+        let text = to_text(&status, false, UNIX_EPOCH);
         let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
     }
@@ -314,7 +322,7 @@ mod tests {
                 writable,
                 ..Status::example()
             };
-            to_text(&status, UNIX_EPOCH)
+            to_text(&status, false, UNIX_EPOCH)
         };
         let line = "\n  writable             by overlayfs, to /v/upper\n";
         assert!(printed(false).contains(line), "{}", printed(false));

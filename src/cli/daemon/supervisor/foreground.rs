@@ -8,7 +8,7 @@
 //! notifications to the service manager. It exits with the code of the last worker.
 
 use std::cell::{Cell, RefCell};
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitCode, ExitStatus};
@@ -18,11 +18,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use signal_hook::flag;
 use signal_hook::low_level::{emulate_default_handler, pipe};
 
-use super::{Packet, Worker, is_alive, protocol};
 use crate::cli::daemon::sd_notify::ServiceManager;
 use crate::cli::ui::{cleanup_on_signal, output};
 
@@ -79,6 +77,18 @@ impl ForegroundSupervisor {
             .is_ok_and(|len| len > 0);
         let last = i32::try_from(self.last_signal.load(Ordering::SeqCst)).ok();
         last.filter(|_| has_arrived)
+    }
+
+    /// Takes a signal that the worker shall get. Forbids successors if that is useless.
+    pub(super) fn take_forwarded_signal(&self, is_useless: impl FnOnce() -> bool) -> bool {
+        let Some(signal) = self.take_signal() else {
+            return false;
+        };
+        self.forwarded.set(Some((signal, Instant::now())));
+        if is_useless() {
+            self.stop_signal.set(Some(signal));
+        }
+        true
     }
 
     /// Whether no successor may be started.
@@ -142,62 +152,5 @@ impl ForegroundSupervisor {
             }
             None => anyhow::anyhow!("the process that served the mount does not end"),
         })
-    }
-}
-
-/// Makes this process the worker of a supervisor in the foreground.
-///
-/// Signals from a terminal reach only the supervisor. If the supervisor is killed, this process unmounts if
-/// it can.
-///
-/// # Errors
-/// The supervisor is gone already, or a system call fails.
-pub(crate) fn follow_supervisor() -> anyhow::Result<()> {
-    rustix::process::setsid().context("cannot begin a session")?;
-    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;
-    let supervisor = rustix::net::sockopt::socket_peercred(io::stdin())?.pid;
-    anyhow::ensure!(getppid() == Some(supervisor), "the supervisor is gone");
-    Ok(())
-}
-
-impl super::SupervisorLink {
-    /// Returns the link to the supervisor that started this process.
-    ///
-    /// # Errors
-    /// Too many files are open.
-    pub(crate) fn from_stdin() -> io::Result<Self> {
-        Ok(Self {
-            socket: super::dup_stdin()?,
-        })
-    }
-
-    /// Returns the service manager behind the supervisor.
-    pub(crate) fn service_manager() -> Option<ServiceManager> {
-        let socket = super::dup_stdin().ok()?;
-        // A stopped supervisor must not block the mount.
-        ServiceManager::with_transport(move |text| {
-            protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned()))
-        })
-    }
-}
-
-impl Worker {
-    /// Forwards a signal to the worker, or forbids successors if no mount is ready.
-    pub(super) fn forward_signals(&self) {
-        let Some(foreground) = &self.foreground else {
-            return;
-        };
-        let Some(signal) = foreground.take_signal() else {
-            return;
-        };
-        foreground.forwarded.set(Some((signal, Instant::now())));
-        if self.session_state.is_none() || !is_alive(self.pid) {
-            // The worker has nothing to unmount, and its successor would only start to end again.
-            foreground.stop_signal.set(Some(signal));
-        }
-        if let Some(pid) = rustix::process::Pid::from_raw(self.pid) {
-            let killed = rustix::process::kill_process(pid, Signal::TERM);
-            killed.unwrap_or_else(|error| tracing::debug!(%error, "the process has ended already"));
-        }
     }
 }

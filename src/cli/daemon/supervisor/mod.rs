@@ -10,40 +10,36 @@
 //! (`foreground`).
 
 mod foreground;
+mod link;
+mod process;
 mod protocol;
 
-use std::convert::Infallible;
 use std::ffi::OsString;
-use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, ExitCode, ExitStatus};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::{Errno, fcntl_dupfd_cloexec};
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
 
 use super::daemonize::{self, LogTarget};
 use super::inherited_fds::InheritedFds;
 use super::{overlay_dirs, privileges};
 use crate::cli::args::MountArgs;
-use crate::cli::environment::{self, Role};
+use crate::cli::environment::Role;
 use crate::cli::ui::{cleanup_on_signal, logging};
 use foreground::ForegroundSupervisor;
-pub(crate) use foreground::follow_supervisor;
-use protocol::{MountPlace, Packet, SessionState};
-use tarfs::base::stats::Stats;
-use tarfs::base::thread::Thread;
-use tarfs::fuse::{
-    InheritedSession, LOWER_DIR_NAME, MountTarget, Namespace, OverlayKind, SuperblockWatch,
-};
+pub(crate) use link::{SupervisorLink, TakeoverState, follow_supervisor};
+use process::{Output, dup_stdin, has_threads, is_alive, spawn_self};
+use protocol::{Packet, SessionState};
+use tarfs::fuse::{LOWER_DIR_NAME, MountTarget, SuperblockWatch};
 
 /// Interval at which the supervisor checks a silent worker.
 ///
@@ -56,9 +52,6 @@ const POLL_INTERVAL: Timespec = Timespec {
 /// Timeout for the threads of a killed process to exit.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Interval at which a successor checks whether the source is reachable.
-const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
-
 /// Pauses between failed successors: the first and the maximum.
 const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(8));
 
@@ -66,206 +59,6 @@ const RESTART_BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Durat
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Maximum number of such workers in a row.
 const MAX_SHORT_LIVED: u32 = 5;
-
-/// Maximum length of a version that is sent unchanged, in bytes.
-const MAX_VERSION_BYTES: usize = 4096;
-
-/// The worker's connection to its supervisor.
-#[derive(Debug)]
-pub(crate) struct SupervisorLink {
-    socket: OwnedFd,
-}
-
-/// State that a successor receives from the supervisor.
-#[derive(Debug)]
-pub(crate) struct TakeoverState {
-    /// Connection to the supervisor.
-    pub(crate) supervisor: SupervisorLink,
-    /// The session to take over, or `None` if the successor must mount again.
-    pub(crate) session: Option<InheritedSession>,
-    /// The version to serve, in the form of a packet.
-    version: String,
-    /// The mount's scratch directory, if it has one.
-    pub(crate) scratch: Option<PathBuf>,
-}
-
-impl TakeoverState {
-    /// Returns the version to serve, or the digest of a long version.
-    pub(crate) fn version(&self) -> &str {
-        &self.version
-    }
-
-    /// Checks that `version` is the one that the mount has shown.
-    ///
-    /// # Errors
-    /// The archive has changed.
-    pub(crate) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
-        anyhow::ensure!(
-            self.version == version_for_packet(version),
-            "the archive has changed since it was mounted: it was {}, and is {version}",
-            self.version
-        );
-        Ok(())
-    }
-}
-
-/// Returns a version that fits into a packet; that of a thousand layers is long.
-fn version_for_packet(version: &str) -> String {
-    if version.len() <= MAX_VERSION_BYTES {
-        return version.to_owned();
-    }
-    format!("sha256:{}", tarfs::archive::sha256(version.as_bytes()))
-}
-
-impl SupervisorLink {
-    /// Starts a supervisor for the mount that this process is about to make.
-    ///
-    /// # Errors
-    /// The process cannot be started.
-    pub(crate) fn spawn() -> io::Result<Self> {
-        let (ours, theirs) = protocol::pair()?;
-        spawn_self(Role::Supervisor, theirs, None, Output::Null)?;
-        Ok(Self { socket: ours })
-    }
-
-    /// Receives the state from the supervisor that started this process.
-    ///
-    /// # Errors
-    /// The supervisor is gone or sends another packet.
-    pub(crate) fn receive_takeover() -> anyhow::Result<TakeoverState> {
-        let socket = dup_stdin()?;
-        let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
-            protocol::receive(&socket)?
-        else {
-            anyhow::bail!("the supervisor sent no mount to take over");
-        };
-        Ok(TakeoverState {
-            supervisor: Self { socket },
-            session: descriptor.map(|descriptor| InheritedSession {
-                target: place.into(),
-                descriptor,
-                capabilities: state.capabilities,
-            }),
-            version: state.version,
-            scratch: scratch.map(|scratch| PathBuf::from(OsString::from_vec(scratch))),
-        })
-    }
-
-    /// Reports the mount that the supervisor must clean up.
-    pub(crate) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
-        self.send(&Packet::Mounted(site.into()), Some(device));
-    }
-
-    /// Reports the overlay over the mount, with a watch for its end.
-    pub(crate) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
-        self.send(&Packet::OverlayMounted(site.into()), watch.map(AsFd::as_fd));
-    }
-
-    /// Reports a directory to remove with the mount.
-    pub(crate) fn report_scratch_dir(&self, directory: &Path) {
-        let directory = directory.as_os_str().as_bytes().to_vec();
-        self.send(&Packet::ScratchDir(directory), None);
-    }
-
-    /// Reports that the mount is ready, with the state for a successor.
-    pub(crate) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
-        let state = SessionState {
-            capabilities,
-            version: version_for_packet(version),
-            is_strong,
-        };
-        self.send(&Packet::Ready(state), None);
-    }
-
-    /// Reports how long the source is unreachable, until the returned value is dropped.
-    ///
-    /// `stats` counts the reads of the source.
-    ///
-    /// # Errors
-    /// No file descriptor or thread is available.
-    pub(crate) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
-        let socket = self.socket.try_clone()?;
-        let stats = Arc::clone(stats);
-        let (sender, end) = mpsc::channel();
-        let thread = Thread::spawn("reach", move || {
-            let mut unreachable_time = Duration::ZERO;
-            let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
-            // The thread receives nothing. The channel only closes.
-            while end.recv_timeout(REACHABILITY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
-                let since = std::mem::replace(&mut looked, Instant::now());
-                if received == before && stats.unreachable_reads.get() > 0 {
-                    unreachable_time += looked - since;
-                    let milliseconds =
-                        u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
-                    // May be lost, because the next packet includes this time.
-                    drop(protocol::send_without_blocking(
-                        &socket,
-                        &Packet::Unreachable(milliseconds),
-                    ));
-                }
-            }
-        })?;
-        Ok(ReachabilityWatch {
-            _end: sender,
-            _thread: thread,
-        })
-    }
-
-    /// Reports that this process failed because the source is unreachable.
-    pub(crate) fn report_unreachable(&self) {
-        self.send(&Packet::Unreachable(u64::MAX), None);
-    }
-
-    fn send(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
-        if let Err(error) = protocol::send(&self.socket, packet, device) {
-            tracing::warn!(%error, "lost the supervisor; a crash will leave a dead mount");
-        }
-    }
-}
-
-/// Reports to the supervisor how long a source is unreachable, until dropped.
-#[derive(Debug)]
-pub(crate) struct ReachabilityWatch {
-    /// Ends the thread when dropped, before the thread is joined.
-    _end: Sender<Infallible>,
-    _thread: Thread<()>,
-}
-
-/// Output of a started process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Output {
-    Null,
-    /// The output of this process.
-    Inherit,
-}
-
-/// Starts this program again with the same arguments and `socket` as its stdin.
-fn spawn_self(
-    role: Role,
-    socket: OwnedFd,
-    directory: Option<&Path>,
-    output: Output,
-) -> io::Result<Child> {
-    // The file's path may be gone, or belong to another version with other inode numbers.
-    let mut command = Command::new("/proc/self/exe");
-    environment::copy_argv0(&mut command)
-        .args(std::env::args_os().skip(1))
-        .env(environment::ROLE, role.name())
-        .stdin(Stdio::from(socket));
-    if output == Output::Null {
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-    }
-    if let Some(directory) = directory {
-        command.current_dir(directory);
-    }
-    command.spawn()
-}
-
-/// Duplicates the socket that this process has as its stdin.
-fn dup_stdin() -> io::Result<OwnedFd> {
-    Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
-}
 
 /// Supervises the mount of the process that started this one, until it is gone.
 ///
@@ -418,6 +211,21 @@ struct Worker {
 }
 
 impl Worker {
+    /// Forwards a signal to the worker, or forbids successors if no mount is ready.
+    fn forward_signals(&self) {
+        let Some(foreground) = &self.foreground else {
+            return;
+        };
+        // The worker has nothing to unmount, and its successor would only start to end again.
+        let is_useless = || self.session_state.is_none() || !is_alive(self.pid);
+        if foreground.take_forwarded_signal(is_useless)
+            && let Some(pid) = Pid::from_raw(self.pid)
+        {
+            let killed = rustix::process::kill_process(pid, Signal::TERM);
+            killed.unwrap_or_else(|error| tracing::debug!(%error, "the process has ended already"));
+        }
+    }
+
     /// Creates the state of `child`, which has the other end of `socket`.
     fn from_child(
         child: Child,
@@ -753,97 +561,4 @@ enum RestartResult {
     Failed,
     /// It failed, and the source was unreachable for this long.
     SourceUnreachable(Duration),
-}
-
-/// Whether process `pid` exists and its main thread has not ended.
-///
-/// If `/proc` does not show the process, returns whether any of its threads has not ended.
-fn is_alive(pid: i32) -> bool {
-    let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
-    else {
-        return Pid::from_raw(pid).is_some_and(is_running);
-    };
-    // The state follows the name, which is in parentheses and may hold any bytes.
-    let state = stat.rsplit(|&byte| byte == b')').next().unwrap_or_default();
-    !matches!(state.trim_ascii_start().first(), Some(b'Z' | b'X'))
-}
-
-/// Whether a dying process still has running threads. A zombie lists only its main thread.
-fn has_threads(pid: i32) -> bool {
-    let tasks = process_directory(pid).map(|process| fs::read_dir(process.join("task")));
-    is_alive(pid) || tasks.is_some_and(|tasks| tasks.is_ok_and(|tasks| tasks.count() > 1))
-}
-
-/// Returns the directory of process `pid` in `/proc`.
-///
-/// `None` if `/proc` belongs to another PID namespace, where that number means another process.
-fn process_directory(pid: i32) -> Option<PathBuf> {
-    let own = fs::read_link("/proc/self").ok()?;
-    let is_ours = own.as_os_str() == std::process::id().to_string().as_str();
-    is_ours.then(|| format!("/proc/{pid}").into())
-}
-
-/// Whether any thread of process `pid` has not ended.
-fn is_running(pid: Pid) -> bool {
-    match pidfd_open(pid, PidfdFlags::empty()) {
-        Ok(process) => {
-            let mut polled = [PollFd::new(&process, PollFlags::IN)];
-            poll(&mut polled, Some(&Timespec::default())) != Ok(1)
-        }
-        Err(Errno::SRCH) => false,
-        // Linux before 5.3 lacks pidfd_open(2).
-        Err(_) => test_kill_process(pid) != Err(Errno::SRCH),
-    }
-}
-
-impl From<&MountTarget> for MountPlace {
-    fn from(site: &MountTarget) -> Self {
-        Self {
-            mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
-            device: site.device,
-            cover: site
-                .overlay
-                .map(|(cover, device)| (cover.fs_type().to_owned(), device)),
-            namespace: site.namespace.as_ref().map(|namespace| {
-                let path = namespace.path.as_os_str().as_bytes().to_vec();
-                (path, namespace.identity)
-            }),
-        }
-    }
-}
-
-impl From<MountPlace> for MountTarget {
-    fn from(place: MountPlace) -> Self {
-        Self {
-            mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
-            device: place.device,
-            overlay: place
-                .cover
-                .and_then(|(name, device)| Some((OverlayKind::from_fs_type(&name)?, device))),
-            namespace: place.namespace.map(|(path, identity)| Namespace {
-                path: PathBuf::from(OsString::from_vec(path)),
-                identity,
-            }),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn process_is_alive_until_its_main_thread_ends() {
-        assert!(is_alive(
-            i32::try_from(std::process::id()).expect("a number")
-        ));
-        let mut child = Command::new("true").spawn().expect("installed");
-        let pid = i32::try_from(child.id()).expect("a number");
-        while is_alive(pid) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!has_threads(pid), "a zombie until somebody waits for it");
-        child.wait().expect("a child");
-        assert!(!has_threads(pid) && !is_alive(pid));
-    }
 }

@@ -1,8 +1,11 @@
 //! The protocol between worker and supervisor: JSON packets, some with a file descriptor.
 
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -11,6 +14,8 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 use serde::{Deserialize, Serialize};
+
+use tarfs::fuse::{MountTarget, Namespace, OverlayKind};
 
 /// Maximum length of a packet, in bytes.
 ///
@@ -145,6 +150,38 @@ pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<Ow
     }
     let packet = serde_json::from_slice(bytes.get(..received.bytes).unwrap_or_default())?;
     Ok(Some((packet, descriptor)))
+}
+
+impl From<&MountTarget> for MountPlace {
+    fn from(site: &MountTarget) -> Self {
+        Self {
+            mountpoint: site.mountpoint.as_os_str().as_bytes().to_vec(),
+            device: site.device,
+            cover: site
+                .overlay
+                .map(|(cover, device)| (cover.fs_type().to_owned(), device)),
+            namespace: site.namespace.as_ref().map(|namespace| {
+                let path = namespace.path.as_os_str().as_bytes().to_vec();
+                (path, namespace.identity)
+            }),
+        }
+    }
+}
+
+impl From<MountPlace> for MountTarget {
+    fn from(place: MountPlace) -> Self {
+        Self {
+            mountpoint: PathBuf::from(OsString::from_vec(place.mountpoint)),
+            device: place.device,
+            overlay: place
+                .cover
+                .and_then(|(name, device)| Some((OverlayKind::from_fs_type(&name)?, device))),
+            namespace: place.namespace.map(|(path, identity)| Namespace {
+                path: PathBuf::from(OsString::from_vec(path)),
+                identity,
+            }),
+        }
+    }
 }
 
 #[cfg(test)]

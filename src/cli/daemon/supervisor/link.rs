@@ -1,0 +1,224 @@
+//! The worker's side of its connection to the supervisor.
+
+use std::convert::Infallible;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+
+use super::process::{self, Output, dup_stdin};
+use super::protocol::{self, Packet, SessionState};
+use crate::cli::daemon::sd_notify::ServiceManager;
+use crate::cli::environment::Role;
+use tarfs::base::stats::Stats;
+use tarfs::base::thread::Thread;
+use tarfs::fuse::{InheritedSession, MountTarget, SuperblockWatch};
+
+/// Interval at which a successor checks whether the source is reachable.
+const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Maximum length of a version that is sent unchanged, in bytes.
+const MAX_VERSION_BYTES: usize = 4096;
+
+/// The worker's connection to its supervisor.
+#[derive(Debug)]
+pub(crate) struct SupervisorLink {
+    socket: OwnedFd,
+}
+
+/// State that a successor receives from the supervisor.
+#[derive(Debug)]
+pub(crate) struct TakeoverState {
+    /// Connection to the supervisor.
+    pub(crate) supervisor: SupervisorLink,
+    /// The session to take over, or `None` if the successor must mount again.
+    pub(crate) session: Option<InheritedSession>,
+    /// The version to serve, in the form of a packet.
+    version: String,
+    /// The mount's scratch directory, if it has one.
+    pub(crate) scratch: Option<PathBuf>,
+}
+
+impl TakeoverState {
+    /// Returns the version to serve, or the digest of a long version.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Checks that `version` is the one that the mount has shown.
+    ///
+    /// # Errors
+    /// The archive has changed.
+    pub(crate) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.version == version_for_packet(version),
+            "the archive has changed since it was mounted: it was {}, and is {version}",
+            self.version
+        );
+        Ok(())
+    }
+}
+
+/// Returns a version that fits into a packet; that of a thousand layers is long.
+fn version_for_packet(version: &str) -> String {
+    if version.len() <= MAX_VERSION_BYTES {
+        return version.to_owned();
+    }
+    format!("sha256:{}", tarfs::archive::sha256(version.as_bytes()))
+}
+
+impl SupervisorLink {
+    /// Returns the link to the supervisor that started this process.
+    ///
+    /// # Errors
+    /// Too many files are open.
+    pub(crate) fn from_stdin() -> io::Result<Self> {
+        Ok(Self {
+            socket: dup_stdin()?,
+        })
+    }
+
+    /// Returns the service manager behind the supervisor.
+    pub(crate) fn service_manager() -> Option<ServiceManager> {
+        let socket = dup_stdin().ok()?;
+        // A stopped supervisor must not block the mount.
+        ServiceManager::with_transport(move |text| {
+            protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned()))
+        })
+    }
+
+    /// Starts a supervisor for the mount that this process is about to make.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub(crate) fn spawn() -> io::Result<Self> {
+        let (ours, theirs) = protocol::pair()?;
+        process::spawn_self(Role::Supervisor, theirs, None, Output::Null)?;
+        Ok(Self { socket: ours })
+    }
+
+    /// Receives the state from the supervisor that started this process.
+    ///
+    /// # Errors
+    /// The supervisor is gone or sends another packet.
+    pub(crate) fn receive_takeover() -> anyhow::Result<TakeoverState> {
+        let socket = dup_stdin()?;
+        let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
+            protocol::receive(&socket)?
+        else {
+            anyhow::bail!("the supervisor sent no mount to take over");
+        };
+        Ok(TakeoverState {
+            supervisor: Self { socket },
+            session: descriptor.map(|descriptor| InheritedSession {
+                target: place.into(),
+                descriptor,
+                capabilities: state.capabilities,
+            }),
+            version: state.version,
+            scratch: scratch.map(|scratch| PathBuf::from(OsString::from_vec(scratch))),
+        })
+    }
+
+    /// Reports the mount that the supervisor must clean up.
+    pub(crate) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
+        self.send(&Packet::Mounted(site.into()), Some(device));
+    }
+
+    /// Reports the overlay over the mount, with a watch for its end.
+    pub(crate) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
+        self.send(&Packet::OverlayMounted(site.into()), watch.map(AsFd::as_fd));
+    }
+
+    /// Reports a directory to remove with the mount.
+    pub(crate) fn report_scratch_dir(&self, directory: &Path) {
+        let directory = directory.as_os_str().as_bytes().to_vec();
+        self.send(&Packet::ScratchDir(directory), None);
+    }
+
+    /// Reports that the mount is ready, with the state for a successor.
+    pub(crate) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
+        let state = SessionState {
+            capabilities,
+            version: version_for_packet(version),
+            is_strong,
+        };
+        self.send(&Packet::Ready(state), None);
+    }
+
+    /// Reports how long the source is unreachable, until the returned value is dropped.
+    ///
+    /// `stats` counts the reads of the source.
+    ///
+    /// # Errors
+    /// No file descriptor or thread is available.
+    pub(crate) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
+        let socket = self.socket.try_clone()?;
+        let stats = Arc::clone(stats);
+        let (sender, end) = mpsc::channel();
+        let thread = Thread::spawn("reach", move || {
+            let mut unreachable_time = Duration::ZERO;
+            let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
+            // The thread receives nothing. The channel only closes.
+            while end.recv_timeout(REACHABILITY_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let before = std::mem::replace(&mut received, stats.source_read_bytes.get());
+                let since = std::mem::replace(&mut looked, Instant::now());
+                if received == before && stats.unreachable_reads.get() > 0 {
+                    unreachable_time += looked - since;
+                    let milliseconds =
+                        u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
+                    // May be lost, because the next packet includes this time.
+                    drop(protocol::send_without_blocking(
+                        &socket,
+                        &Packet::Unreachable(milliseconds),
+                    ));
+                }
+            }
+        })?;
+        Ok(ReachabilityWatch {
+            _end: sender,
+            _thread: thread,
+        })
+    }
+
+    /// Reports that this process failed because the source is unreachable.
+    pub(crate) fn report_unreachable(&self) {
+        self.send(&Packet::Unreachable(u64::MAX), None);
+    }
+
+    fn send(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
+        if let Err(error) = protocol::send(&self.socket, packet, device) {
+            tracing::warn!(%error, "lost the supervisor; a crash will leave a dead mount");
+        }
+    }
+}
+
+/// Reports to the supervisor how long a source is unreachable, until dropped.
+#[derive(Debug)]
+pub(crate) struct ReachabilityWatch {
+    /// Ends the thread when dropped, before the thread is joined.
+    _end: Sender<Infallible>,
+    _thread: Thread<()>,
+}
+
+/// Makes this process the worker of a supervisor in the foreground.
+///
+/// Signals from a terminal reach only the supervisor. If the supervisor is killed, this process unmounts if
+/// it can.
+///
+/// # Errors
+/// The supervisor is gone already, or a system call fails.
+pub(crate) fn follow_supervisor() -> anyhow::Result<()> {
+    rustix::process::setsid().context("cannot begin a session")?;
+    set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;
+    let supervisor = rustix::net::sockopt::socket_peercred(io::stdin())?.pid;
+    anyhow::ensure!(getppid() == Some(supervisor), "the supervisor is gone");
+    Ok(())
+}
