@@ -25,11 +25,11 @@ use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
 use crate::cli::{open_archive, resolve};
 use tarfs::base::error_chain::error_chain;
+use tarfs::base::publish::random_suffix;
 use tarfs::base::regular_file;
 use tarfs::base::resolve::MAX_LINKS;
 use tarfs::base::stats::Stats;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
-use tarfs::base::publish::random_suffix;
 
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";

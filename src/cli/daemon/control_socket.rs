@@ -23,9 +23,9 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use tarfs::base::publish::publish;
 use tarfs::base::thread::Thread;
 use tarfs::fuse::TopMount;
-use tarfs::base::publish::publish;
 
 /// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;

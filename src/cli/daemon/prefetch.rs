@@ -19,12 +19,12 @@ use crate::cli::resolve;
 use tarfs::archive::{AccessedRange, Archive, PrefetchMode, PrefetchOptions, Profile};
 use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::Packed;
+use tarfs::base::publish::publish_private;
 use tarfs::base::stats::Stats;
 use tarfs::base::sync::Mutex;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
 use tarfs::source;
-use tarfs::base::publish::publish_private;
 
 /// Maximum length of a profile that is read, in bytes.
 const MAX_PROFILE_BYTES: usize = 64 << 20;

@@ -90,6 +90,8 @@ pub(super) fn is_running(pid: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
