@@ -1,0 +1,197 @@
+//! Filling of a buffer by requests, which are repeated after failures.
+
+use std::time::Duration;
+
+use super::concurrency_limit::Permit;
+use super::retry_state::{Failure, RetryState};
+use super::timer::Timer;
+use super::{Http, RangeResult};
+use crate::base::buffer_pool::Buffer;
+use crate::source::read_handle::ReadCommand;
+use crate::source::{Cause, Error, ReadHandle, Source};
+
+/// Maximum pause on a server's request for reads that never give up.
+const MAX_RETRY_AFTER: Duration = Duration::from_mins(10);
+
+/// A buffer that is being filled with the bytes from an offset on.
+struct BufferFill<'a> {
+    source: &'a Http,
+    offset: u64,
+    buffer: &'a mut Buffer,
+    /// Number of bytes at the front of the buffer that are received.
+    filled: usize,
+    read_handle: &'a ReadHandle,
+    retry_state: RetryState,
+    timer: Timer,
+}
+
+/// End of one attempt.
+enum Attempt {
+    Received(RangeResult),
+    Failed(Failure),
+    /// The command came from the owner of the read, or from the timeout.
+    Commanded(ReadCommand),
+}
+
+impl Http {
+    /// Fills `buffer` with the bytes from `offset` on. Truncates it at the end of the source, and if the
+    /// handle says so.
+    pub(super) async fn fill_buffer(
+        &self,
+        offset: u64,
+        buffer: &mut Buffer,
+        read_handle: &ReadHandle,
+    ) -> Result<(), Error> {
+        let filled = self
+            .copy_prefix(offset, buffer)
+            .map_err(|cause| Error::new(self.location(), cause))?;
+        let (retry_state, timer) = self.new_attempt(filled);
+        read_handle.set_received(filled);
+        let mut fill = BufferFill {
+            source: self,
+            offset,
+            buffer,
+            filled,
+            read_handle,
+            retry_state,
+            timer,
+        };
+        fill.run().await
+    }
+}
+
+impl<'a> BufferFill<'a> {
+    async fn run(&mut self) -> Result<(), Error> {
+        while self.filled < self.buffer.len() {
+            let Some(permit) = self.wait_for_permit().await else {
+                self.buffer.truncate(self.filled);
+                continue;
+            };
+            let attempt = self.attempt(permit).await?;
+            self.read_handle.request_ended();
+            match attempt {
+                Attempt::Received(RangeResult::Part) => {}
+                Attempt::Received(RangeResult::End) | Attempt::Commanded(ReadCommand::Stop) => {
+                    self.buffer.truncate(self.filled);
+                }
+                Attempt::Failed(failure) => self.recover(failure).await?,
+                Attempt::Commanded(ReadCommand::Cut) => {
+                    self.source.stats.source_straggler_retries.increment();
+                    self.source.stats.source_retries.increment();
+                    self.source.return_to_original_url();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a request may be sent. `None` if a command came, while no request was in flight.
+    async fn wait_for_permit(&mut self) -> Option<Result<Permit<'a>, Cause>> {
+        let left = self.timer.update(self.filled as u64);
+        let permit = tokio::select! {
+            biased;
+            _ = self.read_handle.next_command() => return None,
+            permit = self.source.acquire_permit(left, self.read_handle) => permit,
+        };
+        if self.read_handle.is_prefetch() {
+            // Silence before this read's turn does not count.
+            self.timer.ignore_elapsed();
+        } else {
+            self.timer.update(self.filled as u64);
+        }
+        Some(permit)
+    }
+
+    /// Sends one request and receives what it brings, until a command or the timeout ends it.
+    async fn attempt(&mut self, permit: Result<Permit<'a>, Cause>) -> Result<Attempt, Error> {
+        let Self {
+            source,
+            offset,
+            buffer,
+            filled,
+            read_handle,
+            retry_state,
+            timer,
+        } = self;
+        let before = *filled as u64;
+        let is_queued = || {
+            read_handle.is_prefetch()
+                && read_handle.received() == before
+                && source.limiter.received_within(source.idle_timeout)
+        };
+        let request = async {
+            let permit = permit?;
+            source
+                .request_rest(*offset, buffer, filled, permit, read_handle)
+                .await
+        };
+        let late = tokio::select! {
+            biased;
+            command = read_handle.next_command() => return Ok(Attempt::Commanded(command)),
+            result = request => {
+                return Ok(result.map_or_else(Attempt::Failed, Attempt::Received));
+            }
+            late = timer.wait_until_expired(|| read_handle.received(), is_queued) => late,
+        };
+        retry_state.count_timeout();
+        let error = retry_state.error(source.location(), late);
+        if !read_handle.retries_forever() {
+            return Err(error);
+        }
+        source.outage.report_failure(&error, Duration::ZERO);
+        // Users see the outage through other channels.
+        self.start_again();
+        Ok(Attempt::Commanded(ReadCommand::Cut))
+    }
+
+    /// Pauses after a failure.
+    ///
+    /// # Errors
+    /// No further attempt should follow.
+    async fn recover(&mut self, mut failure: Failure) -> Result<(), Error> {
+        failure.cause = failure.cause.after_open();
+        if failure.cause.is_outage() {
+            self.timer.set_unreachable();
+        }
+        // The failed node may be out of service, so let the original URL choose again.
+        self.source.return_to_original_url();
+        let filled = self.filled as u64;
+        let left = self.timer.update_running(filled);
+        let paused = tokio::select! {
+            biased;
+            // No request is in flight that could be cut.
+            _ = self.read_handle.next_command() => {
+                self.buffer.truncate(self.filled);
+                return Ok(());
+            }
+            paused = self.retry_state.pause_after(failure, filled, left) => paused,
+        };
+        let Err(cause) = paused else {
+            return Ok(());
+        };
+        let is_final = !self.read_handle.retries_forever() || !cause.is_transient();
+        let pause = match cause {
+            Cause::Busy(asked) => asked.min(MAX_RETRY_AFTER),
+            _ => self.source.retry.max_pause,
+        };
+        let error = self.retry_state.error(self.source.location(), cause);
+        if is_final {
+            return Err(error);
+        }
+        self.source.outage.report_failure(&error, pause);
+        self.timer.set_unreachable();
+        tokio::select! {
+            biased;
+            _ = self.read_handle.next_command() => self.buffer.truncate(self.filled),
+            () = tokio::time::sleep(pause) => {}
+        }
+        self.start_again();
+        Ok(())
+    }
+
+    /// Starts with the full timeout, for a read that never gives up.
+    fn start_again(&mut self) {
+        (self.retry_state, self.timer) = self.source.new_attempt(self.filled);
+        self.timer.set_unreachable();
+    }
+}

@@ -1,0 +1,142 @@
+//! Retries of a series of attempts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::base::stats::Stats;
+use crate::source::response::ResponseHead;
+use crate::source::retry::{Jitter, Retry};
+use crate::source::{Cause, Error};
+
+/// Maximum number of consecutive retries without a pause, after the server refused the concurrency. They go
+/// from four requests, the initial number of a transfer, to one.
+const MAX_IMMEDIATE_RETRIES: u32 = 2;
+
+/// Bytes that count as progress. A failed request that received as many resets the failure count.
+pub(super) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
+
+/// A failed attempt.
+pub(super) struct Failure {
+    pub(super) cause: Cause,
+    /// Pause that the server asks for.
+    pub(super) retry_after: Option<Duration>,
+    /// Whether the server may have refused the concurrency. The limiter then delays the retry until fewer
+    /// requests are in flight.
+    pub(super) is_for_concurrency: bool,
+}
+
+impl Failure {
+    pub(super) fn from_status(head: &ResponseHead) -> Self {
+        Self {
+            cause: head.failure_cause(),
+            retry_after: head.retry_after,
+            is_for_concurrency: false,
+        }
+    }
+}
+
+impl From<Cause> for Failure {
+    fn from(cause: Cause) -> Self {
+        Self {
+            cause,
+            retry_after: None,
+            is_for_concurrency: false,
+        }
+    }
+}
+
+pub(super) fn protocol_failure(how: &str) -> Failure {
+    Cause::Protocol(how.to_owned()).into()
+}
+
+/// State of a series of attempts.
+pub(super) struct RetryState {
+    pub(super) retry: Retry,
+    jitter: Arc<Jitter>,
+    /// Whether the server has answered before.
+    pub(super) is_open: bool,
+    attempts: u32,
+    /// Consecutive attempts without substantial progress.
+    failures: u32,
+    /// Of these, the ones without a pause after them.
+    immediate_retries: u32,
+    /// Bytes present at the last failure that followed progress.
+    pub(super) progress_mark: u64,
+    started: Instant,
+    pub(super) stats: Arc<Stats>,
+}
+
+impl RetryState {
+    pub(super) fn new(retry: Retry, jitter: Arc<Jitter>, stats: Arc<Stats>) -> Self {
+        Self {
+            retry,
+            jitter,
+            is_open: false,
+            attempts: 0,
+            failures: 0,
+            immediate_retries: 0,
+            progress_mark: 0,
+            started: Instant::now(),
+            stats,
+        }
+    }
+
+    /// Pauses before the next attempt, after `received` bytes and with `left` of the timeout. Returns the
+    /// cause if no attempt should follow.
+    pub(super) async fn pause_after(
+        &mut self,
+        failure: Failure,
+        received: u64,
+        left: Duration,
+    ) -> Result<(), Cause> {
+        self.attempts += 1;
+        if received.saturating_sub(self.progress_mark) >= MIN_PROGRESS_BYTES {
+            self.progress_mark = received;
+            (self.failures, self.immediate_retries) = (0, 0);
+        }
+        self.failures += 1;
+        let Failure {
+            cause,
+            retry_after,
+            is_for_concurrency,
+        } = failure;
+        // One node of a server that has answered correctly may be faulty.
+        let is_slip = self.is_open && matches!(cause, Cause::Protocol(_));
+        if !cause.is_transient() && !is_slip {
+            return Err(cause);
+        }
+        tracing::debug!(attempt = self.attempts, %cause, "an attempt failed");
+        if is_for_concurrency
+            && retry_after.is_none()
+            && self.immediate_retries < MAX_IMMEDIATE_RETRIES
+        {
+            self.immediate_retries += 1;
+            self.stats.source_retries.increment();
+            return Ok(());
+        }
+        let failures = self.failures - self.immediate_retries;
+        let pause = self
+            .retry
+            .next_pause(failures, cause, retry_after, left, &self.jitter)?;
+        self.stats.source_retries.increment();
+        tokio::time::sleep(pause).await;
+        Ok(())
+    }
+
+    /// Counts an attempt that timed out.
+    pub(super) fn count_timeout(&mut self) {
+        self.attempts += 1;
+        self.stats.source_timeouts.increment();
+    }
+
+    pub(super) fn error(&self, location: &str, cause: Cause) -> Error {
+        Error {
+            location: location.to_owned(),
+            attempts: self.attempts.max(1),
+            elapsed: self.started.elapsed(),
+            cause,
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Stream of a server without ranges.
+
+use bytes::Bytes;
+
+use super::receive::with_idle_timeout;
+use super::retry_state::{Failure, MIN_PROGRESS_BYTES, RetryState};
+use super::timer::Timer;
+use super::{Content, Http};
+use crate::source::Cause;
+
+/// Stream of a server without ranges, over as many responses as needed.
+pub(super) struct UnrangedStream<'a> {
+    pub(super) source: &'a Http,
+    content: Content,
+    /// Bytes returned to the reader.
+    delivered: u64,
+    /// Bytes of this response. An earlier response delivered those before `delivered`.
+    received_in_response: u64,
+    /// Bytes that count as progress: delivered ones, and repeated ones, each once until
+    /// [`MIN_PROGRESS_BYTES`] are delivered.
+    counted: u64,
+    /// Bytes that a restarted response repeated since the last progress.
+    received_again: u64,
+    /// Bytes delivered at the last progress.
+    progress_mark: u64,
+    pub(super) retry_state: RetryState,
+    timer: Timer,
+}
+
+impl<'a> UnrangedStream<'a> {
+    pub(super) fn new(source: &'a Http, content: Content) -> Self {
+        Self {
+            source,
+            content,
+            delivered: 0,
+            received_in_response: 0,
+            counted: 0,
+            received_again: 0,
+            progress_mark: 0,
+            retry_state: source.new_retry_state(),
+            timer: Timer::new(source.timeout, 0, &source.stats),
+        }
+    }
+
+    /// Returns the next bytes; `None` at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
+        // The reader did not wait until now.
+        self.timer.ignore_elapsed();
+        loop {
+            match self.receive().await {
+                Ok(Some(piece)) => {
+                    if let Some(fresh) = self.take_new_bytes(piece) {
+                        return Ok(Some(fresh));
+                    }
+                }
+                Ok(None) if self.is_complete() => return Ok(None),
+                Ok(None) => self.restart(Cause::Truncated.into()).await?,
+                Err(cause) => self.restart(cause.after_open().into()).await?,
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Option<Bytes>, Cause> {
+        let counted = self.counted;
+        tokio::select! {
+            biased;
+            piece = with_idle_timeout(self.source.idle_timeout, self.content.next()) => piece,
+            late = self.timer.wait_until_expired(|| counted, || false) => {
+                self.retry_state.stats.source_timeouts.increment();
+                Err(late)
+            }
+        }
+    }
+
+    /// Returns the part of `piece` that was not delivered before; `None` if it is empty.
+    fn take_new_bytes(&mut self, mut piece: Bytes) -> Option<Bytes> {
+        let len = piece.len() as u64;
+        self.source.stats.source_read_bytes.add(len);
+        let known = self
+            .delivered
+            .saturating_sub(self.received_in_response)
+            .min(len);
+        let counted = self.counted;
+        if known > 0 {
+            let received_again = self.received_again.max(self.received_in_response + known);
+            self.counted += received_again - self.received_again;
+            self.received_again = received_again;
+        }
+        self.received_in_response += len;
+        self.counted += len - known;
+        let came = self.counted - counted;
+        self.source.stats.scan_received_bytes.add(came);
+        // The elapsed time was spent waiting for these bytes.
+        self.timer.update_running(self.counted);
+        if known == len {
+            return None;
+        }
+        let fresh = piece.split_off(usize::try_from(known).unwrap_or(piece.len()));
+        self.delivered = self.received_in_response;
+        Some(fresh)
+    }
+
+    fn is_complete(&self) -> bool {
+        let len = self.source.info.fingerprint.len;
+        self.received_in_response >= self.delivered && len.is_none_or(|len| len == self.delivered)
+    }
+
+    /// Requests everything again to continue after a failure. This needs a version whose bytes the server
+    /// promises to be identical.
+    async fn restart(&mut self, mut failure: Failure) -> Result<(), Cause> {
+        if !self.source.info.fingerprint.is_strong() {
+            return Err(failure.cause);
+        }
+        if self.delivered - self.progress_mark >= MIN_PROGRESS_BYTES {
+            (self.progress_mark, self.received_again) = (self.delivered, 0);
+        }
+        let counted = self.counted;
+        loop {
+            let left = self.timer.update_running(counted);
+            self.retry_state
+                .pause_after(failure, self.delivered, left)
+                .await?;
+            // The pause counts as waiting time.
+            self.timer.update(counted);
+            let asked = tokio::select! {
+                biased;
+                asked = self.source.request_all() => asked,
+                late = self.timer.wait_until_expired(|| counted, || false) => {
+                    self.retry_state.count_timeout();
+                    return Err(late);
+                }
+            };
+            match asked {
+                Ok(content) => {
+                    (self.content, self.received_in_response) = (content, 0);
+                    return Ok(());
+                }
+                Err(other) => failure = other,
+            }
+        }
+    }
+}
