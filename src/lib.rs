@@ -13,6 +13,8 @@
 //! *Cold*: one [`archive::scan`] streams the source once and feeds one sink, the index or the writer.
 //! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
 //!
+//! [`locate::OpenContext::open`] opens any SOURCE of the command line as one tree.
+//!
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
 //! `tests/architecture` checks that. The program's own layer, `cli`, is above them (`src/main.rs`).
 
@@ -34,3 +36,5 @@ pub mod fuse;
 pub mod image;
 pub mod list;
 pub mod materialize;
+
+pub mod locate;

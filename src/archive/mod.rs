@@ -9,6 +9,7 @@ mod prefetch;
 mod read;
 pub mod scan;
 mod sink;
+mod volume;
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -41,6 +42,7 @@ pub use prefetch::page_cache::PageCache;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
+pub use volume::{ReadReply, Volume};
 
 /// An opened archive.
 ///

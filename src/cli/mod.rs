@@ -7,11 +7,8 @@ mod completion;
 mod daemon;
 mod environment;
 mod help;
-mod layers;
 mod mount_helper;
-mod nested;
 mod open_archive;
-mod resolve;
 mod ui;
 
 use std::process::ExitCode;

@@ -14,7 +14,7 @@ use fuser::{
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
-use super::content::Content;
+use crate::archive::Volume;
 use super::mount::MountOptions;
 use super::passthrough::{BackingFileIo, BackingFiles};
 use super::pending_replies::{self, PendingReplies, Watchdog};
@@ -55,7 +55,7 @@ const FSXATTR_BYTES: usize = 28;
 
 /// The pending replies of a filesystem that shows `content`.
 fn new_pending_replies(
-    content: &Arc<dyn Content>,
+    content: &Arc<dyn Volume>,
     timeout: Duration,
     stats: &Arc<Stats>,
 ) -> Arc<PendingReplies> {
@@ -74,7 +74,7 @@ fn new_pending_replies(
 /// A FUSE filesystem that shows a directory of an archive.
 #[derive(Debug)]
 pub struct TarFilesystem {
-    pub(super) content: Arc<dyn Content>,
+    pub(super) content: Arc<dyn Volume>,
     pub(super) state: Arc<FilesystemState>,
     checks_permissions: bool,
     /// Whether listxattr(2) shows the names of `trusted.*` to every caller.
@@ -92,7 +92,7 @@ impl TarFilesystem {
     ///
     /// `stats` counts the bytes that readers get.
     pub fn new(
-        content: Arc<dyn Content>,
+        content: Arc<dyn Volume>,
         subtree: Subtree,
         options: &MountOptions,
         stats: Arc<Stats>,

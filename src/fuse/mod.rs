@@ -1,6 +1,6 @@
 //! The FUSE filesystem: decodes requests, calls the archive, and replies.
 //!
-//! A [`TarFilesystem`] answers the kernel from an index and from [`Content`]. A [`Mount`] attaches it
+//! A [`TarFilesystem`] answers the kernel from an index and from a [`Volume`](crate::archive::Volume). A [`Mount`] attaches it
 //! to the directory tree and unmounts it.
 //!
 //! The archive does not change, so names, negative entries, attributes and links have a TTL of a
@@ -14,7 +14,6 @@
 mod attr;
 mod caller;
 
-mod content;
 mod filesystem;
 mod listing;
 mod mount;
@@ -30,7 +29,6 @@ mod timed_out_reads;
 mod xattr;
 
 pub use attr::Ownership;
-pub use content::{Content, ReadReply};
 pub use filesystem::TarFilesystem;
 pub use mount::{
     Attachment, Force, InheritedSession, LOWER_DIR_NAME, Mount, MountError, MountOptions,

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use fuser::{Errno, ReplyData};
 
-use super::content::Content;
+use crate::archive::Volume;
 use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::state::FilesystemState;
 use super::timed_out_reads::RequestedRange;
@@ -16,7 +16,7 @@ use crate::archive::ReadError;
 pub(super) struct ReadRequest {
     pub(super) reply: ReplyData,
     pub(super) range: RequestedRange,
-    pub(super) content: Weak<dyn Content>,
+    pub(super) content: Weak<dyn Volume>,
     pub(super) state: Arc<FilesystemState>,
 }
 

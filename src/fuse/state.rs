@@ -6,7 +6,7 @@ use std::time::Duration;
 use fuser::{Errno, FileAttr, Generation, INodeNo, ReplyEntry};
 
 use super::attr::{self, Ownership};
-use super::content::Content;
+use crate::archive::Volume;
 use super::pending_replies::{FailReply, PendingReplies, WaitError, WaitReason};
 use super::push::KernelCache;
 use super::recent_errors::RecentErrors;
@@ -132,7 +132,7 @@ impl FilesystemState {
     /// Waits until the scan finds the name or ends, unless the index has the name or is complete.
     pub(super) fn answer_lookup(
         self: &Arc<Self>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn Volume>,
         caller: u32,
         (parent, name): (INodeNo, Vec<u8>),
         reply: ReplyEntry,
@@ -177,7 +177,7 @@ impl FilesystemState {
     /// Calls `answer` with `reply` once the index is complete.
     pub(super) fn with_complete_index<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn Volume>,
         caller: u32,
         reply: R,
         answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
@@ -201,11 +201,11 @@ impl FilesystemState {
     /// Calls `answer` with `reply` once the scan has reached `awaited`, if the archive is still open.
     fn wait_for_scan<R: FailReply>(
         self: &Arc<Self>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn Volume>,
         awaited: WaitFor,
         caller: u32,
         reply: R,
-        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Content>, R) + Send + 'static,
+        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
     ) {
         let pending = self
             .pending_replies

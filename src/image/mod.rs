@@ -8,7 +8,6 @@ mod bounded_serde;
 mod config;
 mod docker;
 mod error;
-mod image_ref;
 mod layout;
 mod manifest;
 mod oci;
@@ -16,6 +15,7 @@ mod opener;
 mod platform;
 mod runtime_spec;
 mod seccomp;
+mod transport;
 mod user_lookup;
 
 use tokio::runtime::Handle;
@@ -24,7 +24,6 @@ use opener::ImageOpener;
 
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
-pub use image_ref::{ImageRef, Transport};
 pub use layout::Layout;
 pub use manifest::{
     Descriptor, DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index,
@@ -37,16 +36,18 @@ pub use runtime_spec::{
     volume_directory,
 };
 pub use seccomp::SeccompProfile;
+pub use transport::Transport;
 pub use user_lookup::User;
 
-/// Opens the image `reference` in `layout`, for `platform` or else for this machine.
+/// Opens the image `name` in `layout`, for `platform` or else for this machine.
 ///
-/// Only for threads outside the runtime.
+/// Without a name, there must be one image only. Only for threads outside the runtime.
 ///
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.
 pub fn open(
-    reference: &ImageRef,
+    transport: Transport,
+    name: Option<&str>,
     layout: &Layout,
     platform: Option<&Platform>,
     network: &Handle,
@@ -54,11 +55,11 @@ pub fn open(
     let opener = ImageOpener {
         layout,
         network,
-        transport: reference.transport,
-        name: reference.name.as_deref(),
+        transport,
+        name,
         platform,
     };
-    match reference.transport {
+    match transport {
         Transport::Oci | Transport::OciArchive => oci::open(&opener),
         Transport::DockerArchive => docker::open(&opener),
     }

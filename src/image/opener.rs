@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use super::config::Config;
 use super::error::{Cause, Error};
-use super::image_ref::Transport;
+use super::transport::Transport;
 use super::layout::Layout;
 use super::platform::Platform;
 use crate::base::extent::{Extent, Packed};

@@ -11,7 +11,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::archive::{Archive, IsWanted, PageCache, ReadError};
+use crate::archive::{
+    Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, ReadError, ReadReply, Volume,
+    WaitFor,
+};
 use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
 pub use crate::index::WhiteoutFormat;
@@ -27,87 +30,88 @@ pub struct LayeredArchive {
 }
 
 impl LayeredArchive {
-    /// The layers, from the bottom.
-    pub fn layers(&self) -> &[Arc<Archive>] {
-        &self.layers
-    }
-
-    /// As [`Archive::close`].
-    pub fn close(&self) {
-        self.layers.iter().for_each(|layer| layer.close());
-    }
-
-    /// The merged index.
-    pub fn index(&self) -> &Arc<Index> {
-        &self.merged.index
-    }
-
-    /// Memory of the merged tree in bytes, without that of the layers.
-    pub fn memory_bytes(&self) -> u64 {
-        (self.merged.memory_bytes() + self.merged.index.memory_bytes()) as u64
-    }
-
     /// The layer that contains entry `ino`, and the entry's number there.
     fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
         let layer_ino = self.merged.layer_ino(ino)?;
         Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
     }
+}
 
-    /// As [`Archive::try_read`].
-    pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
+impl Volume for LayeredArchive {
+    fn index(&self) -> IndexGuard<'_> {
+        IndexGuard::Complete(&self.merged.index)
+    }
+
+    fn complete_index(&self) -> Option<Arc<Index>> {
+        Some(Arc::clone(&self.merged.index))
+    }
+
+    fn is_scanned(&self) -> bool {
+        true
+    }
+
+    fn on_available(&self, _awaited: WaitFor, then: Callback) {
+        then.run();
+    }
+
+    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
         match self.locate(ino) {
             Some((layer, ino)) => layer.try_read(ino, offset, len),
             None => Some(Err(ReadError::NotAFile)),
         }
     }
 
-    /// As [`Archive::read`].
-    pub fn read(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: u32,
-        wanted: IsWanted,
-        done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
-    ) {
+    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
         match self.locate(ino) {
             Some((layer, ino)) => layer.read(ino, offset, len, wanted, done),
             None => done(Err(ReadError::NotAFile)),
         }
     }
 
-    /// As [`Archive::read_blocking`].
-    ///
-    /// # Errors
-    /// When the bytes cannot be read, or differ from the indexed ones.
-    pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+    fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         let (layer, ino) = self.locate(ino).ok_or(ReadError::NotAFile)?;
         layer.read_blocking(ino, offset, len)
     }
 
-    /// As [`Archive::note_read`].
-    pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         if let Some((layer, ino)) = self.locate(ino) {
             layer.note_read(ino, offset, len);
         }
     }
 
-    /// As [`Archive::note_lookup`].
-    pub fn note_lookup(&self, ino: Ino) {
+    fn note_lookup(&self, ino: Ino) {
         if let Some((layer, ino)) = self.locate(ino) {
             layer.note_lookup(ino);
         }
     }
 
-    /// As [`Archive::set_page_cache`].
-    pub fn set_page_cache(&self, pages: &Arc<dyn PageCache>) {
+    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
         for (number, layer) in (0_u32..).zip(&self.layers) {
             layer.set_page_cache(Arc::new(LayerPageCache {
                 layer: number,
                 merged: Arc::clone(&self.merged),
-                pages: Arc::clone(pages),
+                pages: Arc::clone(&pages),
             }));
         }
+    }
+
+    fn archives(&self) -> Vec<&Archive> {
+        self.layers.iter().map(|layer| &**layer).collect()
+    }
+
+    /// The layers share all memory except that of their indexes.
+    fn memory_use(&self) -> MemoryUse {
+        let uses = self.layers.iter().map(|layer| layer.memory_use());
+        let layer_indexes: u64 = uses.clone().map(|layer| layer.index_bytes).sum();
+        let merged = self.merged.memory_bytes() + self.merged.index.memory_bytes();
+        MemoryUse {
+            index_bytes: layer_indexes + merged as u64,
+            ..uses.into_iter().next().unwrap_or_default()
+        }
+    }
+
+    fn close(&self) {
+        self.layers.iter().for_each(|layer| layer.close());
     }
 }
 

@@ -58,7 +58,7 @@ const LAYERS: &[Layer] = &[
     // `tar` for its records: an entry's time and device, a member as it is written.
     Layer {
         name: "fuse",
-        imports: &["base", "tar", "index", "archive", "layers"],
+        imports: &["base", "tar", "index", "archive"],
     },
     // `layers` for what a layer says of those below it.
     Layer {
@@ -73,6 +73,13 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "list",
         imports: &["base", "index"],
+    },
+    // `fetch` and `codec` for whether an archive around SOURCE is packed, `tar` for its options.
+    Layer {
+        name: "locate",
+        imports: &[
+            "base", "source", "codec", "tar", "fetch", "index", "archive", "layers", "image",
+        ],
     },
     Layer {
         name: PROGRAM_LAYER,
@@ -89,6 +96,7 @@ const LAYERS: &[Layer] = &[
             "image",
             "materialize",
             "list",
+            "locate",
         ],
     },
 ];

@@ -17,14 +17,14 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
-use tarfs::archive::{Callback, IndexGuard, IsWanted, ReadError, WaitFor};
+use tarfs::archive::{
+    Archive, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume, WaitFor,
+};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
-use tarfs::fuse::{
-    Content, Force, Mount, MountOptions, ReadReply, Subtree, TarFilesystem, UnmountError,
-};
+use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem, UnmountError};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
@@ -70,7 +70,7 @@ impl MemoryArchive {
     }
 }
 
-impl Content for MemoryArchive {
+impl Volume for MemoryArchive {
     fn index(&self) -> IndexGuard<'_> {
         IndexGuard::Complete(&self.index)
     }
@@ -94,6 +94,22 @@ impl Content for MemoryArchive {
                 .expect("a thread")
                 .join();
         }
+    }
+
+    fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        self.bytes(ino, offset, len)
+    }
+
+    fn complete_index(&self) -> Option<Arc<Index>> {
+        None
+    }
+
+    fn archives(&self) -> Vec<&Archive> {
+        Vec::new()
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
     }
 }
 
@@ -154,7 +170,7 @@ struct Mounted {
 }
 
 impl Mounted {
-    fn new(content: impl Content, view: Subtree, options: &str) -> Self {
+    fn new(content: impl Volume, view: Subtree, options: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let mut taken = MountOptions::default();
         taken.apply(options).expect("known options");

@@ -1,10 +1,10 @@
 //! Flags for layers.
 
-use std::ffi::OsString;
-
 use clap::{Args, ValueEnum};
 
+use super::SourceArgs;
 use tarfs::layers;
+use tarfs::locate::{SourceSpec, TreeSpec};
 
 /// Layers over SOURCE.
 #[derive(Args, Clone, Debug, Default)]
@@ -12,7 +12,7 @@ pub(crate) struct LayerArgs {
     /// Put this archive over SOURCE and over the layers before it; repeatable
     #[arg(long = "layer", value_name = "SOURCE",
           conflicts_with_all = ["index", "compression"])]
-    pub layers: Vec<OsString>,
+    pub layers: Vec<SourceSpec>,
 
     /// How a layer marks deleted files of lower layers [default: oci]
     #[arg(long, value_enum, value_name = "HOW",
@@ -37,12 +37,16 @@ impl LayerArgs {
         !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
-    /// Returns how whiteouts are marked.
-    pub(crate) fn whiteouts(&self) -> layers::WhiteoutFormat {
-        match self.whiteouts {
-            None | Some(WhiteoutFormat::Oci) => layers::WhiteoutFormat::Oci,
-            Some(WhiteoutFormat::Overlay) => layers::WhiteoutFormat::Overlay,
-            Some(WhiteoutFormat::Keep) => layers::WhiteoutFormat::Keep,
+    /// Returns `source` with the layers over it.
+    pub(crate) fn tree(&self, source: &SourceArgs) -> TreeSpec {
+        TreeSpec {
+            source: source.source.clone(),
+            layers: self.layers.clone(),
+            whiteouts: self.whiteouts.map(|format| match format {
+                WhiteoutFormat::Oci => layers::WhiteoutFormat::Oci,
+                WhiteoutFormat::Overlay => layers::WhiteoutFormat::Overlay,
+                WhiteoutFormat::Keep => layers::WhiteoutFormat::Keep,
+            }),
         }
     }
 }

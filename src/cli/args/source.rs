@@ -1,6 +1,5 @@
 //! Location of the archive, and how to read it.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,6 +9,7 @@ use super::size::{Size, count_parser, parse_chunk_size, parse_memory, seconds_pa
 use tarfs::base::sha256::Sha256;
 use tarfs::codec::Compression;
 use tarfs::image::Platform;
+use tarfs::locate::SourceSpec;
 
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct SourceArgs {
     /// of bytes of SOURCE. An image is oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
     /// where FILE may be a URL.
     #[arg(value_name = "SOURCE")]
-    pub source: OsString,
+    pub source: SourceSpec,
 
     #[arg(
         long = "header",

@@ -20,15 +20,14 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::materialize::{self, MaterializeArgs};
-use crate::cli::args::{CacheDirArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
+use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
-use crate::cli::{open_archive, resolve};
 use tarfs::base::error_chain::error_chain;
 use tarfs::base::publish::random_suffix;
 use tarfs::base::regular_file;
 use tarfs::base::resolve::MAX_LINKS;
-use tarfs::base::stats::Stats;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
 
 /// Names of the parts of a bundle.
@@ -197,9 +196,6 @@ fn kernel_version() -> (u32, u32) {
 }
 
 pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
-    let reference = resolve::image_reference(&args.source).context(
-        "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
-    )?;
     ensure!(
         !args.source.allow_truncated,
         "--allow-truncated cannot be used with a bundle, which must be complete"
@@ -212,9 +208,15 @@ pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     }
     let image = {
         let network = open_archive::start_network_runtime()?;
-        let stats = Arc::new(Stats::default());
-        let outer = resolve::OuterArchiveOptions::new(&args.cache_dir, args.quiet);
-        resolve::open_image(&reference, &args.source, &outer, &network, &stats)?
+        let context = open_archive::open_context(
+            &args.source,
+            &LayerArgs::default(),
+            &args.cache_dir,
+            &network,
+            &Arc::default(),
+            args.quiet,
+        )?;
+        context.open_image(&args.source.source)?
     };
     // Reports an invalid configuration before anything is written.
     image::runtime_spec(&image.config, &options)?;

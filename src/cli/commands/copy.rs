@@ -6,43 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
-use bytes::Bytes;
 
-use super::mount::OpenedArchive;
 use crate::cli::daemon::control_socket::CopyProgress;
-use tarfs::archive::{Archive, ReadError};
+use crate::cli::daemon::opened_archive::OpenedArchive;
 use tarfs::base::xattr_filter::XattrFilter;
 use tarfs::fuse::{self, BackingFiles, Mount};
-use tarfs::index::{Index, Ino};
-use tarfs::materialize::{BackgroundCopy, CopyState, ReadFn, RunningCopy};
-
-/// Tree and bytes from which a copy is made.
-pub(crate) struct CopySource {
-    index: Box<dyn Fn() -> Option<Arc<Index>>>,
-    read: ReadFn,
-}
-
-impl CopySource {
-    /// Copies from `archive`, once its index is complete.
-    pub(crate) fn from_archive(archive: &Arc<Archive>) -> Self {
-        let (read, index) = (Arc::clone(archive), Arc::clone(archive));
-        Self::new(
-            move || index.complete_index(),
-            move |ino, offset, len| read.read_blocking(ino, offset, len),
-        )
-    }
-
-    /// Copies the tree of `index`, once it is complete, with the bytes from `read`.
-    pub(crate) fn new(
-        index: impl Fn() -> Option<Arc<Index>> + 'static,
-        read: impl Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            index: Box::new(index),
-            read: Arc::new(read),
-        }
-    }
-}
+use tarfs::index::Ino;
+use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
 
 /// The copy of one mount.
 #[derive(Debug)]
@@ -91,14 +61,14 @@ impl MountCopy {
     /// # Errors
     /// The directory has other contents, or a system call fails.
     pub(crate) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
-        let CopySource { index, read } = &opened.copy_source;
-        let Some(index) = index() else {
+        let Some(index) = opened.content.complete_index() else {
             return Ok(());
         };
         if self.running.get().is_some() {
             return Ok(());
         }
-        let read = Arc::clone(read);
+        let volume = Arc::clone(&opened.content);
+        let read = Arc::new(move |ino, offset, len| volume.read_blocking(ino, offset, len));
         let running = self.background.start(&index, root, read, &opened.stats)?;
         // Cannot fail, because only this method sets it.
         drop(self.running.set(running));

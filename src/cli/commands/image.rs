@@ -9,9 +9,8 @@ use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::cli::args::{CacheDirArgs, SourceArgs};
-use crate::cli::{open_archive, resolve};
-use tarfs::base::stats::Stats;
+use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
+use crate::cli::open_archive;
 use tarfs::image::{Image, Layer};
 
 /// Arguments of `tarfs image`.
@@ -57,13 +56,16 @@ struct LayerReport<'a> {
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
-    let reference = resolve::image_reference(&args.source).context(
-        "SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)",
-    )?;
     let network = open_archive::start_network_runtime()?;
-    let stats = Arc::new(Stats::default());
-    let outer = resolve::OuterArchiveOptions::new(&args.cache_dir, !stderr().is_terminal());
-    let image = resolve::open_image(&reference, &args.source, &outer, &network, &stats)?;
+    let context = open_archive::open_context(
+        &args.source,
+        &LayerArgs::default(),
+        &args.cache_dir,
+        &network,
+        &Arc::default(),
+        !stderr().is_terminal(),
+    )?;
+    let image = context.open_image(&args.source.source)?;
     let mut text = if args.json {
         serde_json::to_string(&report(&image)?)?
     } else {

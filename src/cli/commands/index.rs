@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
-use crate::cli::open_archive::{self, OpenRequest, OpenedTree};
-use crate::cli::resolve;
+use crate::cli::open_archive;
 use crate::cli::ui::output;
-use tarfs::archive::DiskCacheMode;
+use tarfs::archive::Archive;
 use tarfs::index::store;
 
 /// Arguments of `tarfs index`.
@@ -33,27 +31,25 @@ pub(crate) struct IndexArgs {
 
 pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
-    let request = OpenRequest {
-        source: &args.source,
-        layers: &LayerArgs::default(),
-        cache: &args.cache,
-        disk_cache: DiskCacheMode::IndexOnly,
-        allow_skipping: false,
-        should_rescan_unproven: false,
-        should_log_problems: false,
-        quiet: args.quiet,
-    };
+    let is_image = args.source.source.is_image();
     ensure!(
-        args.output.is_none() || resolve::image_reference(&args.source).is_none(),
+        args.output.is_none() || !is_image,
         "each layer of an image has an index of its own (leave out --output)"
     );
-    let tree = request.open(&network, &Arc::default())?;
-    if let OpenedTree::Archive(archive) = &tree {
-        for note in archive.notes() {
-            output::print_error(&note);
-        }
+    let layers = LayerArgs::default();
+    let volume = open_archive::open_tree(
+        &args.source,
+        &layers,
+        &args.cache,
+        &network,
+        false,
+        args.quiet,
+    )?;
+    if !is_image {
+        let notes = volume.archives().into_iter().flat_map(Archive::notes);
+        notes.for_each(output::print_error);
     }
-    let index = tree.index();
+    let index = volume.index();
     if let Some(path) = &args.output {
         store::write(path, &index).context("cannot write the index")?;
     }

@@ -4,14 +4,12 @@ use std::ffi::OsString;
 use std::io::{self, BufWriter, IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
-use crate::cli::open_archive::{self, OpenRequest};
+use crate::cli::open_archive;
 use crate::cli::ui::output;
-use tarfs::archive::DiskCacheMode;
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::index::{Entry, Index, Ino};
 use tarfs::list::{self, Columns, json};
@@ -52,18 +50,16 @@ pub(crate) struct LsArgs {
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
-    let request = OpenRequest {
-        source: &args.source,
-        layers: &args.layers,
-        cache: &args.cache,
-        disk_cache: DiskCacheMode::IndexOnly,
-        allow_skipping: true,
-        should_rescan_unproven: false,
-        should_log_problems: false,
-        quiet: !io::stderr().is_terminal(),
-    };
-    let tree = request.open(&network, &Arc::default())?;
-    list(args, &tree.index())
+    let quiet = !io::stderr().is_terminal();
+    let volume = open_archive::open_tree(
+        &args.source,
+        &args.layers,
+        &args.cache,
+        &network,
+        true,
+        quiet,
+    )?;
+    list(args, &volume.index())
 }
 
 /// Lists the entries of `index` that `args` select.

@@ -13,18 +13,14 @@ use anyhow::{Context, anyhow, bail, ensure};
 use bytes::Bytes;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::headers;
 use crate::cli::args::{
     self, CacheDirArgs, LayerArgs, SavedIndexArgs, Size, SourceArgs, XattrArgs,
 };
-use crate::cli::daemon::privileges;
-use crate::cli::layers;
 use crate::cli::open_archive;
-use crate::cli::resolve::OuterArchiveOptions;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{DiskCacheMode, Error, OpenOptions, SavedIndex};
+use tarfs::archive::{Error, OpenOptions, SavedIndex};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::error_chain::error_chain;
 use tarfs::base::extent::Plain;
@@ -183,32 +179,25 @@ pub(crate) fn run_with(
     if !(args.atomic || args.to_stdout || args.dry_run) {
         materialize::check_empty_destination(args.directory())?;
     }
-    let index = args.saved.index.as_deref();
-    let is_layered = args.layers.is_layered(&args.source, index)?;
-    let whiteouts = is_layered.then(|| args.layers.whiteouts());
-    if is_layered {
+    let tree = args.layers.tree(&args.source);
+    if tree.is_layered() {
         args.ensure_whole()?;
         if staging.is_none() {
             ensure_empty(args.directory())?;
         }
     }
-    privileges::disable_core_dumps(&args.source, &args.layers);
-    let headers = headers::load_all(&args.source.headers)?;
-    let outer = OuterArchiveOptions::new(&args.saved.cache_dir, args.quiet);
-    let layers = layers::open_sources(
+    let mut context = open_archive::open_context(
         &args.source,
         &args.layers,
-        &headers,
-        &outer,
+        &args.saved.cache_dir,
         &network,
         &stats,
+        args.quiet,
     )?;
+    context.archive.index_file.clone_from(&args.saved.index);
+    let layers = context.open_layers(&tree)?;
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let mut open_options =
-        open_archive::open_options(&args.source, &args.saved, DiskCacheMode::IndexOnly);
-    open_options.scan.memory = args.layers.memory_budget(&args.source);
-    open_options.layer = whiteouts;
-    open_options.scan.tar.accepts_empty = is_layered;
+    let mut open_options = context.archive_options(&tree);
     if let Some(size) = args.max_unpacked_size {
         open_options.scan.tar.limits.size = size.0;
     }
@@ -240,7 +229,7 @@ pub(crate) fn run_with(
         stats: &stats,
         source,
         layers: &layers,
-        whiteouts,
+        whiteouts: open_options.layer,
         reporter: Arc::new(TerminalReporter {
             prints_entries: args.verbose || args.dry_run,
             escapes_names: stdout().is_terminal(),

@@ -1,7 +1,6 @@
 //! `tarfs mount`: mounts an archive and serves it in the background.
 
 use std::cell::OnceCell;
-use std::fmt;
 use std::fs;
 use std::io::{IsTerminal, stderr};
 use std::os::fd::BorrowedFd;
@@ -12,10 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use signal_hook::iterator::{Handle, Signals};
-use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
-use super::copy::{CopySource, MountCopy};
+use super::copy::MountCopy;
 use super::status as status_text;
 use crate::cli::args::MountArgs;
 use crate::cli::daemon::control_socket::{
@@ -24,10 +22,9 @@ use crate::cli::daemon::control_socket::{
 use crate::cli::daemon::daemonize::{self, DirectoryScope, LogTarget};
 use crate::cli::daemon::inherited_fds::InheritedFds;
 use crate::cli::daemon::metrics_server::MetricsListener;
+use crate::cli::daemon::opened_archive::OpenedArchive;
 use crate::cli::daemon::overlay_dirs::{self, OverlayDirs};
-use crate::cli::daemon::prefetch::Recording;
 use crate::cli::daemon::sd_notify::{self, ServiceManager};
-use crate::cli::daemon::status_source::StatusSource;
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::daemon::{control_socket, privileges};
 use crate::cli::environment::{self, Role};
@@ -38,8 +35,8 @@ use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
 use tarfs::base::trusted_dir::TrustedDir;
 use tarfs::fuse::{
-    Content, Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, RecentError,
-    Subtree, TarFilesystem, UnmountError, supports_takeover,
+    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, RecentError, Subtree,
+    TarFilesystem, UnmountError, supports_takeover,
 };
 use tarfs::index::Ino;
 
@@ -50,43 +47,6 @@ const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// Timeout for the mount's threads to exit after the unmount.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
-
-/// An open archive, with its status and statistics.
-pub(crate) struct OpenedArchive {
-    /// The archive's tree and bytes.
-    pub content: Arc<dyn Content>,
-    /// SOURCE as an absolute name without secrets.
-    ///
-    /// The kernel lists it as the mount's source, and mount(8) compares it with fstab.
-    pub name: String,
-    /// Location and number of layers, as logs and the status show it.
-    pub location: String,
-    /// Names of the layers, from the bottom, if there are several.
-    pub layers: Vec<String>,
-    /// Pinned version of the archive.
-    pub version: String,
-    /// Whether `version` differs for any two contents.
-    pub is_strong: bool,
-    /// Counters of the work done so far.
-    pub stats: Arc<Stats>,
-    /// Source of the archive's part of a status.
-    pub status_source: Box<dyn StatusSource>,
-    /// Recorder of read files, if the user wants one; ends with the mount.
-    pub recording: Option<Recording>,
-    /// Source of the files for --copy-to.
-    pub copy_source: CopySource,
-    /// Runtime that reads need. Declared last, so that it is dropped last.
-    pub network: Runtime,
-}
-
-impl fmt::Debug for OpenedArchive {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenedArchive")
-            .field("location", &self.location)
-            .field("version", &self.version)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Mounts the archive that `open_archive` opens.
 ///

@@ -11,12 +11,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use crate::cli::args::headers;
 use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
-use crate::cli::daemon::privileges;
-use crate::cli::layers;
 use crate::cli::open_archive;
-use crate::cli::resolve::{self, OuterArchiveOptions};
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
 use tarfs::archive::scan::{self, Digest, ScanError, Sink};
 use tarfs::archive::{Error, VerifySink};
@@ -24,8 +20,8 @@ use tarfs::base::sha256::Sha256;
 use tarfs::base::stats::Stats;
 use tarfs::codec::Compression;
 use tarfs::index::{self, Builder, Index, MemoryLimit, Origin, TooMuchMemory, store};
-use tarfs::layers::{WhiteoutFormat, merge};
-use tarfs::source::Source;
+use tarfs::layers::{Layer, WhiteoutFormat, merge};
+use tarfs::locate::TreeSpec;
 use tarfs::tar::Member;
 
 /// Arguments of `tarfs verify`.
@@ -80,14 +76,19 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     let limit = MemoryLimit::new(args.source.index_memory.0);
     let index = index.map(|path| store::read(path, &limit));
     let mut index = index.transpose()?;
-    resolve::reject_single_archive_flags(&args.source, args.index.as_deref())?;
-    let outer = OuterArchiveOptions::new(&args.cache_dir, args.quiet);
-    let no_layers = LayerArgs::default();
-    privileges::disable_core_dumps(&args.source, &no_layers);
-    let headers = headers::load_all(&args.source.headers)?;
-    let layers =
-        layers::open_sources(&args.source, &no_layers, &headers, &outer, &network, &stats)?;
-    let is_image = resolve::image_reference(&args.source).is_some();
+    let mut context = open_archive::open_context(
+        &args.source,
+        &LayerArgs::default(),
+        &args.cache_dir,
+        &network,
+        &stats,
+        args.quiet,
+    )?;
+    context.archive.index_file.clone_from(&args.index);
+    let source = TreeSpec::from(args.source.source.clone());
+    let layers = context.open_layers(&source)?;
+    let scan_options = context.archive_options(&source).scan;
+    let is_image = source.is_layered();
     let mut tree = is_image.then(|| VerifiedLayers {
         indexes: Vec::new(),
         limit,
@@ -98,10 +99,10 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
         let index = index.take();
         reports.push(verify(
             args,
-            &layer.source,
+            &layer,
             index,
             tree.as_mut(),
-            &network,
+            (&scan_options, &network),
             &stats,
         ));
     }
@@ -211,25 +212,24 @@ fn never(error: Infallible) {
     match error {}
 }
 
-/// Verifies the archive at `source`, and compares it with `index` if one is given.
+/// Verifies the archive `layer`, and compares it with `index` if one is given.
 ///
 /// For a layer, also adds the index of what was read to `layers`.
 fn verify(
     args: &VerifyArgs,
-    source: &Arc<dyn Source>,
+    Layer { source, digest }: &Layer,
     index: Option<Index>,
     layers: Option<&mut VerifiedLayers>,
-    network: &Runtime,
+    (scan_options, network): (&scan::Options, &Runtime),
     stats: &Arc<Stats>,
 ) -> Report {
     let plain_digest = source.fingerprint().plain_sha256();
-    let mut options = scan::Options {
+    let options = scan::Options {
         sha256: Digest::Compute,
         plain_sha256: plain_digest.map_or(Digest::Ignore, |_| Digest::Compute),
         spans: index.is_some(),
-        ..open_archive::scan_options(&args.source)
+        ..scan_options.clone()
     };
-    options.tar.accepts_empty = layers.is_some();
     let check = index.map_or_else(VerifySink::new, |index| {
         VerifySink::with_index(Arc::new(index))
     });
@@ -296,8 +296,7 @@ fn verify(
     if let (Some(layers), Some(builder)) = (layers, layer) {
         layers.indexes.push(builder.finish(Origin::default()));
     }
-    // The digest of an image is that of its manifest, which contains that of each layer.
-    let requested = match open_archive::scan_options(&args.source).sha256 {
+    let requested = match *digest {
         Digest::Expect(digest) => Some(digest),
         Digest::Compute | Digest::Ignore => None,
     };

@@ -6,6 +6,7 @@ pub(crate) mod daemonize;
 pub(crate) mod inherited_fds;
 pub(crate) mod malloc;
 pub(crate) mod metrics_server;
+pub(crate) mod opened_archive;
 pub(crate) mod overlay_dirs;
 pub(crate) mod prefetch;
 pub(crate) mod privileges;

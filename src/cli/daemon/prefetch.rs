@@ -8,15 +8,11 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::runtime::Runtime;
 
 use super::access_profile;
-use crate::cli::args::headers::Header;
-use crate::cli::args::{Mode, PrefetchArgs, SourceArgs};
+use crate::cli::args::{Mode, PrefetchArgs};
 use crate::cli::environment::{self, Role};
-use crate::cli::open_archive;
-use crate::cli::resolve;
-use tarfs::archive::{AccessedRange, Archive, PrefetchMode, PrefetchOptions, Profile};
+use tarfs::archive::{AccessedRange, PrefetchMode, PrefetchOptions, Profile, Volume};
 use tarfs::base::buffer_pool::BufferPool;
 use tarfs::base::extent::Packed;
 use tarfs::base::publish::publish_private;
@@ -24,6 +20,8 @@ use tarfs::base::stats::Stats;
 use tarfs::base::sync::Mutex;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
+use tarfs::index::Index;
+use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source;
 
 /// Maximum length of a profile that is read, in bytes.
@@ -37,21 +35,20 @@ pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
 /// Starts the prefetch and the recording that `args` ask for.
 ///
-/// Returns the recording, if there is one, and notes about what is not available. The headers are sent only
-/// to the source's own host.
+/// Returns the recording, if there is one, and notes about what is not available. Replay and recording are
+/// for a single archive.
 ///
 /// # Errors
 /// The recording cannot be written, or the system cannot create a thread.
 pub(crate) fn start(
     args: &PrefetchArgs,
-    source: (&SourceArgs, &[Header]),
-    archive: &Arc<Archive>,
-    network: &Runtime,
+    context: &OpenContext,
+    volume: &Arc<dyn Volume>,
 ) -> anyhow::Result<(Option<Recording>, NotesFn)> {
     let notes = Arc::<Mutex<Vec<String>>>::default();
-    let replay = args.replay.as_deref().and_then(|location| {
+    let mut replay = args.replay.as_deref().and_then(|location| {
         // A profile is only a hint, so its errors become notes.
-        match fetch_profile(location, source, network) {
+        match fetch_profile(location, context) {
             Ok(text) => Some(resolve_replay(
                 source::redact(location),
                 text,
@@ -63,54 +60,31 @@ pub(crate) fn start(
             }
         }
     });
-    let prefetch = PrefetchOptions {
-        replay,
-        record: args.record.is_some(),
-        ..prefetch_options(args)
-    };
-    archive
-        .start_prefetch(prefetch)
-        .context("cannot start a thread")?;
+    let archives = volume.archives();
+    // Layers fetch at the same time and share the rate.
+    let count = archives.len() as u64;
+    for archive in archives {
+        let options = PrefetchOptions {
+            mode: match args.prefetch {
+                Mode::None => PrefetchMode::Off,
+                Mode::Ahead => PrefetchMode::ReadAhead,
+                Mode::All => PrefetchMode::All,
+            },
+            bytes_per_second: args.prefetch_rate.map(|rate| rate.0.div_ceil(count)),
+            replay: replay.take(),
+            record: args.record.is_some(),
+            ..PrefetchOptions::default()
+        };
+        archive
+            .start_prefetch(options)
+            .context("cannot start a thread")?;
+    }
     let record = args.record.as_deref();
     let recording = record
-        .map(|path| Recording::start(path, Arc::clone(archive)))
+        .map(|path| Recording::start(path, Arc::clone(volume)))
         .transpose()?;
     let read_notes = move || notes.lock().clone();
     Ok((recording, Box::new(read_notes)))
-}
-
-/// Returns the options in `args`, without replay and recording.
-fn prefetch_options(args: &PrefetchArgs) -> PrefetchOptions {
-    PrefetchOptions {
-        mode: match args.prefetch {
-            Mode::None => PrefetchMode::Off,
-            Mode::Ahead => PrefetchMode::ReadAhead,
-            Mode::All => PrefetchMode::All,
-        },
-        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
-        ..PrefetchOptions::default()
-    }
-}
-
-/// Starts the prefetch that `args` ask for, for one of `count` layers.
-///
-/// # Errors
-/// The system cannot create a thread.
-pub(crate) fn start_for_layer(
-    args: &PrefetchArgs,
-    layer: &Archive,
-    count: usize,
-) -> anyhow::Result<()> {
-    let options = prefetch_options(args);
-    // The layers fetch at the same time and share the rate.
-    let rate = options.bytes_per_second;
-    let prefetch = PrefetchOptions {
-        bytes_per_second: rate.map(|rate| rate.div_ceil(count.max(1) as u64)),
-        ..options
-    };
-    layer
-        .start_prefetch(prefetch)
-        .context("cannot start a thread")
 }
 
 fn add_note(notes: &Mutex<Vec<String>>, text: String) {
@@ -142,20 +116,12 @@ fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>
 }
 
 /// Fetches the text at `location`.
-fn fetch_profile(
-    location: &str,
-    (args, mut headers): (&SourceArgs, &[Header]),
-    network: &Runtime,
-) -> anyhow::Result<String> {
-    let archive = resolve::outermost_location(&args.source).unwrap_or_default();
-    if !source::is_same_origin(&archive, location) {
-        // The headers are only for the archive's host.
-        headers = &[];
-    }
-    let mut args = args.clone();
-    args.source = location.into();
+fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String> {
     let stats = Arc::new(Stats::default());
-    let profile = open_archive::open_source_with(headers, &args, None, network, &stats)?;
+    let mut context = context.clone();
+    context.source.stats = Arc::clone(&stats);
+    context.shown_version = None;
+    let profile = context.open_source(&SourceSpec::Plain(location.into()))?;
     let config = fetch::Config {
         chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),
         connections: 1,
@@ -164,7 +130,7 @@ fn fetch_profile(
         pool: BufferPool::new(8 << 20),
         stats,
     };
-    let mut stream = fetch::Stream::start(network.handle(), profile, Packed(0), config);
+    let mut stream = fetch::Stream::start(&context.network, profile, Packed(0), config);
     let mut text = Vec::new();
     while let Some(chunk) = stream.next()? {
         if text.len() + chunk.len() > MAX_PROFILE_BYTES {
@@ -190,15 +156,15 @@ impl Recording {
     ///
     /// # Errors
     /// The file cannot be written.
-    fn start(path: &Path, archive: Arc<Archive>) -> anyhow::Result<Self> {
+    fn start(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
         // The process changes its current directory.
         let path = std::path::absolute(path)?;
         // The kernel has cached what the dead process served, and does not read it again.
         let earlier = match environment::role() {
-            Some(Role::Successor) => read_earlier_recording(&path, &archive),
+            Some(Role::Successor) => read_earlier_recording(&path, &volume.index()),
             _ => Vec::new(),
         };
-        write_profile(&path, &archive, &earlier)
+        write_profile(&path, &volume.index(), &earlier)
             .with_context(|| format!("cannot write {}", path.display()))?;
         let (end, ended) = channel();
         let thread = Thread::spawn("tarfs-record", move || {
@@ -206,8 +172,11 @@ impl Recording {
             loop {
                 let is_over =
                     ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
-                if let Some((ranges, now)) = archive.accesses_since(reads) {
-                    match write_profile(&path, &archive, &[&earlier[..], &ranges].concat()) {
+                let mut archives = volume.archives().into_iter();
+                let accesses = archives.find_map(|archive| archive.accesses_since(reads));
+                if let Some((ranges, now)) = accesses {
+                    let ranges = [&earlier[..], &ranges].concat();
+                    match write_profile(&path, &volume.index(), &ranges) {
                         Ok(()) => reads = now,
                         Err(error) => tracing::warn!(%error, "the recording cannot be written"),
                     }
@@ -233,7 +202,7 @@ impl Drop for Recording {
 }
 
 /// Reads the recording of the dead process; empty if that fails.
-fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> {
+fn read_earlier_recording(path: &Path, index: &Index) -> Vec<AccessedRange> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| {
         let most = MAX_PROFILE_BYTES as u64;
@@ -241,7 +210,7 @@ fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> 
     });
     let found = read
         .ok()
-        .map(|_| access_profile::resolve_profile(&text, &archive.index()));
+        .map(|_| access_profile::resolve_profile(&text, index));
     found
         .and_then(Result::ok)
         .map_or_else(Vec::new, |found| found.ranges)
@@ -250,7 +219,7 @@ fn read_earlier_recording(path: &Path, archive: &Archive) -> Vec<AccessedRange> 
 /// Writes a profile of `ranges` to `path`, readable only by this user.
 ///
 /// It reveals names in the archive.
-fn write_profile(path: &Path, archive: &Archive, ranges: &[AccessedRange]) -> io::Result<()> {
-    let text = access_profile::format_profile(&archive.index(), ranges);
+fn write_profile(path: &Path, index: &Index, ranges: &[AccessedRange]) -> io::Result<()> {
+    let text = access_profile::format_profile(index, ranges);
     publish_private(path, |mut file| file.write_all(text.as_bytes()))
 }

@@ -3,8 +3,6 @@
 //! Capabilities belong to threads. New threads inherit the reduced set, but existing threads keep theirs. So
 //! this runs while the process has a single thread.
 
-use std::ffi::OsString;
-
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, capability_is_in_ambient_set, set_capabilities,
@@ -115,9 +113,11 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
 ///
 /// Secrets are in headers and in URLs, because servers send secrets with redirects.
 pub(crate) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
-    let mut sources = std::iter::once(&args.source).chain(&layers.layers);
-    let is_url = |source: &OsString| source.to_str().is_some_and(|text| text.contains("://"));
-    if !sources.any(is_url) && args.headers.is_empty() && environment::headers().is_none() {
+    let tree = layers.tree(args);
+    let has_url = tree
+        .sources()
+        .any(|source| source.to_string().contains("://"));
+    if !has_url && args.headers.is_empty() && environment::headers().is_none() {
         return;
     }
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {

@@ -17,7 +17,7 @@ use tarfs::base::thread::Thread;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::{Index, MergeError};
 use tarfs::layers::LayeredArchiveError;
-use tarfs::{archive, image, materialize, source};
+use tarfs::{archive, image, locate, materialize, source};
 
 /// Exit code of a failed run, like that of tar.
 pub(crate) const EXIT_FAILURE: u8 = 2;
@@ -52,9 +52,18 @@ pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
 /// Formats an error with its causes and its hint on one line.
 pub(crate) fn format_with_hint(error: &anyhow::Error) -> String {
     let text = error_chain(&**error);
-    match error.chain().find_map(find_hint) {
+    match error.chain().map(unwrap_transparent).find_map(find_hint) {
         Some(hint) => format!("{text} ({hint})"),
         None => text,
+    }
+}
+
+/// Returns the error that `error` only passes on, or `error` itself.
+fn unwrap_transparent<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
+    match error.downcast_ref::<locate::Error>() {
+        Some(locate::Error::Source(error)) => error,
+        Some(locate::Error::Layers(error)) => error,
+        _ => error,
     }
 }
 
@@ -95,7 +104,7 @@ fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
 
 /// Whether an error is a temporary outage of a source.
 pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
+    error.chain().map(unwrap_transparent).any(|cause| {
         let boxed = cause.downcast_ref::<Box<archive::Error>>();
         let archive = boxed.map(|boxed| &**boxed).or(cause.downcast_ref());
         let source = match archive {

@@ -21,7 +21,7 @@ use crate::archive::PageCache;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::fuse::content::Content;
+use crate::archive::Volume;
 use crate::fuse::listing::is_listable_name;
 use crate::fuse::subtree::Subtree;
 use crate::index::{Child, Index, Ino};
@@ -110,7 +110,7 @@ impl KernelCache {
     /// When the system cannot start a thread.
     pub(in crate::fuse) fn start_invalidator(
         self: &Arc<Self>,
-        content: &Arc<dyn Content>,
+        content: &Arc<dyn Volume>,
     ) -> io::Result<Option<Thread<()>>> {
         if content.index().is_complete() {
             return Ok(None);

@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use tarfs::image::{
-    self, BundleOptions, Config, Descriptor, ImageRef, Platform, SeccompProfile, User,
-};
+use tarfs::image::{self, BundleOptions, Config, Descriptor, Platform, SeccompProfile, User};
+use tarfs::locate::SourceSpec;
 
 /// Number of layers and groups that a document may list.
 const MAX_ITEMS: usize = 1000;
@@ -93,9 +92,8 @@ fn bundle(config: &Config) {
 
 /// A parsed name parses again after it is printed.
 fn check_round_trip(text: &str) {
-    if let Some(reference) = ImageRef::parse(text) {
-        assert_eq!(ImageRef::parse(&reference.to_string()), Some(reference));
-    }
+    let spec = SourceSpec::from(text);
+    assert_eq!(SourceSpec::from(&*spec.to_string()), spec);
     if let Ok(platform) = text.parse::<Platform>() {
         assert_eq!(platform.to_string(), text);
         assert_eq!(platform.distance(&platform), Some(0));

@@ -1,23 +1,26 @@
-//! The tree and the bytes behind a mount.
+//! The tree and bytes of one archive or of several layers.
 
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::archive::{
-    Archive, Callback, IndexGuard, IsWanted, PageCache, ReadError, WaitFor, Watcher,
-};
-use crate::index::Ino;
-use crate::layers::LayeredArchive;
+use super::live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
+use super::prefetch::PageCache;
+use super::read::ReadError;
+use super::{Archive, MemoryUse};
+use crate::index::{Index, Ino};
 
 /// Callback that receives the result of a read.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
 
-/// The tree and the bytes behind a mount.
-pub trait Content: Send + Sync + fmt::Debug + 'static {
+/// An opened tree, for a mount, a listing or a copy.
+pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::index`].
     fn index(&self) -> IndexGuard<'_>;
+
+    /// As [`Archive::complete_index`].
+    fn complete_index(&self) -> Option<Arc<Index>>;
 
     /// As [`Archive::is_scanned`].
     fn is_scanned(&self) -> bool;
@@ -34,6 +37,12 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::read`].
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply);
 
+    /// As [`Archive::read_blocking`].
+    ///
+    /// # Errors
+    /// When the bytes are unavailable, or differ from the indexed ones.
+    fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError>;
+
     /// As [`Archive::note_read`].
     fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
 
@@ -43,13 +52,23 @@ pub trait Content: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::set_page_cache`].
     fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
 
+    /// The archives that form the tree, from the bottom.
+    fn archives(&self) -> Vec<&Archive>;
+
+    /// As [`Archive::memory_use`], for all archives together.
+    fn memory_use(&self) -> MemoryUse;
+
     /// As [`Archive::close`].
     fn close(&self) {}
 }
 
-impl Content for Archive {
+impl Volume for Archive {
     fn index(&self) -> IndexGuard<'_> {
         Self::index(self)
+    }
+
+    fn complete_index(&self) -> Option<Arc<Index>> {
+        Self::complete_index(self)
     }
 
     fn is_scanned(&self) -> bool {
@@ -72,6 +91,10 @@ impl Content for Archive {
         Self::read(self, ino, offset, len, wanted, done);
     }
 
+    fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
+        Self::read_blocking(self, ino, offset, len)
+    }
+
     fn note_read(&self, ino: Ino, offset: u64, len: u32) {
         Self::note_read(self, ino, offset, len);
     }
@@ -84,42 +107,12 @@ impl Content for Archive {
         Self::set_page_cache(self, page_cache);
     }
 
-    fn close(&self) {
-        Self::close(self);
-    }
-}
-
-impl Content for LayeredArchive {
-    fn index(&self) -> IndexGuard<'_> {
-        IndexGuard::Complete(Self::index(self))
+    fn archives(&self) -> Vec<&Archive> {
+        vec![self]
     }
 
-    fn is_scanned(&self) -> bool {
-        true
-    }
-
-    fn on_available(&self, _awaited: WaitFor, then: Callback) {
-        then.run();
-    }
-
-    fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        Self::try_read(self, ino, offset, len)
-    }
-
-    fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
-        Self::read(self, ino, offset, len, wanted, done);
-    }
-
-    fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::note_read(self, ino, offset, len);
-    }
-
-    fn note_lookup(&self, ino: Ino) {
-        Self::note_lookup(self, ino);
-    }
-
-    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, &page_cache);
+    fn memory_use(&self) -> MemoryUse {
+        Self::memory_use(self)
     }
 
     fn close(&self) {

@@ -1,0 +1,447 @@
+//! Opens a SOURCE with the settings of one run.
+
+use std::any::Any;
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::runtime::Handle;
+
+use super::error::{Error, MAX_LAYERS};
+use super::spec::{SourceSpec, TreeSpec};
+use crate::archive::scan::{self, Digest};
+use crate::archive::{Archive, Callback, DiskCacheMode, OpenError, OpenOptions, Volume, WaitFor};
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::{Extent, Packed};
+use crate::base::sha256::Sha256;
+use crate::base::stats::Stats;
+use crate::codec::{self, Compression, Detected};
+use crate::fetch;
+use crate::image::{self, Image, Layout, Platform, Transport};
+use crate::index::MemoryLimit;
+use crate::index::store::Store;
+use crate::layers::{Layer, LayeredArchive};
+use crate::source::{
+    self, Access, Fingerprint, MemorySource, RetryForever, Slice, Source, SourceDirectory,
+};
+use crate::tar;
+
+/// Divisor of the memory for the archives that enclose SOURCE.
+///
+/// Of an uncompressed one, only the index needs memory.
+const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
+
+/// Starts to display the progress of indexing, until its result is dropped.
+///
+/// Receives the length of the packed bytes, if known, and the counters of the scan.
+pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send> + Send + Sync>;
+
+/// Settings with which a SOURCE is opened.
+#[derive(Clone)]
+pub struct OpenContext {
+    /// Runtime of the network. Sources are opened on threads outside of it.
+    pub network: Handle,
+    /// Options of each source. Its headers are only sent to the host of `headers_origin`.
+    pub source: source::Options,
+    /// Location whose host receives the headers; see [`SourceSpec::origin`].
+    pub headers_origin: String,
+    /// Options of the archives of SOURCE.
+    ///
+    /// Enclosing archives share the memory of the scan. [`archive_options`](Self::archive_options) sets the
+    /// digest and the options of layers.
+    pub archive: OpenOptions,
+    /// Whether decoded data of compressed enclosing archives is cached on disk.
+    pub enclosing_disk_cache: DiskCacheMode,
+    /// Expected SHA-256 of an archive's packed bytes, or of an image's manifest.
+    pub expected_sha256: Option<Sha256>,
+    /// Platform of an image; `None` for this machine's.
+    pub platform: Option<Platform>,
+    /// Version that a mount shows, if this process continues it.
+    pub shown_version: Option<String>,
+    /// Display of the progress.
+    pub progress: Option<ProgressFn>,
+}
+
+impl fmt::Debug for OpenContext {
+    /// Omits headers, because they are often credentials.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenContext")
+            .field("archive", &self.archive)
+            .finish_non_exhaustive()
+    }
+}
+
+impl OpenContext {
+    /// Settings without headers, caches and a progress display.
+    pub fn new(network: Handle) -> Self {
+        Self {
+            network,
+            source: source::Options::default(),
+            headers_origin: String::new(),
+            archive: OpenOptions {
+                scan: scan::Options::default(),
+                cache_dir: None,
+                index_file: None,
+                index_memory: MemoryLimit::default(),
+                should_rescan_unproven: false,
+                should_log_problems: false,
+                disk_cache: DiskCacheMode::IndexOnly,
+                layer: None,
+            },
+            enclosing_disk_cache: DiskCacheMode::Enabled { limit_bytes: None },
+            expected_sha256: None,
+            platform: None,
+            shown_version: None,
+            progress: None,
+        }
+    }
+
+    /// Returns the options with which each archive of `tree` is opened.
+    pub fn archive_options(&self, tree: &TreeSpec) -> OpenOptions {
+        let mut options = self.archive.clone();
+        if tree.enclosing_archives() > 0 {
+            options.scan.memory -= options.scan.memory / ENCLOSING_MEMORY_DIVISOR;
+        }
+        options.scan.sha256 = self.digest(&tree.source);
+        if tree.is_layered() {
+            options.layer = Some(tree.whiteouts.unwrap_or_default());
+            options.scan.tar.accepts_empty = true;
+            // An entry that one layer lacks may be in another one.
+            options.should_log_problems = false;
+        }
+        options
+    }
+
+    /// Returns how to treat the SHA-256 of SOURCE's bytes.
+    fn digest(&self, source: &SourceSpec) -> Digest {
+        // The digest of an image is that of its manifest, which contains those of its layers.
+        let expected = self.expected_sha256.filter(|_| !source.is_image());
+        expected.map_or(Digest::Ignore, Digest::Expect)
+    }
+
+    /// Opens and completely indexes `tree`.
+    ///
+    /// # Errors
+    /// A source cannot be opened, or the layers form no valid tree.
+    pub fn open(&self, tree: &TreeSpec) -> Result<Arc<dyn Volume>, Error> {
+        self.open_with(tree, Archive::open)
+    }
+
+    /// Opens `tree`, and returns when the scan of a single archive has found its first member.
+    ///
+    /// See [`Archive::open_early`]. Layers are indexed completely.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_early(&self, tree: &TreeSpec) -> Result<Arc<dyn Volume>, Error> {
+        self.open_with(tree, Archive::open_early)
+    }
+
+    fn open_with(
+        &self,
+        tree: &TreeSpec,
+        open_archive: fn(
+            Arc<dyn Source>,
+            &OpenOptions,
+            &Handle,
+            &Arc<Stats>,
+        ) -> Result<Archive, OpenError>,
+    ) -> Result<Arc<dyn Volume>, Error> {
+        let (options, stats) = (self.archive_options(tree), &self.source.stats);
+        if tree.is_layered() {
+            let layers = self.open_layers(tree)?;
+            let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
+            let _progress = self.start_progress(lens.sum(), stats);
+            let whiteouts = tree.whiteouts.unwrap_or_default();
+            let layered = LayeredArchive::open(&layers, &options, whiteouts, &self.network, stats)?;
+            return Ok(Arc::new(layered));
+        }
+        let source = self.open_source(&tree.source)?;
+        let progress = self.start_progress(source.fingerprint().len, stats);
+        let archive = open_archive(source, &options, &self.network, stats)?;
+        archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
+        Ok(Arc::new(archive))
+    }
+
+    fn start_progress(
+        &self,
+        total_bytes: Option<u64>,
+        stats: &Arc<Stats>,
+    ) -> Option<Box<dyn Any + Send>> {
+        let start = self.progress.as_ref()?;
+        Some(start(total_bytes, stats))
+    }
+
+    /// Opens the sources of all layers, from the bottom, with all layers of each image.
+    ///
+    /// # Errors
+    /// A source is unreachable or not of the expected kind.
+    pub fn open_layers(&self, tree: &TreeSpec) -> Result<Vec<Layer>, Error> {
+        if tree.sources().filter(|spec| spec.is_stdin()).count() > 1 {
+            return Err(Error::StdinTwice);
+        }
+        let memory = self.enclosing_memory(tree.enclosing_archives());
+        let mut layers = Vec::new();
+        for (number, spec) in tree.sources().enumerate() {
+            let is_source = number == 0;
+            if spec.is_image() {
+                let expected = self.expected_sha256.filter(|_| is_source);
+                let image = self.open_image_with(spec, expected, memory)?;
+                layers.extend(image.layers.into_iter().map(|layer| Layer {
+                    source: layer.source,
+                    digest: Digest::Ignore,
+                }));
+            } else {
+                layers.push(Layer {
+                    source: self.open_part(spec, memory)?,
+                    digest: is_source.then(|| self.digest(spec)).unwrap_or_default(),
+                });
+            }
+        }
+        if layers.len() > MAX_LAYERS {
+            return Err(Error::TooManyLayers(layers.len()));
+        }
+        if layers.is_empty() {
+            // An image without layers is an empty tree, like an image with one empty layer.
+            let source = Arc::new(MemorySource::new("an image without layers", Bytes::new()));
+            let digest = Digest::Ignore;
+            layers.push(Layer { source, digest });
+        }
+        Ok(layers)
+    }
+
+    /// Opens the image at `spec`.
+    ///
+    /// # Errors
+    /// It is no image, or the image is unreachable or invalid.
+    pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
+        let memory = self.enclosing_memory(spec.enclosing_archives());
+        self.open_image_with(spec, self.expected_sha256, memory)
+    }
+
+    /// Opens an image, with `memory` for each enclosing archive.
+    fn open_image_with(
+        &self,
+        spec: &SourceSpec,
+        expected: Option<Sha256>,
+        memory: u64,
+    ) -> Result<Image, Error> {
+        let SourceSpec::Image {
+            transport,
+            outer,
+            name,
+        } = spec
+        else {
+            return Err(Error::NotAnImage);
+        };
+        if self.archive.index_file.is_some() {
+            return Err(Error::IndexOfImage);
+        }
+        if self.archive.scan.compression.is_some() {
+            return Err(Error::CompressionOfImage);
+        }
+        let location = spec.origin();
+        if location.is_empty() {
+            return Err(Error::NoImagePath(transport.name()));
+        }
+        let layout = match transport {
+            Transport::Oci if location.to_string_lossy().contains("://") => {
+                return Err(Error::ImageDirectoryUrl(transport.name()));
+            }
+            Transport::Oci => {
+                let stats = Arc::clone(&self.source.stats);
+                Layout::Directory(SourceDirectory::open(Path::new(location), stats)?)
+            }
+            Transport::OciArchive | Transport::DockerArchive if outer.is_stdin() => {
+                return Err(Error::ImageInStdin);
+            }
+            Transport::OciArchive | Transport::DockerArchive => {
+                let source = self.open_part(outer, memory)?;
+                Layout::Archive(Arc::new(self.open_enclosing_archive(source, memory)?))
+            }
+        };
+        let platform = self.platform.as_ref();
+        let image = image::open(
+            *transport,
+            name.as_deref(),
+            &layout,
+            platform,
+            &self.network,
+        )?;
+        match expected {
+            Some(expected) if image.digest != expected => Err(Error::ImageDigestMismatch {
+                location: image.location,
+                expected,
+                found: image.digest,
+            }),
+            _ => Ok(image),
+        }
+    }
+
+    /// Opens the archive or part at `spec`.
+    ///
+    /// # Errors
+    /// It is an image, or unreachable, or not of the expected kind.
+    pub fn open_source(&self, spec: &SourceSpec) -> Result<Arc<dyn Source>, Error> {
+        self.open_part(spec, self.enclosing_memory(spec.enclosing_archives()))
+    }
+
+    /// Opens an archive or a part, with `memory` for each enclosing archive.
+    fn open_part(&self, spec: &SourceSpec, memory: u64) -> Result<Arc<dyn Source>, Error> {
+        match spec {
+            SourceSpec::Plain(location) => self.open_location(location),
+            SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
+            SourceSpec::Member { outer, .. } | SourceSpec::Slice { outer, .. }
+                if outer.is_stdin() =>
+            {
+                Err(Error::PartOfStdin)
+            }
+            SourceSpec::Member { outer, path } => {
+                let archive = self.open_part(outer, memory)?;
+                let archive = Arc::new(self.open_enclosing_archive(archive, memory)?);
+                Ok(archive.file(path)?)
+            }
+            SourceSpec::Slice { outer, start, len } => {
+                open_slice(self.open_part(outer, memory)?, *start, *len)
+            }
+        }
+    }
+
+    /// Opens the file or URL at `location`.
+    fn open_location(&self, location: &OsStr) -> Result<Arc<dyn Source>, Error> {
+        let location = location.to_str().ok_or(Error::NotUtf8)?;
+        if location.is_empty() {
+            return Err(Error::Empty);
+        }
+        let mut options = self.source.clone();
+        let is_origin = location == self.headers_origin;
+        if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
+            options.headers.clear();
+        }
+        options.known_version = self.known_version(location);
+        Ok(self.network.block_on(source::open(location, options))?)
+    }
+
+    /// Returns the version at `url` that the mount shows, if this process continues it.
+    ///
+    /// Of the versions with saved indexes, takes the one used last.
+    fn known_version(&self, url: &str) -> Option<Fingerprint> {
+        let shown = self.shown_version.as_ref()?;
+        let locator = source::locator(url)?;
+        let store = Store::new(self.archive.cache_dir.as_ref()?);
+        let files = store.files().ok()?.into_iter();
+        let versions = files.filter_map(|file| {
+            let saved = file.origin()?.locator;
+            let is_shown = shown.contains(&saved.fingerprint);
+            let version = Fingerprint::parse_strong_etag(&saved.fingerprint)?;
+            (saved.canonical == locator).then_some((is_shown, file.used, version))
+        });
+        let last = versions.max_by_key(|&(is_shown, used, _)| (is_shown, used));
+        last.map(|(.., version)| version)
+    }
+
+    /// Memory of each of `count` enclosing archives.
+    fn enclosing_memory(&self, count: u64) -> u64 {
+        self.archive.scan.memory / ENCLOSING_MEMORY_DIVISOR / count.max(1)
+    }
+
+    /// Opens the archive in `source`, to read files in it.
+    fn open_enclosing_archive(
+        &self,
+        source: Arc<dyn Source>,
+        memory: u64,
+    ) -> Result<Archive, Error> {
+        // Its source counts what is read, and decoded bytes are not counted. The user wants the progress of
+        // the layers.
+        let stats = Arc::new(Stats::default());
+        let options = OpenOptions {
+            scan: scan::Options {
+                compression: None,
+                tar: tar::Options::default(),
+                allow_truncated: false,
+                allow_skipping: true,
+                retry_forever: RetryForever::default(),
+                memory,
+                sha256: Digest::Ignore,
+                ..self.archive.scan.clone()
+            },
+            cache_dir: self.archive.cache_dir.clone(),
+            index_file: None,
+            index_memory: MemoryLimit::new(self.archive.index_memory.bytes()),
+            should_rescan_unproven: false,
+            should_log_problems: false,
+            layer: None,
+            // Files of an uncompressed archive are read as ranges of its source.
+            disk_cache: if self.is_uncompressed(&source)? {
+                DiskCacheMode::IndexOnly
+            } else {
+                self.enclosing_disk_cache
+            },
+        };
+        let _progress = self.start_progress(source.fingerprint().len, &stats);
+        let archive = Archive::open(source, &options, &self.network, &stats);
+        archive.map_err(Error::EnclosingArchive)
+    }
+
+    /// Whether the archive is uncompressed, so that its files are ranges of `source`.
+    fn is_uncompressed(&self, source: &Arc<dyn Source>) -> Result<bool, Error> {
+        if source.access() == Access::Stream {
+            return Ok(false);
+        }
+        let len = source.fingerprint().len.unwrap_or_default();
+        let first = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
+        let pool = BufferPool::new(first.len().max(1));
+        let bytes = fetch::read(&self.network, source, first, &pool)?;
+        Ok(matches!(
+            codec::detect(&bytes),
+            Detected::Supported(Compression::None)
+        ))
+    }
+}
+
+/// Opens `len` bytes of `whole` from `start`, or all bytes from there.
+fn open_slice(
+    whole: Arc<dyn Source>,
+    start: u64,
+    len: Option<u64>,
+) -> Result<Arc<dyn Source>, Error> {
+    let all = whole.fingerprint().len.unwrap_or(u64::MAX);
+    let end = start.checked_add(len.unwrap_or_default());
+    if end.is_none_or(|end| end > all) {
+        let location = whole.location().to_owned();
+        return Err(Error::OutOfRange {
+            location,
+            start,
+            len,
+            all,
+        });
+    }
+    let len = len.unwrap_or(all - start);
+    let name = format!("{}: {len} bytes from {start}", whole.location());
+    match Slice::new(whole, Extent::with_len(Packed(start), len), &name) {
+        Ok(slice) => Ok(Arc::new(slice)),
+        Err(error) => Err(Error::Slice { name, error }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn outer_archives_share_one_fraction_of_the_memory() {
+        let mut context = OpenContext::new(Handle::current());
+        context.archive.scan.memory = 64 << 20;
+        let memory = |text: &str| {
+            let tree = TreeSpec::from(SourceSpec::from(text));
+            let own = context.archive_options(&tree).scan.memory;
+            let enclosing = context.enclosing_memory(tree.enclosing_archives());
+            (own >> 20, enclosing >> 20)
+        };
+        assert_eq!(memory("a.tar"), (64, 16));
+        assert_eq!(memory("oci-archive:a"), (48, 16));
+        assert_eq!(memory("docker-archive:tar:a!/b"), (48, 8));
+    }
+}

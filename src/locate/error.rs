@@ -1,0 +1,113 @@
+//! Errors of opening a SOURCE.
+
+use crate::archive::OpenError;
+use crate::base::sha256::Sha256;
+use crate::image;
+use crate::layers::LayeredArchiveError;
+use crate::source;
+
+/// Maximum number of layers of one tree, including those of images.
+pub(super) const MAX_LAYERS: usize = 1000;
+
+/// Reason why a SOURCE cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its bytes cannot be read.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// The archive cannot be opened.
+    #[error(transparent)]
+    Archive(#[from] OpenError),
+    /// The layers cannot be opened or merged.
+    #[error(transparent)]
+    Layers(#[from] LayeredArchiveError),
+    /// The image cannot be opened.
+    #[error(transparent)]
+    Image(#[from] image::Error),
+    /// An archive that contains it cannot be opened.
+    #[error("the archive around SOURCE")]
+    EnclosingArchive(#[source] OpenError),
+    /// The text has bytes that are not UTF-8.
+    #[error("SOURCE is not UTF-8; rename it")]
+    NotUtf8,
+    /// The text is empty.
+    #[error("SOURCE is empty (name a path or a URL)")]
+    Empty,
+    /// An image has no path.
+    #[error("SOURCE has no path (write {0}:PATH)")]
+    NoImagePath(&'static str),
+    /// A URL is given for an image in a directory.
+    #[error(
+        "{0}: is for directories on this machine (put the image into an archive for oci-archive:URL)"
+    )]
+    ImageDirectoryUrl(&'static str),
+    /// An image was expected.
+    #[error("SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)")]
+    NotAnImage,
+    /// One archive was expected.
+    #[error("SOURCE is an image, which consists of several archives")]
+    ImageAsArchive,
+    /// A part of standard input is wanted.
+    #[error(
+        "a part of an archive needs random access, which standard input does not offer (store it in \
+         a file first)"
+    )]
+    PartOfStdin,
+    /// An image in standard input is wanted.
+    #[error(
+        "an image needs random access, which standard input does not offer (store it in a file first)"
+    )]
+    ImageInStdin,
+    /// Several layers are standard input.
+    #[error("standard input can only be one of the layers")]
+    StdinTwice,
+    /// A range exceeds its source.
+    #[error("{location}: {} bytes from {start}: it has only {all} bytes", len_text(*.len))]
+    OutOfRange {
+        /// Location of the source, without secrets.
+        location: String,
+        /// Offset of the first byte.
+        start: u64,
+        /// Number of bytes; `None` for all up to the end.
+        len: Option<u64>,
+        /// Length of the source.
+        all: u64,
+    },
+    /// A range of a source cannot be opened.
+    #[error("{name}")]
+    Slice {
+        /// Name of the range, without secrets.
+        name: String,
+        /// The reason.
+        #[source]
+        error: source::Error,
+    },
+    /// The image has another digest.
+    #[error("{location}: the image's digest is sha256:{found}, not sha256:{expected}")]
+    ImageDigestMismatch {
+        /// Location of the image, without secrets.
+        location: String,
+        /// The expected digest.
+        expected: Sha256,
+        /// The image's digest.
+        found: Sha256,
+    },
+    /// An index file is given for an image.
+    #[error(
+        "--index cannot be used with an image, because each layer has its own index (leave it out)"
+    )]
+    IndexOfImage,
+    /// A compression format is given for an image.
+    #[error(
+        "--compression cannot be used with an image, because each layer has its own format (leave it \
+         out)"
+    )]
+    CompressionOfImage,
+    /// The layers exceed their limit.
+    #[error("{0} layers are more than the {MAX_LAYERS} that one tree can have")]
+    TooManyLayers(usize),
+}
+
+fn len_text(len: Option<u64>) -> String {
+    len.map_or_else(|| "the".to_owned(), |len| len.to_string())
+}

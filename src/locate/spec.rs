@@ -1,0 +1,489 @@
+//! SOURCE as users write it; pure but for the current directory.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path;
+
+use crate::image::Transport;
+use crate::layers::WhiteoutFormat;
+use crate::source;
+
+/// Separator before a member's path, as in Java's `jar:` URLs.
+const MEMBER_SEPARATOR: &str = "!/";
+
+/// A parsed SOURCE: an archive, a part of another source, or an image.
+///
+/// Every text is valid. A text without a known prefix is a path or a URL, so a file with such a name can be
+/// written as `./tar:name`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SourceSpec {
+    /// A path, a URL, or `-` for standard input.
+    Plain(OsString),
+    /// A file in an archive: `tar:OUTER!/PATH`.
+    Member {
+        /// The archive.
+        outer: Box<SourceSpec>,
+        /// Path of the file.
+        path: String,
+    },
+    /// A range of bytes: `slice:START+LEN:OUTER` or `slice:START:OUTER`.
+    Slice {
+        /// The source of the bytes.
+        outer: Box<SourceSpec>,
+        /// Offset of the first byte.
+        start: u64,
+        /// Number of bytes; `None` for all up to the end.
+        len: Option<u64>,
+    },
+    /// An image: `oci:DIR[:TAG]`, `oci-archive:OUTER[:TAG]` or `docker-archive:OUTER[:NAME]`.
+    ///
+    /// The first colon after DIR or OUTER ends it. In a URL, this is the first one after host and port. A
+    /// colon inside a URL must be written as `%3A`.
+    Image {
+        /// How the image is stored.
+        transport: Transport,
+        /// The directory or the archive.
+        outer: Box<SourceSpec>,
+        /// Name of the image there, if given.
+        name: Option<String>,
+    },
+}
+
+impl From<OsString> for SourceSpec {
+    fn from(text: OsString) -> Self {
+        let parsed = text
+            .to_str()
+            .and_then(|text| parse_image(text).or_else(|| parse_part(text)));
+        parsed.unwrap_or(Self::Plain(text))
+    }
+}
+
+impl From<&str> for SourceSpec {
+    fn from(text: &str) -> Self {
+        OsString::from(text).into()
+    }
+}
+
+fn parse_image(text: &str) -> Option<SourceSpec> {
+    let (kind, rest) = text.split_once(':')?;
+    let transport = Transport::from_name(kind)?;
+    let is_directory = transport == Transport::Oci;
+    if is_directory && has_url_host(rest) {
+        return None;
+    }
+    let name_search_start = name_search_start(rest);
+    let colon = rest.get(name_search_start..)?.find(':');
+    let (location, name) = match colon {
+        Some(colon) => rest.split_at(name_search_start + colon),
+        None => (rest, ""),
+    };
+    let outer = Some(location).filter(|_| !is_directory);
+    let outer = outer.and_then(parse_part);
+    let name = name.strip_prefix(':').unwrap_or_default();
+    Some(SourceSpec::Image {
+        transport,
+        outer: Box::new(outer.unwrap_or_else(|| SourceSpec::Plain(location.into()))),
+        name: (!name.is_empty()).then(|| name.to_owned()),
+    })
+}
+
+/// Whether `rest` follows the scheme of a URL, as in `oci://HOST/NAME`.
+fn has_url_host(rest: &str) -> bool {
+    let host = rest.strip_prefix("//");
+    host.is_some_and(|host| !host.starts_with('/'))
+}
+
+/// Number of bytes of `rest` that belong to an image's location, including their colons.
+fn name_search_start(rest: &str) -> usize {
+    if rest.starts_with("tar:")
+        && let Some(bang) = rest.rfind(MEMBER_SEPARATOR)
+    {
+        return bang + MEMBER_SEPARATOR.len();
+    }
+    if let Some((range, location)) = rest
+        .strip_prefix("slice:")
+        .and_then(|rest| rest.split_once(':'))
+        && range.starts_with(|first: char| first.is_ascii_digit())
+    {
+        return rest.len() - location.len() + name_search_start(location);
+    }
+    rest.find("://").map_or(0, |at| {
+        let host = at + "://".len();
+        let path = rest.get(host..).and_then(|rest| rest.find('/'));
+        path.map_or(rest.len(), |path| host + path)
+    })
+}
+
+/// Parses a part of another source. A part of an image does not exist.
+fn parse_part(text: &str) -> Option<SourceSpec> {
+    let outer = |outer: &str| {
+        let part = parse_part(outer);
+        Box::new(part.unwrap_or_else(|| SourceSpec::Plain(outer.into())))
+    };
+    let (kind, rest) = text.split_once(':')?;
+    match kind {
+        "tar" => {
+            let (archive, path) = rest.rsplit_once(MEMBER_SEPARATOR)?;
+            Some(SourceSpec::Member {
+                outer: outer(archive),
+                path: path.to_owned(),
+            })
+        }
+        "slice" => {
+            let (range, source) = rest.split_once(':')?;
+            let (start, len) = match range.split_once('+') {
+                Some((start, len)) => (start, Some(len.parse().ok()?)),
+                None => (range, None),
+            };
+            Some(SourceSpec::Slice {
+                start: start.parse().ok()?,
+                len,
+                outer: outer(source),
+            })
+        }
+        _ => None,
+    }
+}
+
+impl fmt::Display for SourceSpec {
+    /// Writes the form that [`From`] parses, with secrets. See [`redacted`](Self::redacted).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(location) => location.display().fmt(f),
+            Self::Member { outer, path } => write!(f, "tar:{outer}{MEMBER_SEPARATOR}{path}"),
+            Self::Slice { outer, start, len } => {
+                write!(f, "slice:{start}")?;
+                len.iter().try_for_each(|len| write!(f, "+{len}"))?;
+                write!(f, ":{outer}")
+            }
+            Self::Image {
+                transport,
+                outer,
+                name,
+            } => {
+                write!(f, "{}:{outer}", transport.name())?;
+                name.iter().try_for_each(|name| write!(f, ":{name}"))
+            }
+        }
+    }
+}
+
+impl SourceSpec {
+    /// Returns its text without secrets of URLs.
+    pub fn redacted(&self) -> String {
+        source::redact(&self.to_string())
+    }
+
+    /// Whether it is an image.
+    pub fn is_image(&self) -> bool {
+        matches!(self, Self::Image { .. })
+    }
+
+    /// Whether it is standard input itself.
+    pub fn is_stdin(&self) -> bool {
+        matches!(self, Self::Plain(location) if location == "-")
+    }
+
+    /// Returns the path or URL of the file or directory that contains it.
+    pub fn origin(&self) -> &OsStr {
+        match self {
+            Self::Plain(location) => location,
+            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
+                outer.origin()
+            }
+        }
+    }
+
+    /// Number of archives that enclose it.
+    pub fn enclosing_archives(&self) -> u64 {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Slice { outer, .. }
+            | Self::Image {
+                transport: Transport::Oci,
+                outer,
+                ..
+            } => outer.enclosing_archives(),
+            Self::Member { outer, .. } | Self::Image { outer, .. } => {
+                1 + outer.enclosing_archives()
+            }
+        }
+    }
+
+    /// Returns it with an absolute path.
+    ///
+    /// It is unchanged if its text would then be parsed differently, for example because of a colon in the
+    /// name of the current directory.
+    #[must_use]
+    pub fn absolute(&self) -> Self {
+        let mut absolute = self.clone();
+        absolute.make_absolute();
+        let is_plain = matches!(self, Self::Plain(_));
+        if is_plain || Self::from(&*absolute.to_string()) == absolute {
+            absolute
+        } else {
+            self.clone()
+        }
+    }
+
+    fn make_absolute(&mut self) {
+        match self {
+            Self::Plain(location) => {
+                // A URL without a scheme is not found, and the error should show it unchanged.
+                let is_no_path = |text: &str| text == "-" || source::lacks_scheme(text);
+                if !location.to_str().is_some_and(is_no_path) {
+                    make_path_absolute(location);
+                }
+            }
+            Self::Image {
+                transport: Transport::Oci,
+                outer,
+                ..
+            } => {
+                if let Self::Plain(directory) = &mut **outer {
+                    make_path_absolute(directory);
+                }
+            }
+            Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
+                outer.make_absolute();
+            }
+        }
+    }
+}
+
+/// Makes `location` absolute, unless it is a URL.
+fn make_path_absolute(location: &mut OsString) {
+    let is_url = location.to_str().is_some_and(|text| text.contains("://"));
+    // Fails only for an empty path.
+    if !is_url && let Ok(path) = path::absolute(&*location) {
+        *location = path.into();
+    }
+}
+
+/// SOURCE with the layers over it, which form one tree.
+#[derive(Clone, Debug)]
+pub struct TreeSpec {
+    /// The lowest layer or layers.
+    pub source: SourceSpec,
+    /// The layers over it, from the bottom.
+    pub layers: Vec<SourceSpec>,
+    /// How a layer marks deleted files. If it is set, also a single archive is opened as a layer.
+    pub whiteouts: Option<WhiteoutFormat>,
+}
+
+impl From<SourceSpec> for TreeSpec {
+    fn from(source: SourceSpec) -> Self {
+        Self {
+            source,
+            layers: Vec::new(),
+            whiteouts: None,
+        }
+    }
+}
+
+impl TreeSpec {
+    /// SOURCE and the layers, from the bottom.
+    pub fn sources(&self) -> impl Iterator<Item = &SourceSpec> {
+        std::iter::once(&self.source).chain(&self.layers)
+    }
+
+    /// Whether it is opened as layers. An image always is, because of its whiteouts.
+    pub fn is_layered(&self) -> bool {
+        !self.layers.is_empty() || self.whiteouts.is_some() || self.source.is_image()
+    }
+
+    /// Number of archives that enclose SOURCE and the layers.
+    pub fn enclosing_archives(&self) -> u64 {
+        self.sources().map(SourceSpec::enclosing_archives).sum()
+    }
+
+    /// Returns it with absolute paths; see [`SourceSpec::absolute`].
+    #[must_use]
+    pub fn absolute(&self) -> Self {
+        Self {
+            source: self.source.absolute(),
+            layers: self.layers.iter().map(SourceSpec::absolute).collect(),
+            whiteouts: self.whiteouts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Transport::{DockerArchive, Oci, OciArchive};
+
+    fn plain(location: &str) -> SourceSpec {
+        SourceSpec::Plain(location.into())
+    }
+
+    #[test]
+    fn part_of_a_source_is_parsed_and_printed() {
+        let member = |path: &str| {
+            let path = path.to_owned();
+            move |outer| SourceSpec::Member { outer, path }
+        };
+        let slice = |start, len| move |outer| SourceSpec::Slice { outer, start, len };
+        let part = |outer: &str, part: Box<dyn FnOnce(Box<SourceSpec>) -> SourceSpec>| {
+            part(Box::new(outer.into()))
+        };
+        for (text, spec) in [
+            (
+                "tar:a.tar!/b.tar.gz",
+                part("a.tar", Box::new(member("b.tar.gz"))),
+            ),
+            (
+                "tar:https://me:pw@example.com:8443/a.tar?sig=1!/d/b.tar",
+                part(
+                    "https://me:pw@example.com:8443/a.tar?sig=1",
+                    Box::new(member("d/b.tar")),
+                ),
+            ),
+            ("tar:tar:a!/b!/c", part("tar:a!/b", Box::new(member("c")))),
+            (
+                "tar:slice:512:a!/b",
+                part("slice:512:a", Box::new(member("b"))),
+            ),
+            ("slice:7:a:b", part("a:b", Box::new(slice(7, None)))),
+            (
+                "slice:0+1024:http://h/a",
+                part("http://h/a", Box::new(slice(0, Some(1024)))),
+            ),
+            (
+                "slice:1+2:tar:a!/b",
+                part("tar:a!/b", Box::new(slice(1, Some(2)))),
+            ),
+        ] {
+            assert_eq!(SourceSpec::from(text), spec);
+            assert_eq!(spec.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn image_has_transport_location_and_name() {
+        for (text, transport, location, name) in [
+            ("oci:dir", Oci, "dir", None),
+            ("oci:/a/b:v1", Oci, "/a/b", Some("v1")),
+            ("oci-archive:x.tar:", OciArchive, "x.tar", None),
+            (
+                "docker-archive:x.tar:docker.io/library/busybox:1.36",
+                DockerArchive,
+                "x.tar",
+                Some("docker.io/library/busybox:1.36"),
+            ),
+            (
+                "oci-archive:https://me:pw@example.com:8443/a/x.tar?sig=1",
+                OciArchive,
+                "https://me:pw@example.com:8443/a/x.tar?sig=1",
+                None,
+            ),
+            (
+                "oci-archive:https://example.com:8443/x.tar:v1:a",
+                OciArchive,
+                "https://example.com:8443/x.tar",
+                Some("v1:a"),
+            ),
+            ("oci-archive:http://h:80", OciArchive, "http://h:80", None),
+            (
+                "oci-archive:tar:tar:https://h:80/a.tar!/b:c!/d.tar:v1",
+                OciArchive,
+                "tar:tar:https://h:80/a.tar!/b:c!/d.tar",
+                Some("v1"),
+            ),
+            (
+                "docker-archive:slice:0+512:http://h:80/a:me/tool:1",
+                DockerArchive,
+                "slice:0+512:http://h:80/a",
+                Some("me/tool:1"),
+            ),
+            ("oci-archive:slice:7:a", OciArchive, "slice:7:a", None),
+            ("oci:tar:v1", Oci, "tar", Some("v1")),
+            ("oci:slice:v1", Oci, "slice", Some("v1")),
+        ] {
+            let spec = SourceSpec::from(text);
+            assert_eq!(spec.to_string(), text.trim_end_matches(':'));
+            let outer = match transport {
+                Oci => plain(location),
+                OciArchive | DockerArchive => location.into(),
+            };
+            let image = SourceSpec::Image {
+                transport,
+                outer: Box::new(outer),
+                name: name.map(str::to_owned),
+            };
+            assert_eq!(spec, image, "{text}");
+        }
+    }
+
+    #[test]
+    fn other_text_is_a_path_or_url() {
+        for text in [
+            "a.tar",
+            "tar:a.tar",
+            "./tar:a!/b",
+            "http://h/tar:a!/b",
+            "slice:a",
+            "slice:-1:a",
+            "slice:1+:a",
+            "slice:18446744073709551616:a",
+            "./oci:x",
+            "https://example.com/oci:x",
+            "oci",
+            "OCI:x",
+            "oci://registry.example/x:1",
+            "-",
+            "",
+        ] {
+            assert_eq!(SourceSpec::from(text), plain(text));
+        }
+    }
+
+    #[test]
+    fn absolute_spec_has_the_path_of_the_outermost_file() {
+        let here = std::env::current_dir().expect("a directory");
+        let here = here.to_str().expect("UTF-8");
+        for (text, absolute) in [
+            ("a", format!("{here}/a")),
+            ("tar:slice:1:a!/b", format!("tar:slice:1:{here}/a!/b")),
+            ("docker-archive:a:n", format!("docker-archive:{here}/a:n")),
+            ("oci:a.b/c", format!("oci:{here}/a.b/c")),
+        ] {
+            assert_eq!(SourceSpec::from(text).absolute().to_string(), absolute);
+        }
+        for text in [
+            "-",
+            "",
+            "tar:http://h/a!/b",
+            "a.b/c",
+            "oci-archive:a.b/c",
+            "oci:x://y",
+        ] {
+            assert_eq!(SourceSpec::from(text).absolute().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn secrets_of_the_origin_are_redacted() {
+        let spec = SourceSpec::from("docker-archive:tar:http://me:pw@h/a?b!/c:n");
+        assert_eq!(spec.origin(), "http://me:pw@h/a?b");
+        assert!(!spec.redacted().contains("pw"), "{}", spec.redacted());
+    }
+
+    #[test]
+    fn enclosing_archives_of_all_layers_are_counted() {
+        let count = |source: &str, layers: &[&str]| {
+            let tree = TreeSpec {
+                layers: layers.iter().map(|&layer| layer.into()).collect(),
+                ..TreeSpec::from(SourceSpec::from(source))
+            };
+            tree.enclosing_archives()
+        };
+        assert_eq!(count("a.tar", &[]), 0);
+        assert_eq!(count("oci:a", &["b.tar"]), 0);
+        assert_eq!(count("oci-archive:a", &[]), 1);
+        assert_eq!(count("a.tar", &["docker-archive:b", "oci-archive:c"]), 2);
+        assert_eq!(count("slice:512:a.tar", &[]), 0);
+        assert_eq!(count("tar:tar:a.tar!/b.tar!/c.tar", &["tar:d!/e"]), 3);
+        assert_eq!(count("docker-archive:tar:a.tar!/b.tar", &[]), 2);
+    }
+}
