@@ -5,10 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
-use super::prefetch::PageCache;
-use super::read::ReadError;
-use super::{Archive, MemoryUse};
+use super::{
+    Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, ReadError, WaitFor, Watcher,
+};
 use crate::index::{Index, Ino};
 
 /// Callback that receives the result of a read.

@@ -20,6 +20,7 @@ use crate::cli::ui::output::{Progress, ProgressOptions};
 use tarfs::archive::{DiskCacheMode, Volume, scan};
 use tarfs::base::stats::Stats;
 use tarfs::fetch;
+use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::locate::{OpenContext, ProgressFn};
 use tarfs::source::{self, Certificates, Retry};
@@ -63,17 +64,8 @@ pub(crate) fn open_context(
     Ok(context)
 }
 
-/// As [`open_context`], for a verb that has all flags of the cache.
-pub(crate) fn open_context_with_cache(
-    args: &SourceArgs,
-    layers: &LayerArgs,
-    cache: &CacheArgs,
-    network: &Runtime,
-    stats: &Arc<Stats>,
-    quiet: bool,
-) -> anyhow::Result<OpenContext> {
-    let cache_dir = &cache.saved.cache_dir;
-    let mut context = open_context(args, layers, cache_dir, network, stats, quiet)?;
+/// Applies the flags of the cache.
+fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs) {
     context.archive.index_file.clone_from(&cache.saved.index);
     context.enclosing_disk_cache = if cache.no_disk_cache {
         DiskCacheMode::Disabled
@@ -82,7 +74,6 @@ pub(crate) fn open_context_with_cache(
             limit_bytes: cache.cache_size.map(|size| size.0),
         }
     };
-    Ok(context)
 }
 
 /// Shows the progress of indexing until the returned value is dropped.
@@ -169,6 +160,21 @@ fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     Certificates::from_pem(&pem).with_context(name)
 }
 
+/// Opens the image that SOURCE names.
+///
+/// # Errors
+/// SOURCE names no image, or the image is unreachable or invalid.
+pub(crate) fn open_image(
+    args: &SourceArgs,
+    cache_dir: &CacheDirArgs,
+    quiet: bool,
+) -> anyhow::Result<Image> {
+    let (network, stats) = (start_network_runtime()?, Arc::default());
+    let layers = LayerArgs::default();
+    let context = open_context(args, &layers, cache_dir, &network, &stats, quiet)?;
+    Ok(context.open_image(&args.source)?)
+}
+
 /// Opens SOURCE and its layers, and indexes them completely, for a verb that needs only the tree.
 ///
 /// # Errors
@@ -181,9 +187,10 @@ pub(crate) fn open_tree(
     allow_skipping: bool,
     quiet: bool,
 ) -> anyhow::Result<Arc<dyn Volume>> {
-    let tree = layers.tree(args);
-    let mut context =
-        open_context_with_cache(args, layers, cache, network, &Arc::default(), quiet)?;
+    let (tree, stats) = (layers.tree(args), Arc::default());
+    let cache_dir = &cache.saved.cache_dir;
+    let mut context = open_context(args, layers, cache_dir, network, &stats, quiet)?;
+    apply_cache_flags(&mut context, cache);
     context.archive.scan.allow_skipping = allow_skipping;
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
@@ -246,14 +253,9 @@ fn mount_context(
     stats: &Arc<Stats>,
     quiet: bool,
 ) -> anyhow::Result<OpenContext> {
-    let mut context = open_context_with_cache(
-        &args.source,
-        &args.layers,
-        &args.cache,
-        network,
-        stats,
-        quiet,
-    )?;
+    let cache_dir = &args.cache.saved.cache_dir;
+    let mut context = open_context(&args.source, &args.layers, cache_dir, network, stats, quiet)?;
+    apply_cache_flags(&mut context, &args.cache);
     context.archive.disk_cache = context.enclosing_disk_cache;
     // `--prefetch all` fetches everything, so the scan does it on its way.
     context.archive.scan.allow_skipping = args.prefetch.prefetch != Mode::All;

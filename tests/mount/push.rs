@@ -7,7 +7,8 @@ use std::sync::Arc;
 use tarfs::archive::{Archive, PrefetchOptions};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Counter;
-use tarfs::fuse::{Content, Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
+use tarfs::archive::Volume;
+use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
 
 use crate::support::archive_env::TestEnv;
 use crate::support::packing::Packing;
@@ -48,7 +49,7 @@ impl PushFixture {
             .start_prefetch(PrefetchOptions::default())
             .expect("threads");
         let options = MountOptions::default();
-        let content = Arc::clone(&archive) as Arc<dyn Content>;
+        let content = Arc::clone(&archive) as Arc<dyn Volume>;
         let view = root.map(|root| {
             let path = ArchivePath::sanitize(root.as_bytes()).path;
             Subtree::new(&archive.index(), &path, 0).expect("a directory")

@@ -20,7 +20,7 @@ use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
 use super::materialize::{self, MaterializeArgs};
-use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
@@ -206,18 +206,7 @@ pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     if !args.force {
         ensure_no_bundle(directory)?;
     }
-    let image = {
-        let network = open_archive::start_network_runtime()?;
-        let context = open_archive::open_context(
-            &args.source,
-            &LayerArgs::default(),
-            &args.cache_dir,
-            &network,
-            &Arc::default(),
-            args.quiet,
-        )?;
-        context.open_image(&args.source.source)?
-    };
+    let image = open_archive::open_image(&args.source, &args.cache_dir, args.quiet)?;
     // Reports an invalid configuration before anything is written.
     image::runtime_spec(&image.config, &options)?;
     let made = make_directory(directory);

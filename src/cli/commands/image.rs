@@ -2,14 +2,13 @@
 
 use std::io::{IsTerminal, Write, stderr, stdout};
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use anyhow::Context;
 use indicatif::HumanBytes;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::cli::args::{CacheDirArgs, LayerArgs, SourceArgs};
+use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use tarfs::image::{Image, Layer};
 
@@ -56,16 +55,8 @@ struct LayerReport<'a> {
 }
 
 pub(crate) fn run(args: &ImageArgs) -> anyhow::Result<ExitCode> {
-    let network = open_archive::start_network_runtime()?;
-    let context = open_archive::open_context(
-        &args.source,
-        &LayerArgs::default(),
-        &args.cache_dir,
-        &network,
-        &Arc::default(),
-        !stderr().is_terminal(),
-    )?;
-    let image = context.open_image(&args.source.source)?;
+    let quiet = !stderr().is_terminal();
+    let image = open_archive::open_image(&args.source, &args.cache_dir, quiet)?;
     let mut text = if args.json {
         serde_json::to_string(&report(&image)?)?
     } else {
@@ -181,6 +172,8 @@ fn shell_quote(words: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use tarfs::base::sha256::Sha256;
     use tarfs::image::Config;

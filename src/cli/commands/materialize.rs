@@ -29,6 +29,7 @@ use tarfs::codec::Compression;
 use tarfs::index::MemoryLimit;
 use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::escape;
+use tarfs::locate::OpenContext;
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
     SelectedPath, Selection, Staging, Summary,
@@ -175,47 +176,15 @@ pub(crate) fn run_with(
         .atomic
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
-    args.ensure_path_is_not_destination()?;
-    if !(args.atomic || args.to_stdout || args.dry_run) {
-        materialize::check_empty_destination(args.directory())?;
-    }
     let tree = args.layers.tree(&args.source);
-    if tree.is_layered() {
-        args.ensure_whole()?;
-        if staging.is_none() {
-            ensure_empty(args.directory())?;
-        }
-    }
-    let mut context = open_archive::open_context(
-        &args.source,
-        &args.layers,
-        &args.saved.cache_dir,
-        &network,
-        &stats,
-        args.quiet,
-    )?;
-    context.archive.index_file.clone_from(&args.saved.index);
+    args.check_before_opening(tree.is_layered())?;
+    let context = args.open_context(&network, &stats)?;
     let layers = context.open_layers(&tree)?;
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let mut open_options = context.archive_options(&tree);
-    if let Some(size) = args.max_unpacked_size {
-        open_options.scan.tar.limits.size = size.0;
-    }
+    let open_options = context.archive_options(&tree);
     let saved = SavedIndex::find(&**source, &open_options)?;
-    let wanted = args.selection().paths;
-    let wanted: Vec<_> = wanted.into_iter().map(|wanted| wanted.path).collect();
-    if !wanted.is_empty() {
-        match saved.as_ref().and_then(|saved| saved.may_have_any(&wanted)) {
-            Some(false) => {
-                for path in wanted {
-                    let cause = Cause::NotFound;
-                    output::print_error(Problem { path, cause });
-                }
-                return Ok(ExitCode::from(output::EXIT_FAILURE));
-            }
-            None if source.is_remote() => args.ensure_path_looks_like_member()?,
-            Some(true) | None => {}
-        }
+    if !args.may_have_paths(saved.as_ref(), &**source)? {
+        return Ok(ExitCode::from(output::EXIT_FAILURE));
     }
     let run = Run {
         args,
@@ -321,6 +290,65 @@ impl MaterializeArgs {
     /// Returns the directory to write to.
     fn directory(&self) -> &Path {
         self.directory.as_deref().unwrap_or(Path::new("."))
+    }
+
+    /// Checks the flags and the destination.
+    ///
+    /// # Errors
+    /// They do not fit each other or SOURCE, or the destination has other contents.
+    fn check_before_opening(&self, is_layered: bool) -> anyhow::Result<()> {
+        self.ensure_path_is_not_destination()?;
+        if !(self.atomic || self.to_stdout || self.dry_run) {
+            materialize::check_empty_destination(self.directory())?;
+        }
+        if is_layered {
+            self.ensure_whole()?;
+            if !self.atomic {
+                ensure_empty(self.directory())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the settings with which SOURCE and its layers are opened.
+    fn open_context(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenContext> {
+        let cache_dir = &self.saved.cache_dir;
+        let (source, layers) = (&self.source, &self.layers);
+        let mut context =
+            open_archive::open_context(source, layers, cache_dir, network, stats, self.quiet)?;
+        context.archive.index_file.clone_from(&self.saved.index);
+        if let Some(size) = self.max_unpacked_size {
+            context.archive.scan.tar.limits.size = size.0;
+        }
+        Ok(context)
+    }
+
+    /// Returns whether the archive may have one of the PATHs. Prints those that it certainly lacks.
+    ///
+    /// # Errors
+    /// A PATH probably means the destination.
+    fn may_have_paths(
+        &self,
+        saved: Option<&SavedIndex>,
+        source: &dyn Source,
+    ) -> anyhow::Result<bool> {
+        let wanted = self.selection().paths.into_iter();
+        let wanted: Vec<_> = wanted.map(|wanted| wanted.path).collect();
+        if wanted.is_empty() {
+            return Ok(true);
+        }
+        match saved.and_then(|saved| saved.may_have_any(&wanted)) {
+            Some(false) => {
+                for path in wanted {
+                    let cause = Cause::NotFound;
+                    output::print_error(Problem { path, cause });
+                }
+                return Ok(false);
+            }
+            None if source.is_remote() => self.ensure_path_looks_like_member()?,
+            Some(true) | None => {}
+        }
+        Ok(true)
     }
 
     /// Refuses a PATH that probably means the destination, without -C.

@@ -102,7 +102,8 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
             &layer,
             index,
             tree.as_mut(),
-            (&scan_options, &network),
+            &scan_options,
+            &network,
             &stats,
         ));
     }
@@ -220,7 +221,8 @@ fn verify(
     Layer { source, digest }: &Layer,
     index: Option<Index>,
     layers: Option<&mut VerifiedLayers>,
-    (scan_options, network): (&scan::Options, &Runtime),
+    scan_options: &scan::Options,
+    network: &Runtime,
     stats: &Arc<Stats>,
 ) -> Report {
     let plain_digest = source.fingerprint().plain_sha256();
