@@ -14,7 +14,6 @@ use fuser::{
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
-use crate::archive::Volume;
 use super::mount::MountOptions;
 use super::passthrough::{BackingFileIo, BackingFiles};
 use super::pending_replies::{self, PendingReplies, Watchdog};
@@ -24,6 +23,7 @@ use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
 use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, listing, seek, xattr};
+use crate::archive::Volume;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;

@@ -6,11 +6,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use fuser::{Errno, ReplyData};
 
-use crate::archive::Volume;
 use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::state::FilesystemState;
 use super::timed_out_reads::RequestedRange;
 use crate::archive::ReadError;
+use crate::archive::Volume;
 
 /// A read request with its reply.
 pub(super) struct ReadRequest {

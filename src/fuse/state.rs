@@ -6,13 +6,13 @@ use std::time::Duration;
 use fuser::{Errno, FileAttr, Generation, INodeNo, ReplyEntry};
 
 use super::attr::{self, Ownership};
-use crate::archive::Volume;
 use super::pending_replies::{FailReply, PendingReplies, WaitError, WaitReason};
 use super::push::KernelCache;
 use super::recent_errors::RecentErrors;
 use super::subtree::Subtree;
 use super::timed_out_reads::TimedOutReads;
 use super::xattr;
+use crate::archive::Volume;
 use crate::archive::{Callback, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;

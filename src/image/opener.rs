@@ -7,9 +7,9 @@ use tokio::runtime::Handle;
 
 use super::config::Config;
 use super::error::{Cause, Error};
-use super::transport::Transport;
 use super::layout::Layout;
 use super::platform::Platform;
+use super::transport::Transport;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::source::{Slice, Source};

@@ -194,10 +194,13 @@ impl OpenContext {
                     digest: Digest::Ignore,
                 }));
             } else {
-                layers.push(Layer {
-                    source: self.open_part(spec, memory)?,
-                    digest: is_source.then(|| self.digest(spec)).unwrap_or_default(),
-                });
+                let source = self.open_part(spec, memory)?;
+                let digest = if is_source {
+                    self.digest(spec)
+                } else {
+                    Digest::Ignore
+                };
+                layers.push(Layer { source, digest });
             }
         }
         if layers.len() > MAX_LAYERS {

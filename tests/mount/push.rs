@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tarfs::archive::Volume;
 use tarfs::archive::{Archive, PrefetchOptions};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::base::stats::Counter;
-use tarfs::archive::Volume;
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
 
 use crate::support::archive_env::TestEnv;

@@ -20,7 +20,6 @@ use tarfs::base::stats::Stats;
 use tarfs::base::sync::Mutex;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;
-use tarfs::index::Index;
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source;
 
@@ -161,10 +160,10 @@ impl Recording {
         let path = std::path::absolute(path)?;
         // The kernel has cached what the dead process served, and does not read it again.
         let earlier = match environment::role() {
-            Some(Role::Successor) => read_earlier_recording(&path, &volume.index()),
+            Some(Role::Successor) => read_earlier_recording(&path, &*volume),
             _ => Vec::new(),
         };
-        write_profile(&path, &volume.index(), &earlier)
+        write_profile(&path, &*volume, &earlier)
             .with_context(|| format!("cannot write {}", path.display()))?;
         let (end, ended) = channel();
         let thread = Thread::spawn("tarfs-record", move || {
@@ -176,7 +175,7 @@ impl Recording {
                 let accesses = archives.find_map(|archive| archive.accesses_since(reads));
                 if let Some((ranges, now)) = accesses {
                     let ranges = [&earlier[..], &ranges].concat();
-                    match write_profile(&path, &volume.index(), &ranges) {
+                    match write_profile(&path, &*volume, &ranges) {
                         Ok(()) => reads = now,
                         Err(error) => tracing::warn!(%error, "the recording cannot be written"),
                     }
@@ -202,7 +201,7 @@ impl Drop for Recording {
 }
 
 /// Reads the recording of the dead process; empty if that fails.
-fn read_earlier_recording(path: &Path, index: &Index) -> Vec<AccessedRange> {
+fn read_earlier_recording(path: &Path, volume: &dyn Volume) -> Vec<AccessedRange> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| {
         let most = MAX_PROFILE_BYTES as u64;
@@ -210,7 +209,7 @@ fn read_earlier_recording(path: &Path, index: &Index) -> Vec<AccessedRange> {
     });
     let found = read
         .ok()
-        .map(|_| access_profile::resolve_profile(&text, index));
+        .map(|_| access_profile::resolve_profile(&text, &volume.index()));
     found
         .and_then(Result::ok)
         .map_or_else(Vec::new, |found| found.ranges)
@@ -219,7 +218,7 @@ fn read_earlier_recording(path: &Path, index: &Index) -> Vec<AccessedRange> {
 /// Writes a profile of `ranges` to `path`, readable only by this user.
 ///
 /// It reveals names in the archive.
-fn write_profile(path: &Path, index: &Index, ranges: &[AccessedRange]) -> io::Result<()> {
-    let text = access_profile::format_profile(index, ranges);
+fn write_profile(path: &Path, volume: &dyn Volume, ranges: &[AccessedRange]) -> io::Result<()> {
+    let text = access_profile::format_profile(&volume.index(), ranges);
     publish_private(path, |mut file| file.write_all(text.as_bytes()))
 }

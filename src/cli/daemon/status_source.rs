@@ -39,9 +39,12 @@ impl StatusSource {
         for archive in self.volume.archives() {
             let location = archive.source().location();
             let notes = notes(archive, self.has_disk_cache).into_iter();
-            all.extend(notes.map(|note| match self.is_layered {
-                true => format!("{location}: {note}"),
-                false => note,
+            all.extend(notes.map(|note| {
+                if self.is_layered {
+                    format!("{location}: {note}")
+                } else {
+                    note
+                }
             }));
         }
         all.extend((self.prefetch_notes)());
