@@ -11,8 +11,9 @@ use super::{
     CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
 };
 use crate::cli::completion;
+use tarfs::archive::Volume;
 use tarfs::base::archive_path::ArchivePath;
-use tarfs::fuse::{Content, MountOptions, Subtree};
+use tarfs::fuse::{MountOptions, Subtree};
 
 /// Arguments of `tarfs mount`.
 #[derive(Clone, Debug, Args)]
@@ -177,7 +178,7 @@ impl MountArgs {
             || self.layers.is_set()
     }
 
-    pub(crate) fn view(&self, content: &dyn Content) -> anyhow::Result<Subtree> {
+    pub(crate) fn view(&self, content: &dyn Volume) -> anyhow::Result<Subtree> {
         let root = self.root.as_deref().unwrap_or_default();
         let path = ArchivePath::sanitize(root.as_bytes()).path;
         Ok(Subtree::new(
