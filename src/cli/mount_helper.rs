@@ -304,14 +304,7 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
             _ => match find_flag(mount, name) {
                 Some((flag, takes_value)) => {
                     is_writable |= flag == "writable";
-                    words.push(match (value, takes_value) {
-                        (Some(value), true) => format!("--{flag}={value}").into(),
-                        (None, false) => format!("--{flag}").into(),
-                        (None, true) => return Err(TranslateError::MissingValue(name.to_owned())),
-                        (Some(_), false) => {
-                            return Err(TranslateError::UnexpectedValue(name.to_owned()));
-                        }
-                    });
+                    words.push(flag_word(name, &flag, value, takes_value)?);
                 }
                 None => match MountOptions::default().apply(&MountOptions::escape(&option)) {
                     Ok(()) => {
@@ -340,6 +333,21 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
         words,
         wants_to_write: wants_to_write == Some(true) && !is_writable,
     })
+}
+
+/// The flag for the option `name`, as a word of a command line.
+fn flag_word(
+    name: &str,
+    flag: &str,
+    value: Option<&str>,
+    takes_value: bool,
+) -> Result<OsString, TranslateError> {
+    match (value, takes_value) {
+        (Some(value), true) => Ok(format!("--{flag}={value}").into()),
+        (None, false) => Ok(format!("--{flag}").into()),
+        (None, true) => Err(TranslateError::MissingValue(name.to_owned())),
+        (Some(_), false) => Err(TranslateError::UnexpectedValue(name.to_owned())),
+    }
 }
 
 fn is_ignored_option(name: &str) -> bool {

@@ -13,7 +13,6 @@
 
 mod attr;
 mod caller;
-
 mod filesystem;
 mod listing;
 mod mount;

@@ -9,8 +9,7 @@ use fuser::{Errno, ReplyData};
 use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::state::FilesystemState;
 use super::timed_out_reads::RequestedRange;
-use crate::archive::ReadError;
-use crate::archive::Volume;
+use crate::archive::{ReadError, Volume};
 
 /// A read request with its reply.
 pub(super) struct ReadRequest {

@@ -180,7 +180,7 @@ fn status_and_metrics_report_mount_activity() {
         );
     }
 
-    let text = place.succeeds(&["status", "mnt"]);
+    let text = place.succeeds(&["status", "--verbose", "mnt"]);
     for line in [
         format!("\n  metrics              http://{address}/metrics\n"),
         "\n  memory, budget       64 MiB\n".to_owned(),
@@ -281,10 +281,10 @@ fn recorded_mount_is_replayed_and_reported() {
     assert_eq!(number(&status, "/prefetch/replayed_spans"), 1);
     let total = number(&status, "/prefetch/total_spans");
     assert_eq!(number(&status, "/prefetch/done_spans"), total);
-    let text = place.succeeds(&["status", "mnt"]);
+    let text = place.succeeds(&["status", "--verbose", "mnt"]);
     for line in [
-        "\n  prefetch             all\n".to_owned(),
-        format!("\n  prefetch, all        complete, {total} of {total} blocks\n"),
+        format!("\n  prefetch             complete, {total} of {total} blocks\n"),
+        "\n  prefetch, mode       all\n".to_owned(),
         "\n  prefetch, replay     1 of 1 blocks\n".to_owned(),
         "1 ranges of profile are in files that the archive does not have\n".to_owned(),
     ] {

@@ -74,31 +74,7 @@ pub(crate) fn run(
     let log = || LogTarget::open(args.log_file.as_deref());
     match role {
         Some(Role::Supervisor) => supervisor::run(args, inherited),
-        Some(Role::Successor) => {
-            let log = log().or_else(|_| LogTarget::open(None))?;
-            let mode = if args.foreground {
-                supervisor::follow_supervisor()?;
-                ProcessMode::Foreground(log, SupervisorLink::service_manager())
-            } else {
-                // No terminal is left to report to.
-                daemonize::detach(log, inherited)?;
-                ProcessMode::Detached
-            };
-            let takeover = SupervisorLink::receive_takeover()?;
-            // The kernel knows this archive's files already, so the index must be complete before its next
-            // request.
-            let args = MountArgs {
-                wait_index: true,
-                shown_version: Some(takeover.version().to_owned()),
-                ..args.clone()
-            };
-            let served = serve(&args, open_archive, Some(takeover), mode);
-            if let (Err(error), false) = (&served, args.foreground) {
-                // In the foreground, `run`'s caller prints the error.
-                tracing::error!("{error:#}");
-            }
-            served
-        }
+        Some(Role::Successor) => run_successor(args, open_archive, inherited),
         Some(Role::Background) => {
             let mode = ProcessMode::Background(log()?, inherited);
             serve(args, open_archive, None, mode)
@@ -118,6 +94,36 @@ pub(crate) fn run(
             daemonize::spawn_daemon(&words, DirectoryScope::User)
         }
     }
+}
+
+/// Serves the mount of a process that died.
+fn run_successor(
+    args: &MountArgs,
+    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
+    inherited: InheritedFds,
+) -> anyhow::Result<ExitCode> {
+    let log = LogTarget::open(args.log_file.as_deref()).or_else(|_| LogTarget::open(None))?;
+    let mode = if args.foreground {
+        supervisor::follow_supervisor()?;
+        ProcessMode::Foreground(log, SupervisorLink::service_manager())
+    } else {
+        // No terminal is left to report to.
+        daemonize::detach(log, inherited)?;
+        ProcessMode::Detached
+    };
+    let takeover = SupervisorLink::receive_takeover()?;
+    // The kernel knows this archive's files already, so the index must be complete before its next request.
+    let args = MountArgs {
+        wait_index: true,
+        shown_version: Some(takeover.version().to_owned()),
+        ..args.clone()
+    };
+    let served = serve(&args, open_archive, Some(takeover), mode);
+    if let (Err(error), false) = (&served, args.foreground) {
+        // In the foreground, `run`'s caller prints the error.
+        tracing::error!("{error:#}");
+    }
+    served
 }
 
 /// Where the serving process runs once the mount is ready.
@@ -355,6 +361,7 @@ fn mount_and_serve(
     mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
+    let root = view.root();
     let (events, inbox) = mpsc::channel();
     // Until here, a signal ends the process, because there is nothing to clean up.
     let _signals = SignalWatch::start(events.clone())?;
@@ -363,53 +370,14 @@ fn mount_and_serve(
     let _metrics = metrics
         .map(|metrics| metrics.serve(opened.network.handle(), move || request_status(&asking)))
         .transpose()?;
-    let root = view.root();
-    // `options` are for the FUSE mount, and `overlay_options` for the overlay over it, if there is one.
-    let overlay_options = options;
-    let options = &match writable {
-        Some(_) => overlay_dirs::lower_options(options),
-        None => options.clone(),
-    };
-    let tree = build_filesystem(args, opened, view, options, copy)?;
     let scanned = events.clone();
     let then = Callback::new(move || send_event(&scanned, Event::ScanEnded));
     opened.content.on_available(WaitFor::End, then);
     let ended = events.clone();
     let ended = move || send_event(&ended, Event::MountEnded);
     let is_successor = takeover.is_some();
-    let (supervisor, session) = connect_supervisor(opened, takeover)?;
-    let mount = match (&session, namespace, &writable) {
-        (None, Some(namespace), _) => {
-            let supervisor = supervisor.as_ref();
-            mount_in_namespace(&namespace, args, opened, tree, options, supervisor, ended)?
-        }
-        (Some(session), _, writable) => {
-            let mount = Mount::take_over(tree, session, ended)?;
-            if let Some(writable) = writable {
-                writable.mark_adopted();
-            }
-            mount
-        }
-        (None, None, writable) => {
-            let writable = writable
-                .as_ref()
-                .map(|writable| (writable, overlay_options));
-            mount_here(
-                args,
-                opened,
-                tree,
-                options,
-                writable,
-                supervisor.as_ref(),
-                ended,
-            )?
-        }
-    };
-    // The session holds a duplicate.
-    drop(session);
-    if let Some(supervisor) = &supervisor {
-        supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
-    }
+    let options = (options, namespace, writable.as_ref());
+    let mount = make_mount(args, opened, view, options, takeover, copy, ended)?;
     if is_successor {
         // Relative paths are valid until here.
         std::env::set_current_dir("/").context("cannot leave the directory")?;
@@ -423,43 +391,90 @@ fn mount_and_serve(
     let _control = control
         .inspect_err(|error| tracing::warn!(%error, "no control socket, so no `tarfs status`"))
         .ok();
-    let is_reported = mode.report_to_terminal(opened);
-    let manager = match mode.enter() {
-        Ok(manager) => manager,
-        Err(error) => {
-            // Otherwise a client that asks at this moment waits for a response, and the control socket waits
-            // for it.
-            drop(inbox);
-            return Err(error);
-        }
-    };
-    tracing::info!(
-        source = opened.location,
-        mountpoint = %mount.mountpoint().display(),
-        "mounted"
-    );
     let state = ServeState {
         mount: &mount,
         opened,
         copy,
         writable: writable.as_ref(),
         root,
-        metrics_url: metrics_url.as_deref(),
-        manager: manager.as_ref(),
-        is_reported,
+        metrics_url,
+        manager: None,
+        is_reported: false,
         unmapped_acl_entries: OnceCell::new(),
     };
+    handle_events(inbox, mode, state)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Makes the mount, or takes over the one of a process that died, and reports to the supervisor that it is
+/// ready.
+fn make_mount(
+    args: &MountArgs,
+    opened: &OpenedArchive,
+    view: Subtree,
+    (options, namespace, writable): (&MountOptions, Option<OpenNamespace>, Option<&OverlayDirs>),
+    takeover: Option<TakeoverState>,
+    copy: Option<&MountCopy>,
+    ended: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<Mount> {
+    // `options` are for the FUSE mount, and `overlay_options` for the overlay over it, if there is one.
+    let overlay_options = options;
+    let options = &match writable {
+        Some(_) => overlay_dirs::lower_options(options),
+        None => options.clone(),
+    };
+    let tree = build_filesystem(args, opened, view, options, copy)?;
+    let (supervisor, session) = connect_supervisor(opened, takeover)?;
+    let supervisor = supervisor.as_ref();
+    let mount = match (session, namespace) {
+        (None, Some(namespace)) => {
+            mount_in_namespace(&namespace, args, opened, tree, options, supervisor, ended)?
+        }
+        (Some(session), _) => {
+            let mount = Mount::take_over(tree, &session, ended)?;
+            if let Some(writable) = writable {
+                writable.mark_adopted();
+            }
+            mount
+        }
+        (None, None) => {
+            let writable = writable.map(|writable| (writable, overlay_options));
+            mount_here(args, opened, tree, options, writable, supervisor, ended)?
+        }
+    };
+    if let Some(supervisor) = supervisor {
+        supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
+    }
+    Ok(mount)
+}
+
+/// Leaves the terminal as `mode` says, and handles events until the mount is gone.
+///
+/// On an error, `inbox` is dropped first. Otherwise a client that asks at this moment would wait for a
+/// response, and the control socket for the client.
+fn handle_events(
+    inbox: Receiver<Event>,
+    mode: ProcessMode,
+    mut state: ServeState<'_>,
+) -> anyhow::Result<()> {
+    state.is_reported = mode.report_to_terminal(state.opened);
+    state.manager = mode.enter()?;
+    tracing::info!(
+        source = state.opened.location,
+        mountpoint = %state.mount.mountpoint().display(),
+        "mounted"
+    );
     let has_ended = event_loop(inbox, &state);
-    if let (true, Some(writable)) = (has_ended, &writable) {
+    if let (true, Some(writable)) = (has_ended, state.writable) {
         writable.mark_lower_ended();
     }
     // Fails pending reads now instead of when the connection is aborted.
-    opened.content.close();
-    if let Some(manager) = &manager {
+    state.opened.content.close();
+    if let Some(manager) = &state.manager {
         manager.notify_stopping();
     }
     tracing::info!("unmounted");
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// Builds the filesystem that answers the kernel's requests.
@@ -564,8 +579,8 @@ struct ServeState<'a> {
     copy: Option<&'a MountCopy>,
     writable: Option<&'a OverlayDirs>,
     root: Ino,
-    metrics_url: Option<&'a str>,
-    manager: Option<&'a ServiceManager>,
+    metrics_url: Option<String>,
+    manager: Option<ServiceManager>,
     /// Whether damaged members were reported before the process left the terminal.
     is_reported: bool,
     /// Number of ACL entries that are left out, once the index is complete.
@@ -629,7 +644,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
 ///
 /// While it waits, it reports the scan's progress to the service manager.
 fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> {
-    let Some(manager) = state.manager else {
+    let Some(manager) = &state.manager else {
         return inbox.recv().ok();
     };
     loop {
@@ -664,46 +679,16 @@ fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Forc
 }
 
 fn build_status(state: &ServeState<'_>) -> Status {
-    let &ServeState {
-        mount,
-        opened,
-        copy,
-        writable,
-        metrics_url,
-        ref unmapped_acl_entries,
-        ..
-    } = state;
-    // Taken first, because the notes below explain states that `progress` reports.
-    let progress = copy.map(MountCopy::progress);
-    let mut notes = opened.status_source.notes();
-    if let Some(copy) = copy {
-        notes.extend(copy.notes(mount));
-    }
-    if let Some(namespace) = mount.namespace() {
-        let path = namespace.path.display();
-        notes.push(format!("it is in another mount namespace: {path}"));
-    }
+    let (mount, opened) = (state.mount, state.opened);
+    // Taken first, because the notes explain states that `progress` reports.
+    let progress = state.copy.map(MountCopy::progress);
+    let notes = notes(state);
     let attachment = mount.attachment();
     let detached = matches!(attachment, Ok(None));
     let (mountpoint, mount_id) = match attachment.ok().flatten() {
         Some(found) => (found.path, Some(found.mount_id)),
         None => (mount.mountpoint().to_owned(), None),
     };
-    {
-        let index = opened.content.index();
-        let count = || tarfs::fuse::unmapped_acl_entries(&index);
-        let count = index
-            .is_complete()
-            .then(|| *unmapped_acl_entries.get_or_init(count));
-        if let Some(count @ 1..) = count {
-            notes.push(format!(
-                "{count} entries of ACLs are left out, because they name users or groups that this user \
-                 namespace does not map"
-            ));
-        }
-    }
-    // The index is released above and locked again here. Two nested locks would deadlock while the scan
-    // waits to write.
     let entries = opened.content.index().entry_count();
     let damage = opened.status_source.damage();
     opened.stats.panics.record_max(panic_hook::count());
@@ -723,7 +708,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
         memory: opened.status_source.memory(),
         disk_cache: opened.status_source.disk_cache(),
         prefetch: opened.status_source.prefetch(),
-        metrics: metrics_url.map(str::to_owned),
+        metrics: state.metrics_url.clone(),
         counters: opened
             .stats
             .snapshot()
@@ -731,12 +716,36 @@ fn build_status(state: &ServeState<'_>) -> Status {
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
         copy: progress,
-        writable: writable.map(|writable| writable.status(mount)),
+        writable: state.writable.map(|writable| writable.status(mount)),
         damaged_members: damage.members,
         damaged: damage.named,
         notes,
         errors: mount.recent_errors().into_iter().map(failed_read).collect(),
     }
+}
+
+/// States of the mount that need an explanation.
+fn notes(state: &ServeState<'_>) -> Vec<String> {
+    let mut notes = state.opened.status_source.notes();
+    if let Some(copy) = state.copy {
+        notes.extend(copy.notes(state.mount));
+    }
+    if let Some(namespace) = state.mount.namespace() {
+        let path = namespace.path.display();
+        notes.push(format!("it is in another mount namespace: {path}"));
+    }
+    let index = state.opened.content.index();
+    let count = || tarfs::fuse::unmapped_acl_entries(&index);
+    let count = index
+        .is_complete()
+        .then(|| *state.unmapped_acl_entries.get_or_init(count));
+    if let Some(count @ 1..) = count {
+        notes.push(format!(
+            "{count} entries of ACLs are left out, because they name users or groups that this user \
+             namespace does not map"
+        ));
+    }
+    notes
 }
 
 fn failed_read(failure: RecentError) -> FailedRead {

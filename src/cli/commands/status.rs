@@ -170,7 +170,7 @@ fn problem_lines(status: &Status, now: SystemTime) -> Lines {
     lines
 }
 
-/// What `--verbose` adds: the version, the use of memory and disk, and counters.
+/// The version, the use of memory and disk, and counters, for `--verbose`.
 fn detail_lines(status: &Status) -> Lines {
     let memory = &status.memory;
     let mut sizes = vec![

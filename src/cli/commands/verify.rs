@@ -260,7 +260,30 @@ fn verify(
         problems: Vec::new(),
         warnings: check.warnings(),
     };
-    let sha256 = match scanned {
+    let sha256 = add_findings(&mut report, scanned, check, plain_digest, stats);
+    if let (Some(layers), Some(builder)) = (layers, layer) {
+        layers.indexes.push(builder.finish(Origin::default()));
+    }
+    let requested = match *digest {
+        Digest::Expect(digest) => Some(digest),
+        Digest::Compute | Digest::Ignore => None,
+    };
+    let expected = source.fingerprint().sha256().or(requested);
+    let problem = expected.and_then(|expected| digest_problem(expected, sha256));
+    report.problems.extend(problem);
+    report.sha256 = sha256.map(|digest| digest.to_string());
+    report
+}
+
+/// Adds to `report` what the scan found. Returns the digest of the packed bytes, if all were read.
+fn add_findings(
+    report: &mut Report,
+    scanned: Result<scan::Summary, ScanError<TooMuchMemory>>,
+    check: VerifySink,
+    plain_digest: Option<Sha256>,
+    stats: &Stats,
+) -> Option<Sha256> {
+    match scanned {
         Ok(summary) => {
             report.packed_bytes = Some(summary.packed_len);
             report.plain_bytes = Some(summary.plain_len);
@@ -294,19 +317,7 @@ fn verify(
             report.problems.push(error.to_string());
             None
         }
-    };
-    if let (Some(layers), Some(builder)) = (layers, layer) {
-        layers.indexes.push(builder.finish(Origin::default()));
     }
-    let requested = match *digest {
-        Digest::Expect(digest) => Some(digest),
-        Digest::Compute | Digest::Ignore => None,
-    };
-    let expected = source.fingerprint().sha256().or(requested);
-    let problem = expected.and_then(|expected| digest_problem(expected, sha256));
-    report.problems.extend(problem);
-    report.sha256 = sha256.map(|digest| digest.to_string());
-    report
 }
 
 /// Returns the problem if the digest `found` is not `expected`, or unknown.

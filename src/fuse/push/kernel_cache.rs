@@ -17,8 +17,7 @@ use rustix::io::Errno;
 
 use super::dentries;
 use super::priming_dir::PrimingDir;
-use crate::archive::PageCache;
-use crate::archive::Volume;
+use crate::archive::{PageCache, Volume};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
