@@ -12,9 +12,7 @@ use crate::cache::{CacheFileInfo, DiskCacheDir};
 use crate::index::Origin;
 use crate::index::store::{IndexFile, RETENTION_POLICY, Store};
 
-/// Subdirectories of a cache directory.
-///
-/// A directory that is not empty and has none of these was made for another purpose.
+/// Subdirectories of a cache directory. A nonempty directory without them was made for another purpose.
 const CACHE_SUBDIRECTORIES: [&str; 2] = ["index", "disk-cache"];
 
 /// Reason why a cache directory cannot be listed.
@@ -89,9 +87,7 @@ impl CacheEntry {
     }
 }
 
-/// Lists the files of the cache at `cache_dir`, most recently used first.
-///
-/// A missing directory has no files.
+/// Lists the files of the cache at `cache_dir`, most recently used first. A missing directory has no files.
 ///
 /// # Errors
 /// When the directory is not a cache, other users have access to it, or it cannot be read.
@@ -180,9 +176,8 @@ fn is_content_hash(content: &str) -> bool {
 
 /// Returns the entries of `all` to remove.
 ///
-/// Removes the least recently used entries until the rest has at most `max_bytes`, and entries that
-/// were unused for `max_age`. Without either limit, it applies the maximum age of indexes. Removes
-/// unfinished files always, and files in use never.
+/// These are unfinished files, files unused for `max_age`, and the least recently used ones beyond
+/// `max_bytes`. Without either limit, the maximum age of indexes applies. Files in use are never removed.
 pub fn surplus(
     all: &[CacheEntry],
     max_bytes: Option<u64>,

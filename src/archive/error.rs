@@ -10,10 +10,8 @@ use crate::base::sha256::Sha256;
 use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
 
-/// Maximum number of consecutive zeros outside of file contents, if the source has no known length.
-///
-/// It is more than any tape record has. A device such as `/dev/zero`, or a server, may send zeros
-/// for ever.
+/// Maximum number of consecutive zeros outside of file contents, if the source has no known length. No tape
+/// record has as many. A device such as `/dev/zero`, or a server, may send zeros for ever.
 pub(super) const MAX_ZERO_BYTES: u64 = 64 << 20;
 
 /// An error, by the layer that reports it.

@@ -1,9 +1,7 @@
 //! The index that readers use while the scan builds it, and the callbacks that wait for it.
 //!
-//! A reader holds no lock while it waits. For an entry that is not there yet, it registers a
-//! callback with [`on_available`](LiveIndex::on_available). The scan thread runs the callback when
-//! the entry appears or the scan is over. A sweep drops cancelled callbacks before they outnumber
-//! the others (see [`Waiters::sweep`]).
+//! A waiting reader holds no lock. It registers a callback, which the scan thread runs when the entry appears
+//! or the scan is over.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,10 +37,7 @@ impl Callback {
         }
     }
 
-    /// Creates a callback for a caller that may give up.
-    ///
-    /// Once `wanted` returns false, the callback may be dropped instead of run. `wanted` must be
-    /// cheap and must not block.
+    /// A callback that may be dropped once `wanted` returns false. `wanted` must be cheap and not block.
     pub fn while_wanted(wanted: IsWanted, work: impl FnOnce() + Send + 'static) -> Self {
         Self {
             work: Box::new(work),
@@ -66,8 +61,7 @@ const MIN_SWEEP_LEN: usize = 64;
 /// Receives the inodes whose attributes later members have changed.
 pub type Watcher = Box<dyn Fn(Vec<Ino>) + Send + Sync>;
 
-/// Part of the index that a callback awaits. Each wait also ends with the scan, whatever the
-/// result.
+/// Part of the index that a callback awaits. Each wait also ends with the scan, whatever the result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WaitFor {
     /// Any entry except the root.
@@ -83,7 +77,7 @@ pub enum WaitFor {
 /// An index, complete or under construction.
 pub(super) struct LiveIndex {
     complete: OnceLock<Arc<Index>>,
-    /// Builder of the index; `None` once it is complete.
+    /// Builder of the index; `None` once complete.
     growing: RwLock<Option<Builder>>,
     waiters: Mutex<Waiters>,
     /// Number of waiters, so that a scan without waiters takes no lock.
@@ -102,7 +96,6 @@ impl std::fmt::Debug for LiveIndex {
 
 #[derive(Debug, Default)]
 struct Waiters {
-    /// Whether the scan is over, completed or failed.
     is_scan_over: bool,
     callbacks: Vec<(WaitFor, Callback)>,
     /// Number of waiters after the last sweep, or fewer if some have run since.
@@ -110,11 +103,8 @@ struct Waiters {
 }
 
 impl Waiters {
-    /// Removes cancelled waiters, once their number has doubled since the last sweep.
-    ///
-    /// So a sweep checks each waiter a few times on average. Cancelled waiters never outnumber the
-    /// others, or [`MIN_SWEEP_LEN`]. Without a sweep, a reader that is killed again and again adds
-    /// any number of them.
+    /// Removes cancelled waiters once the number of all has doubled since the last sweep, because a reader
+    /// killed again and again adds many. They never outnumber the others, or [`MIN_SWEEP_LEN`].
     fn sweep(&mut self) -> Vec<(WaitFor, Callback)> {
         if self.callbacks.len() < MIN_SWEEP_LEN.max(2 * self.len_after_sweep) {
             return Vec::new();
@@ -128,10 +118,8 @@ impl Waiters {
     }
 }
 
-/// Read access to the index as far as it is built.
-///
-/// The scan cannot continue while a guard exists. Its holder must neither wait nor take another
-/// guard.
+/// Read access to the index as far as it is built. The scan cannot continue while a guard exists, so its
+/// holder must neither wait nor take another.
 #[derive(Debug)]
 pub enum IndexGuard<'a> {
     /// The complete index.
@@ -155,7 +143,6 @@ impl Deref for IndexGuard<'_> {
 }
 
 impl LiveIndex {
-    /// Creates a live index that is already complete.
     pub(super) fn complete(index: Index) -> Self {
         Self {
             complete: OnceLock::from(Arc::new(index)),
@@ -169,7 +156,6 @@ impl LiveIndex {
         }
     }
 
-    /// Creates a live index that `builder` fills.
     pub(super) fn growing(builder: Builder) -> Self {
         Self {
             complete: OnceLock::new(),
@@ -180,7 +166,6 @@ impl LiveIndex {
         }
     }
 
-    /// Returns the index as far as it is built.
     pub(super) fn read(&self) -> IndexGuard<'_> {
         if let Some(index) = self.complete.get() {
             return IndexGuard::Complete(index);
@@ -194,7 +179,6 @@ impl LiveIndex {
         IndexGuard::Complete(self.complete.wait())
     }
 
-    /// Returns the index once it is complete.
     pub(super) fn completed(&self) -> Option<&Arc<Index>> {
         self.complete.get()
     }
@@ -204,15 +188,11 @@ impl LiveIndex {
         self.complete.get().is_some() || self.waiters.lock().is_scan_over
     }
 
-    /// Runs `callback` when `awaited` is available or the scan is over.
-    ///
-    /// Runs it at once on this thread, or later on the scan thread. `callback` must check the
-    /// index, because the scan may have ended without the entry. A callback that is no longer
-    /// wanted may never run.
+    /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
+    /// `callback` must check the index, because the scan may have ended without the entry.
     pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
         let mut waiters = self.waiters.lock();
-        // Counted before the check. The scan checks the count after it adds entries, so it misses
-        // no waiter.
+        // Counted before the check. The scan checks the count after it adds entries, so it misses no waiter.
         self.waiter_count.fetch_add(1, Ordering::SeqCst);
         if !waiters.is_scan_over && !is_available(&self.read(), &awaited) {
             waiters.callbacks.push((awaited, callback));
@@ -236,14 +216,12 @@ impl LiveIndex {
         closed.recv().unwrap_or_default();
     }
 
-    /// Sets the watcher of changes, which runs on the scan thread and must not block.
-    ///
-    /// Only the first call has an effect.
+    /// Sets the watcher, which runs on the scan thread and must not block. Only the first call has an effect.
     pub(super) fn watch(&self, watcher: Watcher) {
         drop(self.watcher.set(watcher));
     }
 
-    /// Runs `grow` with the builder to add to the index; `None` if it is complete.
+    /// Runs `grow` with the builder; `None` if the index is complete.
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
         let grown = {
             let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
@@ -268,7 +246,6 @@ impl LiveIndex {
         Some(grown)
     }
 
-    /// Runs the callbacks whose awaited part is now available.
     fn notify_waiters(&self) {
         let mut waiters = self.waiters.lock();
         let index = self.read();
@@ -334,7 +311,6 @@ mod tests {
         Arc::new(LiveIndex::growing(Builder::new(Options::default())))
     }
 
-    /// A callback that counts its runs.
     fn counting_callback(done: &Arc<AtomicUsize>) -> Callback {
         let done = Arc::clone(done);
         Callback::new(move || {

@@ -44,14 +44,10 @@ pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
 pub use volume::{ReadReply, Volume};
 
-/// An opened archive.
-///
-/// Gives its tree, as far as the scan has found it, and any byte of any file. Bytes come from
-/// memory, from a disk cache, or from the source.
+/// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]
 pub struct Archive {
-    // Fields are dropped in this order. The scan runs its waiting callbacks, which submit work to
-    // the workers. The workers and the prefetch threads use the reader.
+    // Drop order: callbacks of the scan submit work to the workers, which use the reader, as prefetch does.
     background_scan: Option<BackgroundScan>,
     prefetch: OnceLock<Prefetcher>,
     workers: Arc<ThreadPool>,
@@ -60,10 +56,7 @@ pub struct Archive {
     has_shared_workers: bool,
 }
 
-/// Memory of an archive, by purpose.
-///
-/// Counts only what the archive accounts for. Other memory of the process, such as the allocator's
-/// own, is not included.
+/// Memory of an archive, by purpose, without what it does not account for, such as the allocator's own.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct MemoryUse {
     /// Limit for everything but the index.
@@ -79,8 +72,7 @@ pub struct MemoryUse {
 }
 
 impl Drop for Archive {
-    /// Discards queued work, because its callers are gone. An unreachable source may take long to
-    /// report that.
+    /// Discards queued work, because its callers are gone and an unreachable source may take long to fail.
     fn drop(&mut self) {
         if !self.has_shared_workers || Arc::strong_count(&self.workers) == 1 {
             self.close();
@@ -91,10 +83,8 @@ impl Drop for Archive {
 }
 
 impl Archive {
-    /// Ends all work soon.
-    ///
-    /// Ends the scan, prefetch and all reads, including those that wait for memory. From now on
-    /// reads fail in all archives that [share](SharedResources) their memory.
+    /// Ends the scan, prefetch and all reads soon, including those that wait for memory. From now on reads
+    /// fail in all archives that [share](SharedResources) their memory.
     pub fn close(&self) {
         if let Some(background_scan) = &self.background_scan {
             background_scan.cancel();
@@ -118,18 +108,14 @@ impl Archive {
         self.reader.live_index.is_scan_over()
     }
 
-    /// Runs `callback` when `awaited` is available or the scan is over.
-    ///
-    /// Runs it at once, or later on the scan thread, which must not block. A callback that is no
-    /// longer wanted may never run. The caller must not hold an [`IndexGuard`].
+    /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
+    /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
     pub fn on_available(&self, awaited: WaitFor, callback: Callback) {
         self.reader.live_index.on_available(awaited, callback);
     }
 
-    /// Sets the watcher of later attribute changes.
-    ///
-    /// The scan thread calls `watcher` with the inodes whose attributes later members change, so
-    /// `watcher` must not block. Only the first call has an effect.
+    /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
+    /// It must not block. Only the first call has an effect.
     pub fn watch(&self, watcher: Watcher) {
         self.reader.live_index.watch(watcher);
     }
@@ -139,8 +125,7 @@ impl Archive {
         self.background_scan.as_ref()?.failure()
     }
 
-    /// # Errors
-    /// The reason why the scan, which is over, failed.
+    /// Returns the reason why the scan, which is over, failed, as an error.
     fn check_scan_result(&self) -> Result<(), OpenError> {
         let background_scan = self.background_scan.as_ref();
         let failure = background_scan.and_then(BackgroundScan::take_failure);
@@ -165,9 +150,7 @@ impl Archive {
             .unwrap_or_default()
     }
 
-    /// Whether some spans have no seek point.
-    ///
-    /// A read of such a span decodes from far before it, or reads from a disk cache.
+    /// Whether some spans have no seek point, so that reads decode from far before them or need a disk cache.
     pub fn has_unseekable_spans(&self) -> bool {
         let index = self.index();
         (0..index.span_count()).any(|number| index.seek_offset(number).is_none())
@@ -226,8 +209,7 @@ impl Archive {
         }
     }
 
-    /// Whether prefetch has handled all reads that it was notified of. Pushes to the page cache may
-    /// still be pending.
+    /// Whether prefetch has handled all reads reported to it. Pushes to the page cache may still be pending.
     pub fn is_prefetch_idle(&self) -> bool {
         self.prefetch.get().is_none_or(Prefetcher::is_idle)
     }
@@ -237,9 +219,7 @@ impl Archive {
         Some(self.prefetch.get()?.progress())
     }
 
-    /// Recorded accesses and the number of reads, if there were more than `reads` of them.
-    ///
-    /// `None` also if accesses are not recorded.
+    /// Recorded accesses and the number of reads, if more than `reads`; `None` also without recording.
     pub fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         self.prefetch.get()?.accesses_since(reads)
     }
@@ -251,18 +231,14 @@ impl Archive {
         }
     }
 
-    /// Reads up to `len` bytes at `offset` of `ino` without blocking.
-    ///
-    /// Returns fewer bytes only at the end of the file. Returns `None` if some byte is neither a
-    /// hole nor in memory.
+    /// Reads up to `len` bytes at `offset` of `ino`, fewer only at the end of the file, without blocking.
+    /// Returns `None` if some byte is neither in a hole nor in memory.
     pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
         self.reader.try_read(ino, offset, len)
     }
 
-    /// Reads as [`Archive::try_read`] does, but waits for missing bytes.
-    ///
-    /// Calls `done` with the bytes on a thread of the archive. Drops `done` if the read is no
-    /// longer `wanted`.
+    /// Reads as [`Archive::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the
+    /// archive, or drops it if the read is no longer `wanted`.
     pub fn read(
         &self,
         ino: Ino,
@@ -288,8 +264,7 @@ impl Archive {
         self.on_available(WaitFor::Plain(scan_end), callback);
     }
 
-    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async
-    /// runtime.
+    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async runtime.
     ///
     /// # Errors
     /// When the bytes are unavailable, or differ from the indexed ones.

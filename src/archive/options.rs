@@ -10,8 +10,7 @@ use crate::index::{MemoryLimit, WhiteoutFormat};
 /// Options for opening an archive.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// Options of the scan, which runs if no saved index matches. Its memory is the archive's
-    /// memory. During the scan, buffers and cached spans share it.
+    /// Options of the scan, which runs if no saved index matches. Its memory is that of the whole archive.
     pub scan: scan::Options,
     /// Directory for saved indexes; `None` saves and finds none.
     pub cache_dir: Option<PathBuf>,
@@ -19,9 +18,7 @@ pub struct OpenOptions {
     pub index_file: Option<PathBuf>,
     /// Memory limit for indexes, in addition to the scan's memory.
     pub index_memory: MemoryLimit,
-    /// Whether to ignore saved data if nothing proves the source's version.
-    ///
-    /// For a caller that holds files of an earlier scan.
+    /// Whether to ignore saved data of unproven version, for a caller that holds files of an earlier scan.
     pub should_rescan_unproven: bool,
     /// Whether to log damaged members, and members that are not in the tree, during the scan.
     pub should_log_problems: bool,
@@ -58,11 +55,8 @@ pub enum DiskCacheMode {
     /// Caches nothing, because the caller wants only the tree.
     IndexOnly,
     /// Writes spans to a file next to the index.
-    ///
-    /// `limit_bytes` limits all such files together. `None` allows the whole disk but a tenth of
-    /// it.
     Enabled {
-        /// The limit.
+        /// Limit of all such files together; `None` allows the whole disk but a tenth of it.
         limit_bytes: Option<u64>,
     },
     /// Fetches and decodes spans again whenever they are read.

@@ -10,9 +10,8 @@ use crate::tar::Member;
 
 /// Receives the results of a scan, in archive order, on the scan thread.
 ///
-/// For each member, the scan calls [`member`](Self::member), then [`payload`](Self::payload) for
-/// each piece, then [`member_end`](Self::member_end). If the scan makes seek points, it also passes
-/// the whole plain stream, divided into spans.
+/// For each member: [`member`](Self::member), [`payload`](Self::payload) for each piece,
+/// [`member_end`](Self::member_end). With seek points, also the whole plain stream, in spans.
 pub trait Sink {
     /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
     type Error: std::fmt::Debug;
@@ -26,10 +25,8 @@ pub trait Sink {
     /// When the scan must stop.
     fn member(&mut self, member: Member) -> Result<(), Self::Error>;
 
-    /// Passes the next piece of the payload, which is never empty.
-    ///
-    /// All pieces together have the length of the member's payload extent. `bytes` count against
-    /// the scan's memory budget until they are dropped.
+    /// Passes the next piece of the payload, which is never empty. All pieces together are as long as the
+    /// member's payload extent. `bytes` count against the scan's memory budget until dropped.
     ///
     /// # Errors
     /// When the scan must stop.
@@ -67,13 +64,9 @@ pub trait Sink {
     /// Passes digests of packed bytes. This precedes all plain bytes decoded from them.
     fn digests(&mut self, _digests: &NewDigests) {}
 
-    /// Ends the current span.
-    ///
-    /// `checksums` are those of its blocks. They are empty if the span has no hash.
+    /// Ends the current span, with the `checksums` of its blocks, which are empty if the span has no hash.
     fn span_end(&mut self, _span: Span, _checksums: &[u64]) {}
 
-    /// Reports a point at which a later scan can resume.
-    ///
-    /// The next member begins there. The scan skips this call if resuming is impossible.
+    /// Reports a point in front of the next member where a later scan can resume, unless that is impossible.
     fn resume_point(&mut self, _point: ResumePoint) {}
 }

@@ -40,10 +40,7 @@ struct Outcome {
 }
 
 impl BackgroundScan {
-    /// Starts the scan that completes `reader`'s live index.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Starts the scan that completes `reader`'s live index. Fails if the system cannot start a thread.
     pub(crate) fn start(
         opener: Opener,
         disk_cache_writer: Option<ScanDiskCache>,
@@ -68,12 +65,10 @@ impl BackgroundScan {
         })
     }
 
-    /// Notes for the user, one line each.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.shared.outcome.lock().notes.clone()
     }
 
-    /// Reason why the scan failed, if it did.
     pub(crate) fn failure(&self) -> Option<Arc<OpenError>> {
         self.shared.outcome.lock().failure.clone()
     }
@@ -84,7 +79,6 @@ impl BackgroundScan {
         failure.and_then(Arc::into_inner)
     }
 
-    /// Cancels the scan, because the index is no longer wanted.
     pub(crate) fn cancel(&self) {
         self.shared.is_cancelled.store(true, Ordering::Relaxed);
     }
@@ -109,7 +103,6 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// State of the scan thread.
 struct ScanThread {
     opener: Opener,
     reader: Arc<Reader>,
@@ -122,9 +115,7 @@ impl ScanThread {
         self.shared.outcome.lock().failure = error.map(Arc::new);
     }
 
-    /// Scans, completes the index and saves it.
-    ///
-    /// `None` as an error means that the scan was cancelled.
+    /// Scans, completes the index and saves it. `None` as an error means that the scan was cancelled.
     fn run(&self, disk_cache_writer: Option<ScanDiskCache>) -> Result<(), Option<OpenError>> {
         let Opener {
             source,

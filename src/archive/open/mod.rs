@@ -32,10 +32,8 @@ use crate::source::Source;
 const MAX_LOGGED_PROBLEMS: u64 = 10_000;
 
 impl Archive {
-    /// Opens the archive at `source`, with a matching saved index or by a scan.
-    ///
-    /// Saves the index after a scan. If that fails, the archive has a note for the user, and no
-    /// error.
+    /// Opens the archive at `source`, with a matching saved index or by a scan, whose index it saves. If
+    /// saving fails, the archive has a note for the user, and no error.
     ///
     /// # Errors
     /// When the archive cannot be read, or `options` cannot be met.
@@ -48,10 +46,8 @@ impl Archive {
         Self::open_early(source, options, network, stats)?.wait_until_scanned()
     }
 
-    /// Opens number `layer` of several archives that share memory and threads.
-    ///
-    /// Otherwise as [`Archive::open`]. During the scan the archive also has the memory that
-    /// `options` give.
+    /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
+    /// scan the archive also has the memory that `options` give.
     ///
     /// # Errors
     /// As [`Archive::open`].
@@ -66,21 +62,17 @@ impl Archive {
         Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
     }
 
-    /// Waits until the scan is over.
     fn wait_until_scanned(self) -> Result<Self, OpenError> {
         self.reader.live_index.wait_for(WaitFor::End);
         self.check_scan_result()?;
         Ok(self)
     }
 
-    /// Opens an archive, and returns when the scan has found the first member.
-    ///
-    /// Otherwise as [`Archive::open`]. The rest of the tree appears during the scan. With an
-    /// expected digest, it returns only after the whole archive has been verified.
+    /// As [`Archive::open`], but returns when the scan has found the first member. With an expected digest,
+    /// it returns only after the whole archive has been verified.
     ///
     /// # Errors
-    /// As [`Archive::open`], for errors up to that point. [`Archive::failure`] returns later
-    /// errors.
+    /// As [`Archive::open`], up to that point. [`Archive::failure`] returns later errors.
     pub fn open_early(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -138,9 +130,7 @@ impl Archive {
 }
 
 impl Opener {
-    /// Starts a scan and returns when it has found the first member.
-    ///
-    /// With an expected digest, returns when the whole archive has been verified.
+    /// Starts a scan and returns as [`Archive::open_early`] does.
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
         let cached = disk_cache.clone();

@@ -31,7 +31,6 @@ use crate::index::{self, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{Access, Source};
 use crate::tar;
 
-/// An archive that is being opened.
 pub(crate) struct Opener {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) locator: Locator,
@@ -41,7 +40,6 @@ pub(crate) struct Opener {
     pub(crate) stats: Arc<Stats>,
     /// Resources shared with other archives, and the number of this archive among them.
     pub(super) resources: Option<(SharedResources, u16)>,
-    /// Free list that provides the memory of spans.
     pub(super) free_list: FreeList,
 }
 
@@ -119,12 +117,8 @@ impl Opener {
         Ok(self.matches_source(&reader).then_some(reader))
     }
 
-    /// Whether `index` has the expected digest, and the source still has it.
-    ///
+    /// Whether `index` has the expected digest, and the source still has it; an error if it has another one.
     /// Only a strong validator proves that, because no other validator covers all bytes.
-    ///
-    /// # Errors
-    /// When the index proves that the archive has another digest.
     fn matches_expected_digest(&self, index: &Index) -> Result<bool, OpenError> {
         // The locator contains only the plain digest that the source itself names.
         let own = self.source.fingerprint().plain_sha256();
@@ -150,17 +144,15 @@ impl Opener {
         self.options.should_rescan_unproven && self.source.fingerprint().doubt().is_some()
     }
 
-    /// Whether the index belongs to the source, and the source's bytes are available.
-    ///
-    /// Proven by a strong validator, or by samples read from the source itself.
+    /// Whether the index belongs to the source, and the source's bytes are available. Proven by a strong
+    /// validator, or by samples read from the source itself.
     fn matches_source(&self, reader: &Reader) -> bool {
         match (
             self.source.fingerprint().is_strong(),
             self.has_byte_ranges(),
         ) {
             (true, true) => true,
-            // The disk cache must hold every span, because a lost one cannot be fetched again
-            // during the mount.
+            // The disk cache must hold every span, because a lost one cannot be fetched again.
             (true, false) => reader.is_fully_on_disk(),
             (false, _) => {
                 let is_hashed = reader.live_index.read().is_hashed();
@@ -173,9 +165,7 @@ impl Opener {
         self.source.access() == Access::Ranges
     }
 
-    /// Opens the index at `path`.
-    ///
-    /// Returns `None` if the archive must be scanned anyway, to verify its digest.
+    /// Opens the index at `path`; `None` if the archive must be scanned anyway, to verify its digest.
     pub(super) fn open_index_file(&self, path: &Path) -> Result<Option<Reader>, OpenError> {
         let index = read_index_file(path, &*self.source, &self.options.index_memory)?;
         // An index file can claim any digest, so it proves none.
@@ -285,17 +275,14 @@ impl Opener {
         }
     }
 
-    /// Opens the disk cache for a saved index.
-    ///
-    /// It is an earlier mount's cache, or a new one that reads fill.
+    /// Opens an earlier mount's disk cache for a saved index, or a new one that reads fill.
     fn open_disk_cache(&self, index: &Index) -> Option<Arc<DiskCache>> {
         let disk_cache_dir = self.options.disk_cache_dir()?;
         if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
             return None;
         }
         let disk_cache = if self.source.fingerprint().doubt().is_some() {
-            // The cache is private to this process, because the source may have changed since
-            // others read it.
+            // Private to this process, because the source may have changed since others read it.
             DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
             DiskCache::open(
@@ -361,9 +348,7 @@ impl Opener {
 }
 
 impl SavedIndex {
-    /// Finds the index that `options` name for `source`.
-    ///
-    /// Returns `None` if no validator proves that a saved index has this version.
+    /// Finds the index that `options` name; `None` if no validator proves that it has the source's version.
     ///
     /// # Errors
     /// When the given index file is not an index, or belongs to another archive.

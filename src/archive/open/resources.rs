@@ -1,8 +1,7 @@
 //! Memory and threads of an open archive, or of several layers that form one tree.
 //!
-//! All layers of a tree share one budget. Their spans share one cache, and their reads reserve
-//! memory from one pool. So a layer that is read more gets more of both. A fixed share for each
-//! layer would leave most memory to layers without reads.
+//! All layers share one budget, so a layer that is read more gets more. A fixed share for each would leave
+//! most memory to layers without reads.
 
 use std::io;
 use std::sync::Arc;
@@ -16,37 +15,28 @@ use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::SpanCache;
 
-/// Number of threads for reads that miss memory.
-///
-/// They mostly wait for the network. More threads would only compete for the processors.
+/// Number of threads for reads that miss memory. They mostly wait for the network. More threads would only
+/// compete for the processors.
 const READ_THREADS: usize = 4;
 
-/// Divisor of the memory that gives the size of the free list.
-///
-/// By default it holds three spans of the usual length, or their packed bytes.
+/// Divisor of the memory that gives the size of the free list, by default three spans or their packed bytes.
 pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 
-/// Memory budgets and their shares.
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudgets {
-    /// Cached spans.
     pub(crate) span_cache: SpanCache,
     /// Memory that reads hold while they decode.
     pub(crate) budget: BufferPool,
     /// Additional memory of their decoders.
     pub(crate) broker: MemoryBroker,
-    /// Reads that are filling spans.
     pub(crate) read_priority: Arc<ReadPriority>,
-    /// Total memory, in bytes.
     pub(crate) memory_bytes: u64,
 }
 
 impl MemoryBudgets {
-    /// Creates the budgets that `options` define.
     pub(crate) fn new(options: &OpenOptions) -> Self {
-        // Spans get three eighths of the memory, less the disk write queue. Half the memory is for
-        // the scan, and later for reads that decode. The last eighth is the free list. Overhead of
-        // the allocator, and a span's memory beyond its length, are not included.
+        // Three eighths for spans, less the disk write queue; half for the scan, later for decoding reads;
+        // one eighth for the free list. Excludes allocator overhead and a span's memory beyond its length.
         let span_bytes = options.scan.memory / 8 * 3;
         let span_cache = SpanCache::new(match options.disk_cache_dir() {
             Some(_) => span_bytes - options.queue_bytes(),
@@ -73,8 +63,7 @@ pub struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources that `options` define, for archives that are opened with these
-    /// options.
+    /// Creates the resources that `options` define, for archives that are opened with the same options.
     ///
     /// # Errors
     /// When the system cannot start a thread.
@@ -87,7 +76,6 @@ impl SharedResources {
     }
 }
 
-/// Starts the threads for reads.
 pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }

@@ -11,9 +11,7 @@ use crate::codec::{Compression, ExpectedSpan, SeekRange};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
 
-/// A saved index of the source's current version, if it exists.
-///
-/// It is loaded only for a stream that benefits from it.
+/// A saved index of the source's current version, if one exists. Loaded only for a stream that benefits.
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
     pub(super) location: IndexLocation,
@@ -32,9 +30,8 @@ pub(super) enum IndexLocation {
 impl SavedIndex {
     /// Whether the archive may contain one of `paths`, or an entry below it.
     ///
-    /// True if the first component of a path exists, or if some member has no place in the tree.
-    /// `None` without an index, and with an index file, because it has not been compared with the
-    /// archive yet.
+    /// True if a path's first component exists, or a member has no place in the tree. `None` without an
+    /// index, and with an index file, which has not been compared with the archive yet.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
         if matches!(self.location, IndexLocation::File(_)) {
             return None;
@@ -68,8 +65,7 @@ impl SavedIndex {
         let is_file = matches!(self.location, IndexLocation::File(_));
         let index = self.load()?;
         let origin = index.origin();
-        // A digest of packed bytes does not verify data that is decoded from foreign seek points,
-        // or from those of other bytes.
+        // A packed digest does not verify data decoded from foreign seek points, or those of other bytes.
         if self.digest.is_some() && (is_file || origin.sha256 != self.digest) {
             return None;
         }

@@ -27,7 +27,6 @@ pub(super) struct AccessLog {
 }
 
 impl AccessLog {
-    /// Records a read of `len` bytes at `offset`.
     pub(crate) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if end == start {
@@ -35,8 +34,7 @@ impl AccessLog {
         }
         let mut first = self.reads;
         self.reads += 1;
-        // Searches backwards: the last range that starts at or before the end may touch, then the
-        // one before.
+        // Searches backwards: the last range that starts at or before the end may touch, then the one before.
         loop {
             let before = self.ranges.range((ino, 0)..=(ino, end)).next_back();
             let Some((&(_, from), &(until, read))) =

@@ -27,13 +27,11 @@ const MAX_FILL_BYTES: u64 = 32 << 20;
 
 /// Maximum number of plain bytes that are pushed ahead of a reader.
 ///
-/// That is enough for a reader that only reads. A larger window takes longer to push than the
-/// reader takes to overtake it. Of 10,500 files in a plain tar, some 7,900 were pushed in time with
-/// 1 to 4 MiB, and 3,700 with 16.
+/// A larger window takes longer to push than the reader takes to overtake it. Of 10,500 files in a plain tar,
+/// some 7,900 were pushed in time with 1 to 4 MiB, and 3,700 with 16.
 const MAX_PUSH_BYTES: u64 = 2 << 20;
 
-/// Maximum number of windows in the push queue. A new one displaces the oldest, which its reader
-/// has passed.
+/// Maximum number of windows in the push queue. A new one displaces the oldest, which its reader has passed.
 const MAX_PUSH_WINDOWS: usize = 16;
 
 /// Entries that are examined before the tracker checks for messages again.
@@ -48,24 +46,18 @@ const MAX_REPLAY_REQUESTS: u32 = 4;
 /// Interval between checks that the disk cache still holds all spans.
 const DISK_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Spans in one request for skipped spans, for which the disk was too slow before.
-///
-/// The number is small so that all fit into the disk cache's queue.
+/// Spans in one request for spans that a slow disk skipped, few enough to fit into the disk cache's queue.
 const SKIPPED_BATCH_SPANS: usize = 4;
 
-/// Time for which the tracker polls after a message before it must be woken.
-///
-/// A read after a pause, such as that of a marker, wakes it at once.
+/// Time of polling after a message. A read after a pause, such as of a marker, wakes the tracker at once.
 const IDLE_POLL_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// The tracker thread: follows readers and plans prefetch.
 pub(super) struct AccessTracker {
     streams: ReadStreams,
     profile: Option<Profile>,
     /// Whether the index is complete, and `begin` has run.
     has_begun: bool,
-    /// Time of the last check whether the disk cache holds everything. Other processes may evict
-    /// parts.
+    /// Last check whether the disk cache holds everything, because other processes may evict parts.
     last_disk_check: Option<Instant>,
     replay: Replay,
     full_prefetch: Option<FullPrefetch>,
@@ -82,8 +74,7 @@ pub(super) struct AccessTracker {
 }
 
 impl AccessTracker {
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Fails if the system cannot start a thread.
     pub(super) fn new(
         reader: &Arc<Reader>,
         shared: &Arc<Shared>,
@@ -182,8 +173,7 @@ impl AccessTracker {
     }
 
     fn on_read(&mut self, ReadEvent { ino, offset, len }: ReadEvent) {
-        // Read-ahead starts after the scan, which reads in archive order and is ahead of readers
-        // itself.
+        // Read-ahead starts after the scan, which reads in archive order and is ahead of readers itself.
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.live_index.completed() else {
             return;
@@ -226,18 +216,14 @@ impl AccessTracker {
         }
     }
 
-    /// Queues fills that do not depend on readers.
-    ///
-    /// Queues few at once, so that read-ahead waits only for a few.
+    /// Queues fills that do not depend on readers, few at once, so that read-ahead waits only for a few.
     fn refill_queue(&mut self) {
         if !self.queue_requested() {
             self.queue_skipped();
         }
     }
 
-    /// Queues the fills that the user requested.
-    ///
-    /// Returns false if there are none left and the index is complete.
+    /// Queues the fills that the user requested; returns false if none are left and the index is complete.
     fn queue_requested(&mut self) -> bool {
         let reader = Arc::clone(&self.reader);
         let Some(index) = reader.live_index.completed() else {
@@ -288,9 +274,8 @@ impl AccessTracker {
         self.full_prefetch.is_some()
     }
 
-    /// Queues spans that were decoded, but not cached because the disk was too slow.
-    ///
-    /// Those of a remote archive must be fetched again, so they wait for a read.
+    /// Queues spans that were decoded, but not cached because the disk was too slow. Those of a remote
+    /// archive must be fetched again, so they wait for a read.
     fn queue_skipped(&self) {
         let reader = &self.reader;
         let (Some(disk_cache), Some(index)) = (&reader.disk_cache, reader.live_index.completed())
@@ -329,9 +314,7 @@ impl AccessTracker {
         });
     }
 
-    /// Continues the first push window, or else the scan pusher.
-    ///
-    /// Returns true if it must wait.
+    /// Continues the first push window, or else the scan pusher; returns true if it must wait.
     fn push(&mut self) -> bool {
         let Some(pages) = self.pages.get() else {
             return true;
@@ -386,7 +369,6 @@ impl AccessTracker {
     }
 }
 
-/// Limits of read-ahead.
 fn limits(reader: &Reader, mode: PrefetchMode) -> Limits {
     if mode == PrefetchMode::Off {
         return Limits {
@@ -415,8 +397,7 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
     if let Some(free_bytes) = free_cache_bytes(reader, index)
         && replay.bytes() > free_bytes
     {
-        // The span cache evicts the least recently used spans. Those are spans that were filled but
-        // not read yet, once as many bytes have been read since.
+        // The span cache evicts a filled but unread span once as many bytes have been read since.
         replay.max_ahead_bytes = Some(reader.span_cache.budget() / 8 * 3);
     }
     replay
@@ -461,7 +442,6 @@ impl FullPrefetch {
     }
 }
 
-/// The spans that contain `extent`.
 fn spans_covering(index: &Index, extent: Extent<Plain>) -> Range<u32> {
     let last = extent.end().0.checked_sub(1).map(Plain);
     let first = index.span_at(extent.start());
@@ -472,7 +452,6 @@ fn spans_covering(index: &Index, extent: Extent<Plain>) -> Range<u32> {
     }
 }
 
-/// The spans that belong to `range`.
 fn spans_in(index: &Index, range: FillRange) -> impl Iterator<Item = u32> {
     let (start, end) = (range.extent.start(), range.extent.end());
     let first = index.span_at(start).unwrap_or(u32::MAX);

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 /// Root of the control groups, if the system has only the cgroups(7) hierarchy of version 2.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// Bytes of memory that are available without pressure on other programs.
-///
-/// At most the limit of this process' control group. 0 if the system reports nothing.
+/// Bytes available without pressure on other programs, within the control group's limit; 0 if unknown.
 pub(super) fn available_bytes() -> u64 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let group = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -20,7 +18,6 @@ pub(super) fn available_bytes() -> u64 {
         .unwrap_or_default()
 }
 
-/// Parses `MemAvailable` of `/proc/meminfo`.
 fn parse_available(meminfo: &str) -> u64 {
     let line = meminfo
         .lines()

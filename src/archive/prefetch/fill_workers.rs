@@ -15,10 +15,8 @@ use crate::base::thread_pool::ThreadPool;
 /// Interval between checks whether the disk is still busy.
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Number of threads that fetch.
 const FETCH_THREADS: usize = 4;
 
-/// Worker threads that fill spans.
 pub(super) struct FillWorkers {
     // Dropped before the decoders, because it submits work to them.
     fetchers: ThreadPool,
@@ -30,8 +28,7 @@ pub(super) struct FillWorkers {
 }
 
 impl FillWorkers {
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Fails if the system cannot start a thread.
     pub(super) fn start(
         reader: &Arc<Reader>,
         shared: &Arc<Shared>,
@@ -47,14 +44,12 @@ impl FillWorkers {
         })
     }
 
-    /// Whether fills are outstanding.
     pub(super) fn is_busy(&self) -> bool {
         self.shared.outstanding.load(Ordering::SeqCst) > 0
     }
 
-    /// Queues fills of `numbers`, which wait until no read fills a span and the rate allows it.
-    ///
-    /// If some windows of a span are cached, it fetches only missing ones from `from` on.
+    /// Queues fills of `numbers`, which wait until no read fills a span and the rate allows it. If some
+    /// windows of a span are cached, it fetches only missing ones from `from` on.
     pub(super) fn submit(&self, numbers: Vec<u32>, from: Plain, purpose: Option<&SpanCounts>) {
         let counts = purpose.map(|counts| {
             counts

@@ -1,23 +1,20 @@
 //! Limit on how far the scan runs ahead of the scan pusher.
 //!
-//! A span that is evicted before the pusher stores it must be decoded again, or read back from
-//! disk. That costs more than the scan gains by running ahead. But all readers wait for the scan.
-//! So it waits briefly for each span, and not at all for a pusher that does not move.
+//! A span evicted before the pusher stores it must be decoded again, or read back from disk. That costs more
+//! than the scan gains by running ahead. But all readers wait for the scan. So it waits briefly for each
+//! span, and not at all for a pusher that does not move.
 
 use std::time::{Duration, Instant};
 
 use crate::base::extent::Plain;
 use crate::base::sync::{Condvar, Mutex};
 
-/// Timeout for a pusher that does not move.
-///
-/// It may wait for a page that a reader has locked, and that reader may wait for the scan.
+/// Timeout for a stalled pusher, which may wait for a page locked by a reader that waits for the scan.
 const STALL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Maximum wait for a span if the pusher moves, as a multiple of [`STALL_TIMEOUT`].
 const MAX_STALL_TIMEOUTS: u32 = 4;
 
-/// State that the scan and its pusher share.
 #[derive(Debug)]
 pub(crate) struct LagLimit {
     state: Mutex<State>,
@@ -53,14 +50,12 @@ impl LagLimit {
         self.moved.notify_one();
     }
 
-    /// Reports that there is no pusher any more.
     pub(crate) fn detach(&self) {
         self.state.lock().pusher = None;
         self.moved.notify_one();
     }
 
-    /// Waits until the pusher is at most `max_lag` bytes behind `offset`. Does not wait for a
-    /// stalled one.
+    /// Waits until the pusher is at most `max_lag` bytes behind `offset`, or is stalled.
     pub(crate) fn wait_for_pusher(&self, offset: Plain, max_lag: u64) {
         let start = Instant::now();
         let mut state = self.state.lock();

@@ -1,7 +1,7 @@
 //! Detection of lookups in directory order; pure.
 //!
-//! The kernel sends a lookup for each name, and each takes it some forty microseconds. Priming
-//! passes it some hundred names at once. That is worth it if more lookups will follow.
+//! Each lookup takes the kernel some forty microseconds. Priming passes some hundred names at once, which is
+//! worth it if more lookups will follow.
 
 use crate::index::Ino;
 
@@ -14,7 +14,6 @@ const MIN_RUN_LOOKUPS: u32 = 3;
 /// Maximum number of names that a run may skip between two lookups.
 const MAX_SKIPPED_NAMES: u32 = 8;
 
-/// Runs of lookups in recent directories.
 #[derive(Debug, Default)]
 pub(super) struct LookupRuns {
     runs: [Option<LookupRun>; MAX_DIRECTORIES],
@@ -30,8 +29,7 @@ struct LookupRun {
 }
 
 impl LookupRuns {
-    /// Records a lookup of child `number` of `directory`. Returns whether to prime the names after
-    /// it.
+    /// Records a lookup of child `number` of `directory`. Returns whether to prime the names after it.
     pub(super) fn step(&mut self, directory: Ino, number: u32) -> bool {
         let mut runs = self.runs.iter_mut().flatten();
         if let Some(run) = runs.find(|run| run.directory == directory) {

@@ -1,10 +1,10 @@
 //! Ahead of readers: threads that fill the caches before a read needs them.
 //!
-//! 1. The prefetcher notes each read and lookup, and sends them to the tracker thread.
+//! 1. The prefetcher sends each read and lookup to the tracker thread.
 //! 2. The tracker finds [sequential readers](sequential), and plans what to fill and to push.
 //! 3. Worker threads fetch and decode [spans](crate::archive::read::batch) while no read does.
-//! 4. The tracker pushes small files into the kernel's page cache. No other thread does that, and
-//!    the tracker answers no read, because a push waits for a reader of the same page.
+//! 4. The tracker pushes small files into the kernel's page cache. A push waits for a reader of the same
+//!    page, so only the tracker pushes, and it answers no read.
 
 pub(super) mod access_log;
 mod access_tracker;
@@ -38,9 +38,7 @@ use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::index::{Index, Ino};
 
-/// Maximum number of messages in the queue of the tracker.
-///
-/// Reads that find it full are dropped, so the tracker only sees less.
+/// Maximum number of messages in the queue of the tracker. If it is full, reads are dropped.
 const MAX_QUEUED_MESSAGES: usize = 1024;
 
 /// Prefetches until it is dropped.
@@ -58,8 +56,7 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Fails if the system cannot start a thread.
     pub(crate) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
         let (inbox, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let shared = Arc::new(Shared::new(options.mode, inbox));
@@ -131,7 +128,6 @@ impl Prefetcher {
         }
     }
 
-    /// Whether no work is pending.
     pub(crate) fn is_idle(&self) -> bool {
         // The order matters: the tracker counts a pending message before it takes pending reads.
         self.shared.pending_reads.lock().reads.is_empty()
@@ -146,7 +142,6 @@ impl Prefetcher {
         }
     }
 
-    /// Recorded accesses and the number of reads, if there were more than `reads` of them.
     pub(crate) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         let access_log = self.access_log.as_ref()?.lock();
         (access_log.read_count() > reads).then(|| (access_log.ranges(), access_log.read_count()))

@@ -24,14 +24,9 @@ pub struct PrefetchOptions {
     pub mode: PrefetchMode,
     /// Maximum number of bytes fetched per second; `None` is unlimited.
     pub bytes_per_second: Option<u64>,
-    /// Accesses of an earlier run, which are prefetched in the same order.
-    ///
-    /// Called once the index is complete.
+    /// Accesses of an earlier run, prefetched in the same order once the index is complete.
     pub replay: Option<Profile>,
-    /// Whether to record accesses.
-    ///
-    /// Recording disables pushes, because the kernel does not report reads that its page cache
-    /// answers.
+    /// Whether to record accesses. Disables pushes, because the kernel reports no reads from its page cache.
     pub record: bool,
 }
 
@@ -65,9 +60,7 @@ pub struct PrefetchProgress {
     pub replay_spans: u64,
 }
 
-/// State of [`PrefetchMode::All`].
-///
-/// The state of several archives is the least of their states.
+/// State of [`PrefetchMode::All`]. The state of several archives is the least of their states.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum PrefetchState {
     /// It fetches while no reader does.

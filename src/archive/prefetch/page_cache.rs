@@ -13,19 +13,16 @@ pub trait PageCache: Send + Sync + fmt::Debug {
     /// Whether the mounted subtree contains the file.
     fn is_visible(&self, index: &Index, ino: Ino) -> bool;
 
-    /// Makes these regular files storable if possible, and returns how many were not before.
-    ///
-    /// The caller must not hold an [`IndexGuard`](crate::archive::IndexGuard) of a growing index.
+    /// Makes these regular files storable if possible, and returns how many were not before. The caller must
+    /// not hold an [`IndexGuard`](crate::archive::IndexGuard) of a growing index.
     fn prime_inodes(&self, files: &[Ino]) -> usize;
 
-    /// Primes the dentries of `ino` and of the names that follow it in its directory.
-    ///
-    /// Then opening them needs no lookups. Does nothing if too few names follow to be worth it.
+    /// Primes the dentries of `ino` and of the following names in its directory, so that opens need no
+    /// lookups. Does nothing if too few names follow to be worth it.
     fn prime_dentries(&self, index: &Index, ino: Ino);
 
-    /// Stores `bytes` from `offset` on, in whole pages except at the end of the file.
-    ///
-    /// May wait for a reader of the same page.
+    /// Stores `bytes` from `offset` on, in whole pages except at the end of the file. May wait for a reader
+    /// of the same page.
     ///
     /// # Errors
     /// When they cannot be stored.

@@ -12,7 +12,6 @@ const MAX_PUSHED_FILE_BYTES: u64 = 512 << 10;
 /// Maximum number of entries that are examined for one window.
 const MAX_WINDOW_ENTRIES: u32 = 1 << 16;
 
-/// A window that is being pushed.
 pub(super) struct PushJob {
     pub(super) stream: u64,
     push: PushRange,
@@ -22,7 +21,6 @@ pub(super) struct PushJob {
     is_marked: bool,
 }
 
-/// Result of one step of a push.
 #[derive(PartialEq, Eq)]
 pub(super) enum Step {
     More,

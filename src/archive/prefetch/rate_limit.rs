@@ -19,9 +19,7 @@ impl RateLimit {
         }
     }
 
-    /// Returns the time to wait at `now` before spending more.
-    ///
-    /// All calls must count time from the same start.
+    /// Time to wait at `now` before spending more. All calls must count time from the same start.
     pub(super) fn wait_time(&self, now: Duration) -> Duration {
         self.free_at.saturating_sub(now)
     }

@@ -19,8 +19,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Creates a replay of spans with their lengths in bytes. Repeated spans count once, at their
-    /// first position.
+    /// Creates a replay of spans and their lengths. A repeated span counts once, at its first position.
     pub(super) fn new(
         spans: impl Iterator<Item = (u32, u64)>,
         max_ahead_bytes: Option<u64>,
@@ -43,17 +42,14 @@ impl Replay {
         replay
     }
 
-    /// Number of spans.
     pub(super) fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Total bytes of the spans.
     pub(super) fn bytes(&self) -> u64 {
         self.start_bytes_at(self.spans.len())
     }
 
-    /// Records a read of `span`.
     pub(super) fn mark_read(&mut self, span: u32) {
         if let Some(&position) = self.positions.get(&span) {
             self.reached = self.reached.max(position);

@@ -1,9 +1,7 @@
 //! Scan pusher: pushes files into the kernel's page cache while the scan decodes them.
 //!
-//! A span stays in memory only until the next spans evict it. A later read must decode it again, or
-//! read it from disk, and copy it to the kernel. A push at once costs only the copy. So the pusher
-//! stores files as soon as their bytes are decoded, long ones in parts. The scan waits for that
-//! [briefly](super::lag_limit). The pusher skips files whose spans have been evicted.
+//! A later read must decode an evicted span again, or read it from disk, and copy it. A push at once costs
+//! only the copy, and the scan waits for it [briefly](super::lag_limit). Files of evicted spans are skipped.
 
 use std::sync::Arc;
 
@@ -28,18 +26,15 @@ const MIN_PAGE_BYTES: u64 = 4 << 10;
 /// Approximate kernel memory for a name and its inode.
 const INODE_BYTES: u64 = 2 << 10;
 
-/// Maximum number of bytes in a batch.
 const MAX_BATCH_BYTES: u64 = 4 << 20;
 
 /// Maximum number of entries that are examined for a batch.
 const MAX_BATCH_ENTRIES: u32 = 512;
 
-/// Divisor of the available memory that gives the push budget.
-///
-/// Pushed files that are never read must not evict everything else from the page cache.
+/// Divisor of the available memory that gives the push budget. Unread pushed files must not evict everything
+/// else from the page cache.
 const AVAILABLE_MEMORY_DIVISOR: u64 = 4;
 
-/// Follows a scan and pushes the files that it has passed.
 #[derive(Debug)]
 pub(super) struct ScanPusher {
     next: Ino,
@@ -52,7 +47,6 @@ pub(super) struct ScanPusher {
     lag_limit: Arc<LagLimit>,
 }
 
-/// Result of a [`step`](ScanPusher::step).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PushProgress {
     /// There may be more to push.
@@ -63,15 +57,12 @@ pub(super) enum PushProgress {
     Done,
 }
 
-/// A part of a file to store.
 #[derive(Clone, Copy, Debug)]
 struct FilePart {
     ino: Ino,
     offset: u64,
     len: u32,
-    /// End of the part, as a plain offset.
     end: Plain,
-    /// Whether the file ends with it.
     is_last: bool,
 }
 
@@ -82,7 +73,6 @@ struct Batch {
     bytes: u64,
     /// End of the last part.
     end: Plain,
-    /// End of the scanned bytes.
     scanned_end: Plain,
     /// Whether the pusher must wait for the scan to find more.
     is_at_end: bool,
@@ -146,7 +136,6 @@ impl ScanPusher {
         PushProgress::Until(Plain(batch.scanned_end.0.saturating_add(1)))
     }
 
-    /// Collects the next parts, and moves past them.
     fn collect_batch(&mut self, index: &Index, pages: &dyn PageCache) -> Batch {
         let mut batch = Batch::default();
         for _ in 0..MAX_BATCH_ENTRIES {

@@ -1,19 +1,15 @@
 //! Detection of sequential readers, and planning of read-ahead; pure.
 //!
-//! The kernel does not report opens of mounted files, so the tracker knows a reader by the offsets
-//! that it reads. Inode numbers, directory listings and plain offsets of an archive have the same
-//! order. So a reader of a whole file, or of a tree file by file, reads ascending plain offsets.
-//! That is a [stream](ReadStreams).
+//! The kernel does not report opens of mounted files, so the tracker knows a reader by the offsets that it
+//! reads. Inode numbers, directory listings and plain offsets have the same order. So a reader of a file, or
+//! of a tree file by file, reads ascending plain offsets. That is a [stream](ReadStreams).
 //!
-//! Read-ahead of a stream is limited by the bytes that it has read, so random reads cost nothing.
+//! Read-ahead is limited by the bytes that the stream has read, so random reads cost nothing.
 //!
-//! * Within a file, spans are filled ahead by as many bytes as the stream has read, at most up to
-//!   the file's end.
-//! * Beyond the file, only a stream that already read several files in order gets read-ahead. It is
-//!   a sixth of the bytes read. Even if all of it is useless, the fetched bytes are less than 1.2
-//!   times those needed.
-//! * If all spans are on disk, nothing is fetched. Then read-ahead across files equals the bytes
-//!   read.
+//! * Within a file, it is as many bytes as the stream has read, at most up to the file's end.
+//! * Beyond the file, only a stream that read several files in order gets read-ahead, a sixth of the bytes
+//!   read. Even if all of it is useless, the fetched bytes are less than 1.2 times those needed.
+//! * If all spans are on disk, nothing is fetched. Then read-ahead across files equals the bytes read.
 
 use std::collections::VecDeque;
 
@@ -29,9 +25,7 @@ const MAX_GAP_BYTES: u64 = 64 << 10;
 /// Maximum gap that does not count as skipped: headers, empty files, links.
 const MAX_HEADER_GAP_BYTES: u64 = 8 << 10;
 
-/// Maximum distance by which a read may be behind the stream that it continues.
-///
-/// The kernel sends adjacent requests at once, and they may arrive in any order.
+/// Maximum distance of a read behind its stream. Adjacent requests of the kernel may arrive in any order.
 const MAX_REORDER_BYTES: u64 = 2 << 20;
 
 /// Number of steps to a next file after which a stream counts as a tree reader.
@@ -55,9 +49,7 @@ pub(super) struct Limits {
 /// A read, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileRead {
-    /// Bytes that are read.
     pub(super) wanted: Extent<Plain>,
-    /// The whole file.
     pub(super) file: Extent<Plain>,
 }
 
@@ -83,16 +75,14 @@ impl FileRead {
 pub(super) struct ReadAhead {
     /// Number of the stream.
     pub(super) stream: u64,
-    /// Spans to fill.
     pub(super) fill: Option<FillRange>,
-    /// Files to push.
     pub(super) push: Option<PushRange>,
 }
 
 /// Spans that end in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FillRange {
-    /// The range. It includes spans that end inside, or at its end.
+    /// Includes spans that end inside, or at its end.
     pub(super) extent: Extent<Plain>,
     /// Whether the span that contains the end of the range is included.
     pub(super) includes_last: bool,
@@ -101,14 +91,11 @@ pub(super) struct FillRange {
 /// Files that start in a range of plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PushRange {
-    /// The range.
     pub(super) extent: Extent<Plain>,
-    /// Offset of the marker: the first file from here on is not pushed. A read of it shows the
-    /// reader's progress.
+    /// Offset of the marker: the first file from here on, not pushed, whose read shows the reader's progress.
     pub(super) marker: Plain,
 }
 
-/// The known streams.
 #[derive(Debug)]
 pub(super) struct ReadStreams {
     limits: Limits,
@@ -225,7 +212,6 @@ impl ReadStream {
 }
 
 impl ReadStreams {
-    /// Starts without streams.
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -240,14 +226,11 @@ impl ReadStreams {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
     }
 
-    /// Sets the push limit.
-    ///
-    /// Without pushes, bytes that a stream skips must not count as read from the page cache.
+    /// Sets the push limit. Without pushes, skipped bytes must not count as read from the page cache.
     pub(super) fn set_max_push_bytes(&mut self, bytes: u64) {
         self.limits.push_bytes = bytes;
     }
 
-    /// Records a read, and returns the read-ahead that it causes.
     pub(super) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {
         let known = self
             .latest
@@ -310,7 +293,6 @@ mod tests {
         }
     }
 
-    /// The read of a whole file.
     fn whole(start: u64, size: u64) -> FileRead {
         part(start, size, 0, size)
     }

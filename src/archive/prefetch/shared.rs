@@ -14,7 +14,6 @@ const MAX_PENDING_READS: usize = 16;
 /// Number of pending read bytes at which they are sent to the tracker.
 const MAX_PENDING_READ_BYTES: u64 = 128 << 10;
 
-/// State that the threads of prefetch share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mode: PrefetchMode,
@@ -22,7 +21,6 @@ pub(super) struct Shared {
     pub(super) inbox: SyncSender<Message>,
     /// Messages that the tracker has not processed yet.
     pub(super) pending_messages: AtomicU64,
-    /// Reads that were not sent to the tracker yet.
     pub(super) pending_reads: Mutex<PendingReads>,
     /// Whether the tracker sleeps and must be woken to see them.
     pub(super) is_asleep: AtomicBool,
@@ -56,7 +54,6 @@ pub(super) enum Message {
     Wake,
 }
 
-/// A read request of the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReadEvent {
     pub(super) ino: Ino,
@@ -64,9 +61,7 @@ pub(super) struct ReadEvent {
     pub(super) len: u32,
 }
 
-/// Reads that are sent to the tracker together, or picked up when it polls.
-///
-/// Waking a thread costs more than answering a read.
+/// Reads that the tracker gets together, because waking a thread costs more than answering a read.
 #[derive(Debug, Default)]
 pub(super) struct PendingReads {
     pub(super) reads: Vec<ReadEvent>,

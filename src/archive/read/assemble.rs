@@ -29,17 +29,14 @@ impl SpanPart {
     }
 }
 
-/// Plans the parts and the length of a read.
-///
-/// Runs before any wait, because a thread must not wait while it holds the index.
+/// Plans the parts and length of a read before any wait, because a waiting thread must not hold the index.
 pub(super) fn plan_parts(
     index: &Index,
     ino: Ino,
     offset: u64,
     len: u32,
 ) -> Result<(u64, Vec<SpanPart>), ReadError> {
-    // A growing index lacks what the scan has not found. A failed scan may also have removed
-    // entries that it had found.
+    // A growing index is incomplete, and a failed scan may have removed entries.
     let missing = |error| {
         if index.is_complete() {
             error
@@ -123,8 +120,7 @@ impl Assembly {
         Extent::new(start, Plain(piece.plain.start().0.checked_add(until)?))
     }
 
-    /// Adds `bytes`, the plain bytes of `part`, at their offset in `piece`. Parts arrive in file
-    /// order.
+    /// Adds `bytes`, the plain bytes of `part`, at their offset in `piece`. Parts arrive in file order.
     pub(super) fn add(
         &mut self,
         piece: &Piece,

@@ -1,6 +1,4 @@
-//! Batches: spans that prefetch fills.
-//!
-//! One request fetches neighbouring spans. Several threads decode them, each from a seek point.
+//! Batches of spans: prefetch fetches them by one request, and decodes them on several threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,12 +20,9 @@ use crate::codec::{self, Compression};
 use crate::index::Span;
 use crate::source::Access;
 
-/// Maximum number of packed bytes in one background request.
-///
-/// A new reader may have to share the link with it.
+/// Maximum number of packed bytes in one background request, which may share the link with a new reader.
 const MAX_REQUEST_BYTES: u64 = 8 << 20;
 
-/// Maximum number of spans in one request.
 const MAX_REQUEST_SPANS: usize = 8;
 
 /// Neighbouring spans that one request fetches.
@@ -44,9 +39,7 @@ struct SpanRange {
     packed: Extent<Packed>,
     /// Claims to the spans, in order, without gaps. Empty if only windows of a span are missing.
     claims: Vec<Claim<ReadError>>,
-    /// Claims to the missing windows, in order, without gaps.
-    ///
-    /// Or to all windows of the span, so that no read fetches them in the meantime.
+    /// Claims to missing windows, in order without gaps; or to all, so that no read fetches them.
     windows: Vec<WindowClaim>,
     /// Number of window runs that are still missing, if the span is fetched in runs.
     missing_runs: Option<Arc<AtomicUsize>>,
@@ -55,9 +48,8 @@ struct SpanRange {
 impl Reader {
     /// Claims the missing ones of `spans`, which ascend, and groups them into requests.
     ///
-    /// It leaves out spans that are in memory, in the disk cache, or in flight, and spans that can
-    /// only be decoded from far away. `found` counts spans that need no fill. If some windows of a
-    /// span are cached, it fetches only missing ones from `from` on.
+    /// Leaves out spans that are cached, in flight, or only decodable from far away. `found` counts spans
+    /// that need no fill. If some windows of a span are cached, it fetches only missing ones from `from` on.
     pub(crate) fn batches(
         &self,
         spans: impl Iterator<Item = u32>,
@@ -133,10 +125,7 @@ impl Reader {
         }
     }
 
-    /// Fetches and verifies the packed bytes of `batch`.
-    ///
-    /// # Errors
-    /// When they are unavailable, or differ from the scanned ones.
+    /// Fetches the packed bytes of `batch`; fails if they are unavailable or differ from the scanned ones.
     pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
         let fetched = self.fetch_verified(&request, FetchMode::Background);
@@ -151,9 +140,8 @@ impl Reader {
         })
     }
 
-    /// Whether decoding `span` is faster than reading its plain bytes from disk.
-    ///
-    /// LZ4 decodes as fast as a disk reads, and there are fewer packed bytes to read.
+    /// Whether decoding `span` is faster than reading its plain bytes from disk. LZ4 decodes as fast as a
+    /// disk reads, and there are fewer packed bytes to read.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
         let is_near = !self.source.is_remote() && self.source.access() == Access::Ranges;
         is_near && self.compression() == Compression::Lz4 && span.seek_point.is_some()
@@ -224,10 +212,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reserves memory to fetch and decode `batch` with `threads`. Waits for it.
-    ///
-    /// # Errors
-    /// As [`BufferPool::reserve`].
+    /// As [`BufferPool::reserve`], for the memory to fetch and decode `batch` with `threads`.
     pub(crate) fn reserve_batch(
         &self,
         batch: &Batch,
@@ -248,7 +233,6 @@ fn count_span(spans: Option<&AtomicU64>) {
 }
 
 impl Batch {
-    /// Number of packed bytes that it fetches.
     pub(crate) fn packed_bytes(&self) -> u64 {
         self.packed.len()
     }
@@ -269,9 +253,7 @@ impl Batch {
         is_next && self.span_count() < MAX_REQUEST_SPANS
     }
 
-    /// Decodes the fetched bytes on `workers`.
-    ///
-    /// `filled` counts filled spans. `done` runs when the last span is filled or has failed.
+    /// Decodes on `workers`. `filled` counts filled spans. `done` runs after the last one, filled or failed.
     pub(crate) fn decode(
         self,
         reader: &Arc<Reader>,

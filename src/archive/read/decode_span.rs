@@ -17,9 +17,7 @@ use crate::index::Span;
 use crate::source::Cause;
 
 impl Reader {
-    /// Decodes from the nearest seek point up to the end of `span`.
-    ///
-    /// Also caches the spans in between, because a sequential reader will need them.
+    /// Decodes `span`, and caches those from the nearest seek point on, which a sequential reader needs.
     pub(super) fn decode_span(&self, span: &Span, mode: FetchMode) -> Result<Bytes, ReadError> {
         let first = self.seekable_before(span)?;
         let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
@@ -39,8 +37,7 @@ impl Reader {
             let between = self.indexed_span(number)?;
             let bytes = self.decode_next(&between, &mut decoder, &mut packed)?;
             let disk_cache = self.disk_cache.as_ref();
-            // Between the seek point and `span` may be all of a long stream, which the scan put on
-            // disk.
+            // In between may be all of a long stream, which the scan put on disk.
             if !disk_cache.is_some_and(|disk_cache| disk_cache.covers(between.plain)) {
                 self.cache_span_on_disk(&between, &bytes, true);
             }
@@ -93,10 +90,8 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Whether each block that only `span` is decoded from has a digest.
-    ///
-    /// Decoding is deterministic, so blocks with these digests, and a window from the index, prove
-    /// the plain bytes.
+    /// Whether each block that only `span` is decoded from has a digest. Decoding is deterministic, so blocks
+    /// with these digests, and a window from the index, prove the plain bytes.
     fn is_digested(&self, span: &Span) -> bool {
         let seek_point = span.seek_point.as_ref();
         let extent =
@@ -110,7 +105,7 @@ impl Reader {
         self.read_error_at(span.plain, error)
     }
 
-    /// Converts `error` as [`Reader::read_error`] does, for a reader of the plain bytes `extent`.
+    /// As [`Reader::read_error`], for a reader of the plain bytes `extent`.
     pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
@@ -147,9 +142,7 @@ impl Reader {
         index.span(number).ok_or(ReadError::Index)
     }
 
-    /// End of the packed bytes that span `number` is decoded from.
-    ///
-    /// That is the next seek point, or the end of the source.
+    /// End of the packed bytes that span `number` is decoded from: the next seek point, or the source's end.
     pub(super) fn packed_end(&self, number: u32) -> Packed {
         let index = self.live_index.read();
         let next = (number + 1..index.span_count()).find_map(|number| index.seek_offset(number));
@@ -163,9 +156,7 @@ impl Reader {
     }
 }
 
-/// The length of `span`.
-///
-/// An index file can claim any length, but a scan never makes spans longer than the limit.
+/// Length of `span`; an error if it exceeds the limit of a scan, because an index file can claim any length.
 pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
     usize::try_from(span.plain.len())
         .ok()
@@ -176,13 +167,11 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
 /// A decoder with the output that no caller has taken yet.
 pub(super) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
-    /// Output of a decoder job.
     output: Option<Output>,
     /// Rest of the last piece.
     rest: Bytes,
 }
 
-/// Next output of a decoder.
 enum DecodedPiece {
     /// A piece with a buffer of its own.
     Buffer(Buffer),
@@ -191,9 +180,8 @@ enum DecodedPiece {
 }
 
 impl SpanDecoder {
-    /// Takes the next `len` plain bytes, which begin at `start`, in memory of `free_list`.
-    ///
-    /// Returns fewer at the end of the stream. Does not copy a piece that is exactly these bytes.
+    /// Takes the next `len` plain bytes, from `start` on, in memory of `free_list`; fewer at the end of the
+    /// stream. Does not copy a piece that is exactly these bytes.
     fn take_bytes(
         &mut self,
         free_list: &FreeList,

@@ -13,15 +13,12 @@ use crate::source::{Access, Source};
 /// Minimum time that a scan may wait for the disk, however short its work was.
 const MIN_DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// Maximum wait for a span that can only be decoded again from far before it.
-///
-/// If the disk takes longer, the scan does not wait so long for it again.
+/// Maximum wait for a span that can only be decoded again from far before it. If the disk takes longer, the
+/// scan does not wait so long again.
 const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 
-/// Whether spans of `source` are cached on disk.
-///
-/// A local uncompressed file needs no cache, because it is as good as any copy. `compression` is
-/// `None` if it is unknown.
+/// Whether spans of `source` are cached on disk; `compression` is `None` if it is unknown. A local
+/// uncompressed file needs no cache, because it is as good as any copy.
 pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
     let is_near = !source.is_remote() && source.access() == Access::Ranges;
     !(is_near && compression == Some(Compression::None))
@@ -29,9 +26,9 @@ pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compre
 
 /// Writes spans of a scan to the disk cache.
 ///
-/// A scan waits for the disk at most as long as it has worked, because a missing span must be
-/// decoded again. So a slow disk at most doubles the time of a scan. Spans without seek points are
-/// an exception, because a missing one costs decoding everything before it.
+/// A missing span must be decoded again, so a scan waits for the disk at most as long as it has worked. Thus
+/// a slow disk at most doubles its time. It waits longer for spans without seek points, because a missing one
+/// costs decoding everything before it.
 #[derive(Debug)]
 pub(crate) struct ScanDiskCache {
     disk_cache: Arc<DiskCache>,

@@ -12,9 +12,7 @@ use crate::index::Span;
 use crate::source::Access;
 
 impl Reader {
-    /// Loads span `number` from memory, or fills it.
-    ///
-    /// Concurrent callers and prefetch share one fill.
+    /// Loads span `number` from memory, or fills it. Concurrent callers and prefetch share one fill.
     pub(super) fn load_span(&self, number: u32) -> Result<Bytes, ReadError> {
         let find = || self.span_cache.get(self.key(number));
         if let Some(bytes) = find() {
@@ -79,8 +77,8 @@ impl Reader {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
-            // A span that a read needs, or that was decoded from far away, is worth a short wait
-            // for the disk. Read-ahead does not wait, because it would become as slow as the disk.
+            // A span for a read, or decoded from far away, is worth a short wait for the disk. Read-ahead
+            // does not wait, because it would become as slow as the disk.
             let disk_wait = if is_for_read || span.seek_point.is_none() {
                 QueueTimeout::Short
             } else {
@@ -90,9 +88,7 @@ impl Reader {
         }
     }
 
-    /// Caches a span on disk that no reader requested.
-    ///
-    /// It evicts nothing, and may wait.
+    /// Caches a span on disk that no reader requested. It evicts nothing, and may wait.
     pub(super) fn cache_prefetched_span_on_disk(&self, span: &Span, bytes: &Bytes) {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
@@ -117,7 +113,6 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Computes the span hash of `bytes`.
     pub(super) fn hash(&self, bytes: &[u8]) -> u64 {
         let block_len = self.live_index.read().block_len();
         span_hash::of_bytes(bytes, block_len)

@@ -9,9 +9,7 @@ use crate::base::sync::Mutex;
 /// Number of hashes in one allocation.
 const HASHES_PER_LEAF: usize = 512;
 
-/// Hashes of blocks without digests, taken when they were first read.
-///
-/// Takes eight bytes for each block near one that was read.
+/// Hashes of blocks without digests, from their first read: eight bytes for each block near a read one.
 #[derive(Debug, Default)]
 pub(crate) struct FirstReadHashes {
     /// Hashes of adjacent blocks; zero means that there is none.

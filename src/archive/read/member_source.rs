@@ -22,9 +22,7 @@ use crate::source::{
 const MAX_LINKS: usize = 8;
 
 impl Archive {
-    /// Opens the file at `path` as a source, and follows links within the archive.
-    ///
-    /// See [`Archive::file_as_source`].
+    /// Opens the file at `path` as [`Archive::file_as_source`] does, and follows links within the archive.
     ///
     /// # Errors
     /// When the file does not exist, or is not a regular file.
@@ -37,9 +35,8 @@ impl Archive {
 
     /// Opens file `ino` as a source, shown to the user as `name`.
     ///
-    /// A contiguous file of an uncompressed archive is a slice of the archive's source. Reads of it
-    /// are only checked by that source. Any other file is read through this archive by spans, and
-    /// verified as any read is.
+    /// A contiguous file of an uncompressed archive is a slice of its source, which alone checks reads. Any
+    /// other file is read and verified by spans.
     ///
     /// # Errors
     /// When it is not a regular file, or its range is outside of the source.
@@ -131,7 +128,6 @@ fn link_target(path: &ArchivePath, target: &[u8]) -> Option<Vec<u8>> {
     Some(names.join(&b'/'))
 }
 
-/// A file that is read through its archive.
 #[derive(Debug)]
 struct MemberSource {
     archive: Arc<Archive>,
@@ -144,7 +140,6 @@ impl MemberSource {
         source::Error::new(self.location(), cause)
     }
 
-    /// Converts a read error of the archive to an error of its source.
     fn source_error(&self, error: &ReadError) -> source::Error {
         let text = match error {
             ReadError::Changed(error)

@@ -6,10 +6,9 @@
 //! 4. Otherwise one thread fills the span, and decodes it from the nearest seek point.
 //! 5. The parts are assembled to the bytes of the file.
 //!
-//! The reader decodes packed bytes only after their blocks match the digests in the index
-//! (`packed.rs`). It checks plain bytes from disk against the checksums of their blocks. It checks
-//! a decoded span against its hash, which covers these checksums. Bytes that the scan skipped have
-//! neither.
+//! The reader decodes packed bytes only after their blocks match the digests in the index (`packed.rs`).
+//! Checksums of blocks verify plain bytes from disk. A hash over these checksums verifies a decoded span.
+//! Bytes that the scan skipped have neither.
 
 pub(super) mod assemble;
 mod batch;
@@ -61,21 +60,17 @@ pub(crate) struct Reader {
     /// Free list that provides the memory of spans.
     pub(crate) free_list: FreeList,
     pub(crate) disk_cache: Option<Arc<DiskCache>>,
-    /// Held during a decode from far away, because a second reader may then find its span in the
-    /// disk cache.
+    /// Held during a decode from far away. A second reader may then find its span in the disk cache.
     pub(crate) far_decode_lock: Mutex<()>,
     /// Spans that a read or prefetch is filling.
     pub(crate) single_flight: SingleFlight<ReadError>,
-    /// Windows in which a remote uncompressed archive is read.
     pub(crate) windows: Windows,
     /// Active reads that fill spans. Prefetch waits for them.
     pub(crate) read_priority: Arc<ReadPriority>,
     /// Layer that tells this archive's spans from others in the shared memory.
     pub(crate) layer: u16,
-    /// Limit on how far the scan runs ahead of the scan pusher.
     pub(crate) lag_limit: Arc<LagLimit>,
     pub(crate) network: Handle,
-    /// Range requests of reads.
     pub(crate) reads: fetch::RangeReader,
     /// Memory that reads hold while they decode. A read waits here if there is too little.
     pub(crate) budget: BufferPool,
@@ -92,8 +87,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Ends all reads soon, now and later. Reads that wait for memory end at once, others at their
-    /// next span.
+    /// Ends all reads soon, now and later: those that wait for memory at once, others at their next span.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         self.read_priority.close();
@@ -121,8 +115,7 @@ impl Reader {
                 self.stats.memory_hit_spans.add(found_spans);
                 Some(Ok(bytes))
             }
-            // The caller retries with a blocking read. That retry counts the spans found here
-            // again, and it waits for spans that the scan has not reached.
+            // The caller retries with a blocking read, which counts spans again and waits for the scan.
             Err(None | Some(ReadError::Unscanned)) => None,
             Err(Some(error)) => Some(Err(error)),
         }
@@ -146,10 +139,7 @@ impl Reader {
         .map_err(|error| error.unwrap_or(ReadError::Index))
     }
 
-    /// Reads from memory or a local disk, on behalf of prefetch.
-    ///
-    /// Otherwise as [`Reader::try_read`], but it may wait for the disk. Returns `None` also if it
-    /// fails.
+    /// As [`Reader::try_read`], for prefetch, but may wait for a local disk; `None` also if it fails.
     pub(crate) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
         let find = |part: &SpanPart| {
             let found = self.cached_part(part)?;
@@ -168,9 +158,7 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Reads `part` from the disk cache.
-    ///
-    /// Reads the blocks that contain it, and checks each against its checksum in the index.
+    /// Reads `part` from the disk cache, and checks its blocks against their checksums in the index.
     fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
         // Read-ahead is filling this span, so a sequential reader shares it.
@@ -209,9 +197,7 @@ impl Reader {
         }
     }
 
-    /// Assembles a file's bytes from parts of spans.
-    ///
-    /// `None` as an error means that a part is missing.
+    /// Assembles a file's bytes from parts of spans. `None` as an error means that a part is missing.
     fn read_with(
         &self,
         ino: Ino,
@@ -228,7 +214,6 @@ impl Reader {
         Ok(assembly.finish())
     }
 
-    /// Cache key of span `span`.
     pub(crate) fn key(&self, span: u32) -> SpanKey {
         let layer = self.layer;
         SpanKey { layer, span }

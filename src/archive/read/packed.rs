@@ -1,7 +1,4 @@
-//! Packed bytes for decoding, fetched and verified against the digests of their blocks.
-//!
-//! The reader decodes a block only after it matches the digest that the scan computed. Blocks that
-//! the scan skipped have no digest.
+//! Packed bytes for decoding, verified by digests of their blocks. Blocks that the scan skipped have none.
 
 use std::sync::Arc;
 
@@ -18,24 +15,18 @@ use crate::fetch;
 use crate::index::Blocks;
 use crate::source::{self, Cause, RetryForever, Source};
 
-/// Maximum length of a packed extent that one request fetches.
-///
-/// Longer extents, which occur only without seek points, are streamed.
+/// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
 const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
 
 /// Length of the chunks of packed bytes that are pushed to the decoder of a stream.
 const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 
-/// Memory for the packed bytes of such a stream.
-///
-/// It holds everything that a decoder needs before its first output (see
-/// [`MIN_MEMORY`](crate::archive::scan::MIN_MEMORY)) and a chunk at both ends.
+/// Memory for the packed bytes of such a stream: all that a decoder needs before its first output (see
+/// [`MIN_MEMORY`](crate::archive::scan::MIN_MEMORY)), and a chunk at both ends.
 const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
-/// Way of fetching packed bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FetchMode {
-    /// As for any read.
     Normal,
     /// By one request without a deadline, because no reader waits for it.
     Background,
@@ -65,14 +56,11 @@ pub(super) struct Streamed {
     next: usize,
 }
 
-/// Source of the bytes of a stream.
 enum StreamPieces {
-    /// Fetched ahead of the decoder.
     ReadAhead {
         stream: fetch::Stream,
         source: Arc<dyn Source>,
     },
-    /// Fetched piece by piece, when needed.
     OnDemand {
         network: Handle,
         source: Arc<dyn Source>,
@@ -82,10 +70,7 @@ enum StreamPieces {
 }
 
 impl Reader {
-    /// Builds the request for `extent`, cut to the blocks that the scan has read.
-    ///
-    /// # Errors
-    /// When the index has no digests of these bytes, or not yet.
+    /// Builds the request for `extent`, cut to scanned blocks. Fails if the index lacks its digests.
     pub(crate) fn request(&self, extent: Extent<Packed>) -> Result<Request, ReadError> {
         let index = self.live_index.read();
         let Some(blocks) = index.blocks(extent) else {
@@ -105,11 +90,10 @@ impl Reader {
         self.source.can_read_inline() && self.compression() == Compression::None
     }
 
-    /// Reads `extent` of a local uncompressed archive on the calling thread, and verifies it.
+    /// Reads and verifies `extent` of a local uncompressed archive on the calling thread, by whole blocks.
     ///
-    /// Reads only the blocks that contain it. Returns `None` for any other archive, and if the
-    /// bytes cannot be read or verified. A fill of the whole span then reports the reason. With
-    /// [`Wait::Never`], also returns `None` if bytes are not in the page cache.
+    /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::Never`], not in the
+    /// page cache. A fill of the whole span then reports the reason.
     pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if !self.reads_here() {
             return None;
@@ -133,10 +117,7 @@ impl Reader {
         Some(request.slice(fetched, &bytes.freeze()))
     }
 
-    /// Fetches `requested` by one request, and verifies it.
-    ///
-    /// # Errors
-    /// When the bytes are unavailable, or differ from the scanned ones.
+    /// Fetches `requested` by one request; fails if it is unavailable or differs from the scanned bytes.
     pub(super) fn fetch_verified(
         &self,
         requested: &Request,
@@ -155,9 +136,7 @@ impl Reader {
         }
     }
 
-    /// The start of the first of `blocks` that differs in `bytes`.
-    ///
-    /// A block that the scan skipped is compared with its first read.
+    /// Start of the first block that differs in `bytes`. A skipped block is compared with its first read.
     fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
@@ -189,11 +168,7 @@ impl Request {
 }
 
 impl PackedBytes {
-    /// Opens the `requested` bytes of `reader`'s source.
-    ///
-    /// # Errors
-    /// When they are unavailable, or differ from the scanned ones. A stream reports that only as it
-    /// is read.
+    /// Opens `requested`. Fails as [`Reader::fetch_verified`] does; a stream does so only as it is read.
     pub(crate) fn open(
         reader: &Reader,
         requested: Request,
@@ -236,10 +211,7 @@ impl PackedBytes {
         })))
     }
 
-    /// Returns the next bytes; `None` at the end of the request.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the next bytes; `None` at the end of the request. Fails as [`open`](Self::open).
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match self {
             Self::Fetched(bytes) => Ok(bytes.take()),

@@ -22,7 +22,6 @@ struct State {
 pub(super) struct ActiveRead<'a>(&'a ReadPriority);
 
 impl ReadPriority {
-    /// Counts a read.
     pub(super) fn start_read(&self) -> ActiveRead<'_> {
         self.state.lock().active += 1;
         ActiveRead(self)

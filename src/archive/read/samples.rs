@@ -16,21 +16,14 @@ const MAX_SAMPLE_BYTES: u64 = 4 << 20;
 const MAX_SAMPLE_SPANS: u32 = 4;
 
 impl Reader {
-    /// Loads span `number` from a cache or the source, and checks its hash.
-    ///
-    /// # Errors
-    /// When its bytes are unavailable, or differ from the indexed ones.
+    /// Loads span `number` from a cache or the source. Fails if it is unavailable or its hash differs.
     pub(crate) fn verify(&self, number: u32) -> Result<(), ReadError> {
         self.indexed_span(number)?.hash.ok_or(ReadError::Index)?;
         self.load_span(number).map(drop)
     }
 
-    /// Verifies span `number` as [`Reader::verify`] does, but from the source alone.
-    ///
-    /// The disk cache proves nothing about the bytes that the source has now.
-    ///
-    /// # Errors
-    /// As [`Reader::verify`]; always if the source can be read only once.
+    /// As [`Reader::verify`], but from the source alone, because a disk cache proves nothing about its bytes
+    /// now. Always fails if the source can be read only once.
     pub(crate) fn verify_source(&self, number: u32) -> Result<(), ReadError> {
         let span = self.indexed_span(number)?;
         span.hash.ok_or(ReadError::Index)?;
@@ -46,10 +39,7 @@ impl Reader {
         })
     }
 
-    /// Checks samples with `verify`: the front and the end of the archive, and some random spans.
-    ///
-    /// # Errors
-    /// The first error of `verify`.
+    /// Runs `verify` on the archive's front, end and some random spans; returns its first error.
     pub(crate) fn verify_samples(
         &self,
         verify: impl Fn(&Self, u32) -> Result<(), ReadError>,

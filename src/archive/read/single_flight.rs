@@ -50,9 +50,7 @@ enum Outcome<E> {
     Dropped,
 }
 
-/// The exclusive right to fill a span.
-///
-/// If it is dropped without bytes, its waiters must fill the span themselves.
+/// The exclusive right to fill a span. Dropped without bytes, it leaves the fill to its waiters.
 #[derive(Debug)]
 pub(crate) struct Claim<E, K: FlightKey = u32> {
     span: K,
@@ -61,15 +59,11 @@ pub(crate) struct Claim<E, K: FlightKey = u32> {
 }
 
 impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
-    /// Finds the fill in progress of `span`.
     pub(crate) fn find(&self, span: K) -> Option<Arc<InFlight<E>>> {
         self.shared.lock().get(&span).map(Arc::clone)
     }
 
-    /// Claims `span`.
-    ///
-    /// # Errors
-    /// When another thread has the claim. The error is the flight to wait for.
+    /// Claims `span`; fails with the flight to wait for if another thread has the claim.
     pub(crate) fn claim(&self, span: K) -> Result<Claim<E, K>, Arc<InFlight<E>>> {
         let mut claimed = self.shared.lock();
         if let Some(flight) = claimed.get(&span) {
@@ -92,12 +86,8 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
 impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
     /// Returns the bytes of `span`, and whether this call filled them.
     ///
-    /// Calls `fill` only if `find` finds nothing and no other thread is filling the span. `fill`
-    /// must put the bytes where `find` finds them. If the other thread fails, its waiters share its
-    /// error, or one of them fills the span.
-    ///
-    /// # Errors
-    /// The error of `fill`, from this thread or from the one that it waited for.
+    /// Calls `fill`, after which `find` must succeed, only if `find` fails and no other thread fills the
+    /// span. If that thread fails, its waiters share its error, or one of them fills the span.
     pub(crate) fn get_or_fill(
         &self,
         span: K,
@@ -128,10 +118,7 @@ impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
 }
 
 impl<E: Clone> InFlight<E> {
-    /// Waits for the end of the fill; `None` if its claim was dropped.
-    ///
-    /// # Errors
-    /// The error with which the claim failed.
+    /// Waits for the end of the fill, and returns its error; `None` if its claim was dropped.
     pub(crate) fn wait(&self) -> Result<Option<Bytes>, E> {
         let mut outcome = self.outcome.lock();
         loop {

@@ -23,13 +23,11 @@ pub(super) const FETCH_GROWTH_FACTOR: u64 = 4;
 /// Maximum number of fetches that a read can continue. The oldest is dropped first.
 pub(super) const MAX_RECENT_FETCHES: usize = 16;
 
-/// Exclusive claim to fetch a window.
 pub(super) type WindowClaim = Claim<ReadError, u64>;
 
 /// Windows in flight and recent fetches of one archive.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
-    /// Windows that are being fetched.
     pub(super) single_flight: SingleFlight<ReadError, u64>,
     pub(super) recent: Mutex<RecentFetches>,
 }
@@ -99,7 +97,6 @@ impl Layout {
         self.extent(&(number..number.saturating_add(1)))
     }
 
-    /// Maximum number of windows in one fetch.
     pub(super) fn max_windows(&self) -> u64 {
         (MAX_FETCH_BYTES / self.window_bytes).max(1)
     }

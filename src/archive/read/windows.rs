@@ -1,10 +1,9 @@
 //! Windows: parts of spans, in which a remote uncompressed archive is read.
 //!
-//! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block.
-//! So a cache miss fetches only the aligned windows that the read needs, not whole spans. A read
-//! that continues the last fetch fetches more, up to [`MAX_FETCH_BYTES`]. A sequential reader and
-//! [read-ahead](super::batch) fetch whole spans. Windows are cached in memory, and in the disk
-//! cache at their plain offset. There the digests of the index verify them.
+//! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a cache
+//! miss fetches only the aligned windows that the read needs. A read that continues the last fetch fetches
+//! more, up to [`MAX_FETCH_BYTES`]. A sequential reader and [read-ahead](super::batch) fetch whole spans.
+//! Windows are cached in memory, and on disk at their plain offset, verified by these digests.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -29,7 +28,6 @@ use crate::source::Access;
 
 /// Windows of one span that read-ahead must fetch.
 pub(super) enum MissingWindows {
-    /// All windows of the span.
     All(Vec<WindowClaim>),
     /// Some windows, in runs without gaps. Empty if the others are cached or being fetched.
     Runs(Vec<Vec<WindowClaim>>),
@@ -67,13 +65,8 @@ impl Reader {
         self.join(plain, &windows?)
     }
 
-    /// Reads `part` by windows, and fetches missing ones.
-    ///
-    /// Returns `None` if the archive is not read by windows. Loads a whole span for a sequential
-    /// reader if no window of it is cached.
-    ///
-    /// # Errors
-    /// When its bytes are unavailable, or differ from the indexed ones.
+    /// Reads `part` by windows, and fetches missing ones; `None` if the archive is not read by windows. Loads
+    /// a whole span for a sequential reader if no window of it is cached.
     pub(super) fn read_windows(&self, part: &SpanPart) -> Result<Option<Bytes>, ReadError> {
         let Some(layout) = self.layout() else {
             return Ok(None);
@@ -117,10 +110,8 @@ impl Reader {
         bytes.map(Some).ok_or(ReadError::Index)
     }
 
-    /// Reads `part` from `span`, which is loaded as a whole.
-    ///
-    /// Returns `None` if windows of the span are cached, of which a long read may fetch one again.
-    /// Also returns `None` if windows are in flight, or another part of the span is damaged.
+    /// Reads `part` from `span`, which is loaded as a whole. `None` if another part is damaged, or windows
+    /// are in flight or cached, of which a long read may fetch one again.
     fn read_span(
         &self,
         layout: Layout,
@@ -169,8 +160,8 @@ impl Reader {
 
     /// Adds window `number` to `found`, with all windows that are fetched together with it.
     ///
-    /// A fetch covers missing windows at least up to the first of `limits`. For a sequential reader
-    /// it covers at most those up to the second, the end of the span.
+    /// A fetch covers missing windows at least up to the first of `limits`, and for a sequential reader at
+    /// most up to the second, the end of the span.
     fn load_window(
         &self,
         layout: Layout,
@@ -244,7 +235,6 @@ impl Reader {
             && self.is_digested_extent(extent)
     }
 
-    /// Reads and verifies a window from the disk cache.
     fn window_from_disk_cache(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
         let request = self.whole_request(extent).ok()?;
@@ -266,10 +256,8 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Claims the windows next to `claim` that are worth fetching with it.
-    ///
-    /// It claims those up to `end`, and more up to `span_end` for a read that continues a fetch. If
-    /// half of the group is cached, it claims the rest of the group.
+    /// Claims the windows next to `claim` that are worth fetching with it. That is up to `end`, and up to
+    /// `span_end` for a read that continues a fetch. If half of the group is cached, it claims the rest.
     fn claim_neighbours(
         &self,
         layout: Layout,
@@ -331,10 +319,8 @@ impl Reader {
         (!self.has_window(layout, number)).then_some(claim)
     }
 
-    /// Fetches adjacent windows, for a read that needs window `number`.
-    ///
-    /// If some are damaged, fetches only this one. An error that other readers would also meet is
-    /// shared with the readers that wait.
+    /// Fetches adjacent windows, for a read that needs window `number`; if some are damaged, only this one.
+    /// An error that other readers would also meet is shared with the readers that wait.
     fn fetch_windows(
         &self,
         layout: Layout,
@@ -392,9 +378,8 @@ impl Reader {
         Ok((bytes, reserved))
     }
 
-    /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them.
-    ///
-    /// `can_evict` allows evicting older spans from the disk cache.
+    /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them. `can_evict` allows
+    /// evicting older spans from the disk cache.
     pub(super) fn cache_windows(
         &self,
         layout: Layout,
@@ -441,9 +426,7 @@ impl Reader {
         }
     }
 
-    /// Claims the missing windows of `span` that begin at `from` or later.
-    ///
-    /// Claims all of them if `is_damaged`, that is, if the disk cache is damaged there.
+    /// Claims missing windows of `span` that begin at or after `from`; all if the disk cache `is_damaged`.
     pub(super) fn missing_windows(
         &self,
         layout: Layout,
@@ -480,7 +463,6 @@ impl Reader {
         }
     }
 
-    /// Whether each block of `extent` has a digest.
     fn is_digested_extent(&self, extent: Extent<Plain>) -> bool {
         let request = self.whole_request(extent);
         request.is_ok_and(|request| request.blocks.are_all_digested())
@@ -523,7 +505,6 @@ impl Reader {
     }
 }
 
-/// Fails `claims` with `error`, for all readers that wait for them.
 fn fail_all(claims: impl IntoIterator<Item = WindowClaim>, error: &ReadError) {
     for claim in claims {
         claim.fail(error.clone());

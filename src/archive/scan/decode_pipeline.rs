@@ -1,8 +1,8 @@
 //! Decoding stage: turns packed chunks into plain bytes, both in order, on its own threads.
 //!
-//! One thread, the walker, walks the packed stream. A piece that can be decoded out of order
-//! becomes a ticket. Any worker may run it, and the consumer runs it itself if it arrives first. So
-//! a stage that waits works instead. Only workers run speculative decodes.
+//! The walker thread walks the packed stream, and makes a ticket of each piece that can be decoded out of
+//! order. Any worker runs it, or the consumer if it arrives first, so that a waiting stage works instead.
+//! Only workers run speculative decodes.
 
 use std::io;
 use std::sync::Arc;
@@ -29,13 +29,10 @@ use crate::codec::{
 use crate::fetch;
 use crate::index::{BlockHasher, NewDigests};
 
-/// Queue length between walker and consumer, plus two for each worker.
-///
-/// More pieces would only leave the processor's caches before they are written. The buffer pool
-/// limits their bytes.
+/// Queue length between walker and consumer, plus two for each worker. More pieces would only leave the
+/// processor's caches before they are written. The buffer pool limits their bytes.
 const MAX_QUEUED_PIECES: usize = 4;
 
-/// Options for decoding a stream.
 #[derive(Debug)]
 pub(super) struct Options {
     /// Format; `None` detects it by magic bytes.
@@ -50,20 +47,16 @@ pub(super) struct Options {
     pub(super) resume: Option<SeekPoint>,
     /// Saved index that may match this stream, for parallel decoding.
     pub(super) saved_index: Option<SavedIndex>,
-    /// Whether the source has a known length.
     pub(super) has_len: bool,
 }
 
-/// Next item of the plain stream.
 #[derive(Debug)]
 pub(super) enum StreamItem {
     /// Format of the stream, before all other items.
     Begin(Compression),
-    /// Point at which decoding can start again.
     SeekPoint(SeekPoint),
     /// Digests of packed bytes, before any bytes decoded from them.
     Digests(NewDigests),
-    /// Next plain bytes.
     Plain(Bytes),
     /// An oddity without data loss.
     Warning(String),
@@ -115,9 +108,7 @@ enum Slot {
 }
 
 impl Drop for PlainStream {
-    /// Cancels waits of the decoder thread, which is joined here.
-    ///
-    /// The caller may hold the memory that the decoder waits for.
+    /// Cancels waits of the decoder thread before its join, because the caller may hold the memory it needs.
     fn drop(&mut self) {
         if let Some(control) = &self.control {
             control.cancel();
@@ -130,10 +121,7 @@ impl Drop for PlainStream {
 }
 
 impl PlainStream {
-    /// Starts to decode `chunks`.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Starts to decode `chunks`. Fails if the system cannot start a thread.
     pub(super) fn start(
         chunks: fetch::Stream,
         options: Options,
@@ -189,10 +177,7 @@ impl PlainStream {
         })
     }
 
-    /// Returns the next item, in stream order. [`StreamItem::End`] is the last.
-    ///
-    /// # Errors
-    /// When bytes cannot be fetched or decoded. All items before the error have been delivered.
+    /// Returns the next item, in stream order, up to [`StreamItem::End`] or an error.
     pub(super) fn next(&mut self) -> Result<StreamItem, Error> {
         loop {
             if let Some(output) = &mut self.output {
@@ -253,8 +238,7 @@ impl PlainStream {
     }
 
     fn verify_checksum(&mut self, expected: u32, packed: Packed) -> Result<(), Error> {
-        // A decoder that ends a checksum without a start is broken, and nothing must pass as
-        // verified.
+        // A checksum that ends without a start is a decoder's bug, and nothing must pass as verified.
         let hash = self.hash.take().ok_or(Error::Interrupted)?;
         let computed = hash.digest();
         if computed == expected {
@@ -272,9 +256,7 @@ impl PlainStream {
     }
 }
 
-/// Reason why the walk ended early.
 enum WalkError {
-    /// The consumer is gone.
     ReceiverClosed,
     Failed(Error),
 }
@@ -297,8 +279,7 @@ struct Walker {
     /// Whether the last packed byte has been read.
     is_at_end: bool,
     packed_len: u64,
-    /// Zero run of packed bytes, if the stream may be endless. Zeros after a packed stream are
-    /// padding.
+    /// Zero run of packed bytes, if the stream may be endless. Zeros after a packed stream are padding.
     zeros: Option<ZeroRun>,
     stats: Arc<Stats>,
 }

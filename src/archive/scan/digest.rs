@@ -1,7 +1,7 @@
 //! SHA-256 of a packed or plain stream, computed in parallel with decoding.
 //!
-//! Hashing takes as long as decoding, or longer, and needs every byte in order. So a separate
-//! thread hashes a reference to each chunk. If its short queue is full, the scan waits.
+//! Hashing takes as long as decoding, or longer, and needs every byte in order, so it has a thread of its
+//! own. If the thread's short queue is full, the scan waits.
 
 use std::io;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,9 +12,7 @@ use ring::digest::{Context, SHA256};
 use crate::base::sha256::Sha256;
 use crate::base::thread::Thread;
 
-/// Maximum number of chunks that wait to be hashed.
-///
-/// Each holds buffers that fetching needs, at most an eighth of them.
+/// Maximum number of chunks that wait to be hashed. Each holds up to an eighth of the fetch buffers.
 const MAX_QUEUED_CHUNKS: usize = 2;
 
 /// Computes the digest of `bytes`.
@@ -26,17 +24,13 @@ pub fn sha256(bytes: &[u8]) -> Sha256 {
     Sha256(digest.as_ref().try_into().expect("32 bytes"))
 }
 
-/// A thread that computes a digest.
 pub(super) struct Digester {
     sender: SyncSender<Bytes>,
     thread: Thread<Option<Sha256>>,
 }
 
 impl Digester {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// Fails if the system cannot start a thread.
     pub(crate) fn start() -> io::Result<Self> {
         let (sender, chunks) = sync_channel::<Bytes>(MAX_QUEUED_CHUNKS);
         let thread = Thread::spawn("tarfs-sha256", move || {
@@ -56,7 +50,6 @@ impl Digester {
         drop(self.sender.send(bytes.clone()));
     }
 
-    /// Returns the digest of all bytes.
     pub(crate) fn finish(self) -> Option<Sha256> {
         drop(self.sender);
         self.thread.join()

@@ -15,7 +15,6 @@ use crate::codec::Compression;
 use crate::index::{MemberError, NewDigests, Problem, Span, TooMuchMemory};
 use crate::tar::Member;
 
-/// Builds an index, and caches spans.
 pub(crate) struct IndexSink<'a> {
     pub(crate) live_index: &'a LiveIndex,
     /// Length of the source, if it is known.
@@ -26,18 +25,15 @@ pub(crate) struct IndexSink<'a> {
     pub(crate) span_cache: Option<&'a SpanCache>,
     /// Layer of the spans in the cache.
     pub(crate) layer: u16,
-    /// Limit on how far this scan runs ahead of the scan pusher.
     pub(crate) lag_limit: &'a LagLimit,
     pub(crate) disk_cache_writer: Option<ScanDiskCache>,
     /// Bytes of the current span, if a cache needs them.
     pub(crate) span_bytes: Option<free_list::RecycledBuffer>,
-    /// Free list that provides their memory.
     pub(crate) free_list: FreeList,
     /// The last span. The next one starts at its end, and probably has the same length.
     pub(crate) last_span: Extent<Plain>,
     /// Whether the index had memory for the last span.
     pub(crate) memory_check: Result<(), TooMuchMemory>,
-    /// Oddities, for the user.
     pub(crate) warnings: Vec<String>,
 }
 
@@ -47,15 +43,11 @@ const MAX_WARNINGS: usize = 100;
 /// Reason to stop the scan. A problem of a single member is none.
 #[derive(Debug)]
 pub(crate) enum IndexSinkError {
-    /// The index is no longer wanted.
     Cancelled,
-    /// The index exceeds its memory limit.
     Memory(TooMuchMemory),
-    /// The archive exceeds the entry limit.
     TooManyEntries {
-        /// Name of the member that exceeds it.
         name: Vec<u8>,
-        /// Offset of its header.
+        /// Offset of the member's header.
         at: Plain,
     },
 }
@@ -153,8 +145,8 @@ impl Sink for IndexSink<'_> {
                 layer: self.layer,
                 span: span.number,
             };
-            // Waits before the cache makes room for this span. At most a third of it may be
-            // unpushed. The pusher has just read the spans it stored last, so they are evicted last.
+            // Waits before the cache makes room for this span. At most a third of it may be unpushed. The
+            // pusher has just read the spans it stored last, so they are evicted last.
             let max_lag = span_cache.available_bytes() / 3;
             if max_lag >= span.plain.len() {
                 self.lag_limit.wait_for_pusher(span.plain.start(), max_lag);

@@ -60,9 +60,7 @@ pub struct Summary {
     pub plain_sha256: Option<Sha256>,
     /// Whether the archive is truncated, which the options allowed.
     pub truncated: bool,
-    /// Number of places with unreadable headers, where members may be lost.
-    ///
-    /// The scan is a success only if this is 0.
+    /// Number of places with unreadable headers, where members may be lost. Only 0 is a success.
     pub damages: u64,
 }
 
@@ -75,8 +73,7 @@ pub enum ScanError<E> {
         error: Error,
         /// Name of the member at which it happened.
         member: Option<Vec<u8>>,
-        /// SHA-256 of the packed bytes, if [`Digest::Compute`] asked for it and all of them
-        /// arrived.
+        /// SHA-256 of the packed bytes, if [`Digest::Compute`] asked for it and all of them arrived.
         sha256: Option<Box<Sha256>>,
     },
     /// The sink stopped the scan.
@@ -86,8 +83,8 @@ pub enum ScanError<E> {
 /// Streams the whole source once into `sink`.
 ///
 /// # Errors
-/// [`ScanError::Archive`] if the source, the packed stream or the archive is at fault. The sink has
-/// then received everything before the fault. [`ScanError::Sink`] with the sink's own reason.
+/// [`ScanError::Archive`] if the source, the packed stream or the archive is at fault, after `sink` has
+/// received everything before the fault. [`ScanError::Sink`] with the sink's own reason.
 pub fn scan<S: Sink>(
     source: &Arc<dyn Source>,
     options: &Options,
@@ -135,17 +132,15 @@ fn check_digest(
     }
 }
 
-/// Plain bytes for each decoding thread, and for the consumer, if buffers are short.
-///
-/// A decoder that decodes ahead (gzip) may hold as many.
+/// Plain bytes for each decoding thread, and for the consumer, if buffers are short. A decoder that decodes
+/// ahead (gzip) may hold as many.
 const PLAIN_BYTES_PER_THREAD: u64 = 8 << 20;
 
 /// Additional plain bytes, for data before everything that is decoded ahead.
 const SERIAL_PLAIN_BYTES: u64 = 2 << 20;
 
-/// Buffer limit that keeps `workers` threads decoding.
-///
-/// Each thread, and the consumer, has one current buffer and another one, which may be long.
+/// Buffer limit that keeps `workers` threads decoding. Each thread, and the consumer, has one current buffer
+/// and another one, which may be long.
 fn plain_soft_limit(workers: usize) -> SoftLimit {
     let holders = workers.saturating_add(1);
     let bytes = PLAIN_BYTES_PER_THREAD.saturating_mul(holders as u64);
@@ -174,13 +169,11 @@ impl StreamRun {
     }
 }
 
-/// A scan in progress.
 struct Scan<'a, S> {
     parser: Parser,
     span_splitter: Option<SpanSplitter>,
     compression: Compression,
-    /// The last two seek points, for resume points. At most a header with its extensions is between
-    /// them and the next member.
+    /// The last two seek points, for resume points. At most headers are between them and the next member.
     seek_points: VecDeque<SeekPoint>,
     plain_len: u64,
     /// Plain bytes before this offset are decoded but not parsed.
@@ -200,7 +193,6 @@ struct Scan<'a, S> {
     skip_policy: SkipPolicy,
     stream_run: StreamRun,
     has_skipped: bool,
-    /// Digester of the plain stream, if its digest is wanted.
     plain_digester: Option<Digester>,
     /// Run of zero bytes in the plain stream, if the stream may be endless.
     zeros: Option<ZeroRun>,
@@ -287,8 +279,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                 event => self.handle_event(event).map_err(ScanError::Sink)?,
             }
         }
-        // After the end of the archive, the stream still has checksums to verify and bytes to
-        // count.
+        // After the end of the archive, the stream still has checksums to verify and bytes to count.
         while self.next_bytes(plain)?.is_some() {}
         Ok(())
     }
@@ -305,8 +296,8 @@ impl<'a, S: Sink> Scan<'a, S> {
         // Packed buffers are last, because fetched data is here and takes time to be released.
         lenders.push(Arc::new(packed.clone()));
         let fetch = fetch::Config {
-            // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if
-            // a unit of decoding spans several chunks.
+            // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a unit of
+            // decoding spans several chunks.
             chunk_len: options.chunk_len.min(half / 8),
             connections: options.connections,
             min_speed: options.min_speed,
@@ -345,9 +336,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         PlainStream::start(chunks, decode, self.stats).map_err(|_| Error::Interrupted)
     }
 
-    /// Whether to skip the rest of a payload.
-    ///
-    /// The scan never skips bytes that it has requested, so it requests no byte twice.
+    /// Whether to skip the rest of a payload. Requested bytes are never skipped, so none is requested twice.
     fn should_skip_payload(&mut self, plain: &PlainStream) -> bool {
         let Some(source_end) = self.end.filter(|_| self.is_plain) else {
             return false;
@@ -379,8 +368,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         (lacking > 0).then_some(end)
     }
 
-    /// Skips to the block in which the payload ends. Nothing from `requested_end` on has been
-    /// requested.
+    /// Skips to the block in which the payload ends. Nothing from `requested_end` on has been requested.
     fn skip_payload(&mut self, requested_end: Packed) -> Result<PlainStream, ScanError<S::Error>> {
         let end = self.payload_end().unwrap_or(self.plain_len);
         let block_len = self.block_len;
@@ -512,7 +500,6 @@ impl<'a, S: Sink> Scan<'a, S> {
         }
     }
 
-    /// Keeps a seek point for resume points.
     fn keep_seek_point(&mut self, seek_point: &SeekPoint) {
         if self.seek_points.len() > 1 {
             self.seek_points.pop_front();
@@ -562,10 +549,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         plain.finished()?.sha256
     }
 
-    /// Ends the current span and member after `error`, because no data follows.
-    ///
-    /// # Errors
-    /// `error`, unless it is a truncation that the options allow.
+    /// Ends the span and member after `error`. Returns it, unless the options allow this truncation.
     fn end_truncated(
         &mut self,
         plain: &mut PlainStream,

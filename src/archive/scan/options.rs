@@ -21,8 +21,7 @@ pub struct Options {
     pub tar: tar::Options,
     /// Whether a truncated archive counts as complete.
     pub allow_truncated: bool,
-    /// Whether the scan makes seek points, span hashes, digests of packed blocks, and the content
-    /// ID.
+    /// Whether the scan makes seek points, span hashes, digests of packed blocks, and the content ID.
     pub spans: bool,
     /// Maximum number of requests in flight.
     pub connections: usize,
@@ -38,41 +37,27 @@ pub struct Options {
     pub lenders: Vec<Arc<dyn Reclaim>>,
     /// Number of threads for data that can be decoded out of order.
     pub workers: usize,
-    /// Whether the scan may skip large payloads of an uncompressed archive.
-    ///
-    /// Skipped bytes have no hashes, and the source has no content ID. It takes effect only if a
-    /// strong validator pins the source's version.
+    /// Whether to skip large payloads of an uncompressed archive, if a strong validator pins its version.
+    /// Skipped bytes have no hashes, and the source has no content ID.
     pub allow_skipping: bool,
-    /// Whether the sink receives [resume points](super::Sink::resume_point).
-    ///
-    /// The scan then uses no saved index.
+    /// Whether the sink receives [resume points](super::Sink::resume_point). Disables `saved_index`.
     pub resume_points: bool,
-    /// Point at which to resume; `None` starts at the front.
-    ///
-    /// Excludes `spans` and digests. Checksums that also cover earlier parts of the stream are not
-    /// verified.
+    /// Point at which to resume; `None` starts at the front. Excludes `spans` and digests. Checksums that
+    /// also cover earlier parts of the stream are not verified.
     pub resume: Option<ResumePoint>,
-    /// SHA-256 of the packed bytes.
-    ///
-    /// Prevents skipping. A source that is known by its digest always expects it
-    /// ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
+    /// SHA-256 of the packed bytes; prevents skipping. Always expected of a source that is known by its
+    /// digest ([`Fingerprint::sha256`](crate::source::Fingerprint::sha256)).
     pub sha256: Digest,
-    /// SHA-256 of the whole plain stream.
-    ///
-    /// A source can name the expected one
-    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)). Excludes
-    /// `resume`.
+    /// SHA-256 of the whole plain stream; excludes `resume`. A source can name the expected one
+    /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)).
     pub plain_sha256: Digest,
-    /// Saved index of this version of the source, if there is one.
-    ///
-    /// With it, all workers decode a stream that otherwise must be decoded from the front. Not used
-    /// if `spans` are wanted.
+    /// Saved index of this version of the source, if there is one; not used if `spans` are wanted. With it,
+    /// all workers decode a stream that otherwise must be decoded from the front.
     pub saved_index: Option<SavedIndex>,
 }
 
 impl Default for Options {
-    /// Scans the whole archive, for a sink that wants only members. Uses 128 MiB of memory and one
-    /// decoding thread.
+    /// Scans the whole archive for its members, with 128 MiB of memory and one decoding thread.
     fn default() -> Self {
         Self {
             compression: None,
@@ -97,9 +82,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns these options with the digests that `source` names.
-    ///
-    /// An explicit choice for a digest has precedence.
+    /// Returns these options with the digests that `source` names, unless they choose one explicitly.
     pub(crate) fn for_source(&self, source: &dyn Source) -> Self {
         let fingerprint = source.fingerprint();
         let expected = |asked, known: Option<Sha256>| match (asked, known) {
@@ -134,14 +117,11 @@ pub enum Digest {
 
 /// Minimum memory of a scan, in bytes.
 ///
-/// Half of it must hold everything that a decoder needs before its first output, including the
-/// chunks at both ends. A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up
-/// to 8 MiB packed and plain.
+/// Half of it must hold everything that a decoder needs before its first output, and the chunks at both ends.
+/// A zstd frame has up to 9 MiB of packed bytes. A block of legacy lz4 has up to 8 MiB packed and plain.
 pub const MIN_MEMORY: u64 = 32 << 20;
 
-/// Memory required by a decoder whose state takes `needed_bytes`.
-///
-/// Decoders can borrow three quarters of the memory, see [`Reclaim`].
+/// Memory for a decoder state of `needed_bytes`. Decoders can borrow three quarters of it, see [`Reclaim`].
 pub fn memory_for_state(needed_bytes: u64) -> u64 {
     needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
 }

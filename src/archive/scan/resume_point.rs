@@ -34,8 +34,7 @@ const FORMATS: [Compression; 6] = [
 ];
 
 impl ResumePoint {
-    /// Encodes for [`ResumePoint::decode`]: numbers of eight bytes, and strings with their lengths
-    /// in front.
+    /// Encodes for [`ResumePoint::decode`]: numbers of eight bytes, and strings with their lengths in front.
     pub fn encode(&self) -> Vec<u8> {
         let point = &self.seek_point;
         let format = FORMATS

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-/// Payloads with fewer missing bytes are streamed. That takes little time and gives their bytes
-/// hashes.
+/// Payloads with fewer missing bytes are streamed, which takes little time and gives their bytes hashes.
 const MIN_SKIP_BYTES: u64 = 8 << 20;
 
 /// Minimum of missing bytes for a skip while the speed of the source is unknown.
@@ -12,10 +11,7 @@ const MIN_SKIP_BYTES_UNMEASURED: u64 = 64 << 20;
 /// Minimum length of a run that measures the speed of the source.
 const MIN_SAMPLE_BYTES: u64 = 8 << 20;
 
-/// Cost of a skip, in round trips.
-///
-/// One round trip brings no data. Then it takes some more until requests are as many and as long as
-/// before.
+/// Cost of a skip, in round trips: one without data, and some until requests are as many and long as before.
 const SKIP_COST_ROUND_TRIPS: u32 = 3;
 
 /// Speed of the source, measured in runs of streaming.

@@ -9,12 +9,9 @@ use crate::codec::seek_point::{MAX_SPAN_LEN, MIN_SPAN_LEN};
 use crate::codec::{SeekPoint, UNKNOWN_PLAIN};
 use crate::index::Span;
 
-/// Maximum number of bytes that are hashed at once.
-///
-/// They fit into the processor's cache, for the copy that follows.
+/// Maximum number of bytes hashed at once. They fit into the processor's cache, for the copy that follows.
 const MAX_PIECE_BYTES: usize = 128 << 10;
 
-/// Splitter with its current span.
 pub(super) struct SpanSplitter {
     number: u32,
     start: Plain,
@@ -38,11 +35,8 @@ impl SpanSplitter {
         }
     }
 
-    /// Starts a span at a seek point, unless the point is redundant.
-    ///
-    /// A decoder whose jobs run out of order does not know the plain offset, and offers too many
-    /// points. A point closer than [`MIN_SPAN_LEN`] to the last one is dropped if it has no window,
-    /// because the last one can replace it.
+    /// Starts a span at a seek point, unless it has no window and is closer than [`MIN_SPAN_LEN`] to the last
+    /// one, which can replace it. Decoders with jobs out of order do not know the offset, and offer too many.
     pub(super) fn add_seek_point<S: Sink>(&mut self, seek_point: SeekPoint, sink: &mut S) {
         let here = Plain(self.start.0 + self.len);
         debug_assert!([here, UNKNOWN_PLAIN].contains(&seek_point.plain));
@@ -60,7 +54,6 @@ impl SpanSplitter {
         });
     }
 
-    /// Adds the next bytes of the stream.
     pub(super) fn push<S: Sink>(&mut self, bytes: &Bytes, sink: &mut S) {
         let mut rest = bytes.clone();
         while !rest.is_empty() {
@@ -75,13 +68,8 @@ impl SpanSplitter {
         }
     }
 
-    /// Skips the next `len` bytes of an uncompressed stream, and adds spans without hashes for
-    /// them.
-    ///
-    /// A server or a header can claim any length, so this checks the sink's memory.
-    ///
-    /// # Errors
-    /// When the sink has no memory for another span.
+    /// Skips `len` bytes of an uncompressed stream, as spans without hashes. Fails if the sink has no memory
+    /// for another span, because a server or a header can claim any length.
     pub(super) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
         self.end_span(sink);
         let end = self.start.0 + len;
@@ -170,7 +158,6 @@ mod tests {
         }
     }
 
-    /// Next item of a stream.
     #[derive(Clone, Copy, Debug)]
     enum Next {
         Bytes(u64),

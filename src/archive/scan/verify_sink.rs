@@ -64,10 +64,8 @@ impl VerifySink {
         Self::default()
     }
 
-    /// Verifies an archive as [`VerifySink::new`] does, and compares each span with its hash in
-    /// `index`.
-    ///
-    /// The scan needs [`spans`](crate::archive::scan::Options::spans), and must not skip payloads.
+    /// Verifies as [`VerifySink::new`] does, and compares each span with its hash in `index`. The scan needs
+    /// [`spans`](crate::archive::scan::Options::spans), and must not skip payloads.
     pub fn with_index(index: Arc<Index>) -> Self {
         Self {
             comparison: Some(IndexComparison {
@@ -105,7 +103,6 @@ impl VerifySink {
 }
 
 impl IndexComparison {
-    /// Hashes the next plain bytes.
     fn add_bytes(&mut self, mut bytes: &[u8]) {
         // Bytes after the last span are found by the comparison of lengths.
         while let Some(extent) = self.index.span_extent(self.span) {

@@ -2,24 +2,18 @@
 
 use crate::archive::error::{Error, MAX_ZERO_BYTES};
 
-/// Counts consecutive zeros.
 #[derive(Debug, Default)]
 pub(super) struct ZeroRun {
     bytes: u64,
 }
 
 impl ZeroRun {
-    /// Adds the next bytes.
-    ///
-    /// # Errors
-    /// [`Error::EndlessZeros`] if there are more than [`MAX_ZERO_BYTES`] in a row. Every later call
-    /// that adds zeros fails, too.
+    /// Adds the next bytes. With more than [`MAX_ZERO_BYTES`] in a row, this and later calls with zeros fail.
     pub(super) fn add(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if bytes.iter().all(|&byte| byte == 0) {
             self.bytes = self.bytes.saturating_add(bytes.len() as u64);
         } else {
-            // Zeros after the last other byte may be the content of a member that begins in these
-            // bytes.
+            // Zeros after the last other byte may be the content of a member that begins in these bytes.
             self.bytes = 0;
         }
         if self.bytes > MAX_ZERO_BYTES {
