@@ -1,7 +1,6 @@
 //! Several archives as one tree: the layers of an image, or of an overlay.
 //!
-//! Each layer keeps its own index and bytes. Opening merges their indexes into one. All modules above see one
-//! index like any other.
+//! Opening merges the indexes of the layers into one, which all modules above use like any other.
 
 mod merge;
 mod open;

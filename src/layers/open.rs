@@ -50,13 +50,11 @@ pub enum LayeredArchiveError {
 }
 
 impl LayeredArchive {
-    /// Opens `layers`, from the bottom, and merges them as `whiteouts` says.
-    ///
-    /// They share the memory of `options`. The limit on entries holds for each layer, and for all together.
+    /// Opens `layers`, from the bottom, and merges them as `whiteouts` says. They share the memory of
+    /// `options`. The limit on entries holds for each layer, and for all together.
     ///
     /// # Errors
-    /// When a layer cannot be opened, or the merge fails. Reports the lowest failed layer of those that were
-    /// tried.
+    /// When a layer cannot be opened, or the merge fails. Reports the lowest failed layer of those tried.
     pub fn open(
         layers: &[Layer],
         options: &OpenOptions,
@@ -97,7 +95,6 @@ impl LayeredArchive {
     }
 }
 
-/// Opens layers on several threads.
 #[derive(Debug)]
 struct Opener {
     /// Each with its number from the bottom.
@@ -161,7 +158,6 @@ impl Opener {
         Ok(layers)
     }
 
-    /// Opens the next layer of the queue, until the queue is empty.
     fn open_from_queue(&self, options: &OpenOptions) {
         loop {
             let layer = {

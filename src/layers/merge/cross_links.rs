@@ -1,9 +1,8 @@
 //! Finds targets of hard links that a layer does not contain yet; pure.
 //!
 //! The search walks the layers below name by name, because a merged tree for each layer with such links would
-//! take long to build. It caches the directories and names it finds. The work of a merge is bounded.
-//! Otherwise layers with thousands of directories on each path, crossed again and again by symbolic links,
-//! could make it very long.
+//! take long to build. It caches directories and names. The work of a merge is bounded, because symbolic
+//! links could cross layers with thousands of directories on each path again and again.
 
 use std::collections::HashMap;
 
@@ -15,15 +14,13 @@ use crate::index::{
     UnresolvedLink, WhiteoutFormat,
 };
 
-/// Maximum work that the targets of all hard links of a merge share.
+/// Maximum work that the targets of all hard links of a merge share, which takes a few seconds.
 ///
-/// A step to a name costs 1, and 1 more for each layer that is searched for the name. All of it takes a few
-/// seconds. An image of 100 layers with such links in 50 directories of each layer needs about a tenth.
+/// A step to a name costs 1, and 1 more for each layer searched. An image of 100 layers with such links in 50
+/// directories of each layer needs about a tenth.
 pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
 
-/// Additional work for each hard link, enough for a target in a cached directory.
-///
-/// So simple targets are found even if other links have used up the shared work.
+/// Work of each link before it uses the shared work, so that a target in a cached directory is found.
 const WORK_PER_LINK: u64 = 64;
 
 /// Problem text for a link without a target. The link has replaced the entry at its path.
@@ -48,7 +45,6 @@ pub(super) fn problem_at(directory: ArchivePath, name: &[u8], what: &str) -> Pro
     }
 }
 
-/// The target of a hard link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
     Entry(LayerIno),
@@ -56,11 +52,9 @@ pub(super) enum Target {
     Link(u32),
     /// There is no entry, or it is a directory.
     Missing,
-    /// The search exceeds the remaining work.
     TooMuchWork,
 }
 
-/// The remaining work.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkBudget {
     /// Of all links.
@@ -83,7 +77,6 @@ impl WorkBudget {
     }
 }
 
-/// Why a walk stops before its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WalkError {
     #[error("the path ends early")]
@@ -143,7 +136,6 @@ fn find_links<'a>(
     Ok(())
 }
 
-/// Records that link `name` in `directory` of layer `number` has no target.
 fn note_missing_target(
     layers: &mut Layers<'_>,
     number: u32,
@@ -166,9 +158,8 @@ fn note_missing_target(
     }
 }
 
-/// Finds the targets of `links` of layer `number`, sorted by directory and name.
-///
-/// Searches the layers below first, and then the final tree of the layer itself.
+/// Finds the targets of `links` of layer `number`, sorted by directory and name. Searches the layers below
+/// first, and then the final tree of the layer itself.
 fn find_targets(
     layers: &Layers<'_>,
     number: u32,
@@ -229,13 +220,11 @@ pub(super) struct Resolver<'r, 'a> {
     charge: Charge,
 }
 
-/// A cached directory.
 struct Directory {
     parts: Parts,
     names: HashMap<Box<[u8]>, LookupResult>,
 }
 
-/// The result of looking up a name.
 #[derive(Clone, Copy, Debug)]
 enum LookupResult {
     /// A directory, by its number.
@@ -269,7 +258,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
     }
 
-    /// The target of a hard link to the path `target`.
     pub(super) fn find_target(&mut self, target: &[u8]) -> Result<Target, TooMuchMemory> {
         self.work.link = WORK_PER_LINK;
         match self.find(target) {
@@ -299,7 +287,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
         Some(Target::Link(u32::try_from(found.ok()?).ok()?))
     }
 
-    /// The number of the directory at `path`.
     fn find_directory(&mut self, path: ArchivePath) -> Result<u32, WalkError> {
         if let Some(&known) = self.paths.get(&path) {
             return known.ok_or(WalkError::Missing);
@@ -314,7 +301,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
         found.ok_or(WalkError::Missing)
     }
 
-    /// The parts of `name` in a directory.
     fn look_up(&mut self, directory: u32, name: &[u8]) -> Result<Parts, WalkError> {
         let directory = self.directories.get(directory as usize);
         let parts = &directory.ok_or(WalkError::Missing)?.parts;
@@ -330,7 +316,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
         Ok(parts.iter().filter_map(own).collect())
     }
 
-    /// Looks `name` up in directory `parent`, and caches the result.
     fn look_up_and_remember(
         &mut self,
         parent: u32,
@@ -360,7 +345,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
 }
 
 impl resolve::Tree for Resolver<'_, '_> {
-    /// Its number.
     type Directory = u32;
     type Error = WalkError;
 

@@ -38,7 +38,6 @@ pub(super) type Parts = Vec<LayerIno>;
 pub(super) enum LayerAction {
     /// Hides the entry of the layers below.
     Remove,
-    /// Contains this entry.
     Entry(Ino),
     /// Contains a hard link to this entry of a lower layer.
     Link(LayerIno),
@@ -134,7 +133,6 @@ impl<'a> Layers<'a> {
         parts.get(lowest..).unwrap_or_default()
     }
 
-    /// The parts of `name` in the directory with `parts`.
     pub(super) fn look_up(&self, parts: &[LayerIno], name: &[u8]) -> Parts {
         let mut named = Parts::new();
         for &part in self.visible(parts) {
@@ -171,7 +169,6 @@ impl<'a> Layers<'a> {
         actions
     }
 
-    /// The removals of directory `part`.
     fn removals_in(&self, part: LayerIno) -> &[Removal<'a>] {
         let removals = self.removals.get(part.layer as usize);
         rows_of(removals, part.ino, |&(directory, _)| directory)
@@ -182,7 +179,6 @@ impl<'a> Layers<'a> {
         removals.is_some_and(|removals| removals.binary_search(&(part.ino, name)).is_ok())
     }
 
-    /// The hard links to lower layers in directory `part`.
     pub(super) fn links_in(&self, part: LayerIno) -> &[Link<'a>] {
         let links = self.links.get(part.layer as usize);
         rows_of(links, part.ino, |&(directory, ..)| directory)

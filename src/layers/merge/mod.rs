@@ -1,10 +1,7 @@
 //! Merges the trees of layers, from the bottom, into one; pure.
 //!
-//! A directory over a directory has the names of both. It has the attributes of the upper one, unless that is
-//! only implied. Anything else replaces the entry below it. A whiteout hides entries of the layers below, and
-//! never of its own layer.
-//!
-//! A mount, a listing and `materialize` use this tree.
+//! A directory over a directory has the names of both, and the attributes of the upper one, unless only
+//! implied. Anything else replaces the entry below. A whiteout hides entries of lower layers, not of its own.
 
 mod cross_links;
 mod layer_stack;
@@ -17,9 +14,8 @@ use crate::index::{
 use cross_links::{MAX_SHARED_WORK, WorkBudget, link_layers, problem_at};
 use layer_stack::{LayerAction, Layers, Parts, roots};
 
-/// Merges `layers`, from the bottom; without layers the tree is empty.
-///
-/// The memory of the merge counts against `limit`, and that of the tree does while it lives.
+/// Merges `layers`, from the bottom; without layers the tree is empty. The memory of the merge counts against
+/// `limit`, and that of the tree does while it lives.
 ///
 /// # Errors
 /// When there are too many entries for one tree, or the merge exceeds the limit.
@@ -81,13 +77,10 @@ fn origin(layers: &[&Index], whiteouts: WhiteoutFormat) -> Origin {
     }
 }
 
-/// Makes the plan of the merged tree.
 struct Planner<'a, 'l> {
     layers: &'l Layers<'a>,
     plan: MergePlan<'a>,
-    /// Parts of directories whose names are not planned yet.
-    ///
-    /// Each has the directory's number in the plan. Parts of a directory are in order from the bottom.
+    /// Parts of directories with unplanned names, from the bottom, with the directory's number in the plan.
     pending: Vec<(u32, LayerIno)>,
     /// The memory of the plan and the pending directories.
     charge: Charge,
@@ -152,7 +145,6 @@ impl<'a> Planner<'a, '_> {
         Ok(())
     }
 
-    /// Plans the names of a directory with `parts`.
     fn plan_names(&mut self, directory: u32, parts: &[LayerIno]) -> Result<(), MergeError> {
         let layers = self.layers;
         let mut named = Parts::new();
@@ -235,7 +227,6 @@ mod tests {
         ]
     }
 
-    /// The layers of `members`, from the bottom.
     fn layers(members: &[&[Member]]) -> Vec<Index> {
         let layers = members.iter();
         layers
@@ -304,7 +295,6 @@ mod tests {
         assert_eq!(problems(&merged), missing);
     }
 
-    /// A path of `depth` directories.
     fn path(depth: usize) -> String {
         vec!["d"; depth].join("/")
     }
