@@ -28,14 +28,10 @@ use crate::source::{
 };
 use crate::tar;
 
-/// Divisor of the memory for the archives that enclose SOURCE.
-///
-/// Of an uncompressed one, only the index needs memory.
+/// Divisor of the memory for archives that enclose SOURCE. Uncompressed ones need memory only for the index.
 const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
 
-/// Starts to display the progress of indexing, until its result is dropped.
-///
-/// Receives the length of the packed bytes, if known, and the counters of the scan.
+/// Displays the progress of indexing until its result is dropped, from the packed length and scan counters.
 pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send> + Send + Sync>;
 
 /// Settings with which a SOURCE is opened.
@@ -47,10 +43,8 @@ pub struct OpenContext {
     pub source: source::Options,
     /// Location whose host receives the headers; see [`SourceSpec::origin`].
     pub headers_origin: String,
-    /// Options of the archives of SOURCE.
-    ///
-    /// Enclosing archives share the memory of the scan. [`archive_options`](Self::archive_options) sets the
-    /// digest and the options of layers.
+    /// Options of the archives of SOURCE; enclosing archives share the memory of the scan.
+    /// [`archive_options`](Self::archive_options) sets the digest and the options of layers.
     pub archive: OpenOptions,
     /// Whether decoded data of compressed enclosing archives is cached on disk.
     pub enclosing_disk_cache: DiskCacheMode,
@@ -129,9 +123,7 @@ impl OpenContext {
         self.open_with(tree, Archive::open)
     }
 
-    /// Opens `tree`, and returns when the scan of a single archive has found its first member.
-    ///
-    /// See [`Archive::open_early`]. Layers are indexed completely.
+    /// Opens `tree` as [`open`](Self::open) does, but a single archive as [`Archive::open_early`] does.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -312,7 +304,6 @@ impl OpenContext {
         }
     }
 
-    /// Opens the file or URL at `location`.
     fn open_location(&self, location: &OsStr) -> Result<Arc<dyn Source>, Error> {
         let location = location.to_str().ok_or(Error::NotUtf8)?;
         if location.is_empty() {
@@ -327,9 +318,8 @@ impl OpenContext {
         Ok(self.network.block_on(source::open(location, options))?)
     }
 
-    /// Returns the version at `url` that the mount shows, if this process continues it.
-    ///
-    /// Of the versions with saved indexes, takes the one used last.
+    /// Returns the version at `url` that the mount shows, if this process continues it. Of the versions with
+    /// saved indexes, takes the one used last.
     fn known_version(&self, url: &str) -> Option<Fingerprint> {
         let shown = self.shown_version.as_ref()?;
         let locator = source::locator(url)?;
@@ -356,8 +346,7 @@ impl OpenContext {
         source: Arc<dyn Source>,
         memory: u64,
     ) -> Result<Archive, Error> {
-        // Its source counts what is read, and decoded bytes are not counted. The user wants the progress of
-        // the layers.
+        // The user wants the progress of the layers. Decoded bytes are not counted; the source counts reads.
         let stats = Arc::new(Stats::default());
         let options = OpenOptions {
             scan: scan::Options {

@@ -11,10 +11,8 @@ use crate::source;
 /// Separator before a member's path, as in Java's `jar:` URLs.
 const MEMBER_SEPARATOR: &str = "!/";
 
-/// A parsed SOURCE: an archive, a part of another source, or an image.
-///
-/// Every text is valid. A text without a known prefix is a path or a URL, so a file with such a name can be
-/// written as `./tar:name`.
+/// A parsed SOURCE: an archive, a part of another source, or an image. Every text is valid. Without a known
+/// prefix it is a path or a URL, so a file `tar:name` is `./tar:name`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SourceSpec {
     /// A path, a URL, or `-` for standard input.
@@ -35,10 +33,8 @@ pub enum SourceSpec {
         /// Number of bytes; `None` for all up to the end.
         len: Option<u64>,
     },
-    /// An image: `oci:DIR[:TAG]`, `oci-archive:OUTER[:TAG]` or `docker-archive:OUTER[:NAME]`.
-    ///
-    /// The first colon after DIR or OUTER ends it. In a URL, this is the first one after host and port. A
-    /// colon inside a URL must be written as `%3A`.
+    /// An image: `oci:DIR[:TAG]`, `oci-archive:OUTER[:TAG]` or `docker-archive:OUTER[:NAME]`. The first colon
+    /// after DIR or OUTER ends it, in a URL after host and port. Others in a URL are `%3A`.
     Image {
         /// How the image is stored.
         transport: Transport,
@@ -210,10 +206,8 @@ impl SourceSpec {
         }
     }
 
-    /// Returns it with an absolute path.
-    ///
-    /// It is unchanged if its text would then be parsed differently, for example because of a colon in the
-    /// name of the current directory.
+    /// Returns it with an absolute path, or unchanged if its text would then be parsed differently, for
+    /// example because of a colon in the name of the current directory.
     #[must_use]
     pub fn absolute(&self) -> Self {
         let mut absolute = self.clone();
