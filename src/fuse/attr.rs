@@ -24,7 +24,6 @@ pub struct Ownership {
     pub umask: u32,
 }
 
-/// The attributes of `entry` with the mode `mode` and the inode number `inode`.
 pub(super) fn attributes(
     entry: Entry<'_>,
     mode: u32,

@@ -6,14 +6,14 @@ use std::fs;
 
 use crate::base::passwd::IdMap;
 
-/// The bit of `CAP_SYS_ADMIN` (`linux/capability.h`).
+/// Bit number (`linux/capability.h`).
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// The bit of SIGKILL in a mask of signals. The kernel sets it for any fatal signal without a core dump.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// The bits of the signals that end a process with a core dump by default: QUIT, ILL, TRAP, ABRT,
-/// BUS, FPE, SEGV, XCPU, XFSZ and SYS (signal(7)).
+/// The bits of the signals that end a process with a core dump by default: QUIT, ILL, TRAP, ABRT, BUS, FPE,
+/// SEGV, XCPU, XFSZ and SYS (signal(7)).
 const CORE_DUMP_BITS: u64 =
     1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 

@@ -36,12 +36,9 @@ const MAX_REQUEST_BYTES: u32 = 1 << 20;
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// Maximum number of file systems below a mount with passthrough.
-///
-/// One is the backing files' own. With a depth of 2 the kernel would allow no overlay on top.
+/// Maximum number of file systems below a mount with passthrough. With 2, no overlay could be on top.
 const MAX_STACK_DEPTH: u32 = 1;
 
-/// Longest name that statfs(2) reports.
 const NAME_MAX_BYTES: usize = 255;
 
 /// Request of ioctl(2) that reads the flags of chattr(1) (`linux/fs.h`).
@@ -50,10 +47,8 @@ const FS_IOC_GETFLAGS: u32 = opcode::read::<c_long>(b'f', 1);
 /// Request of ioctl(2) that reads these flags and more as a `struct fsxattr`.
 const FS_IOC_FSGETXATTR: u32 = opcode::read::<[u8; FSXATTR_BYTES]>(b'X', 31);
 
-/// Bytes of a `struct fsxattr`.
 const FSXATTR_BYTES: usize = 28;
 
-/// The pending replies of a filesystem that shows `content`.
 fn new_pending_replies(
     content: &Arc<dyn Volume>,
     timeout: Duration,
@@ -81,16 +76,13 @@ pub struct TarFilesystem {
     lists_trusted: bool,
     /// The capability bits that the kernel offers. Set when the kernel connects.
     pub(super) capabilities: Arc<OnceLock<u64>>,
-    /// Opens and reads backing files. With it, files are opened with handles.
+    /// Opens and reads backing files. Files are then opened with handles.
     pub(super) backing_io: Option<BackingFileIo>,
-    /// Fails pending replies that time out. Runs once the filesystem is mounted.
     watchdog: Option<Watchdog>,
 }
 
 impl TarFilesystem {
-    /// A filesystem that shows `content` as `subtree` and `options` say.
-    ///
-    /// `stats` counts the bytes that readers get.
+    /// A filesystem that shows `content` as `subtree` and `options` say. `stats` counts the bytes read.
     pub fn new(
         content: Arc<dyn Volume>,
         subtree: Subtree,
@@ -129,9 +121,7 @@ impl TarFilesystem {
         }
     }
 
-    /// Sets the timeout of pending replies.
-    ///
-    /// A request fails with ETIMEDOUT when nothing was fetched or decoded for it for `timeout`.
+    /// Fails a request with ETIMEDOUT when nothing was fetched or decoded for it for `timeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         let state = Arc::make_mut(&mut self.state);
@@ -155,7 +145,6 @@ impl TarFilesystem {
         self
     }
 
-    /// Starts the thread that fails pending replies on timeout.
     pub(super) fn with_watchdog(mut self) -> io::Result<Self> {
         self.watchdog = Some(Watchdog::start(&self.state.pending_replies)?);
         Ok(self)
@@ -173,7 +162,7 @@ impl TarFilesystem {
         Ok(self)
     }
 
-    /// Lists the files of the priming directory in one reply.
+    /// Lists the priming directory in one reply.
     fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         if offset == 0 {
             let index = self.content.index();
@@ -516,9 +505,7 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    /// Returns an empty list if no attribute is shown.
-    ///
-    /// With ENOSYS, tar(1) and getfattr(1) would print an error for every file.
+    /// An empty list if none is shown, because at ENOSYS tar(1) and getfattr(1) print an error a file.
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
         let index = self.content.index();
@@ -533,9 +520,7 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    /// Reports that files have no flags such as "immutable".
-    ///
-    /// Without this reply lsattr(1) and chattr(1) fail, also on an overlay.
+    /// Reports no flags, because lsattr(1) and chattr(1) would fail otherwise, also on an overlay.
     fn ioctl(
         &self,
         _req: &Request,
@@ -555,9 +540,7 @@ impl Filesystem for TarFilesystem {
         reply.ioctl(0, zeros.get(..len).unwrap_or(&zeros));
     }
 
-    /// ENOSYS tells the kernel to allow every access without asking again.
-    ///
-    /// The kernel asks only without `default_permissions`, when every user of the mount may read all.
+    /// ENOSYS allows every access. The kernel asks only without `default_permissions`.
     fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }

@@ -3,13 +3,12 @@
 use super::subtree::Subtree;
 use crate::index::{Entry, Index};
 
-/// Longest name that the kernel accepts in a listing (`FUSE_NAME_MAX`). A longer one makes it reject
-/// the whole listing. A lookup of such a name fails, too.
+/// Longest name in a listing (`FUSE_NAME_MAX`). The kernel rejects a listing with a longer name.
 const FUSE_NAME_MAX_BYTES: usize = 1024;
 
 /// Calls `add` for each entry of `directory` from `offset` on, until `add` is full.
 ///
-/// `add` gets the offset of the next entry, too. `.` has offset 0, `..` has 1, and the names follow.
+/// `add` also gets the next entry's offset. `.` has offset 0, `..` has 1, and the names follow.
 pub(super) fn list<'a>(
     subtree: Subtree,
     index: &'a Index,
@@ -36,7 +35,6 @@ pub(super) fn list<'a>(
     }
 }
 
-/// Whether the kernel accepts `name` in a listing.
 pub(super) fn is_listable_name(name: &[u8]) -> bool {
     name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
 }

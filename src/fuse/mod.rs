@@ -1,15 +1,14 @@
 //! The FUSE filesystem: decodes requests, calls the archive, and replies.
 //!
-//! A [`TarFilesystem`] answers the kernel from an index and from a [`Volume`](crate::archive::Volume). A [`Mount`] attaches it
-//! to the directory tree and unmounts it.
+//! A [`TarFilesystem`] answers from an index and a [`Volume`](crate::archive::Volume). A [`Mount`] attaches
+//! it to the directory tree.
 //!
-//! The archive does not change, so names, negative entries, attributes and links have a TTL of a
-//! year. Directories need no open, and neither do files without [`BackingFiles`]. During the scan a
-//! later member may replace an earlier one, so the TTL is a second until the scan ends, and the
-//! daemon invalidates attributes that change.
+//! The archive does not change, so names, negative entries, attributes and links have a TTL of a year.
+//! Directories need no open, nor do files without [`BackingFiles`]. During the scan a later member may
+//! replace an earlier one, so the TTL is a second, and the daemon invalidates attributes that change.
 //!
-//! A request thread never waits. It replies at once, or passes the request on with its reply: reads
-//! to the archive's own threads, and names that are not indexed yet to the scan.
+//! A request thread never waits. It replies at once, or passes the reply on: reads to the archive's threads,
+//! names that are not indexed yet to the scan.
 
 mod attr;
 mod caller;

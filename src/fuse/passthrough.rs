@@ -1,9 +1,9 @@
 //! Backing files: complete copies of files on local disk, and FUSE passthrough to them.
 //!
-//! With backing files, each open has a handle, counted by inode. With passthrough the kernel reads a
-//! backing file by itself. An open uses passthrough if the copy is complete and no handle of the
-//! inode reads through the page cache, because the kernel refuses to mix the two. Otherwise the kernel
-//! sends read requests, and the daemon answers them from the backing file once that exists.
+//! With backing files, each open has a handle, counted by inode. With passthrough the kernel reads a backing
+//! file by itself. An open uses it if the copy is complete and no handle of the inode reads through the page
+//! cache, because the kernel refuses to mix the two. Otherwise the daemon answers read requests, from the
+//! backing file once that exists.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -38,7 +38,6 @@ pub trait BackingFiles: Send + Sync + fmt::Debug + 'static {
     fn request_copy(&self, ino: Ino);
 }
 
-/// The open inodes of a mount, and how each is read.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     backing_files: Arc<dyn BackingFiles>,
@@ -57,10 +56,9 @@ pub(super) struct BackingFileIo {
     workers: ThreadPool,
 }
 
-/// An open inode.
 #[derive(Debug)]
 struct OpenInode {
-    /// Number of handles, at least one.
+    /// At least one.
     handle_count: u64,
     mode: ReadMode,
 }
@@ -70,15 +68,11 @@ struct OpenInode {
 enum ReadMode {
     /// The kernel reads the backing file.
     Passthrough(Arc<BackingId>),
-    /// The kernel sends requests. They are answered from the backing file if there is one.
+    /// The daemon answers requests, from the backing file if there is one.
     Requests(Option<Arc<File>>),
 }
 
 impl BackingFileIo {
-    /// Starts the threads. No inode is open yet.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
     pub(super) fn new(backing_files: Arc<dyn BackingFiles>, stats: Arc<Stats>) -> io::Result<Self> {
         Ok(Self {
             open_files: Arc::new(OpenFiles {
@@ -113,8 +107,8 @@ impl BackingFileIo {
 
     /// Reads `len` bytes at `offset` of the backing file of `ino`, and passes them to `done`.
     ///
-    /// Passes `None` if it cannot be read, and returns `done` if there is none. Never waits. The range
-    /// must be inside the file.
+    /// Passes `None` on an error, and returns `done` without a backing file. Never waits.
+    /// The range must be inside the file.
     pub(super) fn read<D>(&self, ino: Ino, offset: u64, len: u32, done: D) -> Option<D>
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
@@ -145,7 +139,6 @@ impl BackingFileIo {
 }
 
 impl OpenFiles {
-    /// Records whether the kernel offered passthrough at the start of the session.
     pub(super) fn set_passthrough_offered(&self, is_offered: bool) {
         let is_enabled = &self.is_passthrough_enabled;
         is_enabled.store(is_offered, Ordering::Relaxed);
@@ -181,7 +174,6 @@ impl OpenFiles {
         }
     }
 
-    /// Adds a handle of `ino` if it is open.
     fn add_handle_if_open(&self, ino: Ino) -> Option<ReadMode> {
         let mut inodes = self.inodes.lock();
         let found = inodes.get_mut(&ino)?;
@@ -219,7 +211,6 @@ impl OpenFiles {
         }
     }
 
-    /// Removes a handle of `ino`.
     pub(super) fn release(&self, ino: Ino) {
         let mut inodes = self.inodes.lock();
         let Entry::Occupied(mut found) = inodes.entry(ino) else {
@@ -234,7 +225,6 @@ impl OpenFiles {
         }
     }
 
-    /// The open backing file for read requests of `ino`.
     fn backing_file(&self, ino: Ino) -> Option<Arc<File>> {
         match &self.inodes.lock().get(&ino)?.mode {
             ReadMode::Requests(file) => file.clone(),
@@ -243,7 +233,7 @@ impl OpenFiles {
         }
     }
 
-    /// Opens the backing file of `ino`, which became complete after the inode was opened.
+    /// Opens the backing file of `ino`, which became complete after the inode's open.
     fn open_backing_file(&self, ino: Ino) -> Option<Arc<File>> {
         let file = Arc::new(self.backing_files.open(ino)?);
         if let Some(open) = self.inodes.lock().get_mut(&ino)
@@ -284,7 +274,6 @@ fn read_cached(file: &File, offset: u64, len: u32) -> Option<Bytes> {
     (read == Ok(bytes.len())).then(|| bytes.into())
 }
 
-/// Reads `len` bytes; `None` on an error.
 fn read_all(file: &File, offset: u64, len: u32) -> Option<Bytes> {
     let mut bytes = vec![0; len as usize];
     match file.read_exact_at(&mut bytes, offset) {

@@ -1,10 +1,9 @@
 //! Pending replies: FUSE requests that wait, their timeout, and the check for killed callers.
 //!
-//! A request ends soon after its caller is killed, and it times out when the work for it makes no
-//! progress.
+//! A request ends soon after its caller is killed, and times out when the work for it makes no progress.
 //!
-//! The library answers `FUSE_INTERRUPT` itself, with "not implemented". After that a killed caller
-//! would wait for the daemon's reply. So the watchdog polls callers that have waited for a while.
+//! The library answers `FUSE_INTERRUPT` itself, with "not implemented". After that a killed caller would wait
+//! for the daemon's reply, so the watchdog polls callers that have waited for a while.
 
 use std::io;
 use std::sync::Arc;
@@ -22,20 +21,17 @@ use crate::base::thread::Thread;
 /// Interval between two sweeps over the pending requests.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Longest gap between two sweeps that counts in full. In a longer one this process was suspended (by
-/// a debugger, or a container's freezer), and one interval counts.
+/// Longest gap between two sweeps that counts in full. In a longer one a debugger or a container's freezer
+/// suspended this process, and one interval counts.
 const SUSPEND_THRESHOLD: Duration = Duration::from_secs(1);
 
-/// Default timeout of a request without progress.
 pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Why a request failed while it was pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum WaitError {
     /// The caller has a fatal signal.
     #[error("the calling process was killed")]
     CallerKilled,
-    /// The work for the request made no progress.
     #[error("no data arrived for as long as --timeout allows")]
     TimedOut,
     /// The archive was closed before it could answer.
@@ -44,7 +40,6 @@ pub(super) enum WaitError {
 }
 
 impl WaitError {
-    /// The errno for the caller.
     pub(super) fn errno(self) -> Errno {
         match self {
             Self::CallerKilled => Errno::EINTR,
@@ -54,9 +49,7 @@ impl WaitError {
     }
 }
 
-/// A reply that can fail while it is pending.
 pub(super) trait FailReply: Send + 'static {
-    /// Fails the request because of `why`.
     fn fail(self, why: WaitError);
 }
 
@@ -72,7 +65,7 @@ macro_rules! impl_fail_reply {
 
 impl_fail_reply!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
 
-/// A reply that is given once: by the archive, or by the watchdog when the request fails.
+/// A reply that is given once, by the archive, or by the watchdog when the request fails.
 ///
 /// Dropping it fails the request with [`WaitError::Closed`].
 #[derive(Debug)]
@@ -84,7 +77,6 @@ impl<R: FailReply> PendingReply<R> {
         self.0.lock().take()
     }
 
-    /// A check that says whether the request is still unanswered.
     pub(super) fn pending_check(&self) -> IsWanted {
         let slot = Arc::clone(&self.0);
         Arc::new(move || !slot.is_answered())
@@ -97,7 +89,6 @@ impl<R: FailReply> Drop for PendingReply<R> {
     }
 }
 
-/// A pending reply of any type.
 trait ReplySlot: Send {
     fn is_answered(&self) -> bool;
 
@@ -116,10 +107,9 @@ impl<R: FailReply> ReplySlot for Mutex<Option<R>> {
     }
 }
 
-/// A request with a pending reply.
 struct PendingRequest {
     slot: Arc<dyn ReplySlot + Sync>,
-    /// The calling thread, or 0 if it is in a PID namespace that this process cannot see.
+    /// The calling thread, or 0 in a PID namespace that this process cannot see.
     caller: u32,
     reason: WaitReason,
     time: StallTimeout,
@@ -137,19 +127,17 @@ pub(super) enum WaitReason {
     Bytes,
 }
 
-/// Progress of the work for a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct ProgressMark {
     /// Bytes from the source. A trickle of them does not extend the timeout.
     received: u64,
-    /// A number that changes with each piece of work on those bytes.
+    /// Changes with each piece of work on those bytes.
     done: u64,
 }
 
 /// Returns how many plain bytes the scan has passed; `None` after its end.
 pub(super) type ScanPosition = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 
-/// The pending replies of a filesystem.
 pub(super) struct PendingReplies {
     stats: Arc<Stats>,
     scan_position: ScanPosition,
@@ -185,7 +173,7 @@ impl PendingReplies {
         }
     }
 
-    /// Registers `reply` to the thread `caller`, which waits for `reason`.
+    /// Registers `reply` to the thread `caller`.
     pub(super) fn register<R: FailReply>(
         &self,
         reply: R,
@@ -224,9 +212,7 @@ impl PendingReplies {
         }
     }
 
-    /// Fails the requests that timed out or whose callers were killed.
-    ///
-    /// The last `suspended` of the time does not count.
+    /// Fails requests that timed out or whose callers were killed. Time `suspended` does not count.
     fn sweep(&self, now: Instant, suspended: Duration) {
         let scan_position = (self.scan_position)();
         let mut unanswered = Vec::new();
@@ -248,7 +234,7 @@ impl PendingReplies {
             unanswered.push((Arc::clone(&request.slot), request.caller, is_timed_out));
             true
         });
-        // Release the lock first, because this reads `/proc` and writes to the kernel.
+        // Unlocked, because this reads `/proc` and writes to the kernel.
         for (slot, caller, is_timed_out) in unanswered {
             if caller::is_killed(caller) {
                 if slot.fail(WaitError::CallerKilled) {
@@ -283,7 +269,6 @@ impl PendingReplies {
         }
     }
 
-    /// Ends the watchdog thread.
     fn stop(&self) {
         self.state.lock().is_stopped = true;
         self.changed.notify_all();
@@ -298,10 +283,6 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
     pub(super) fn start(pending_replies: &Arc<PendingReplies>) -> io::Result<Self> {
         let shared = Arc::clone(pending_replies);
         Ok(Self {
@@ -323,12 +304,10 @@ mod tests {
 
     use super::*;
 
-    /// Sends the error of a failed request to the test.
     struct Reply(Sender<WaitError>);
 
     impl FailReply for Reply {
         fn fail(self, why: WaitError) {
-            // The test may have ended.
             self.0.send(why).unwrap_or_default();
         }
     }

@@ -11,7 +11,6 @@ use super::state::FilesystemState;
 use super::timed_out_reads::RequestedRange;
 use crate::archive::{ReadError, Volume};
 
-/// A read request with its reply.
 pub(super) struct ReadRequest {
     pub(super) reply: ReplyData,
     pub(super) range: RequestedRange,
@@ -20,7 +19,6 @@ pub(super) struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Reads from the archive.
     pub(super) fn read(self) {
         let RequestedRange {
             caller,
@@ -57,7 +55,6 @@ impl ReadRequest {
         content.read(ino, offset, len, wanted, Box::new(done));
     }
 
-    /// Replies with the result of the read.
     pub(super) fn finish(self, result: Result<Bytes, ReadError>) {
         match result {
             Ok(bytes) => {
@@ -69,7 +66,7 @@ impl ReadRequest {
     }
 
     fn fail_with(self, error: &(dyn std::error::Error + 'static), errno: Errno) {
-        // Record before the reply, so that a caller that sees the error finds it in the status.
+        // Before the reply, so that a caller that sees the error finds it in the status.
         self.state.stats.failed_reads.increment();
         let content = self.content.upgrade();
         let path = content.and_then(|content| content.index().path(self.range.ino));
@@ -92,9 +89,7 @@ impl FailReply for ReadRequest {
     }
 }
 
-/// The errno for a read that failed.
-///
-/// The match is exhaustive, so a new error needs an errno before the crate compiles.
+/// The errno for a read that failed. Exhaustive, so that a new error needs an errno.
 fn errno_of(error: &ReadError) -> Errno {
     match error {
         ReadError::NotAFile => Errno::EINVAL,

@@ -23,7 +23,6 @@ pub struct RecentError {
     pub reason: String,
 }
 
-/// The last failed reads, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct RecentErrors {
     recent: Mutex<VecDeque<RecentError>>,
@@ -57,7 +56,6 @@ impl RecentErrors {
         tracing::error!(path, reason, "read failed");
     }
 
-    /// A copy of the errors, oldest first.
     pub(super) fn recent(&self) -> Vec<RecentError> {
         let recent = self.recent.lock();
         recent.iter().cloned().collect()

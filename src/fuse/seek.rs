@@ -4,7 +4,7 @@ use crate::index::Piece;
 
 /// The first stored byte at or after `offset` (`SEEK_DATA`); `None` if there is none.
 ///
-/// The file has `size` bytes. `pieces` are its stored pieces from `offset` on, in ascending order.
+/// `pieces` are the file's stored pieces from `offset` on, in ascending order.
 pub(super) fn next_data(
     mut pieces: impl Iterator<Item = Piece>,
     size: u64,
@@ -14,9 +14,7 @@ pub(super) fn next_data(
     Some(piece.offset.max(offset)).filter(|&found| found < size)
 }
 
-/// The first hole at or after `offset` (`SEEK_HOLE`); `None` past the end.
-///
-/// Otherwise as [`next_data`]. Every file ends with a hole.
+/// The first hole at or after `offset` (`SEEK_HOLE`); `None` past the end. Every file ends with a hole.
 pub(super) fn next_hole(
     pieces: impl Iterator<Item = Piece>,
     size: u64,

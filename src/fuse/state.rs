@@ -23,11 +23,10 @@ pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 
 /// TTL of entries and attributes during the scan.
 ///
-/// The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the lock of the
-/// parent directory, which a blocked lookup or readdir holds until the scan answers it.
+/// The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the lock of the parent
+/// directory, which a blocked lookup or readdir holds until the scan answers it.
 pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
 
-/// The TTL of entries and attributes from `index`.
 pub(super) fn ttl(index: &Index) -> Duration {
     if index.is_complete() {
         TTL_IMMUTABLE
@@ -44,7 +43,6 @@ pub(super) struct FilesystemState {
     pub(super) subtree: Subtree,
     pub(super) ownership: Ownership,
     pub(super) accounts: Arc<Accounts>,
-    /// Selects the attributes that are shown.
     pub(super) xattr_filter: XattrFilter,
     /// Whether any entry has a security label. Set once the index is complete.
     pub(super) has_labels: OnceLock<bool>,
@@ -53,18 +51,15 @@ pub(super) struct FilesystemState {
     pub(super) stats: Arc<Stats>,
     pub(super) recent_errors: Arc<RecentErrors>,
     pub(super) kernel_cache: Arc<KernelCache>,
-    /// Replies to requests that wait for the scan or for bytes.
     pub(super) pending_replies: Arc<PendingReplies>,
-    /// Reads that timed out a moment ago.
     pub(super) timed_out_reads: Arc<TimedOutReads>,
 }
 
 impl FilesystemState {
-    /// The entry with the kernel's inode number `inode`.
     pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
         self.subtree.entry(index, inode).ok_or({
-            // The kernel got the inode from us. If it is missing, the archive's digest did not match,
-            // and the live index was replaced by an empty one.
+            // The kernel got the inode from us. It is missing if the archive's digest did not match, and an
+            // empty index replaced the live one.
             if index.is_complete() {
                 Errno::ENOENT
             } else {
@@ -73,7 +68,6 @@ impl FilesystemState {
         })
     }
 
-    /// The entry of `inode`, if it is a directory whose listing is complete.
     pub(super) fn listable_directory<'a>(
         &self,
         index: &'a Index,
@@ -92,8 +86,8 @@ impl FilesystemState {
 
     /// Whether there may be security labels.
     ///
-    /// If there are none, getxattr(2) fails with "not supported", and ls(1) asks once instead of for
-    /// every entry. For ACLs the kernel would then deny every access.
+    /// Without any, getxattr(2) fails with "not supported", and ls(1) asks only once. For ACLs the kernel
+    /// would then deny every access.
     pub(super) fn has_labels(&self, index: &Index) -> bool {
         let has_labels = || {
             self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
@@ -101,14 +95,12 @@ impl FilesystemState {
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
-    /// Whether any entry may have an extended attribute that is shown.
     pub(super) fn may_have_xattrs(&self, index: &Index) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
         let has_shown = || index.xattr_names().any(is_shown);
         !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
     }
 
-    /// The extended attributes of `entry` that are shown.
     pub(super) fn shown_xattrs<'a>(
         &self,
         entry: &Entry<'a>,
@@ -119,7 +111,6 @@ impl FilesystemState {
         })
     }
 
-    /// The attributes of `entry` for stat(2).
     pub(super) fn attributes(&self, entry: Entry<'_>) -> FileAttr {
         let mode = xattr::mode(entry.mode(), self.shown_xattrs(&entry), &self.accounts);
         let inode = self.subtree.inode(entry.ino());
@@ -136,7 +127,7 @@ impl FilesystemState {
         (parent, name): (INodeNo, Vec<u8>),
         reply: ReplyEntry,
     ) {
-        // Read this first: a name that is missing after the end of the scan will not appear later.
+        // Before the lookup: a name that is missing after the scan's end will not appear later.
         let is_scanned = content.is_scanned();
         let index = content.index();
         let directory = match self.entry(&index, parent) {
@@ -149,7 +140,7 @@ impl FilesystemState {
                 self.kernel_cache.mark_dentry_known(entry.ino());
                 content.note_lookup(entry.ino());
             } else {
-                // The kernel asks for the name again soon, because its TTL is short.
+                // Its short TTL makes the kernel ask for the name again soon.
                 self.kernel_cache.mark_inode_known(entry.ino());
             }
             return reply.entry(&ttl(&index), &self.attributes(entry), Generation(0));

@@ -7,8 +7,7 @@ use crate::index::{Entry, Index, Ino, Kind};
 
 /// A directory of the archive as the root of a mount.
 ///
-/// The kernel requires that a root is inode 1, so the directory's number maps to 1. Every other inode
-/// number is the [`Ino`] of the index.
+/// The kernel requires that a root is inode 1. Every other inode number is the index's [`Ino`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subtree {
     root: Ino,
@@ -34,7 +33,7 @@ impl Subtree {
 
     /// The directory `path`, or the directory `strip` levels below.
     ///
-    /// Each level must have exactly one directory. Files beside that directory are not shown.
+    /// Each level must have exactly one directory. Files beside it are not shown.
     ///
     /// # Errors
     /// When there is no such directory.
@@ -60,7 +59,6 @@ impl Subtree {
         self.root
     }
 
-    /// The kernel's inode number of `ino`.
     pub(super) fn inode(self, ino: Ino) -> INodeNo {
         if ino == self.root {
             INodeNo::ROOT
@@ -101,7 +99,6 @@ impl Subtree {
     }
 }
 
-/// The only directory in `parent`, if there is exactly one.
 fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {
     let is_directory = |entry: Entry<'_>| entry.kind() == Kind::Directory;
     let children = index.children(parent, 0);

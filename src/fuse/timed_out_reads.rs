@@ -1,7 +1,7 @@
 //! Reads that timed out, to recognize the kernel's retry.
 //!
-//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. Without
-//! this record the caller would wait for two timeouts.
+//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. Without this
+//! record the caller would wait for two timeouts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,22 +10,18 @@ use std::time::{Duration, Instant};
 use crate::base::sync::Mutex;
 use crate::index::Ino;
 
-/// Time in which the kernel retries, even on a busy machine. A later read waits for its own timeout.
+/// Time in which the kernel retries, even on a busy machine. A later read has its own timeout.
 const KERNEL_RETRY_WINDOW: Duration = Duration::from_millis(250);
 
-/// Maximum number of failures kept: as many as may fail at the same time.
+/// Maximum number of records: as many reads as may fail at the same time.
 const MAX_TIMED_OUT_READS: usize = 64;
 
-/// A range of a file, and the thread that reads it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RequestedRange {
-    /// The thread that reads.
+    /// The reading thread.
     pub caller: u32,
-    /// The file.
     pub ino: Ino,
-    /// First byte.
     pub offset: u64,
-    /// Number of bytes.
     pub len: u32,
 }
 
@@ -38,16 +34,14 @@ impl RequestedRange {
     }
 }
 
-/// The latest reads that timed out, and when.
 #[derive(Debug, Default)]
 pub(super) struct TimedOutReads {
     recent: Mutex<VecDeque<(RequestedRange, Instant)>>,
-    /// Whether `recent` has entries. If not, readers skip the lock.
+    /// Lets readers skip the lock.
     is_nonempty: AtomicBool,
 }
 
 impl TimedOutReads {
-    /// Records that `range` timed out.
     pub(super) fn record(&self, range: RequestedRange, now: Instant) {
         if range.caller == 0 {
             // Any thread of a PID namespace that this process cannot see.

@@ -24,8 +24,7 @@ const XATTR_NAME_MAX_BYTES: usize = 255;
 
 /// Whether Linux allows the attribute `name` for an entry of this kind.
 ///
-/// Only directories have default ACLs, symbolic links have no ACL, and only files and directories
-/// have `user.*`.
+/// Only directories have default ACLs, symbolic links no ACL, and only files and directories `user.*`.
 pub(super) fn is_supported(name: &[u8], kind: Kind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
         Some(posix_acl::Kind::Default) => matches!(kind, Kind::Directory),
@@ -59,14 +58,13 @@ fn stored_acl<'a>(
     (!is_mode).then_some(bytes)
 }
 
-/// The value of the attribute `wanted` among an entry's `xattrs`.
 pub(super) fn value<'a>(
     mut xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     wanted: &[u8],
     accounts: &Accounts,
 ) -> Option<Cow<'a, [u8]>> {
     if let Some(kind) = posix_acl::Kind::of(wanted) {
-        // The keyword of a pax header is not the name of an attribute.
+        // A pax header's keyword is not an attribute's name.
         let is_attribute = wanted == kind.attribute().as_bytes();
         let acl = is_attribute.then(|| stored_acl(xattrs, kind, accounts));
         return acl.flatten().map(Cow::Owned);
@@ -79,10 +77,10 @@ pub(super) fn value<'a>(
         .map(|(_, value)| Cow::Borrowed(value))
 }
 
-/// The names of an entry's `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
+/// The names of `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
 ///
-/// Omits unreadable ACLs and names that no program can ask for. `lists_trusted` says whether the caller
-/// sees names of `trusted.*`, and is called only if there are any.
+/// Omits unreadable ACLs and names that no program can ask for. `lists_trusted`, whether the caller sees
+/// `trusted.*`, is called only if there are any.
 pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,
@@ -126,9 +124,7 @@ fn is_valid_name(name: &[u8]) -> bool {
     (1..=XATTR_NAME_MAX_BYTES).contains(&name.len()) && !name.contains(&0)
 }
 
-/// Whether file systems with attributes know the namespace of `name`.
-///
-/// A missing ACL is not a missing feature, so the names of ACLs count as known.
+/// Whether file systems with attributes know the namespace of `name`. A missing ACL is no missing feature.
 pub(super) fn is_known_namespace(name: &[u8]) -> bool {
     const NAMESPACES: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
     NAMESPACES.iter().any(|space| name.starts_with(space))

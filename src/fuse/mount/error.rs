@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// The device through which FUSE is used.
 pub(super) const FUSE_DEVICE: &str = "/dev/fuse";
-/// The helper that mounts for ordinary users. It is setuid root and part of libfuse 3.
+/// The helper that mounts for ordinary users: setuid root, part of libfuse 3.
 pub(super) const FUSERMOUNT: &str = "fusermount3";
 
 /// Why a mount failed.
@@ -77,7 +76,6 @@ pub enum MountError {
 }
 
 impl MountError {
-    /// The error for a mount on `path` that failed because of `cause`.
     pub(super) fn at(path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::NotADirectory => Self::NotADirectory(path.to_owned()),
@@ -134,7 +132,6 @@ impl MountError {
     }
 }
 
-/// Advice for an overlay that failed because of `cause`.
 fn overlay_hint(cause: &io::Error, has_fuse_overlayfs: bool) -> Option<&'static str> {
     match Errno::from_io_error(cause)? {
         Errno::PERM | Errno::ACCESS | Errno::NODEV if !has_fuse_overlayfs => Some(
@@ -184,7 +181,6 @@ pub enum UnmountError {
 }
 
 impl UnmountError {
-    /// The error for the mount at `mountpoint` that could not be unmounted because of `cause`.
     pub(super) fn at(mountpoint: &Path, cause: io::Error) -> Self {
         let mountpoint = mountpoint.to_owned();
         match Errno::from_io_error(&cause) {

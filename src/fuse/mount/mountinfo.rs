@@ -12,19 +12,17 @@ use rustix::fs::{AtFlags, StatxFlags, statx};
 /// The top mount at a mountpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TopMount {
-    /// Its id, which is unique on the machine while the mount exists.
+    /// Mount id, unique on the machine while the mount exists.
     pub id: u32,
-    /// Major and minor number of its file system. Its bind mounts have the same.
+    /// Major and minor number of its file system, which its bind mounts share.
     pub device: (u32, u32),
     /// Its file system type.
     pub fs_type: String,
-    /// Its superblock options, still escaped as in the table.
+    /// Superblock options, still escaped as in the table.
     pub(super) options: Vec<u8>,
 }
 
-/// The top mount at `mountpoint` (see [`canonical_mountpoint`]), of any type.
-///
-/// Sends no request to the mount itself. Other processes may see other mounts.
+/// The top mount of any type at `mountpoint` (see [`canonical_mountpoint`]). Sends it no request.
 ///
 /// # Errors
 /// When the kernel's table of mounts cannot be read.
@@ -38,19 +36,13 @@ pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     }))
 }
 
-/// Major and minor number of the top mount at `mountpoint`, if it has the type `fs_type`.
-///
-/// # Errors
-/// As [`top_mount`].
+/// The device number of the top mount at `mountpoint`, if it has the type `fs_type`.
 pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
     let top = top_mount(mountpoint)?.filter(|top| top.fs_type == fs_type);
     Ok(top.map(|top| top.device))
 }
 
 /// Number of mounts of the file system `device`, including mounts of a part of it.
-///
-/// # Errors
-/// When the table cannot be read.
 pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
     let table = read_table()?;
     let mounts = table.split(|&byte| byte == b'\n').filter_map(parse_line);
@@ -66,15 +58,13 @@ pub struct Attachment {
     pub path: PathBuf,
 }
 
-/// This process's table of mounts.
 pub(super) fn read_table() -> io::Result<Vec<u8>> {
     fs::read("/proc/self/mountinfo")
 }
 
 /// Finds a mount of the file system with this device number and type in `table`.
 ///
-/// Prefers a mount at `mountpoint`, even if another mount covers it. Otherwise returns the latest
-/// one. A mount of the whole file system takes precedence over a mount of a part.
+/// Prefers a mount of the whole file system, then one at `mountpoint`, even if covered, then the latest.
 pub(super) fn find(
     table: &[u8],
     device: (u32, u32),
@@ -94,9 +84,6 @@ pub(super) fn find(
 }
 
 /// Device number and mountpoint of the mount that `root` is open on, if it has the type `fs_type`.
-///
-/// # Errors
-/// When the table cannot be read.
 pub(super) fn find_by_root(
     root: impl AsFd,
     fs_type: &str,
@@ -116,9 +103,8 @@ fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
 
 /// The id of the mount that `descriptor` is on.
 ///
-/// statx(2) without attributes sends no request to the file system, and returns the mount's id since
-/// Linux 5.8. Before Linux 5.14 a process that is not dumpable cannot read its own
-/// `/proc/self/fdinfo`, unless it is root's.
+/// statx(2) without attributes sends no request, and returns the id since Linux 5.8. Before Linux 5.14 a
+/// process that is not dumpable cannot read its own `/proc/self/fdinfo`, unless it is root's.
 pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
@@ -139,7 +125,6 @@ fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a
         .find(|found| found.mountpoint == mountpoint)
 }
 
-/// A line of the table.
 struct MountEntry<'a> {
     id: u32,
     device: (u32, u32),
@@ -170,15 +155,12 @@ fn parse_line(line: &[u8]) -> Option<MountEntry<'_>> {
     })
 }
 
-/// Parses a device number such as `0:25`.
 fn parse_device(word: &[u8]) -> Option<(u32, u32)> {
     let (major, minor) = std::str::from_utf8(word).ok()?.split_once(':')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Decodes the octal escapes of the table.
-///
-/// The kernel writes blanks, tabs, newlines, backslashes, and separators in options so.
+/// Decodes the table's octal escapes: of blanks, tabs, newlines, backslashes, and separators in options.
 pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(word.len());
     let mut rest = word;
@@ -197,7 +179,7 @@ pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
 
 /// `path` as the table writes it: absolute, without symbolic links.
 ///
-/// Does not resolve the last component if it is a dead mount, so that a dead mount can be named.
+/// Does not resolve the last component if it is a dead mount, so that it can be named.
 ///
 /// # Errors
 /// When `path` does not exist.

@@ -1,8 +1,8 @@
 //! Mounts in another mount namespace.
 //!
-//! A short-lived thread enters the other namespace to attach or to unmount, and resolves only the path
-//! of the mountpoint there. The daemon executes no file of that namespace, because they may be hostile.
-//! It keeps no descriptor of the namespace, because the mount would then outlive its container.
+//! A short-lived thread enters it to attach or unmount, and resolves only the mountpoint's path there. The
+//! daemon executes no file of that namespace, because they may be hostile. It keeps no descriptor of the
+//! namespace, because the mount would then outlive its container.
 
 #![expect(unsafe_code, reason = "rustix has no safe unshare(2)")]
 
@@ -81,9 +81,6 @@ impl OpenNamespace {
     }
 
     /// Attaches the detached mount `mount` to the directory `mountpoint` in the namespace.
-    ///
-    /// # Errors
-    /// When `mountpoint` is no directory, or the kernel rejects the call.
     pub(super) fn attach(&self, mount: OwnedFd, mountpoint: &Path) -> Result<(), MountError> {
         let path = mountpoint.to_owned();
         self.run(mountpoint, move |_| {
@@ -106,23 +103,14 @@ impl OpenNamespace {
 }
 
 impl Namespace {
-    /// The namespace's table of mounts.
-    ///
-    /// # Errors
-    /// When the namespace cannot be entered.
     pub(super) fn table(&self) -> io::Result<Vec<u8>> {
         run_in_namespace(self.reopen()?, EnteredNamespace::table)
     }
 
-    /// Unmounts the archive with the number `device`, which was mounted at `mountpoint` in the
-    /// namespace.
+    /// Unmounts the archive with the number `device`, which was mounted at `mountpoint` in the namespace.
     ///
     /// `force` unmounts it while it is in use. With `connection`, unmounts only the mount with that
-    /// connection.
-    ///
-    /// # Errors
-    /// [`UnmountError::Busy`] when it is in use; [`UnmountError::NotMounted`] when it is not mounted,
-    /// or another mount covers it.
+    /// connection. Fails with [`UnmountError::NotMounted`] also when another mount covers it.
     pub(super) fn unmount(
         &self,
         mountpoint: &Path,
@@ -146,9 +134,7 @@ impl Namespace {
         unmount().map_err(|cause| UnmountError::at(mountpoint, cause))
     }
 
-    /// Opens the namespace by its path.
-    ///
-    /// If the path now names another namespace, searches `/proc` for a process in the right one.
+    /// Opens the namespace by its path, or by a process in `/proc` if the path now names another one.
     fn reopen(&self) -> io::Result<OwnedFd> {
         let open = |path: &Path| {
             let opened = open_file(path).ok()?;
@@ -163,19 +149,18 @@ impl Namespace {
     }
 }
 
-/// The resources of a thread in another namespace.
 struct EnteredNamespace {
     /// The thread's directory in the `/proc` of its own namespace. The other `/proc` may be forged.
     thread: OwnedFd,
 }
 
 impl EnteredNamespace {
-    /// Moves the calling thread into the namespace `descriptor`, for the rest of its life.
+    /// Moves the calling thread into the namespace for the rest of its life.
     fn enter(descriptor: impl AsFd) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let thread = open("/proc/thread-self", flags, Mode::empty())?;
-        // SAFETY: FS gives this thread a root and a working directory of its own, which setns(2)
-        // demands. Only FILES, which is not set, concerns descriptors.
+        // SAFETY: FS gives this thread a root and a working directory of its own, which setns(2) demands.
+        // Only FILES, which is not set, concerns descriptors.
         unsafe { unshare_unsafe(UnshareFlags::FS) }?;
         move_into_link_name_space(descriptor.as_fd(), Some(LinkNameSpaceType::Mount))?;
         Ok(Self { thread })
@@ -189,7 +174,6 @@ impl EnteredNamespace {
         Ok(bytes)
     }
 
-    /// See [`Namespace::unmount`].
     fn unmount(
         &self,
         mountpoint: &Path,
@@ -216,7 +200,7 @@ impl EnteredNamespace {
     }
 }
 
-/// Runs `work` on a thread in the namespace `descriptor`, with the timeout [`NAMESPACE_TIMEOUT`].
+/// Runs `work` on a thread in the namespace, for at most [`NAMESPACE_TIMEOUT`].
 fn run_in_namespace<T: Send + 'static>(
     descriptor: OwnedFd,
     work: impl FnOnce(&EnteredNamespace) -> io::Result<T> + Send + 'static,
@@ -235,16 +219,14 @@ fn run_in_namespace<T: Send + 'static>(
     })
 }
 
-/// Opens the directory at `path` in the calling thread's namespace.
-///
-/// Rejects magic links, because they lead out of the namespace.
+/// Opens the directory at `path`. Rejects magic links, because they lead out of the namespace.
 fn open_mountpoint(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(CWD, path, flags, Mode::empty(), resolve)?)
 }
 
-/// Opens the file at `path`, without blocking on a FIFO.
+/// Opens a file without blocking on a FIFO.
 fn open_file(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(open(path, flags, Mode::empty())?)

@@ -4,15 +4,14 @@ use crate::fuse::attr::Ownership;
 
 /// The options of a mount.
 ///
-/// The default is `ro,nosuid,nodev`, for the mounting user alone, and without permission checks.
+/// The default is `ro,nosuid,nodev`, for the mounting user alone, without permission checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is an option of mount(8), in its own word"
 )]
 pub struct MountOptions {
-    /// Allows other users to enter the mount. Implies `default_permissions`, because without
-    /// permission checks every user could read every file.
+    /// Lets other users enter. Implies `default_permissions`, or every user could read every file.
     pub allow_other: bool,
     /// Makes the kernel check modes and ACLs.
     pub default_permissions: bool,
@@ -51,10 +50,9 @@ pub enum OptionError {
 }
 
 impl MountOptions {
-    /// Applies one argument of `-o`: options separated by commas, where a later one overrides an
-    /// earlier one.
+    /// Applies an argument of `-o`: options separated by commas. A later one overrides an earlier one.
     ///
-    /// A comma inside a value is written `\,` and a backslash `\\`, as for fusermount3.
+    /// As for fusermount3, `\,` is a comma inside a value, and `\\` a backslash.
     ///
     /// # Errors
     /// At the first option that is unknown or malformed. The options before it have been applied.
@@ -102,14 +100,11 @@ impl MountOptions {
         Ok(())
     }
 
-    /// Escapes the commas and backslashes of `option`.
-    ///
-    /// [`apply`](Self::apply) and fusermount3 then read it as one option.
+    /// Escapes commas and backslashes, so that [`apply`](Self::apply) and fusermount3 read one option.
     pub fn escape(option: &str) -> String {
         option.replace('\\', "\\\\").replace(',', "\\,")
     }
 
-    /// Whether the kernel checks permissions.
     pub(in crate::fuse) fn checks_permissions(&self) -> bool {
         self.default_permissions || self.allow_other
     }
@@ -134,7 +129,6 @@ fn umask(value: &str) -> Result<u32, OptionError> {
         })
 }
 
-/// Splits at unescaped commas, and unescapes the options.
 fn split(argument: &str) -> Vec<String> {
     let mut options = vec![String::new()];
     let mut letters = argument.chars();

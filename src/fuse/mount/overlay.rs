@@ -1,7 +1,7 @@
 //! Writable mounts: an overlay over the read-only mount.
 //!
-//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. After the overlay
-//! has cloned the read-only mount, that is reachable by no path, and it ends with the overlay.
+//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. It clones the read-only
+//! mount, which is then reachable by no path and ends with the overlay.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -23,13 +23,11 @@ use super::syscalls::{self, Mountpoint};
 use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 
-/// File system type of overlayfs in the kernel's table of mounts.
 const OVERLAY_FS_TYPE: &str = "overlay";
-/// The helper program, which needs no overlayfs in the kernel.
+/// The helper, which needs no overlayfs in the kernel.
 const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
-/// File system type of fuse-overlayfs in the kernel's table of mounts.
 const FUSE_OVERLAYFS_FS_TYPE: &str = "fuse.fuse-overlayfs";
-/// Directories to search for the helper. `PATH` may be missing, or lead to another user's program.
+/// Directories to search for the helper, because `PATH` may be missing or lead to another user's program.
 const FUSE_OVERLAYFS_DIRS: [&str; 2] = ["/usr/bin", "/usr/local/bin"];
 /// Starts a program in a new user namespace. Needs util-linux 2.36.
 const UNSHARE: &str = "/usr/bin/unshare";
@@ -63,7 +61,7 @@ impl OverlayKind {
         }
     }
 
-    /// The kind with this type in the kernel's table of mounts.
+    /// The kind with this file system type.
     pub fn from_fs_type(fs_type: &str) -> Option<Self> {
         let all = [Self::Overlayfs, Self::FuseOverlayfs];
         all.into_iter().find(|overlay| overlay.fs_type() == fs_type)
@@ -78,10 +76,7 @@ impl OverlayKind {
     }
 }
 
-/// Checks that an overlay can be mounted, without mounting one.
-///
-/// # Errors
-/// When this process may not mount overlayfs and fuse-overlayfs is not installed.
+/// Checks, without mounting, that overlayfs or fuse-overlayfs can be used.
 pub(super) fn check_available() -> Result<(), MountError> {
     if may_mount() || find_fuse_overlayfs().is_some() {
         Ok(())
@@ -94,9 +89,6 @@ pub(super) fn check_available() -> Result<(), MountError> {
 }
 
 /// Mounts an overlay on `mountpoint`, with `upper` over the mount at `lower`.
-///
-/// # Errors
-/// When neither overlayfs nor the helper can mount it.
 pub(super) fn mount_overlay(
     lower: &Path,
     upper: &UpperDirs,
@@ -141,7 +133,6 @@ fn mount_overlayfs(
     rustix::mount::mount(source, mountpoint, OVERLAY_FS_TYPE, flags, data.as_c_str())
 }
 
-/// The mount options of overlayfs.
 fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u8> {
     let mut data = layer_options(lower, upper);
     for word in overlay_flags(upper.is_temporary, in_namespace) {
@@ -151,7 +142,6 @@ fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u
     data
 }
 
-/// The options that name the directories of an overlay.
 fn layer_options(lower: &Path, upper: &UpperDirs) -> Vec<u8> {
     let mut words = b"lowerdir=".to_vec();
     words.extend(escape(lower, b":,\\"));
@@ -174,25 +164,24 @@ fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
 
 /// The overlayfs features to set, whatever the kernel's defaults are.
 fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
-    // An index keeps hard links together when they are changed. But it needs file handles of the lower
-    // layer that stay valid for ever.
+    // With an index, changed hard links stay together. But it needs lower file handles that never expire.
     let mut words = vec!["index=off"];
-    // One device number for all files, so that du -x and tar --one-file-system skip none. Our inode
-    // numbers have 32 bits, so overlayfs has bits to spare.
+    // One device number for all files, so that du -x and tar --one-file-system skip none. Our 32-bit inode
+    // numbers leave overlayfs enough bits.
     words.push("xino=on");
     if in_namespace {
         // A user namespace allows only `user.*` attributes. They exclude the two features below.
         words.push("userxattr");
     } else if is_temporary {
-        // A chmod or a renamed directory copies no data up. The upper directory is then usable only
-        // over exactly this archive, which a temporary one always has.
+        // A chmod or a renamed directory copies no data up. The upper directory then fits only exactly this
+        // archive, which a temporary one always has.
         words.extend(["metacopy=on", "redirect_dir=on"]);
     } else {
         // A named upper directory has whole files, because the archive below may differ next time.
         words.extend(["metacopy=off", "redirect_dir=off"]);
     }
     if is_temporary {
-        // Nothing needs to be synced, because the directories are deleted at unmount.
+        // The directories are deleted at unmount, so nothing needs a sync.
         words.push("volatile");
     }
     words
@@ -210,10 +199,6 @@ fn escape(path: &Path, special: &[u8]) -> Vec<u8> {
     text
 }
 
-/// Mounts an overlay on `mountpoint` with the helper.
-///
-/// # Errors
-/// When the helper does not mount.
 fn mount_with_fuse_overlayfs(
     helper: &Path,
     lower: &Path,
@@ -240,9 +225,9 @@ fn mount_with_fuse_overlayfs(
 
 /// As [`mount_with_fuse_overlayfs`], in a user namespace.
 ///
-/// The helper marks a new directory with an extended attribute. Without write permission a directory
-/// accepts it only from a process with `CAP_DAC_OVERRIDE`, which the helper has there. It cannot use
-/// fusermount3 there, so this process mounts and the helper inherits the device.
+/// The helper marks a new directory with an extended attribute. Without write permission a directory accepts
+/// it only with `CAP_DAC_OVERRIDE`, which the helper has there. It cannot use fusermount3 there, so this
+/// process mounts and the helper inherits the device.
 fn mount_in_user_namespace(
     helper: &Path,
     layers: &[u8],
@@ -265,7 +250,6 @@ fn mount_in_user_namespace(
         .inspect_err(|_| syscalls::unmount_or_warn(FUSE_OVERLAYFS_FS_TYPE, mountpoint, None))
 }
 
-/// The helper's options for directories and owners.
 fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
     let mut words = layer_options(lower, upper);
     if !may_mount() && options.ownership == Ownership::default() {
@@ -276,7 +260,6 @@ fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) 
     words
 }
 
-/// The mount options of the helper.
 fn fuse_overlayfs_flags(options: &MountOptions) -> String {
     let is_read_only = options.read_only == Some(true);
     let flags = [
@@ -317,30 +300,25 @@ fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
     Err(refused(format!("{FUSE_OVERLAYFS}: {message}")))
 }
 
-/// The path of the helper, if it is installed.
 fn find_fuse_overlayfs() -> Option<PathBuf> {
     let places = FUSE_OVERLAYFS_DIRS.map(|place| Path::new(place).join(FUSE_OVERLAYFS));
     places.into_iter().find(|place| place.is_file())
 }
 
-/// Whether this process may mount.
 fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
 /// Whether the mount at `mountpoint` is an overlay of tarfs.
 ///
-/// Its lower layer says so, because only tarfs creates directories of that name.
-///
-/// # Errors
-/// When the kernel's table of mounts cannot be read.
+/// Its lower layer shows it, because only tarfs creates directories of that name.
 pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
     Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
 }
 
 /// Unmounts the overlay at `path` of a dead tarfs process.
 ///
-/// The overlay must have the lower layer `lower`, which was a mount of that process alone.
+/// Its lower layer must be `lower`, which was a mount of that process alone.
 pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     let Ok(mountpoint) = mountinfo::canonical_mountpoint(path) else {
         return;
@@ -353,7 +331,6 @@ pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     }
 }
 
-/// The lower layer of the overlay at `mountpoint`, if there is one.
 fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     let top = mountinfo::top_mount(mountpoint)?.filter(|top| top.fs_type == OVERLAY_FS_TYPE);
     let Some(top) = top else {
@@ -364,9 +341,7 @@ fn lower_dir_of(mountpoint: &Path) -> io::Result<Option<PathBuf>> {
     Ok(lower.map(|lower| PathBuf::from(OsString::from_vec(mountinfo::unescape(lower)))))
 }
 
-/// Prefix of the name of a scratch directory. A random suffix follows.
-///
-/// The directory holds the lower mount until the overlay covers it.
+/// Prefix of a scratch directory's name. It holds the lower mount until the overlay covers it.
 pub const SCRATCH_PREFIX: &str = "tarfs-writable-";
 /// Name of the mountpoint in the scratch directory.
 pub const LOWER_DIR_NAME: &str = "lower";

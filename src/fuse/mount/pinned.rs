@@ -1,10 +1,9 @@
 //! A mount that is pinned by descriptors from its check to its unmount.
 //!
-//! With a path in both calls, another user could rename a directory in between, and we would unmount
-//! the wrong mount. umount(2) accepts only paths, but a path may lead through `/proc/self/fd`.
+//! If both calls took a path, another user could rename a directory in between, and we would unmount the
+//! wrong mount. umount(2) accepts only paths, but a path may lead through `/proc/self/fd`.
 //!
-//! umount(2) always unmounts the top mount at a place. If another mount is stacked there in between,
-//! that one is unmounted instead. Linux has no call that prevents this.
+//! umount(2) unmounts the top mount at a place, even one stacked there in between. No call prevents this.
 
 use std::ffi::OsString;
 use std::io;
@@ -21,19 +20,15 @@ use super::mountinfo;
 #[derive(Debug)]
 pub(super) struct PinnedMount {
     entry: MountpointEntry,
-    /// The root of the mount.
     mount: OwnedFd,
-    /// Major and minor number of its file system.
     pub(super) device: (u32, u32),
 }
 
-/// How to unmount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum UnmountMode {
     /// Fail while the mount is in use.
     IfIdle,
-    /// Unmount it while it is in use, and end its connection, so that no caller keeps waiting for a
-    /// reply.
+    /// Unmount it while in use, and end its connection, so that no caller keeps waiting for a reply.
     Force,
     /// Leave the mount and its connection to processes that use it.
     Detach,
@@ -42,11 +37,7 @@ pub(super) enum UnmountMode {
 impl PinnedMount {
     /// Pins the top mount at `mountpoint`, if it has the type `fs_type`.
     ///
-    /// `mountpoint` is an absolute path without symbolic links. Sends no request to the mount itself,
-    /// which may be dead or slow.
-    ///
-    /// # Errors
-    /// When the kernel's table of mounts cannot be read, or the path does not exist.
+    /// `mountpoint` is canonical. Sends no request to the mount itself, which may be dead or slow.
     pub(super) fn open(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = mountpoint.parent().unwrap_or(mountpoint);
@@ -87,9 +78,7 @@ impl AsFd for PinnedMount {
     }
 }
 
-/// Whether no process serves the mount with the root `mount` any more.
-///
-/// Asks for the free space, which the kernel never caches.
+/// Whether no process serves the mount any more. Asks for the free space, which the kernel never caches.
 pub(super) fn is_dead(mount: impl AsFd) -> bool {
     matches!(fstatfs(mount), Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
@@ -104,13 +93,11 @@ pub(super) struct MountpointEntry {
 }
 
 impl MountpointEntry {
-    /// The parent directory, as a path for this process.
     pub(super) fn parent_path(&self) -> PathBuf {
         proc_fd_path(&self.parent)
     }
 }
 
-/// The path through `/proc` to the file of `descriptor`, for this process.
 pub(super) fn proc_fd_path(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }

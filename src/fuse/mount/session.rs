@@ -30,8 +30,8 @@ use crate::fuse::recent_errors::{RecentError, RecentErrors};
 
 /// Number of threads that take requests.
 ///
-/// They only look up and copy, so two keep up with the kernel. Four doubled the CPU time and gained
-/// nothing. A descriptor for each (`clone_fd`) made no difference.
+/// They only look up and copy, so two keep up with the kernel. Four doubled the CPU time for no gain. A
+/// descriptor for each (`clone_fd`) made no difference.
 const REQUEST_THREADS: usize = 2;
 
 /// Timeout of a new mount's first stat(2), which waits for nothing but threads.
@@ -43,11 +43,10 @@ const SESSION_END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for a connection to end after the unmount. An overlay may hold it for a moment longer.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum number of retries while a mount is busy, at intervals of [`UNMOUNT_RETRY_INTERVAL`].
+/// Maximum number of retries while a mount is busy.
 ///
 /// A process that executes another program holds its threads' open files for a moment.
 const MAX_UNMOUNT_TRIES: u32 = 20;
-/// See [`MAX_UNMOUNT_TRIES`].
 const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Maximum number of mounts of a dead file system to unmount.
@@ -95,9 +94,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Checks whether `mountpoint` can be mounted on, without mounting.
-    ///
-    /// Callers with long work to do check first.
+    /// Checks, without mounting, whether `mountpoint` can be mounted on.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -120,8 +117,7 @@ impl Mount {
 
     /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers.
     ///
-    /// mount(8) lists `source` unless the options name another. Calls `on_end` after the last unmount,
-    /// by any process.
+    /// mount(8) lists `source` unless `options` name another. Any last unmount calls `on_end`.
     ///
     /// # Errors
     /// When it cannot be mounted; then nothing is mounted.
@@ -137,7 +133,7 @@ impl Mount {
 
     /// As [`start`](Self::start), but calls `on_mounted` before the first reply.
     ///
-    /// `on_mounted` gets the mount's target and the FUSE device of its connection.
+    /// `on_mounted` gets the target and the FUSE device.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -172,9 +168,7 @@ impl Mount {
         Self::serve_new(filesystem, &target, mount, on_end)
     }
 
-    /// Mounts on the directory `mountpoint` of another mount namespace.
-    ///
-    /// Otherwise as [`start_with_callback`](Self::start_with_callback).
+    /// As [`start_with_callback`](Self::start_with_callback), in another mount namespace.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -201,7 +195,7 @@ impl Mount {
         Self::serve_new(filesystem, &target, NewMount { device, root }, on_end)
     }
 
-    /// Checks for a FUSE device, and for the directory `mountpoint` in `namespace`.
+    /// As [`check`](Self::check), for the directory `mountpoint` in `namespace`.
     ///
     /// # Errors
     /// As [`start_in_namespace`](Self::start_in_namespace).
@@ -213,9 +207,7 @@ impl Mount {
         syscalls::check_available()
     }
 
-    /// Takes over a mount whose process has died.
-    ///
-    /// `filesystem` must show the same tree. Otherwise as [`start`](Self::start).
+    /// As [`start`](Self::start), on a mount whose process has died. `filesystem` must show the same tree.
     ///
     /// # Errors
     /// When the takeover fails; then nothing is mounted any more.
@@ -237,7 +229,6 @@ impl Mount {
         Self::serve(filesystem, &target, None, session, on_end)
     }
 
-    /// Serves `filesystem` by the new mount `mount`, which is at `target`.
     fn serve_new(
         filesystem: TarFilesystem,
         target: &MountTarget,
@@ -275,7 +266,6 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Starts the threads of the session that `session` creates.
     fn start_session(
         filesystem: TarFilesystem,
         target: MountTarget,
@@ -319,7 +309,7 @@ impl Mount {
         })
     }
 
-    /// Checks that an overlay can be mounted, without mounting one.
+    /// Checks, without mounting, that an overlay can be mounted.
     ///
     /// # Errors
     /// When neither overlayfs nor fuse-overlayfs is available.
@@ -327,10 +317,10 @@ impl Mount {
         overlay::check_available()
     }
 
-    /// Mounts a writable overlay over this mount on `mountpoint`, and detaches the mount below.
+    /// Mounts a writable overlay on `mountpoint`, and detaches the mount below.
     ///
-    /// From now on `self` is the overlay. Changes are written to `upper`. Calls `on_overlaid` with
-    /// the new target before it detaches the mount.
+    /// From now on `self` is the overlay. Changes are written to `upper`. Calls `on_overlaid` with the new
+    /// target before the detach.
     ///
     /// # Errors
     /// When the overlay cannot be mounted; the mount is then unchanged.
@@ -373,7 +363,7 @@ impl Mount {
         })
     }
 
-    /// The kind of overlay over this mount, if there is one.
+    /// The kind of overlay over this mount.
     pub fn overlay_kind(&self) -> Option<OverlayKind> {
         self.target.overlay.map(|(overlay, _)| overlay)
     }
@@ -383,7 +373,7 @@ impl Mount {
         &self.target.mountpoint
     }
 
-    /// The mountpoint now, because a directory above it may have been renamed. `None` when detached.
+    /// The mountpoint now, because a directory above may have been renamed. `None` when detached.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
@@ -419,8 +409,8 @@ impl Mount {
     /// Unmounts it. The session ends soon after, unless there are other mounts of it.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] when it is in use and `force` is [`Force::No`];
-    /// [`UnmountError::NotMounted`] when another mount covers it or it was unmounted before.
+    /// [`UnmountError::Busy`] when in use and `force` is [`Force::No`]; [`UnmountError::NotMounted`] when
+    /// covered by another mount or unmounted before.
     pub fn unmount(&self, force: Force) -> Result<(), UnmountError> {
         retry_while_busy(|| self.unmount_once(force))
     }
@@ -443,10 +433,7 @@ impl Mount {
         self.target.is_mounted()
     }
 
-    /// Whether it is still in use after its unmount.
-    ///
-    /// A bind mount, an overlay or another mount namespace may use it. Then its connection does not
-    /// end.
+    /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
     pub fn is_still_in_use(&self) -> bool {
         if self.is_mounted() {
             return true;
@@ -463,7 +450,7 @@ impl Mount {
 
     /// Waits for the mount's first answer, and returns the device number in it.
     ///
-    /// A separate thread asks, so that a mount that does not answer cannot block its owner.
+    /// A separate thread asks, because a mount that does not answer would block its owner.
     fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
@@ -489,7 +476,7 @@ impl Mount {
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
-        // This ends the wait of the thread that asks, even if the mount cannot be unmounted.
+        // This ends the wait of the asking thread, even if the mount cannot be unmounted.
         unmount_or_force(&self.target);
         abort_connection(own_device);
         Err(error)
@@ -519,17 +506,14 @@ impl Drop for Mount {
     }
 }
 
-/// Whether this process sees any mount of the file system `device`.
-///
-/// A mount of a part of it counts, too.
+/// Whether this process sees any mount of the file system `device`, or of a part of it.
 pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
 /// Unmounts `copy`, another mount of a served file system, such as a bind mount.
 ///
-/// `force` detaches it while it is in use. Its users can continue, because ending the connection
-/// would end all mounts of the file system.
+/// `force` only detaches it, because ending the connection would end all mounts of the file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -545,10 +529,10 @@ pub fn unmount_bind_mount(
     unmount_at(&copy.fs_type, mountpoint, Some(copy.device), mode)
 }
 
-/// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)), mounted by any process.
+/// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)), mounted
+/// by any process.
 ///
-/// Never unmounts anything but an archive. With `device`, unmounts only the file system of that
-/// number.
+/// Never unmounts anything but an archive. With `device`, unmounts only that file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -567,7 +551,7 @@ pub fn unmount(
 
 /// Unmounts the dead mount at `target` and its bind mounts, even while they are in use.
 ///
-/// `device` is the FUSE device of its connection. While it is open, its number is unique.
+/// `device` is the connection's FUSE device. While it is open, its number is unique.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -585,16 +569,14 @@ pub fn clear_dead_mounts(target: &MountTarget, device: BorrowedFd<'_>) -> Result
     Ok(())
 }
 
-/// Whether the mount at `target` with the connection `device` is attached, even if covered by
-/// another.
+/// Whether the mount at `target` with the connection `device` is attached, even if covered by another.
 pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
     syscalls::is_connected(device) && target.is_mounted()
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint`.
+/// Unmounts the mount of type `fs_type` at `mountpoint`. With `device`, only that file system.
 ///
-/// With `device`, unmounts only the file system of that number. Retries for a moment, because dentry
-/// priming keeps the mount busy while it lists names.
+/// Retries for a moment, because dentry priming keeps the mount busy while it lists names.
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,
@@ -604,7 +586,6 @@ fn unmount_at(
     retry_while_busy(|| syscalls::unmount(fs_type, mountpoint, device, mode))
 }
 
-/// Calls `unmount`, and retries while the mount is busy.
 fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<(), UnmountError> {
     for _ in 0..MAX_UNMOUNT_TRIES {
         match unmount() {
@@ -617,12 +598,11 @@ fn retry_while_busy(unmount: impl Fn() -> Result<(), UnmountError>) -> Result<()
 
 const TIMED_OUT: mpsc::RecvTimeoutError = mpsc::RecvTimeoutError::Timeout;
 
-/// Unmounts the mount at `target`, by force if necessary.
 fn unmount_or_force(target: &MountTarget) {
     unmount_then_force(|force| target.unmount(force.mode(), None));
 }
 
-/// Calls `unmount` without force, and with force if that fails. An ended mount is no failure.
+/// Unmounts without force, then with force if that fails. An ended mount is no failure.
 fn unmount_then_force(unmount: impl Fn(Force) -> Result<(), UnmountError>) {
     let result = unmount(Force::No).or_else(|error| match error {
         UnmountError::NotMounted(_) | UnmountError::NotOwner { .. } => Err(error),
@@ -652,13 +632,12 @@ fn config() -> Config {
 
 /// Makes the library answer every user whom the kernel lets pass.
 ///
-/// The library cannot check, because requests of a mount that can be idmapped carry no user (Linux
-/// 6.12).
+/// Requests of a mount that can be idmapped carry no user (Linux 6.12), so the library cannot check.
 const SESSION_ACL: SessionACL = SessionACL::All;
 
 /// Raises the kernel's read-ahead through sysfs, because FUSE has no option for it.
 ///
-/// Only root may. Without it reads are correct but smaller.
+/// Only root may. Otherwise reads are correct but smaller.
 fn set_read_ahead(device: u64) {
     let file = format!(
         "/sys/class/bdi/{}:{}/read_ahead_kb",

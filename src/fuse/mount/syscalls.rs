@@ -29,9 +29,8 @@ use super::options::MountOptions;
 use super::pinned::{MountpointEntry, PinnedMount, UnmountMode, is_dead, proc_fd_path};
 use crate::base::passwd::Accounts;
 
-/// Major number of the FUSE device, the same on every Linux: a miscellaneous character device.
+/// Major number of the FUSE device on every Linux: a miscellaneous character device.
 const FUSE_MAJOR: u32 = 10;
-/// Minor number of the FUSE device.
 const FUSE_MINOR: u32 = 229;
 /// Environment variable with the socket on which the helper sends the device.
 const FUSERMOUNT_SOCKET_ENV: &str = "_FUSE_COMMFD";
@@ -58,9 +57,7 @@ impl Mountpoint {
     }
 }
 
-/// Opens the directory at `path` to mount on it.
-///
-/// As with every mount(8), the mount hides the files of a directory that is not empty.
+/// Opens the directory at `path`, whose files the mount hides.
 pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     let at = |errno: Errno| MountError::at(path, errno.into());
     unmount_dead(path);
@@ -89,7 +86,6 @@ pub fn unmount_dead(path: &Path) {
     }
 }
 
-/// Checks that the FUSE device can be opened, without mounting.
 pub(super) fn check_available() -> Result<(), MountError> {
     match open_fuse_device() {
         Ok(_) => Ok(()),
@@ -112,7 +108,6 @@ fn open_fuse_device() -> io::Result<File> {
     }
 }
 
-/// The error for a FUSE device that cannot be opened.
 fn device_open_error(error: io::Error) -> MountError {
     match Errno::from_io_error(&error) {
         // ENXIO and ENODEV: the device node exists, but the driver does not.
@@ -121,23 +116,21 @@ fn device_open_error(error: io::Error) -> MountError {
     }
 }
 
-/// A new mount and the descriptor of its connection.
 #[derive(Debug)]
 pub(super) struct NewMount {
-    /// The FUSE device of the connection.
     pub(super) device: OwnedFd,
     /// The mount's root, which keeps the mount in use. `None` if mount(2) or the helper mounted it.
     pub(super) root: Option<OwnedFd>,
 }
 
-/// Major and minor number of the file system with this root. Sends no request to it.
+/// The device number of the file system with this root. Sends no request to it.
 pub(super) fn device_number(root: &OwnedFd) -> Result<(u32, u32), MountError> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let found = statx(root, "", flags, StatxFlags::empty())?;
     Ok((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Creates a detached mount. Returns the FUSE device of its connection, and its root.
+/// Creates a detached mount, and returns its FUSE device and root.
 ///
 /// Needs Linux 5.2, and a `source` of at most 255 bytes.
 pub(super) fn create_detached(
@@ -183,7 +176,6 @@ fn mount_attrs(options: &MountOptions) -> MountAttrFlags {
     attributes
 }
 
-/// Creates a mount and attaches it to the open directory `mountpoint`.
 fn mount_by_fsmount(
     mountpoint: &Mountpoint,
     source: &str,
@@ -252,7 +244,6 @@ fn mount_directly(
     rustix::mount::mount(source, mountpoint, TARFS_FS_TYPE, flags, data.as_c_str())
 }
 
-/// Options that are specific to FUSE.
 fn fuse_flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     [
         (options.allow_other, "allow_other"),
@@ -315,7 +306,7 @@ fn fusermount_options(source: &str, options: &MountOptions) -> String {
         words.push("noexec");
     }
     if options.nosymfollow {
-        // A helper that does not know the option fails, and says so.
+        // A helper that does not know it fails and says so.
         words.push("nosymfollow");
     }
     words.extend(fuse_flags(options));
@@ -323,7 +314,7 @@ fn fusermount_options(source: &str, options: &MountOptions) -> String {
     format!("{words},fsname={source},subtype={SUBTYPE}")
 }
 
-/// Receives a descriptor from `socket`; `None` if the socket closes without one.
+/// Receives a descriptor; `None` if the socket closes without one.
 fn receive_device(socket: impl AsFd) -> rustix::io::Result<Option<OwnedFd>> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -352,7 +343,6 @@ fn stderr_message(output: &Output) -> String {
     )
 }
 
-/// Whether the connection of `device` is alive.
 pub(super) fn is_connected(device: impl AsFd) -> bool {
     loop {
         let mut polled = [PollFd::new(&device, PollFlags::IN)];
@@ -364,24 +354,21 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Whether `mount` belongs to `connection`, if both have the same device number.
+/// Whether the mount with the root `mount` belongs to `connection`, if both have the same device number.
 ///
-/// `mount` is a descriptor of the mount's root. The number is unique while the connection is alive.
-/// A dead mount of the same number may be unmounted, even if it belongs to another connection.
+/// The number is unique while the connection is alive. A dead mount of that number may be unmounted, even if
+/// it belongs to another connection.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
     is_connected(connection) || is_dead(mount)
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint` by force, and logs a failure.
 pub(super) fn unmount_or_warn(fs_type: &str, mountpoint: &Path, device: Option<(u32, u32)>) {
     if let Err(error) = unmount(fs_type, mountpoint, device, UnmountMode::Force) {
         tracing::warn!(%error, "cannot unmount");
     }
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint`, which must be canonical.
-///
-/// With `device`, unmounts only the file system of that number.
+/// Unmounts the mount of type `fs_type` at the canonical `mountpoint`. With `device`, only that file system.
 pub(super) fn unmount(
     fs_type: &str,
     mountpoint: &Path,
@@ -457,9 +444,7 @@ fn unmount_with_fusermount(
     }
 }
 
-/// The owner of the top mount at `mountpoint`, unless it is this user.
-///
-/// Returns the name and the number.
+/// Name and number of the owner of the top mount at `mountpoint`, unless it is this user.
 fn other_owner(mountpoint: &Path) -> Option<String> {
     let top = mountinfo::top_mount(mountpoint).ok()??;
     let word = |prefix: &[u8]| {
@@ -486,7 +471,7 @@ fn other_owner(mountpoint: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A mount that no process serves. The tests send it no requests.
+    /// A mount that no process serves and that gets no requests.
     fn mounted(on: &Path) -> OwnedFd {
         fs::create_dir_all(on).expect("made");
         let on = open_mountpoint(on).expect("a directory");

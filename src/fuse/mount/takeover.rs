@@ -1,14 +1,13 @@
 //! Takeover of a mount whose process has died, by a new process.
 //!
-//! The tree and the inode numbers stay the same, and open files stay open.
+//! The tree, the inode numbers and open files stay the same.
 //!
-//! A mount lives while a process holds its connection, the descriptor of the FUSE device. Requests
-//! wait meanwhile. The FUSE library begins with a handshake, which the kernel does once for each
-//! connection. So the library does it with this process over a socket, and then its descriptor is
-//! replaced by the device.
+//! A mount lives while a process holds its connection, the descriptor of the FUSE device. Requests wait
+//! meanwhile. The library begins with a handshake, which the kernel does once for each connection. So the
+//! library does it with this process over a socket, whose descriptor is then replaced by the device.
 //!
-//! The dead process may have read requests that it did not answer. `FUSE_NOTIFY_RESEND` (Linux 6.9)
-//! makes the kernel queue them again. All requests only read, so one may be served twice.
+//! The dead process may have left requests unanswered. `FUSE_NOTIFY_RESEND` (Linux 6.9) makes the kernel
+//! queue them again. All requests only read, so one may be served twice.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -21,17 +20,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::target::MountTarget;
 use crate::fuse::filesystem::TarFilesystem;
 
-/// The first request of a connection, and its protocol version (`FUSE_INIT`,
-/// include/uapi/linux/fuse.h).
+/// The first request of a connection (`FUSE_INIT`, include/uapi/linux/fuse.h).
 const FUSE_INIT: u32 = 26;
-/// See [`FUSE_INIT`].
 const FUSE_PROTOCOL_VERSION: (u32, u32) = (7, 31);
-/// Bytes of a request's header, and of the rest of this request.
 const IN_HEADER_BYTES: u32 = 40;
-/// See [`IN_HEADER_BYTES`].
 const INIT_IN_BYTES: u32 = 64;
 
-/// Notification that makes the kernel resend requests (`FUSE_NOTIFY_RESEND`).
 const FUSE_NOTIFY_RESEND: i32 = 7;
 
 /// A mount whose process has died, with its connection.
@@ -51,9 +45,6 @@ pub fn supports_takeover(capabilities: u64) -> bool {
 }
 
 /// Creates a session that serves `filesystem` on the connection of a dead process.
-///
-/// # Errors
-/// When the system cannot create sockets, or the kernel does not resend requests.
 pub(super) fn take_over_session(
     filesystem: TarFilesystem,
     inherited: &InheritedSession,
@@ -67,7 +58,7 @@ pub(super) fn take_over_session(
         None,
     )?;
     rustix::io::write(&ours, &fuse_init_request(inherited.capabilities))?;
-    // The capabilities were negotiated with the kernel long ago, so the library's reply is ignored.
+    // The capabilities were negotiated long ago, so the library's reply is ignored.
     let session = Session::from_fd(filesystem, theirs, acl, config)?;
     replace_descriptor(&session, &inherited.descriptor)?;
     resend_requests(&inherited.descriptor)?;
@@ -81,8 +72,7 @@ fn fuse_init_request(capabilities: u64) -> Vec<u8> {
     let words = [
         IN_HEADER_BYTES + INIT_IN_BYTES,
         FUSE_INIT,
-        // The request's number (any), 8 bytes; the inode, 8 bytes; user, group and process; and
-        // padding.
+        // The request's number (any), 8 bytes; the inode, 8 bytes; user, group and process; padding.
         2,
         0,
         0,
@@ -93,7 +83,7 @@ fn fuse_init_request(capabilities: u64) -> Vec<u8> {
         0,
         FUSE_PROTOCOL_VERSION.0,
         FUSE_PROTOCOL_VERSION.1,
-        // Read-ahead. The kernel's value is set already.
+        // Read-ahead, which the kernel has set already.
         0,
         low(capabilities),
         low(capabilities >> 32),
@@ -110,16 +100,15 @@ fn fuse_init_request(capabilities: u64) -> Vec<u8> {
 )]
 fn replace_descriptor(session: &Session<TarFilesystem>, device: impl AsFd) -> io::Result<()> {
     let raw = session.as_fd().as_raw_fd();
-    // SAFETY: `raw` is open, because `session` owns it and is borrowed while this function runs. The
-    // second owner is never dropped, so the session alone closes the number. dup3(2) replaces the
-    // descriptor in one step. No thread uses it meanwhile, because the session's threads start in
-    // `run`.
+    // SAFETY: `raw` is open, because `session` owns it and is borrowed while this function runs. The second
+    // owner is never dropped, so the session alone closes the number. dup3(2) replaces the descriptor in one
+    // step. No thread uses it meanwhile, because the session's threads start in `run`.
     let mut descriptor = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(raw) });
     rustix::io::dup3(device, &mut descriptor, DupFlags::CLOEXEC)?;
     Ok(())
 }
 
-/// Makes the kernel queue the requests again that were read and not answered.
+/// Makes the kernel queue unanswered requests again.
 fn resend_requests(device: impl AsFd) -> io::Result<()> {
     let header = [
         16_u32.to_ne_bytes(),

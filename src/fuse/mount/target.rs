@@ -25,9 +25,7 @@ pub struct MountTarget {
 }
 
 impl MountTarget {
-    /// Whether it is attached, on top or below another mount.
-    ///
-    /// Sends no request to the mount itself. False if the kernel's table cannot be read.
+    /// Whether it is attached, even if covered; false on an error. Sends it no request.
     pub(super) fn is_mounted(&self) -> bool {
         self.find().is_ok_and(|found| found.is_some())
     }
@@ -35,9 +33,6 @@ impl MountTarget {
     /// Finds the mount's place now, because a directory above it may have been renamed.
     ///
     /// Its device number identifies it while a process holds its connection.
-    ///
-    /// # Errors
-    /// When the kernel's table of mounts cannot be read.
     pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
         let table = match &self.namespace {
             Some(namespace) => namespace.table()?,
@@ -49,11 +44,7 @@ impl MountTarget {
 
     /// Unmounts the top file system.
     ///
-    /// With `connection`, unmounts only the mount with that connection. After a mount ends, the
-    /// kernel gives its device number to another one.
-    ///
-    /// # Errors
-    /// As [`Mount::unmount`](super::Mount::unmount).
+    /// With `connection`, only that connection's mount, because the kernel reuses device numbers.
     pub(super) fn unmount(
         &self,
         mode: UnmountMode,
@@ -70,7 +61,7 @@ impl MountTarget {
         syscalls::unmount_if(self.fs_type(), &mountpoint, device, mode, is_target)
     }
 
-    /// Whether this process's namespace has other mounts of the file system, such as bind mounts.
+    /// Whether this namespace has other mounts of the file system, such as bind mounts.
     pub(super) fn has_bind_mounts(&self) -> bool {
         self.namespace.is_none()
             && mountinfo::count_mounts(self.device).is_ok_and(|count| count > 1)
@@ -82,13 +73,12 @@ impl MountTarget {
         found.map_or_else(|| self.mountpoint.clone(), |found| found.path)
     }
 
-    /// The type of the top file system.
     pub(super) fn fs_type(&self) -> &'static str {
         let overlay = self.overlay.map(|(overlay, _)| overlay.fs_type());
         overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
     }
 
-    /// Major and minor number of the mount itself, without any overlay.
+    /// Device number of the mount itself, without any overlay.
     pub(super) fn lower_device(&self) -> (u32, u32) {
         self.overlay.map_or(self.device, |(_, device)| device)
     }

@@ -1,7 +1,7 @@
 //! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names.
 //!
-//! A listing returns some hundred names in one request, instead of a lookup for each. The daemon can
-//! push the files behind them into the page cache.
+//! A listing returns some hundred names in one request, instead of a lookup for each. The daemon can push the
+//! files behind them into the page cache.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -25,10 +25,7 @@ const MIN_NAMES_TO_PRIME: u32 = 4;
 
 /// Makes the kernel list `directory` from child `number` on, unless too few names follow.
 ///
-/// The mount is at `mountpoint` and has the device number `device`.
-///
-/// # Errors
-/// When the listing fails; then the kernel looks up each name. Only root may clone a mount.
+/// `device` is the mount's. After an error the kernel looks up each name. Only root may clone a mount.
 pub(super) fn prime_dentries(
     (mountpoint, device): (&Path, u64),
     subtree: Subtree,
@@ -48,23 +45,20 @@ pub(super) fn prime_dentries(
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let directory = openat2(&root, &path[..], flags, Mode::empty(), resolve)?;
-    // A listing contains attributes only from its start on, and only if the kernel has just looked up
-    // a name in the directory.
+    // A listing contains attributes only from its start on, and only just after a lookup in the directory.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(
         &directory,
         SeekFrom::Start(crate::fuse::listing::next_offset(child.number)),
     )?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
-    // One request is enough. Advancing the iterator again would send another one.
+    // Advancing the iterator again would send another request.
     let mut listing = RawDir::new(&directory, &mut buffer);
     listing.next().transpose()?;
     Ok(())
 }
 
-/// A detached clone of the mount at `mountpoint`, which ends with its descriptor.
-///
-/// With it, umount(8) never finds the mount busy.
+/// A detached clone of the mount, which ends with its descriptor. So umount(8) never finds the mount busy.
 pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = open_tree(CWD, mountpoint, flags)?;

@@ -1,8 +1,8 @@
 //! The kernel's caches of a mount: inodes, dentries and pages, as the daemon fills them.
 //!
-//! The kernel accepts pushed bytes only for inodes that it knows. Three bits for each inode say that
-//! the kernel knows the inode, that it knows the inode's name, and that its page cache has the file's
-//! bytes. All are cleared when the kernel forgets the inode, because it drops the pages, too.
+//! The kernel accepts pushed bytes only for inodes that it knows. Three bits for each inode say that the
+//! kernel knows the inode, knows its name, and caches the file's bytes. All are cleared when the kernel
+//! forgets the inode, because it drops the pages, too.
 
 use std::fmt;
 use std::io;
@@ -28,17 +28,15 @@ use crate::index::{Child, Index, Ino};
 /// Number of inodes in a leaf of an [`InodeSet`]. A leaf is an allocation of 128 KiB.
 const INODES_PER_LEAF: u32 = 1 << 20;
 
-/// Number of leaves, enough for every inode number.
 const LEAF_COUNT: usize = 1 << 12;
 
-/// Number of consecutive cache misses that shows that the kernel has evicted pages.
+/// Number of consecutive cache misses that shows an eviction of pages by the kernel.
 const MAX_CONSECUTIVE_MISSES: u32 = 8;
 
-/// Number of following names of which the kernel must know all, or they are primed.
+/// Number of following names that are primed unless the kernel knows all.
 const DENTRY_LOOKAHEAD: usize = 16;
 
-/// Maximum number of queued invalidations. If the queue is full, the kernel keeps the old attributes
-/// until their TTL ends.
+/// Maximum number of queued invalidations. Beyond it, old attributes stay until their TTL ends.
 const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
 /// The daemon's record of the kernel's caches.
@@ -47,24 +45,21 @@ pub(in crate::fuse) struct KernelCache {
     stats: Arc<Stats>,
     /// `None` before and after the mount, because a notifier keeps the connection open.
     notifier: Mutex<Option<Notifier>>,
-    /// The directory that makes inodes known to the kernel.
     pub(in crate::fuse) priming_dir: PrimingDir,
     /// Mountpoint and device number. Set once the mount answers.
     mountpoint: Mutex<Option<(PathBuf, u64)>>,
-    /// Whether the kernel rejects priming, or this process may not do it.
+    /// Set when the kernel rejects priming, or this process may not do it.
     is_priming_disabled: AtomicBool,
     known_inodes: InodeSet,
-    /// Inodes of which the kernel also knows a name.
     known_dentries: InodeSet,
     stored_inodes: InodeSet,
-    /// Number of consecutive first reads of files that the page cache should hold.
+    /// Consecutive first reads of files that the page cache should hold.
     consecutive_misses: AtomicU32,
-    /// Queue of inodes whose attributes have changed; `None` if nothing changes.
+    /// Inodes whose attributes have changed; `None` if nothing changes.
     invalidations: Mutex<Option<SyncSender<Ino>>>,
 }
 
 impl KernelCache {
-    /// The caches of a mount that shows `subtree`.
     pub(in crate::fuse) fn new(subtree: Subtree, stats: Arc<Stats>) -> Self {
         Self {
             subtree,
@@ -81,19 +76,15 @@ impl KernelCache {
         }
     }
 
-    /// Sets the path and the device number by which the mount can be reached.
-    ///
-    /// Called when the mount answers, and again when an overlay covers it.
+    /// Sets the mount's path and device number, when the mount answers and when an overlay covers it.
     pub(in crate::fuse) fn set_mountpoint(&self, mountpoint: &Path, (major, minor): (u32, u32)) {
         *self.mountpoint.lock() = Some((mountpoint.to_owned(), makedev(major, minor)));
     }
 
-    /// Sets the notifier of the mount.
     pub(in crate::fuse) fn attach(&self, notifier: Notifier) {
         *self.notifier.lock() = Some(notifier);
     }
 
-    /// Drops the notifier and the invalidation queue when the mount ends.
     pub(in crate::fuse) fn detach(&self) {
         *self.notifier.lock() = None;
         *self.invalidations.lock() = None;
@@ -101,12 +92,8 @@ impl KernelCache {
 
     /// Starts the thread that invalidates attributes of `content` in the kernel.
     ///
-    /// A separate thread sends the notifications, so that the scan never waits for the kernel. It ends
-    /// after [`detach`](Self::detach). Returns `None` if the index is complete, because nothing will
-    /// change.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
+    /// A separate thread, so that the scan never waits for the kernel. It ends after
+    /// [`detach`](Self::detach). Returns `None` for a complete index, because nothing will change.
     pub(in crate::fuse) fn start_invalidator(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
@@ -135,7 +122,7 @@ impl KernelCache {
         Ok(Some(thread))
     }
 
-    /// Queues the invalidation of the attributes of `ino` if the kernel may know them. Never waits.
+    /// Queues an invalidation if the kernel may know `ino`. Never waits.
     fn queue_invalidation(&self, ino: Ino) {
         if (ino == self.subtree.root() || self.known_inodes.contains(ino))
             && let Some(invalidations) = &*self.invalidations.lock()
@@ -145,24 +132,20 @@ impl KernelCache {
         }
     }
 
-    /// Invalidates the attributes of `ino` in the kernel.
     fn invalidate_attributes(&self, ino: Ino) {
         let Some(notifier) = self.notifier.lock().clone() else {
             return;
         };
-        // A negative offset keeps the page cache. The call fails harmlessly if the kernel has
-        // forgotten the inode.
+        // A negative offset keeps the page cache. A failure for a forgotten inode is harmless.
         if notifier.inval_inode(self.subtree.inode(ino), -1, 0).is_ok() {
             self.stats.invalidated_inodes.increment();
         }
     }
 
-    /// Records that a reply makes `ino` known to the kernel.
     pub(in crate::fuse) fn mark_inode_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
     }
 
-    /// Records that a reply makes `ino` and its name known to the kernel.
     pub(in crate::fuse) fn mark_dentry_known(&self, ino: Ino) {
         self.known_inodes.insert(ino);
         self.known_dentries.insert(ino);
@@ -170,7 +153,7 @@ impl KernelCache {
 
     /// Records that the kernel has dropped `ino`, or a part of its references.
     ///
-    /// Until the kernel asks for it again the daemon does not push or invalidate it.
+    /// It is not pushed or invalidated until the kernel asks for it again.
     pub(in crate::fuse) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
@@ -191,13 +174,12 @@ impl KernelCache {
         }
     }
 
-    /// Calls `prime` with the mount's path and device number, unless priming is disabled.
+    /// Calls `prime` with the mount's path and device number, unless disabled.
     fn try_prime(&self, prime: impl FnOnce((&Path, u64)) -> io::Result<()>) {
         if self.is_priming_disabled.load(Ordering::Relaxed) {
             return;
         }
-        // Copy the path and release the lock: `prime` waits for the kernel, which may wait for this
-        // process.
+        // Release the lock first: `prime` waits for the kernel, which may wait for this process.
         let Some((mountpoint, device)) = self.mountpoint.lock().clone() else {
             return;
         };
@@ -258,8 +240,7 @@ impl PageCache for KernelCache {
 
 /// Whether an error will repeat for every directory.
 ///
-/// Then permission or the system call is missing, another mount covers ours, or the kernel asked for
-/// nothing in spite of the listing.
+/// Permission or the system call is missing, another mount covers ours, or the kernel asked for nothing.
 fn is_permanent_error(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     matches!(
@@ -274,7 +255,7 @@ impl fmt::Debug for KernelCache {
     }
 }
 
-/// A set of inode numbers as a bitmap. It allocates leaves only for numbers that occur.
+/// A bitmap of inode numbers. It allocates leaves only for numbers that occur.
 struct InodeSet {
     leaves: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }

@@ -1,13 +1,11 @@
 //! Inode priming: a hidden directory makes inodes known to the kernel before a caller asks for them.
 //!
-//! The kernel accepts pushed bytes only for inodes that it knows. A lookup of each file takes longer
-//! than pushing its bytes, and listings of the real directories wait for the end of the scan. So a
-//! hidden directory in the root lists any files by inode number, and two requests make hundreds of
-//! inodes known.
+//! The kernel accepts pushed bytes only for inodes that it knows. A lookup of each file takes longer than
+//! pushing its bytes, and real directories are listed only after the scan. So a hidden directory in the root
+//! lists any files by inode number, and two requests make hundreds of inodes known.
 //!
-//! A file in it can be opened without passing the real directories, which check permissions. So the
-//! directory has mode 0, and only root can enter it, who passes every check anyway. Its name is
-//! random, new for each listing, and invalid after the listing.
+//! Opening a file in it bypasses the permission checks of the real directories. So the directory has mode 0,
+//! and only root can enter it, who passes every check anyway. Its name is random, and valid for one listing.
 
 use std::fmt::Write;
 use std::io;
@@ -27,24 +25,21 @@ use crate::index::Ino;
 /// Buffer size of a listing: the names of some 700 files.
 const READDIR_BUFFER_BYTES: usize = 128 << 10;
 
-/// Lowest inode number of a priming directory, above the numbers of any index.
+/// Lowest inode number of a priming directory, above those of any index.
 const FIRST_PRIMING_INODE: u64 = 1 << 62;
 
 /// Number of random bytes in the name. No archive has that name, and no user can guess it.
 const SECRET_BYTES: usize = 16;
 
-/// The priming directory of a mount.
 #[derive(Debug, Default)]
 pub(in crate::fuse) struct PrimingDir {
     listing: Mutex<Listing>,
 }
 
-/// The current listing.
 #[derive(Debug, Default)]
 struct Listing {
-    /// Number of listings so far.
     generation: u64,
-    /// The name of the directory. Empty if there is no listing.
+    /// Empty if there is no listing.
     name: String,
     files: Vec<Ino>,
     /// Number of files that the kernel has listed.
@@ -54,11 +49,8 @@ struct Listing {
 impl PrimingDir {
     /// Makes the inodes `files` known to the kernel.
     ///
-    /// The mount is at `mountpoint` and has the device number `device`. The caller must hold no lock
-    /// that a reply needs, and only one thread may call at a time.
-    ///
-    /// # Errors
-    /// When the listing fails; then the kernel looks up each file. Only root may clone a mount.
+    /// `device` is the mount's device number. The caller must hold no lock that a reply needs, and only one
+    /// thread may call at a time. After an error the kernel looks up each file. Only root may clone a mount.
     pub(in crate::fuse) fn prime(
         &self,
         (mountpoint, device): (&Path, u64),
@@ -106,10 +98,7 @@ impl PrimingDir {
         Ok(name)
     }
 
-    /// The files that the kernel has not listed yet.
-    ///
-    /// # Errors
-    /// When it listed no file.
+    /// The files that the kernel has not listed yet. An error if it listed none.
     fn take_unknown(&self) -> io::Result<Vec<Ino>> {
         let mut listing = self.listing.lock();
         let known_count = listing.known_count.min(listing.files.len());
@@ -119,14 +108,12 @@ impl PrimingDir {
         Ok(listing.files.split_off(known_count))
     }
 
-    /// The attributes of the priming directory, if `name` is its current name.
     pub(in crate::fuse) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
         let listing = self.listing.lock();
         let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
         is_current.then(|| directory_attr(inode(listing.generation)))
     }
 
-    /// The attributes of the priming directory, if `inode` is its current inode.
     pub(in crate::fuse) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
         if !Self::is_priming_inode(inode) {
             return None;
@@ -141,9 +128,7 @@ impl PrimingDir {
         inode.0 >= FIRST_PRIMING_INODE
     }
 
-    /// Calls `add` for the files of the directory `inode` until `add` is full.
-    ///
-    /// `add` gets the offset of the next file, too.
+    /// Calls `add` for each file and the next one's offset, until `add` is full.
     pub(in crate::fuse) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
         let mut listing = self.listing.lock();
         if inode != self::inode(listing.generation) {
@@ -156,7 +141,6 @@ impl PrimingDir {
     }
 }
 
-/// Ends the listing when dropped.
 struct HideOnDrop<'a>(&'a PrimingDir);
 
 impl Drop for HideOnDrop<'_> {
