@@ -240,7 +240,6 @@ impl Error {
 /// A step that the system refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StepError {
-    /// The step, as an infinitive.
     pub(super) action: &'static str,
     pub(super) errno: Errno,
 }
@@ -264,12 +263,10 @@ impl From<StepError> for Cause {
     }
 }
 
-/// The system's error number in `error`.
 pub(super) fn errno_of(error: &io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-/// Adds the failed step to an error.
 pub(super) trait WithAction<T> {
     /// `action` is an infinitive: `create the file`.
     fn with_action(self, action: &'static str) -> Result<T, StepError>;
@@ -366,12 +363,10 @@ impl Problems {
         drop(self.fatal.set(error));
     }
 
-    /// The error that stops the run, if any.
     pub(super) fn fatal(&self) -> Option<&Error> {
         self.fatal.get()
     }
 
-    /// Fails if the run is stopped.
     pub(super) fn check_fatal(&self) -> Result<(), Error> {
         self.fatal().map_or(Ok(()), |error| Err(error.clone()))
     }

@@ -1,9 +1,9 @@
 //! Writes layers: streams each once, from the bottom, then builds the merged tree.
 //!
-//! While a layer is streamed, its index grows in memory. Its files are written to a hidden directory of the
-//! destination, named by their inodes. [`layers::merge`](crate::layers::merge) then gives the merged tree,
-//! as it does for a mount. Directories are made from the root on, and files are renamed to their places. A
-//! directory gets its attributes when all its entries exist. No path of a layer is ever looked up on disk.
+//! A layer's index grows in memory while it is streamed. Its files are written to a hidden directory of the
+//! destination, named by their inodes. [`layers::merge`](crate::layers::merge) then gives the merged tree, as
+//! for a mount. Directories are made from the root on, and files are renamed to their places. A directory
+//! gets its attributes when all its entries exist. No path of a layer is ever looked up on disk.
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -34,24 +34,21 @@ pub const UNPLACED_FILES: &str = ".tarfs-layers";
 /// Number of consecutive inodes whose files share a directory in [`UNPLACED_FILES`].
 const FILES_PER_DIRECTORY: u32 = 256;
 
-/// Maximum number of directories in [`UNPLACED_FILES`] open at once while files are moved.
+/// Maximum number of open directories in [`UNPLACED_FILES`].
 const MAX_OPEN_DIRECTORIES: usize = 16;
 
-/// Maximum number of ancestors of the current directory open at once.
+/// Maximum number of open ancestors of the current directory.
 const MAX_OPEN_ANCESTORS: usize = 16;
 
-/// State of a run over layers.
 #[derive(Debug)]
 pub(super) struct LayerState {
     whiteouts: WhiteoutFormat,
     memory: MemoryLimit,
-    /// Index of the current layer.
     builder: Option<Builder>,
-    /// Indexes of the layers below it.
+    /// Of the layers below the current one.
     indexes: Vec<Index>,
-    /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
-    /// The directory in it for the next files, with its name.
+    /// Name and directory for the next files.
     current_directory: Option<(Vec<u8>, Directory)>,
 }
 
@@ -121,7 +118,6 @@ impl LayerState {
         None
     }
 
-    /// The unplaced file of entry `ino` of the current layer, which is the `member` at `path`.
     fn unplaced_file(
         &mut self,
         ino: Ino,
@@ -153,7 +149,6 @@ impl LayerState {
         })
     }
 
-    /// The directory for the unplaced file of entry `ino` of the current layer.
     fn unplaced_directory(
         &mut self,
         ino: Ino,
@@ -221,7 +216,6 @@ impl LayerState {
     }
 }
 
-/// The directory of unplaced files. Makes it if it is missing.
 fn make_unplaced_top(
     unplaced_top: &mut Option<Directory>,
     name: &[u8],
@@ -235,7 +229,6 @@ fn make_unplaced_top(
     Ok(unplaced_top.insert(made).clone())
 }
 
-/// Makes a directory that only this user can access.
 fn make_private_directory(
     parent: &Directory,
     name: &[u8],
@@ -247,7 +240,7 @@ fn make_private_directory(
     made.with_action(ACTION)
 }
 
-/// Reports entries of the layers that are not in the merged tree.
+/// Reports entries that are not in the merged tree.
 fn report_left_out(index: &Index, tree: &TreeWriter) {
     let problems = &tree.context.problems;
     for problem in index.problems() {
@@ -260,7 +253,7 @@ fn report_left_out(index: &Index, tree: &TreeWriter) {
 
 /// Name for the directory of unplaced files that no entry in the tree's root has.
 ///
-/// This is `name`, or a new name. In the second case an existing directory is renamed.
+/// This is `name`, or a new name, to which an existing directory is renamed.
 fn find_unused_name(index: &Index, name: Vec<u8>, is_there: bool, tree: &TreeWriter) -> Vec<u8> {
     let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
     if !is_taken(&name) {
@@ -284,7 +277,7 @@ fn find_unused_name(index: &Index, name: Vec<u8>, is_there: bool, tree: &TreeWri
     }
 }
 
-/// Sets the attributes of the destination. If no member describes it, sets only its time.
+/// Sets the destination's attributes, or only its time if no member describes it.
 pub(super) fn finish_root(index: &Index, tree: &TreeWriter) {
     let top = &tree.destination.top;
     let Some(entry) = index.entry(Ino::ROOT) else {
@@ -299,7 +292,6 @@ pub(super) fn finish_root(index: &Index, tree: &TreeWriter) {
     }
 }
 
-/// Sets the attributes of `entry` on `directory`, at `path`.
 fn finish_directory(
     entry: Entry<'_>,
     directory: &Directory,
@@ -314,10 +306,8 @@ fn finish_directory(
     }
 }
 
-/// The current directory, or an ancestor of it.
 struct Ancestor {
     ino: Ino,
-    /// Number of the next child.
     next_child: u32,
     identity: Identity,
     /// `None` for a distant ancestor, which was closed.
@@ -339,7 +329,6 @@ impl Ancestor {
 struct TreePlacement<'a> {
     tree: &'a mut TreeWriter,
     merged: &'a MergedIndex,
-    /// The directory of unplaced files.
     unplaced_top: Option<Directory>,
     name: Vec<u8>,
     /// Open directories in it, by name.
@@ -427,7 +416,7 @@ impl TreePlacement<'_> {
         }
     }
 
-    /// Returns from `directory`, at `path`, to the last of `ancestors`, and sets its attributes.
+    /// Returns from `directory` to the last of `ancestors`, and sets its attributes.
     fn leave_directory(
         &mut self,
         ancestors: &mut [Ancestor],
@@ -504,7 +493,6 @@ impl TreePlacement<'_> {
         }
     }
 
-    /// Opens the directory `name` of unplaced files.
     fn open_unplaced_directory(&mut self, name: &[u8]) -> Result<Directory, StepError> {
         if let Some(directory) = self.open.get(name) {
             return Ok(directory.clone());
@@ -525,12 +513,11 @@ impl TreePlacement<'_> {
     }
 }
 
-/// Name of the directory for the unplaced file of entry `ino` of a layer.
 fn directory_name(layer: usize, ino: Ino) -> Vec<u8> {
     format!("{layer}-{}", ino.0 / FILES_PER_DIRECTORY).into_bytes()
 }
 
-/// Name of the unplaced file of entry `ino` of a layer. It is unique among all layers.
+/// Name of an unplaced file, unique among all layers.
 fn file_name(layer: usize, ino: Ino) -> Vec<u8> {
     format!("{layer}-{}", ino.0).into_bytes()
 }
@@ -585,7 +572,6 @@ mod tests {
         listing
     }
 
-    /// Like [`list_index`].
     fn list_disk(root: &Path) -> TreeListing {
         let mut listing = TreeListing::new();
         let stat = fs::metadata(root).expect("there");
@@ -795,7 +781,7 @@ mod tests {
         Ok(())
     }
 
-    /// Writes `a` and `b` as one layer, and calls `interfere` after each with the directory of unplaced files.
+    /// Writes `a` and `b` as one layer. Calls `interfere` after each with the directory of unplaced files.
     fn write_two_files(interfere: impl Fn(&Path, usize)) -> (Vec<String>, TreeListing) {
         let place = tempfile::tempdir().expect("a directory");
         let unplaced = place.path().join(UNPLACED_FILES);

@@ -33,20 +33,18 @@ pub struct Materializer {
     /// Final mode of the destination, unless a member sets another one.
     root_mode: Option<u32>,
     current: CurrentFile,
-    /// State of a run over layers.
     layers: Option<LayerState>,
-    /// Memory limit for the indexes of layers.
     index_memory: MemoryLimit,
 }
 
-/// The file that the next piece of payload belongs to.
+/// The file of the next piece of payload.
 #[derive(Debug)]
 enum CurrentFile {
-    /// No file; the payload is dropped.
+    /// The payload is dropped.
     Nothing,
-    /// A file without any payload so far.
+    /// No payload so far.
     Waiting(Job),
-    /// A file that a writer receives in pieces.
+    /// A writer receives it in pieces.
     Streaming,
 }
 
@@ -70,9 +68,7 @@ impl Materializer {
         Ok(materializer)
     }
 
-    /// Like [`Materializer::new`], but builds in a new directory of `staging`.
-    ///
-    /// The caller commits `staging` when the run succeeds.
+    /// Like [`Materializer::new`], in a new directory of `staging`, which the caller commits after success.
     ///
     /// # Errors
     /// When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
@@ -85,10 +81,10 @@ impl Materializer {
         Ok(materializer)
     }
 
-    /// Like [`Materializer::new`], with a journal beside `destination` for a later run.
+    /// Like [`Materializer::new`], with a journal beside `destination` for a later run of the same `run_key`.
     ///
-    /// The later run must have the same `run_key`. If the journal of an earlier run exists and its tree is
-    /// unchanged, this restores its state. The scan then starts at the returned resume point.
+    /// If the journal of an earlier run exists and its tree is unchanged, this restores its state. The scan
+    /// then starts at the returned resume point.
     ///
     /// # Errors
     /// Those of [`Materializer::new`], and [`Error::Journal`].
@@ -141,9 +137,7 @@ impl Materializer {
         self.tree.destination.writers.count()
     }
 
-    /// Starts a run over layers, from the bottom. `whiteouts` is the format of their deletions.
-    ///
-    /// The destination must be empty.
+    /// Starts a run over layers in an empty destination. `whiteouts` is the format of their deletions.
     pub fn begin_layers(&mut self, whiteouts: WhiteoutFormat) {
         self.layers = Some(LayerState::new(whiteouts, self.index_memory.clone()));
     }
@@ -158,7 +152,7 @@ impl Materializer {
     /// Ends the current layer.
     ///
     /// # Errors
-    /// The error that stopped the run, if any.
+    /// The error that stopped the run.
     pub fn end_layer(&mut self) -> Result<(), Error> {
         if let Some(layers) = &mut self.layers {
             layers.end_layer();
@@ -168,10 +162,10 @@ impl Materializer {
 
     /// Waits for the writers, makes deferred links, and sets directory attributes.
     ///
-    /// Call it after a failure as well, so that existing directories get their attributes.
+    /// Also needed after a failure, so that existing directories get their attributes.
     ///
     /// # Errors
-    /// The error that stopped the run, if any.
+    /// The error that stopped the run.
     pub fn finish(mut self) -> Result<Summary, Error> {
         self.cut_payload();
         if self.needs_resume() {
@@ -212,9 +206,7 @@ impl Materializer {
         Ok(tree.context.summary())
     }
 
-    /// Ends a run that a later run resumes.
-    ///
-    /// Unlike [`Materializer::finish`], it leaves the final steps to the later run.
+    /// Ends a run that a later run resumes, and leaves the final steps to it.
     ///
     /// # Errors
     /// The error that stopped the run, if the destination caused it.
@@ -228,12 +220,12 @@ impl Materializer {
         Ok(tree.context.summary())
     }
 
-    /// Whether a later run continues at the last checkpoint. Directories must stay writable for it.
+    /// Whether a later run continues. Directories must stay writable for it.
     fn needs_resume(&self) -> bool {
         self.tree.resume.journal.is_some() && self.tree.context.problems.fatal().is_some()
     }
 
-    /// Ends a payload that the scan left open, and waits for the writers.
+    /// Ends an open payload, and waits for the writers.
     fn cut_payload(&mut self) {
         if !matches!(self.current, CurrentFile::Nothing) {
             self.end_payload(true);

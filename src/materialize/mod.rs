@@ -1,10 +1,10 @@
 //! Parallel writer: writes the members of a scan to a tree on disk.
 //!
-//! A [`Materializer`] is a [`Sink`](crate::archive::scan::Sink). On the scan thread it resolves directories, and it makes directories,
+//! A [`Materializer`] is a [`Sink`](crate::archive::scan::Sink). On the scan thread it makes directories,
 //! links and special files. It sends regular files to writer threads, piece by piece as the scan delivers
 //! them. Directories get their owner, mode and times at the very end. Every entry stays below the
-//! destination, whatever the archive contains and whatever the destination contains already, because the
-//! kernel never follows a link for us. With `--atomic`, the tree is first written into a [`Staging`].
+//! destination, whatever the archive and the destination contain, because the kernel never follows a link for
+//! us. With `--atomic`, the tree is first written into a [`Staging`].
 //!
 //! Two smaller sinks write no tree: [`ContentSink`] and [`DryRunSink`].
 
@@ -40,10 +40,9 @@ pub use self::write::{check_empty_destination, is_empty_directory};
 pub use crate::base::glob::Glob;
 pub use crate::base::xattr_filter::XattrFilter;
 
-/// Removes the directory `name` in `parent` with all its contents.
+/// Removes the directory `name` in `parent` with all its contents, whatever the modes are.
 ///
-/// It never follows a link, and it works whatever the modes are. Entries that are already missing are no
-/// error.
+/// It never follows a link. Missing entries are no error.
 ///
 /// # Errors
 /// When an entry cannot be removed. The entries removed until then stay removed.

@@ -10,12 +10,10 @@ use crate::index::MemoryLimit;
 /// Policy for an entry whose name already exists.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Existing {
-    /// Replace the existing entry, except a non-empty directory. A directory over a directory changes only
-    /// the attributes.
+    /// Replace the entry, except a non-empty directory. A directory over a directory only sets attributes.
     #[default]
     Replace,
-    /// Keep the existing entry and report an error (`--keep-old-files`). A directory member keeps the
-    /// existing entry silently.
+    /// Keep the existing entry and report an error (`--keep-old-files`), but silently for a directory member.
     Keep,
     /// Keep the existing entry silently (`--skip-old-files`).
     Skip,

@@ -8,8 +8,8 @@ use crate::tar::{Kind, Member};
 /// The members to take from an archive; by default all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// Number of leading components to drop. Members with no more components than that are skipped. Targets
-    /// of hard links lose the components too, targets of symbolic links do not.
+    /// Number of leading components to drop. Members with no more components are skipped. Targets of hard
+    /// links lose them too, targets of symbolic links do not.
     pub strip_components: usize,
     /// Members that match one of these are skipped. This overrides the other fields.
     pub exclude: Vec<Glob>,
@@ -24,7 +24,6 @@ pub struct Selection {
 pub struct SelectedPath {
     /// Path in the archive, before components are stripped.
     pub path: ArchivePath,
-    /// Whether a member matched this path, or was below it.
     found: bool,
 }
 
@@ -38,10 +37,8 @@ impl SelectedPath {
     }
 }
 
-/// Output path of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct OutputPath {
-    /// Relative to the destination.
     pub(super) path: ArchivePath,
     /// Prefix removed from the name to keep it inside the destination.
     pub(super) stripped: Vec<u8>,
@@ -71,8 +68,7 @@ impl Selection {
 
     /// Output path of a selected member; `None` if it is not selected or no component remains.
     ///
-    /// A file whose name ends in a slash becomes a directory. A name with a `..` component is added to
-    /// `problems` instead.
+    /// A file whose name ends in a slash becomes a directory. A name with `..` is added to `problems`.
     pub(super) fn select_member(
         &mut self,
         member: &mut Member,
@@ -95,7 +91,7 @@ impl Selection {
         })
     }
 
-    /// For each path, whether it was found, for [`Selection::merge_found_flags`].
+    /// For each path, whether it was found.
     pub(super) fn found_flags(&self) -> Vec<u8> {
         let found = self.paths.iter().map(|selected| selected.found.into());
         found.collect()
@@ -108,13 +104,11 @@ impl Selection {
         }
     }
 
-    /// Requested paths that no member matched.
     fn unmatched_paths(&self) -> impl Iterator<Item = &ArchivePath> {
         let unmatched = self.paths.iter().filter(|selected| !selected.found);
         unmatched.map(|selected| &selected.path)
     }
 
-    /// Adds the requested paths that no member matched to `problems`.
     pub(super) fn report_unmatched_paths(&self, problems: &Problems) {
         for path in self.unmatched_paths() {
             problems.add(path, Cause::NotFound);

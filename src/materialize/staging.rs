@@ -22,9 +22,8 @@ use crate::base::publish::{SUFFIX_LEN, random_suffix};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
-/// Maximum number of temporary names to try.
 const MAX_NAME_ATTEMPTS: usize = 16;
-/// Maximum number of attempts to remove a tree, and their delay. A writer may still use it.
+/// Bounds the removal of a tree that a writer may still use.
 const MAX_REMOVAL_ATTEMPTS: usize = 20;
 const REMOVAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 
@@ -33,14 +32,13 @@ const REMOVAL_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Dropping it before [`Staging::commit`] removes the written tree.
 #[derive(Debug)]
 pub struct Staging {
-    /// The destination as the user wrote it.
     destination: PathBuf,
-    /// The destination's parent, opened before anything was written.
+    /// Opened before anything was written.
     parent: OwnedFd,
     parent_path: PathBuf,
     name: Vec<u8>,
     stage: Mutex<Stage>,
-    /// The error that stops the run, set by [`Staging::interrupt`].
+    /// Set by [`Staging::interrupt`].
     stop_error: Arc<OnceLock<Error>>,
     stats: Arc<Stats>,
 }
@@ -49,8 +47,7 @@ pub struct Staging {
 enum Stage {
     /// No directory was made.
     Planned,
-    /// The tree is in the directory `temporary`. `replaces` means that the destination is an empty
-    /// directory.
+    /// The tree is in `temporary`. `replaces` means that the destination is an empty directory.
     Building { temporary: Vec<u8>, replaces: bool },
     /// The tree was renamed or removed.
     Finished,
@@ -60,8 +57,8 @@ impl Staging {
     /// Checks that `destination` is missing or an empty directory. Makes nothing.
     ///
     /// # Errors
-    /// [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel
-    /// cannot rename to it, and [`Error::Destination`] when it cannot be read.
+    /// [`Error::NotEmpty`] when something exists there, [`Error::CannotRename`] when the kernel cannot rename
+    /// to it, and [`Error::Destination`] when it cannot be read.
     pub fn new(destination: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         const NAMELESS: &str = "has no name to give to a new directory";
         let nameless = || Error::CannotRename(destination.to_owned(), NAMELESS);
@@ -112,7 +109,6 @@ impl Staging {
             .map_err(|error| self.staging_error(error))
     }
 
-    /// The error that stops the run, to be shared with the writers.
     pub(super) fn stop_error(&self) -> Arc<OnceLock<Error>> {
         Arc::clone(&self.stop_error)
     }
@@ -122,8 +118,8 @@ impl Staging {
     /// With `sync`, the tree is on disk before it appears, and its name is on disk on return.
     ///
     /// # Errors
-    /// [`Error::NotEmpty`] when something else exists there now, [`Error::Sync`], and errors of
-    /// the system. After an error nothing has appeared, except when syncing the name failed.
+    /// [`Error::NotEmpty`] when something else exists there now, [`Error::Sync`], and errors of the system.
+    /// After an error nothing has appeared, except when syncing the name failed.
     pub fn commit(&self, sync: bool) -> Result<(), Error> {
         if sync {
             sync_file_system(&self.parent, &self.destination, &self.stats)?;
@@ -161,7 +157,7 @@ impl Staging {
     /// # Errors
     /// When a part of it cannot be removed.
     pub fn discard(&self) -> Result<(), Error> {
-        // The lock is held during the removal, so that nothing can be committed meanwhile.
+        // Locked during the removal, so that nothing can be committed meanwhile.
         let mut stage = self.stage.lock();
         let Stage::Building { temporary, .. } = std::mem::replace(&mut *stage, Stage::Finished)
         else {
@@ -180,8 +176,7 @@ impl Staging {
         removed.map_err(|errno| Error::Leftover(self.parent_path.join(temporary), errno))
     }
 
-    /// Like [`Staging::discard`], from another thread during the run. The run ends with
-    /// [`Error::Interrupted`].
+    /// Like [`Staging::discard`], from another thread. The run ends with [`Error::Interrupted`].
     ///
     /// # Errors
     /// When a part of it cannot be removed.
@@ -214,12 +209,12 @@ impl Staging {
             Ok(status) if status.stx_attributes_mask.contains(root) => {
                 Ok(status.stx_attributes.contains(root))
             }
-            // Fallback for Linux before 5.8.
+            // Before Linux 5.8.
             _ => Ok(fstat(directory)?.st_dev != fstat(&self.parent)?.st_dev),
         }
     }
 
-    /// Makes a directory with a temporary name that only this user can access.
+    /// Makes a temporary directory that only this user can access.
     fn make_directory(&self) -> Result<Vec<u8>, Errno> {
         for _ in 0..MAX_NAME_ATTEMPTS {
             let temporary = temporary_name(&self.name);
@@ -231,9 +226,7 @@ impl Staging {
         Err(Errno::EXIST)
     }
 
-    /// Opens the new directory and copies the attributes of the `replaced` one, except its mode.
-    ///
-    /// Also returns the final mode.
+    /// Opens the new directory with the attributes of the `replaced` one except the mode, which it returns.
     fn prepare_directory(
         &self,
         temporary: &[u8],
@@ -263,8 +256,8 @@ impl Staging {
             return renameat(parent, temporary, parent, name);
         }
         match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
-            // NFS and some other file systems do not support `RENAME_NOREPLACE`. An empty directory that
-            // another process makes between the two calls is replaced.
+            // Some file systems, such as NFS, lack `RENAME_NOREPLACE`. An empty directory that another
+            // process makes between the two calls is replaced.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(_) => Err(Errno::EXIST),
@@ -292,15 +285,12 @@ impl Drop for Staging {
     }
 }
 
-/// Mode that mkdir(2) gives to a directory beside the new `directory`.
-///
-/// The default ACL that both inherit decides, or else the umask.
+/// Mode that mkdir(2) gives a directory beside the new one, by the inherited default ACL or the umask.
 fn new_directory_mode(directory: &OwnedFd) -> Result<u32, Errno> {
     let special = fstat(directory)?.st_mode & 0o7000;
     Ok(special | default_acl_mode(directory.as_fd()).unwrap_or(0o777 & !umask()))
 }
 
-/// Whether the directory is empty.
 pub(super) fn is_empty(directory: &OwnedFd) -> Result<bool, Errno> {
     for entry in Dir::read_from(directory)? {
         if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {

@@ -30,12 +30,10 @@ pub(super) fn destination(path: &Path) -> Destination {
     Destination::new(top, context, writers)
 }
 
-/// A member with plain attributes.
 pub(super) fn member(name: &[u8], kind: Kind) -> Member {
     Member::new(name, kind)
 }
 
-/// A regular file.
 pub(super) fn file<'a>(name: &[u8], content: &'a [u8]) -> (Member, &'a [u8]) {
     let len = content.len() as u64;
     let member = Member {

@@ -12,7 +12,7 @@ use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
 use crate::tar::{Kind, Member, Segment};
 
-/// Source of zeros for holes.
+/// For holes.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
 /// Writes the contents of the selected regular files, as GNU tar does.
@@ -28,7 +28,6 @@ pub struct ContentSink<W> {
     bytes: u64,
 }
 
-/// The file whose payload is being read.
 #[derive(Debug)]
 struct CurrentFile {
     path: ArchivePath,
@@ -36,10 +35,9 @@ struct CurrentFile {
     size: u64,
     /// Segments not started yet.
     segments: std::vec::IntoIter<Segment>,
-    /// Rest of the current segment. `None` before the first one, and in files that are not sparse.
+    /// `None` before the first one, and in files that are not sparse.
     segment: Option<Segment>,
     sparse: bool,
-    /// Number of bytes written.
     offset: u64,
 }
 

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) struct BitSet(Vec<AtomicU64>);
 
 impl BitSet {
-    /// The empty set of numbers up to `last`.
     pub(super) fn new(last: u32) -> Self {
         let words = last as usize / 64 + 1;
         Self((0..words).map(|_| AtomicU64::new(0)).collect())
@@ -18,13 +17,13 @@ impl BitSet {
         word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)
     }
 
-    /// Adds `number`. Returns whether it is new.
+    /// Returns whether `number` is new.
     pub(super) fn insert(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_or(bit(number), Ordering::AcqRel) & bit(number) == 0)
     }
 
-    /// Removes `number`. Returns whether the set contained it.
+    /// Returns whether the set contained `number`.
     pub(super) fn remove(&self, number: u32) -> bool {
         let word = self.word(number);
         word.is_some_and(|word| word.fetch_and(!bit(number), Ordering::AcqRel) & bit(number) != 0)

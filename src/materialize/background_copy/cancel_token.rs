@@ -14,7 +14,6 @@ pub(super) struct CancelToken {
 }
 
 impl CancelToken {
-    /// Sets the flag and wakes all waiters.
     pub(super) fn cancel(&self) {
         self.cancelled.store(true, Ordering::SeqCst);
         // A thread that read the flag as unset now waits, or still holds the lock.

@@ -22,9 +22,7 @@ use crate::materialize::resume::sidecar;
 /// The background copy of a mount.
 pub struct BackgroundCopy {
     status: Arc<CopyStatus>,
-    /// Filter of the attributes to set.
     xattrs: XattrFilter,
-    /// Identifies the current boot of the system.
     boot_id: u64,
     /// Exists only once the index is complete.
     pub(super) task: OnceLock<Arc<CopyTask>>,
@@ -47,9 +45,7 @@ impl std::fmt::Debug for BackgroundCopy {
 }
 
 impl BackgroundCopy {
-    /// Opens `directory` for a copy, and makes it if it is missing.
-    ///
-    /// Entries get the extended attributes that `xattrs` selects.
+    /// Opens `directory` for a copy, or makes it. Entries get the attributes that `xattrs` selects.
     ///
     /// # Errors
     /// When it is not writable, or unsuitable: [`Error::NotACopy`], [`Error::InUse`].
@@ -78,8 +74,8 @@ impl BackgroundCopy {
 
     /// Starts to copy the tree below `root` of a complete `index`.
     ///
-    /// It continues until all is written or the result is dropped. Entries of an earlier mount can be
-    /// opened immediately. `stats` counts the written entries and bytes.
+    /// It continues until all is written or the result is dropped. Entries of an earlier mount can be opened
+    /// immediately. `stats` counts the written entries and bytes.
     ///
     /// # Errors
     /// [`Error::NotACopy`] when an earlier mount wrote another tree, and errors of the system.
@@ -124,9 +120,7 @@ impl BackgroundCopy {
             .is_some_and(|task| task.complete.contains(ino.0))
     }
 
-    /// Opens the copy of file `ino` if it is complete and unchanged.
-    ///
-    /// Its content starts at offset 0, and its holes are holes.
+    /// Opens the copy of file `ino` if it is complete and unchanged, at offset 0 and with its holes.
     pub fn open_copy(&self, ino: Ino) -> Option<File> {
         self.task.get()?.open_copy(ino)
     }
@@ -163,7 +157,7 @@ impl Drop for RunningCopy {
     }
 }
 
-/// Hash that identifies the copied tree: archive, `root`, and the attributes that `xattrs` selects.
+/// Hash that identifies the copied tree.
 fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     let origin = index.origin();
     let mut hasher = Xxh3Default::new();
@@ -190,7 +184,7 @@ fn tree_hash(index: &Index, root: Ino, xattrs: &XattrFilter) -> u128 {
     hasher.digest128()
 }
 
-/// Number that identifies the current boot. If the system has no boot ID, it identifies this process.
+/// Number of the current boot, or of this process if the system has no boot ID.
 pub(super) fn this_boot_id() -> u64 {
     let boot_id = sidecar::boot_id();
     if boot_id.is_empty() {

@@ -18,7 +18,6 @@ use crate::materialize::write::Directory;
 /// Suffix of a ledger's name. The ledger of `tree` is `.tree.tarfs-state`.
 const LEDGER_SUFFIX: &[u8] = b".tarfs-state";
 
-/// An open directory with the lock on its ledger.
 #[derive(Debug)]
 pub(super) struct CopyDirectory {
     /// Absolute, without symbolic links.
@@ -29,13 +28,9 @@ pub(super) struct CopyDirectory {
 }
 
 impl CopyDirectory {
-    /// Opens `directory` and locks its ledger.
+    /// Opens `directory` and locks its ledger. Makes a missing directory, and a ledger in an empty one.
     ///
-    /// It creates a missing directory, and a missing ledger if the directory is empty.
-    ///
-    /// # Errors
-    /// [`Error::NotACopy`] when the directory is not empty and has no ledger, [`Error::InUse`],
-    /// and errors of the system.
+    /// Fails with [`Error::NotACopy`] when a non-empty directory has no ledger.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination(directory.to_owned(), errno_of(&error));
         match std::fs::create_dir(directory) {
@@ -73,10 +68,7 @@ impl CopyDirectory {
         })
     }
 
-    /// The ledger if it is of `content`, or a new one if the directory is empty.
-    ///
-    /// # Errors
-    /// [`Error::NotACopy`] when the directory has another tree, and errors of the system.
+    /// The ledger if it is of `content`, or a new one if the directory is empty; else [`Error::NotACopy`].
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
             self.ledger_error("read or write the record of complete files")(errno_of(&error))
@@ -97,22 +89,20 @@ impl CopyDirectory {
         Ledger::create(file, tree_id, boot_id).map_err(failed)
     }
 
-    /// The error for a failed use of the ledger.
     pub(super) fn ledger_error(&self, action: &'static str) -> impl Fn(Errno) -> Error {
         move |errno| Error::Ledger(self.ledger_path.clone(), action, errno)
     }
 
-    /// The directory as a destination.
     pub(super) fn destination(&self) -> Result<Directory, Errno> {
         Directory::top(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
     }
 
     /// Opens the entry at `path`, without following links or leaving the file system.
     ///
-    /// A regular file is opened for reading. Other entries are opened with `O_PATH`.
+    /// A regular file is opened for reading, other entries with `O_PATH`.
     pub(super) fn open_entry(&self, path: &ArchivePath, is_file: bool) -> Result<OwnedFd, Errno> {
         let how = if is_file {
-            // `O_NONBLOCK`, because the entry may have been replaced, and opening a FIFO would block.
+            // `O_NONBLOCK`, because opening a FIFO in the entry's place would block.
             OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY
         } else {
             OFlags::PATH
@@ -128,7 +118,6 @@ impl CopyDirectory {
     }
 }
 
-/// Whether `stat` is that of a regular file.
 pub(super) fn is_file(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
 }

@@ -1,12 +1,11 @@
 //! Ledger of complete entries, in a file beside the copy. A later mount reuses them.
 //!
 //! It has one slot of 64 bytes for each entry, at the offset given by the entry's number. The first slot
-//! identifies the tree. A record is valid only if its checksum fits this tree and this entry. In addition,
-//! the file's attributes must equal the record, with times to the nanosecond.
+//! identifies the tree. A record is valid only if its checksum fits this tree and entry, and the file's
+//! attributes equal it, with times to the nanosecond.
 //!
-//! Within one boot, this detects every change, because the kernel changes a file's ctime with every write.
-//! After a crash, recorded data may not have reached the disk. So after a reboot, the content must have the
-//! recorded hash, too.
+//! Within one boot, this detects every change, because each write changes a file's ctime. After a crash, data
+//! may not have reached the disk. So after a reboot, the content must have the recorded hash, too.
 
 use std::fs::File;
 use std::io;
@@ -17,11 +16,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::materialize::resume::sidecar::StatSnapshot;
 
-/// Size of a slot.
 const SLOT_BYTES: usize = 64;
-/// Size of the checksum at the end of a slot. It covers all other bytes.
+/// Size of the checksum at the end of a slot, over all other bytes.
 const CHECKSUM_BYTES: usize = 8;
-/// Number of slots read at once.
 const BATCH_SLOTS: u32 = 8192;
 
 const MAGIC: [u8; 8] = *b"TARFSDIR";
@@ -34,20 +31,17 @@ pub(super) struct Record {
     snapshot: StatSnapshot,
     /// xxh3-64 of its stored bytes.
     pub(super) hash: u64,
-    /// The boot of the system in which the record was written.
     boot_id: u64,
 }
 
-/// The open ledger of one tree.
 #[derive(Debug)]
 pub(super) struct Ledger {
     file: File,
-    /// Seed of the checksums, which invalidates records of other trees.
+    /// Seed of the checksums. It invalidates records of other trees.
     seed: u64,
     boot_id: u64,
 }
 
-/// Identity of a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct TreeId {
     /// Hash of the archive's content and options.
@@ -58,11 +52,6 @@ pub(super) struct TreeId {
 
 impl Ledger {
     /// Opens the ledger in `file` if it is that of `tree_id`; otherwise returns the file.
-    ///
-    /// `boot_id` identifies the current boot of the system.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub(super) fn open(
         file: File,
         tree_id: TreeId,
@@ -82,9 +71,6 @@ impl Ledger {
     }
 
     /// Creates an empty ledger in `file` and discards the old contents.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
     pub(super) fn create(file: File, tree_id: TreeId, boot_id: u64) -> io::Result<Self> {
         file.set_len(0)?;
         file.write_all_at(&header(tree_id), 0)?;
@@ -109,9 +95,6 @@ impl Ledger {
     }
 
     /// Calls `found` for each entry up to `last` that was recorded in the current boot.
-    ///
-    /// # Errors
-    /// When the file cannot be read.
     pub(super) fn for_each_recent(&self, last: u32, mut found: impl FnMut(u32)) -> io::Result<()> {
         let mut first = 1;
         while first <= last {
@@ -134,15 +117,11 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether `record` was written in the current boot.
     pub(super) fn is_recent(&self, record: &Record) -> bool {
         record.boot_id == self.boot_id
     }
 
-    /// Records that entry `number` is complete. `hash` is that of its stored bytes.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
+    /// Records that entry `number`, whose stored bytes have `hash`, is complete.
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
         let record = Record {
             snapshot: StatSnapshot::of(stat),
@@ -194,7 +173,6 @@ impl Ledger {
 }
 
 impl Record {
-    /// Whether the entry is unchanged since the record.
     pub(super) fn matches(&self, stat: &Stat) -> bool {
         self.snapshot == StatSnapshot::of(stat)
     }
@@ -229,7 +207,7 @@ fn slot(words: [u64; 7]) -> [u8; SLOT_BYTES] {
 
 /// Writes the checksum at the end of the slot.
 ///
-/// Each slot has its own seed, so a slot is invalid at any other offset. An unused slot is all zeros, which
+/// Its seed depends on the slot, so a slot is invalid at any other offset. An unused slot is all zeros, which
 /// is invalid, because the checksum of zeros is not zero.
 fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
     if let Some((content, sum)) = slot.split_last_chunk_mut::<CHECKSUM_BYTES>() {

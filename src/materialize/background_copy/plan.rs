@@ -5,14 +5,12 @@ use std::ops::Range;
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
 
-/// Maximum number of names in a batch.
 const BATCH_ENTRIES: usize = 256;
 
 /// One name of a non-directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Name {
     pub(super) ino: Ino,
-    /// The parent directory.
     parent: Ino,
     /// Number of the name in that directory.
     number: u32,
@@ -28,13 +26,11 @@ pub(super) struct CopyPlan {
     pub(super) directories: Vec<Ino>,
     /// Names sorted by entry. Each entry is written under its first name.
     names: Vec<Name>,
-    /// Number of regular files, and of their stored bytes.
     pub(super) files: u64,
     pub(super) bytes: u64,
 }
 
 impl CopyPlan {
-    /// The plan for all entries below `root`.
     pub(super) fn new(index: &Index, root: Ino) -> Self {
         let mut plan = Self {
             root,
@@ -82,7 +78,6 @@ impl CopyPlan {
         entries.next().unwrap_or_default()
     }
 
-    /// All names of `ino`.
     pub(super) fn names_of(&self, ino: Ino) -> &[Name] {
         let names = self.names_at(self.names.partition_point(|name| name.ino < ino));
         match names.first() {
@@ -91,9 +86,7 @@ impl CopyPlan {
         }
     }
 
-    /// The next batch for one worker, from `position` on.
-    ///
-    /// Its files begin in the same span, so that workers decode different spans.
+    /// The next batch for one worker. Its files begin in one span, so that workers decode different spans.
     pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;
@@ -124,7 +117,6 @@ impl CopyPlan {
         Some(path)
     }
 
-    /// Path of a directory below the root.
     pub(super) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
         if ino == self.root {
             return Some(ArchivePath::root());

@@ -42,7 +42,6 @@ pub struct BackgroundCopyProgress {
     pub note: Option<String>,
 }
 
-/// State shared by the mount and the threads of a copy.
 #[derive(Debug)]
 pub(super) struct CopyStatus {
     pub(super) directory: CopyDirectory,

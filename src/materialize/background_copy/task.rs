@@ -37,9 +37,8 @@ use crate::tar::{self, Member};
 
 /// Maximum stored bytes of one read. A read also ends with its span, which is in memory as a whole.
 const MAX_READ_BYTES: u64 = 8 << 20;
-/// Buffer size for hashing a file of the copy.
 const HASH_BUFFER_BYTES: usize = 1 << 20;
-/// Maximum number of files queued ahead of their turn. Further requested files wait for their turn.
+/// Maximum number of files queued ahead of their turn.
 const MAX_PRIORITY_FILES: usize = 1024;
 /// Note about an entry that is inconsistent in its index.
 const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount again";
@@ -50,7 +49,6 @@ const MAX_RETRY_DELAY: Duration = Duration::from_mins(1);
 /// Reads a file of the archive, from an offset, at most so many bytes.
 pub type ReadFn = Arc<dyn Fn(Ino, u64, u32) -> Result<Bytes, ReadError> + Send + Sync>;
 
-/// The copy of one tree of a complete index.
 pub(super) struct CopyTask {
     status: Arc<CopyStatus>,
     index: Arc<Index>,
@@ -61,24 +59,21 @@ pub(super) struct CopyTask {
     context: Context,
     /// Entries that can be opened in the copy.
     pub(super) complete: BitSet,
-    /// Files that a reader has requested.
     requested: BitSet,
-    /// Entries that a worker has claimed.
     claimed: BitSet,
     /// Entries counted as complete. `files` and `bytes` count the files among them.
     counted: BitSet,
-    /// Requested files. It has its own lock, because requests of the mount take it.
+    /// Has its own lock, because requests of the mount take it.
     priority_files: Mutex<VecDeque<Ino>>,
     /// Position in the plan of the next unclaimed batch.
     next_name: Mutex<usize>,
-    /// Makes directories and special files, and resolves directories.
     materializer: Mutex<Option<Materializer>>,
     pub(super) files: AtomicU64,
     pub(super) bytes: AtomicU64,
 }
 
 impl CopyTask {
-    /// Prepares the copy of the tree below `root`. Entries in the `ledger` are complete.
+    /// Prepares the copy below `root`. Entries in the `ledger` are complete.
     pub(super) fn new(
         status: &Arc<CopyStatus>,
         index: &Arc<Index>,
@@ -108,7 +103,7 @@ impl CopyTask {
             .destination()
             .map_err(|errno| Error::Destination(directory.path.clone(), errno))?;
         let materializer = Materializer::start(top, problems, options.clone(), Arc::clone(stats))?;
-        // Problems of the workers are counted separately. A fatal error of one stops both.
+        // The workers' problems are counted separately. A fatal error of one stops both.
         let shared = &materializer.tree.context;
         let context = Context {
             replacements: Arc::clone(&shared.replacements),
@@ -134,9 +129,7 @@ impl CopyTask {
         })
     }
 
-    /// Opens the copy of file `ino` if it is complete and unchanged.
-    ///
-    /// Its content starts at offset 0, and its holes are holes.
+    /// As `BackgroundCopy::open_copy`.
     pub(super) fn open_copy(&self, ino: Ino) -> Option<File> {
         if !self.complete.contains(ino.0) {
             return None;
@@ -159,7 +152,6 @@ impl CopyTask {
         }
     }
 
-    /// Moves file `ino` to the front.
     pub(super) fn prioritize(&self, ino: Ino) {
         if self.complete.contains(ino.0)
             || self.claimed.contains(ino.0)
@@ -286,7 +278,7 @@ impl CopyTask {
         self.write_with_retries(entry, path, &paths)
     }
 
-    /// Makes an entry with all its `paths`. Retries while the source is unreachable.
+    /// Retries while the source is unreachable.
     fn write_with_retries(
         &self,
         entry: Entry<'_>,
@@ -357,9 +349,7 @@ impl CopyTask {
 
     /// Opens the entry if it matches its record in the ledger.
     ///
-    /// # Errors
-    /// When this process or the system has no descriptor or memory left. That says nothing about
-    /// the entry.
+    /// Fails when descriptors or memory run out, which says nothing about the entry.
     fn open_verified(
         &self,
         entry: Entry<'_>,
@@ -381,7 +371,7 @@ impl CopyTask {
         Ok(is_unchanged.then_some((found, record)))
     }
 
-    /// xxh3-64 of a file without holes. `None` when it cannot be read, or the copy is cancelled.
+    /// xxh3-64 of a file without holes; `None` when unreadable, or the copy is cancelled.
     fn hash(&self, file: &OwnedFd) -> Option<u64> {
         let file = File::from(file.try_clone().ok()?);
         let mut hasher = Xxh3Default::new();
@@ -400,7 +390,7 @@ impl CopyTask {
         None
     }
 
-    /// Makes an entry with all its `paths` and records that it is complete.
+    /// Makes an entry with all its `paths`, and records it as complete.
     fn create_entry(&self, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
         let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
         let (file, hash) = if entry.kind() == Kind::File {
@@ -422,7 +412,7 @@ impl CopyTask {
             Some(file) => Ok(file),
             None => self.status.directory.open_entry(path, false),
         };
-        // If another process has already removed it, it is reported as a failure.
+        // An entry that another process has removed already is a failure.
         let stat = made.and_then(fstat).map_err(|_| Failure::Recorded)?;
         let number = entry.ino().0;
         self.ledger.put(number, &stat, hash).map_err(|error| {
@@ -436,7 +426,7 @@ impl CopyTask {
 
     /// Writes a file with its attributes, under its first name. Removes it if it is incomplete.
     ///
-    /// Returns the file and the hash of its stored bytes.
+    /// Returns the hash of its stored bytes, too.
     fn write_file(&self, entry: Entry<'_>, path: &ArchivePath) -> Result<(OwnedFd, u64), Failure> {
         let directory = {
             let mut materializer = self.materializer.lock();
@@ -489,7 +479,6 @@ impl CopyTask {
         Ok((file, hasher.digest()))
     }
 
-    /// Reports a complete file that was changed.
     fn record_change(&self, entry: Entry<'_>, path: &ArchivePath) {
         if self.counted.remove(entry.ino().0) {
             self.files.fetch_sub(1, Ordering::Relaxed);
@@ -504,7 +493,6 @@ impl CopyTask {
         }
     }
 
-    /// Whether the copy must stop.
     fn check_stop(&self) -> ControlFlow<()> {
         match self.context.problems.fatal() {
             Some(error) => {
@@ -525,7 +513,6 @@ impl CopyTask {
         }
     }
 
-    /// Makes an entry that is not a regular file.
     fn create_node(&self, member: Member, path: &ArchivePath) -> Result<(), Failure> {
         let mut materializer = self.materializer.lock();
         let tree = &mut materializer.as_mut().ok_or(Failure::Cancelled)?.tree;
@@ -560,17 +547,14 @@ impl Drop for RemoveUnlessFinished<'_> {
 /// Reason why an entry is missing or not recorded.
 #[derive(Debug)]
 enum Failure {
-    /// The reason was already reported as a problem.
+    /// Already reported as a problem.
     Recorded,
-    /// Reading from the archive failed.
     Read(ReadError),
     /// The entry exists, but its record could not be written.
     Ledger(Error),
-    /// The copy was cancelled.
     Cancelled,
 }
 
-/// Writes problems and warnings to the log.
 #[derive(Debug)]
 struct LogReporter;
 

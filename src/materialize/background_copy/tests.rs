@@ -56,7 +56,6 @@ impl Archive {
         }
     }
 
-    /// Reads the stored pieces in order.
     fn read(&self) -> ReadFn {
         let (index, contents) = (Arc::clone(&self.index), Arc::clone(&self.contents));
         let reads = Arc::clone(&self.reads);

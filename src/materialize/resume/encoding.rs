@@ -2,7 +2,6 @@
 
 use crate::base::archive_path::ArchivePath;
 
-/// Encodes the body of a record.
 #[derive(Debug, Default)]
 pub(crate) struct FieldEncoder(pub(super) Vec<u8>);
 

@@ -1,13 +1,12 @@
 //! Journal of a resumable run, in a file beside the tree. `--resume` continues from it.
 //!
-//! The run appends records: complete entries, and directories and links that are finished at the end of the
-//! run. From time to time it appends a checkpoint. A checkpoint says that all members before a certain
-//! member are done, and where that member is in the source. Each record has a checksum over itself and all
-//! records before it, so a reader stops at a torn record. Records after the last checkpoint are dropped,
-//! because their members are made again.
+//! The run appends records of complete entries, and of directories and links to be finished at the end. A
+//! checkpoint says that all members before a certain member are done, and where that member is in the source.
+//! Each record has a checksum over itself and all records before it, so a reader stops at a torn record.
+//! Records after the last checkpoint are dropped, because their members are made again.
 //!
-//! A journal is valid for the current boot of the system, for the same version of the source, the same
-//! directory and the same options. It is used only if every entry is still as recorded.
+//! A journal is valid for the current boot, the same version of the source, the same directory and the same
+//! options. It is used only if every entry is still as recorded.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -34,16 +33,13 @@ use crate::materialize::write::{
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
-/// Maximum size of a record. An entry has a path, a directory also has extended attributes.
+/// Maximum size of a record: a path, and for a directory also extended attributes.
 const MAX_RECORD_BYTES: usize = 4 << 20;
 /// Maximum size of a journal. A longer one is invalidated.
 const MAX_JOURNAL_BYTES: u64 = 4 << 30;
-/// Maximum number of directories whose paths are cached.
 const MAX_CACHED_PATHS: usize = 4096;
-/// Maximum bytes buffered between two checkpoints.
 const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
-/// Kind of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecordKind {
     RunKey = 1,
@@ -69,14 +65,13 @@ impl RecordKind {
     ];
 }
 
-/// The journal of the current run.
 #[derive(Debug)]
 pub(crate) struct Journal {
     file: File,
     path: PathBuf,
-    /// The destination without symbolic links.
+    /// Without symbolic links.
     top: PathBuf,
-    /// Paths of directories without links.
+    /// Paths without links.
     directory_paths: Mutex<HashMap<Identity, ArchivePath>>,
     run_key: Vec<u8>,
     state: Mutex<WriteState>,
@@ -84,22 +79,19 @@ pub(crate) struct Journal {
 
 #[derive(Debug, Default)]
 struct WriteState {
-    /// Records not written yet.
     buffer: Vec<u8>,
     /// File offset of the buffer.
     end: u64,
-    /// Checksum of the last record.
     chain: u64,
-    /// The journal is invalid, so no more records are written.
+    /// Then no more records are written.
     is_invalid: bool,
 }
 
-/// State recovered from the journal of an earlier run.
 #[derive(Debug)]
 pub(crate) struct RecoveredState {
     pub(crate) resume_point: ResumePoint,
     pub(crate) progress: CheckpointInfo,
-    /// Records of the tree, in the order of the journal.
+    /// In the order of the journal.
     pub(crate) tree_records: Vec<TreeRecord>,
     pub(crate) directories: Vec<PendingDirectory>,
     pub(crate) links: Vec<DeferredLink>,
@@ -114,13 +106,13 @@ pub(crate) enum TreeRecord {
     Complete(ArchivePath, StatSnapshot),
     /// A directory existed.
     Directory(ArchivePath),
-    /// The link count of this inode was about to change, which changes its ctime.
+    /// The inode's link count was about to change, which changes its ctime.
     Touched(u64),
     /// The entry was about to be replaced.
     Replaced(ArchivePath),
 }
 
-/// Progress recorded in a checkpoint, besides the resume point.
+/// Progress recorded in a checkpoint.
 #[derive(Debug)]
 pub(crate) struct CheckpointInfo {
     /// Number of members before the resume point.
@@ -129,7 +121,6 @@ pub(crate) struct CheckpointInfo {
     pub(crate) members: u64,
     /// Entries made by the finished members.
     pub(crate) entries: u64,
-    /// Number of problems reported.
     pub(crate) errors: u64,
     /// For each requested path, whether it was found.
     pub(crate) found: Vec<u8>,
@@ -138,8 +129,7 @@ pub(crate) struct CheckpointInfo {
 impl Journal {
     /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`.
     ///
-    /// # Errors
-    /// When the journal cannot be made, belongs to another user, or is locked by another run.
+    /// Fails when it belongs to another user, or another run has locked it.
     pub(crate) fn open(
         directory: &Path,
         run_key: &str,
@@ -176,9 +166,6 @@ impl Journal {
     }
 
     /// Starts an empty journal.
-    ///
-    /// # Errors
-    /// When it cannot be written.
     pub(crate) fn restart(&self) -> Result<(), Error> {
         let mut state = self.state.lock();
         let restarted = self.file.set_len(0).and_then(|()| {
@@ -259,7 +246,7 @@ impl Journal {
         self.add(RecordKind::Link, &fields);
     }
 
-    /// Records, at once, that the link count of `inode` is about to change. That changes its ctime.
+    /// Records, at once, that the link count and so the ctime of `inode` are about to change.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
@@ -298,7 +285,7 @@ impl Journal {
         }
     }
 
-    /// Records that all members before the resume point are done. Each is on disk or reported as a problem.
+    /// Records that all members before the resume point are on disk or reported as problems.
     ///
     /// Returns whether the checkpoint is in the file.
     pub(crate) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo) -> bool {
@@ -314,7 +301,6 @@ impl Journal {
         self.flush(&mut state).is_ok() && !state.is_invalid
     }
 
-    /// Invalidates the journal for good.
     pub(crate) fn invalidate(&self) {
         self.invalidate_locked(&mut self.state.lock());
     }
@@ -328,7 +314,6 @@ impl Journal {
         }
     }
 
-    /// Removes the journal at the end of the run.
     pub(crate) fn remove(&self) {
         if let Err(error) = std::fs::remove_file(&self.path) {
             tracing::debug!(%error, "cannot remove the journal");
@@ -352,7 +337,7 @@ impl Journal {
 
     /// Recovers the state up to the last checkpoint, and continues the file there.
     ///
-    /// `None` for a journal of another run, or one without a checkpoint.
+    /// `None` without a checkpoint of this run.
     fn load(&self) -> io::Result<Option<RecoveredState>> {
         if self.file.metadata()?.len() > MAX_JOURNAL_BYTES {
             return Ok(None);
@@ -367,7 +352,7 @@ impl Journal {
         }
         let mut loader = JournalLoader::default();
         let mut last = None;
-        // Records after the last checkpoint that invalidate earlier ones, or that announce new directories.
+        // Records after the last checkpoint that invalidate earlier ones, or announce new directories.
         let mut tail = Vec::new();
         while let Some((kind, body)) = records.next_record()? {
             if loader.add_record(kind, &body).is_none() {
@@ -455,7 +440,6 @@ impl RecordReader<'_> {
         Ok(Some((kind, record.split_off(head.len()))))
     }
 
-    /// Fills `buffer`; false at the end of the file.
     fn read_exact_or_eof(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
         match self.input.read_exact(buffer) {
             Ok(()) => Ok(true),
@@ -477,7 +461,6 @@ struct JournalLoader {
 }
 
 impl JournalLoader {
-    /// Adds a record; `None` if it is invalid.
     fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
         let mut fields = FieldDecoder(body);
         match kind {
@@ -538,7 +521,6 @@ impl JournalLoader {
     }
 }
 
-/// The records of members before number `end`.
 fn records_before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
     let before = records.into_iter().filter(|(number, _)| *number < end);
     before.map(|(_, record)| record).collect()

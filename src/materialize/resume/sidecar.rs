@@ -46,9 +46,8 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Opens and locks the file at `path`, and creates it if `is_new`.
 ///
-/// # Errors
-/// [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
-/// it. [`Errno::WOULDBLOCK`] when another process has locked it. Other errors are the system's.
+/// Fails with [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
+/// it; with [`Errno::WOULDBLOCK`] when another process has locked it.
 pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     flags.set(OFlags::CREATE, is_new);
@@ -74,7 +73,6 @@ pub(crate) fn path(directory: &Path, suffix: &[u8]) -> Option<PathBuf> {
     Some(directory.with_file_name(OsString::from_vec(name)))
 }
 
-/// Identifies the current boot of the system.
 pub(crate) fn boot_id() -> Vec<u8> {
     std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -24,7 +24,6 @@ const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
 struct MemberPosition {
     /// Number of members before it.
     number: u64,
-    /// Number of members that are done.
     done_members: u64,
     resume_point: ResumePoint,
     /// Entries counted against the limit so far.
@@ -39,11 +38,9 @@ pub(crate) struct ResumeState {
     pub(crate) number: u64,
     /// Number of members that an earlier run finished. They are not made again.
     done_members: u64,
-    /// Position before the previous member.
     previous_position: Option<MemberPosition>,
-    /// Position before the current member.
     position: Option<MemberPosition>,
-    /// The next checkpoint, to be written when the writers reach the watermark.
+    /// Written when the writers reach the watermark.
     next_checkpoint: Option<(Watermark, MemberPosition)>,
     /// Plain offset of the last checkpoint.
     last_checkpoint: u64,
@@ -77,7 +74,6 @@ impl ResumeState {
         self.problem_counts = (problems.count(), links.len());
     }
 
-    /// Sets the position of the next member.
     pub(crate) fn set_resume_point(&mut self, resume_point: ResumePoint, entries: u64) {
         if self.journal.is_some() {
             self.position = Some(MemberPosition {
@@ -147,8 +143,7 @@ impl ResumeState {
 
     /// Prepares for making a member at the job's path.
     ///
-    /// Returns the inode of the existing entry if it has other names. The caller then calls
-    /// [`ResumeState::after_replace`].
+    /// If the existing entry has other names, the caller passes its inode to [`ResumeState::after_replace`].
     pub(crate) fn before_create(
         &mut self,
         job: &Job,
@@ -192,8 +187,7 @@ impl ResumeState {
         }
         journal.record_touch(stat.st_ino);
         if is_new_file {
-            // Removed here instead of later by a writer, so that the journal can record the effect on the
-            // inode.
+            // Not left to a writer, so that the journal can record the effect on the inode.
             destination.context.note_replacement();
             rustix::fs::unlinkat(&job.directory, name, AtFlags::empty()).ok();
             self.after_replace(stat.st_ino, destination);
@@ -202,7 +196,7 @@ impl ResumeState {
         Some(stat.st_ino)
     }
 
-    /// Whether an interrupted run has made the directory at the job's path, for the same member.
+    /// Whether an interrupted run has made the directory for the same member.
     pub(crate) fn was_made_before(&self, job: &Job) -> bool {
         let made = &self.new_directories;
         !made.is_empty()
@@ -233,7 +227,6 @@ impl ResumeState {
         }
     }
 
-    /// Notes that `path` and `target` are names of the same inode.
     pub(crate) fn after_link(
         &mut self,
         path: &ArchivePath,
@@ -248,7 +241,6 @@ impl ResumeState {
         }
     }
 
-    /// Waits for the writers and writes a checkpoint before the current member.
     fn checkpoint_now(&mut self, destination: &mut Destination, selection: &Selection) {
         destination.writers.wait_for_all();
         self.next_checkpoint = None;
@@ -260,9 +252,7 @@ impl ResumeState {
         }
     }
 
-    /// Records that all members are done.
-    ///
-    /// The final steps may run twice, but the members must not.
+    /// Records that all members are done. The final steps may run twice, but the members must not.
     pub(crate) fn before_finish(&mut self, destination: &Destination, selection: &Selection) {
         self.next_checkpoint = None;
         if let Some(mut position) = self.previous_position.clone() {
@@ -279,7 +269,7 @@ impl ResumeState {
         }
     }
 
-    /// Writes a checkpoint and returns whether it is in the file. After a fatal error, it writes nothing.
+    /// Returns whether the checkpoint is in the file. After a fatal error, it writes nothing.
     fn write_checkpoint(
         &mut self,
         position: &MemberPosition,
@@ -305,7 +295,7 @@ impl ResumeState {
         journal.checkpoint(&position.resume_point, &progress)
     }
 
-    /// Records that the directory of the current member, in `parent`, gets its attributes at the end.
+    /// Records that the current member's directory gets its attributes at the end.
     pub(crate) fn record_directory(&self, parent: &Directory, pending: &PendingDirectory) {
         if let Some(journal) = &self.journal {
             journal.record_directory(self.number, Some(parent), pending);
@@ -314,22 +304,19 @@ impl ResumeState {
 
     /// Records that an implied directory gets its time at the end.
     ///
-    /// It is recorded for member 0, because a repeated member finds the directory and does not record it
-    /// again.
+    /// For member 0, because a repeated member finds the directory and does not record it again.
     pub(crate) fn record_implied(&self, pending: &PendingDirectory) {
         if let Some(journal) = &self.journal {
             journal.record_directory(0, None, pending);
         }
     }
 
-    /// Records that a link of the current member is made at the end.
     pub(crate) fn record_link(&self, link: &DeferredLink) {
         if let Some(journal) = &self.journal {
             journal.record_link(self.number, link);
         }
     }
 
-    /// Records that the entry of member `number` at `path`, in `directory`, is complete.
     pub(crate) fn record_entry(&self, number: u64, directory: &Directory, path: &ArchivePath) {
         if let Some(journal) = &self.journal
             && let Ok(stat) = lstat_at(directory, name_of(path))

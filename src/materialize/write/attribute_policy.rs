@@ -6,10 +6,8 @@ use crate::base::xattr_filter::XattrFilter;
 use crate::materialize::options::Options;
 use crate::tar::Member;
 
-/// Read, write and execute for owner, group and others.
 const PERMISSIONS: u32 = 0o777;
 
-/// The attribute rules of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AttributePolicy {
     /// Files get the archive's owners.
@@ -18,20 +16,15 @@ pub(crate) struct AttributePolicy {
     pub(crate) same_permissions: bool,
     /// Numeric owners are used, names are ignored.
     pub(crate) numeric_owner: bool,
-    /// Filter of the attributes to set.
     pub(crate) xattrs: XattrFilter,
-    /// The umask of the process.
     pub(crate) umask: u32,
-    /// Our user, the default owner of a new file.
+    /// The default owner of a new file.
     pub(crate) user: u32,
-    /// Our group.
     pub(crate) group: u32,
-    /// This host's users and groups.
     pub(crate) accounts: Accounts,
 }
 
 impl AttributePolicy {
-    /// The rules that `options` choose for this process.
     pub(super) fn new(options: &Options) -> Self {
         Self {
             same_owner: options.same_owner,
@@ -45,7 +38,6 @@ impl AttributePolicy {
         }
     }
 
-    /// Final mode of the member's entry.
     pub(crate) fn mode(&self, member: &Member) -> u32 {
         if self.same_permissions {
             member.mode & 0o7777
@@ -75,8 +67,7 @@ impl AttributePolicy {
 
     /// The initial mode of a file, and whether chmod(2) must follow.
     ///
-    /// Until a file has its owner, its mode grants no access that the final mode does not grant. The writer
-    /// itself can set extended attributes on the file.
+    /// Before the chown it grants no more access than the final mode, and lets the writer set xattrs.
     pub(crate) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> (u32, bool) {
         let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
         let is_writable = mode & 0o200 != 0 || !has_xattrs;
@@ -92,7 +83,7 @@ impl AttributePolicy {
     }
 }
 
-/// The umask of the process. Setting and restoring it would be visible to other threads, so we read it.
+/// The umask. We read it, because setting and restoring it would be visible to other threads.
 pub(crate) fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));

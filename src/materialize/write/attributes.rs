@@ -1,7 +1,7 @@
 //! Sets attributes of new entries in the order that the kernel needs.
 //!
-//! The owner is first, because chown(2) clears set-id bits and capabilities. ACLs follow the mode, because
-//! the mode is part of them. Times are last.
+//! The owner is first, because chown(2) clears set-id bits and capabilities. ACLs follow the mode, which is
+//! part of them. Times are last.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -21,14 +21,12 @@ const MAX_XATTR_BYTES: usize = 64 * 1024;
 /// The entry to set attributes on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttributeTarget<'a> {
-    /// An open file or directory.
     Open(BorrowedFd<'a>),
-    /// The entry of that name. A link is not followed.
+    /// Does not follow a link.
     Name(BorrowedFd<'a>, &'a [u8]),
 }
 
 impl<'a> AttributeTarget<'a> {
-    /// The entry `name` of an open directory.
     pub(crate) fn named(directory: &'a impl AsFd, name: &'a [u8]) -> Self {
         Self::Name(directory.as_fd(), name)
     }
@@ -49,7 +47,7 @@ impl<'a> AttributeTarget<'a> {
         let mode = Mode::from_raw_mode(mode);
         match self {
             Self::Open(fd) => rustix::fs::fchmod(fd, mode),
-            // chmod(2) by name would follow a link that another process made meanwhile.
+            // By name it would follow a link that another process made meanwhile.
             Self::Name(directory, name) => {
                 let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::openat(directory, name, flags, Mode::empty()).and_then(|fd| {
@@ -100,9 +98,7 @@ impl<'a> AttributeTarget<'a> {
     }
 }
 
-/// Attributes to set on an entry.
-///
-/// A failure to set an extended attribute is only a warning, as in GNU tar.
+/// Attributes to set on an entry. A failed extended attribute is only a warning, as in GNU tar.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attributes<'a> {
     /// The entry's path, for messages.
@@ -111,7 +107,7 @@ pub(crate) struct Attributes<'a> {
     pub(crate) mode: Option<u32>,
     pub(crate) mtime: Timestamp,
     pub(crate) xattrs: &'a [(Vec<u8>, Vec<u8>)],
-    /// Remove the ACLs that a new entry inherited from its directory.
+    /// Removes the ACLs inherited from the directory.
     pub(crate) removes_inherited_acls: bool,
     pub(crate) policy: &'a AttributePolicy,
     pub(crate) problems: &'a Problems,
@@ -132,7 +128,6 @@ impl Attributes<'_> {
         chown.and(chmod).and(times)
     }
 
-    /// The extended attributes that the filter selects.
     fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let xattrs = self.xattrs.iter().map(|(name, value)| (&**name, &**value));
         xattrs.filter(|(name, _)| self.policy.xattrs.selects(name))
@@ -196,9 +191,6 @@ impl Attributes<'_> {
 }
 
 /// Copies owner, mode and extended attributes of `from` to the new directory `to`.
-///
-/// # Errors
-/// When this process may not set one of them.
 pub(crate) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     let (old, new) = (rustix::fs::fstat(from)?, rustix::fs::fstat(to)?);
     if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid) {
@@ -235,7 +227,7 @@ pub(crate) fn copy_attributes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Resul
     rustix::fs::fchmod(to, Mode::from_raw_mode(old.st_mode & 0o7777))
 }
 
-/// Permission bits that the default ACL of `directory` gives to new entries. `None` without such an ACL.
+/// Permission bits that the default ACL of `directory` gives to new entries.
 pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     let mut value = vec![0; MAX_XATTR_BYTES];
     let len =

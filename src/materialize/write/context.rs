@@ -20,8 +20,7 @@ use crate::index;
 use crate::materialize::error::{Error, Problems, StepError};
 use crate::materialize::options::{Existing, Options, Summary};
 
-/// Maximum number of attempts to create an entry. A second one is needed only if another process makes it
-/// again.
+/// Maximum number of attempts to create an entry, because another process may make it again.
 const MAX_CREATE_ATTEMPTS: usize = 3;
 
 /// Rules, counters and problems of one run.
@@ -32,14 +31,12 @@ pub(crate) struct Context {
     pub(crate) device_placeholders: bool,
     pub(crate) stats: Arc<Stats>,
     pub(crate) problems: Problems,
-    /// The journal of a resumable run.
     pub(crate) file_observer: OnceLock<Arc<dyn FileObserver>>,
-    /// Number of links and directories removed to make room. Cached paths through them are stale.
+    /// Number of links and directories removed to make room, which makes cached paths through them stale.
     pub(crate) replacements: Arc<AtomicUsize>,
     pub(crate) entry_quota: EntryQuota,
     pub(crate) reserved_names: ReservedNames,
-    /// Names of unplaced files of layers that could not be created. Their errors are reported, so they
-    /// are not reported again when the files are missing at the end.
+    /// Unplaced files of layers that could not be created, so that they are not reported again at the end.
     pub(crate) failed_files: Mutex<HashSet<Vec<u8>>>,
     /// The destination directory, if it is not writable.
     pub(crate) unwritable: OnceLock<Unwritable>,
@@ -47,7 +44,6 @@ pub(crate) struct Context {
 
 /// Observes complete files, on the writer threads. They are made again if the run is interrupted.
 pub(crate) trait FileObserver: Debug + Send + Sync {
-    /// The file of `job`, open as `fd`, is complete.
     fn file_complete(&self, job: &Job, fd: &OwnedFd);
 }
 
@@ -69,8 +65,7 @@ impl EntryQuota {
 
     /// Maximum number of inodes in an index of that many entries.
     ///
-    /// The index needs two more, for the root and for "no entry". The default limit of an index is also an
-    /// upper bound.
+    /// The index needs two more, for the root and "no entry". Its default limit is also an upper bound.
     pub(crate) fn max_inodes(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
         limit.min(index::Options::default().max_entries)
@@ -86,8 +81,7 @@ impl EntryQuota {
     }
 }
 
-/// Names of deferred links, whose targets have not arrived yet. No entry exists on disk, but the names are
-/// in use, as in an index.
+/// Names of deferred links, whose targets have not arrived yet. Not on disk, but in use, as in an index.
 #[derive(Debug, Default)]
 pub(crate) struct ReservedNames(Mutex<HashMap<Identity, HashSet<Vec<u8>>>>);
 
@@ -111,7 +105,6 @@ impl ReservedNames {
 }
 
 impl Context {
-    /// The rules of `options`, with `problems` to add to.
     pub(crate) fn new(options: &Options, problems: Problems, stats: Arc<Stats>) -> Self {
         Self {
             policy: AttributePolicy::new(options),
@@ -131,7 +124,6 @@ impl Context {
         }
     }
 
-    /// Result of the run so far.
     pub(crate) fn summary(&self) -> Summary {
         let (entries, bytes) = (&self.stats.written_entries, &self.stats.written_bytes);
         Summary::new(entries.get(), bytes.get(), &self.problems)
@@ -144,11 +136,8 @@ impl Context {
 
     /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says; `None` if it is kept.
     ///
-    /// Only empty directories are removed. Before that, `wait_for_files` waits for the files of all earlier
-    /// members, so that "empty" is certain.
-    ///
-    /// # Errors
-    /// Those of `attempt`, and `EXIST` also when the existing entry cannot be removed.
+    /// Only empty directories are removed, after `wait_for_files` has waited for the files of all earlier
+    /// members, so that "empty" is certain. Fails with `EXIST` also when the entry cannot be removed.
     pub(super) fn create_or_replace<T>(
         &self,
         directory: &Directory,
@@ -209,8 +198,7 @@ impl Context {
         }
     }
 
-    /// Reports a failed entry, or stops the run if the error is fatal. `missing_bytes` is the rest of its
-    /// content.
+    /// Reports a failed entry, or stops the run at a fatal error. `missing_bytes` is the rest of its content.
     pub(crate) fn record_failure(
         &self,
         path: &ArchivePath,
@@ -229,7 +217,6 @@ impl Context {
         }
     }
 
-    /// Like [`Context::record_failure`], for the entry of `job`.
     pub(crate) fn record_job_failure(&self, job: &Job, error: StepError, missing_bytes: u64) {
         if let Some(name) = &job.name {
             self.failed_files.lock().insert(name.clone());

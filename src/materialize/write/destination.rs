@@ -1,8 +1,7 @@
 //! Confined destination: opens directories one component at a time, without following links.
 //!
-//! The kernel never follows a link for us. A [`Directory`] is an open descriptor, so an entry made in it
-//! stays in that directory even if the names above change. Consecutive members of one directory need no new
-//! lookup.
+//! A [`Directory`] is an open descriptor, so an entry made in it stays there even if the names above change.
+//! Consecutive members of one directory need no new lookup.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,38 +20,34 @@ use crate::materialize::error::{StepError, WithAction};
 
 /// Maximum number of cached open directories, in each of the two generations.
 ///
-/// Archives are in depth-first order, so the most recent directories matter most. The queues need the
-/// remaining descriptors.
+/// Archives are in depth-first order, so recent directories matter most. The queues need descriptors, too.
 const MAX_CACHED_DIRECTORIES: usize = 128;
 /// Longer paths are not cached; each member walks them again.
 const MAX_CACHED_PATH_BYTES: usize = 4096;
 /// Maximum bytes of recorded implied paths. A small member can imply very many directories.
 const MAX_IMPLIED_BYTES: usize = 64 << 20;
 
-/// A directory that was made because a member's path needs it.
+/// A directory that a member's path implies.
 #[derive(Debug)]
 pub(super) struct Implied {
-    /// The path, without links.
     pub(super) path: ArchivePath,
     pub(super) identity: Identity,
 }
 
-/// The destination directory, with a cache of open directories below it, and the writers of its files.
+/// The destination directory, with a cache of open directories below it, and the writers.
 #[derive(Debug)]
 pub(crate) struct Destination {
     pub(crate) context: Arc<Context>,
     pub(crate) writers: WriterPool,
     pub(crate) top: Directory,
     cache: DirectoryCache,
-    /// The most recently resolved directory.
     last: Option<(Vec<u8>, Directory)>,
-    /// Number of open directories at which the cache is dropped and the queues are drained.
+    /// Open directories at which the cache is dropped and the queues are drained.
     max_open_directories: usize,
     /// Number of replaced links and directories when the cache was last valid.
     seen_replacements: usize,
     /// Whether a lookup has ever followed links.
     has_followed_links: bool,
-    /// Implied directories made since the last [`Destination::take_implied`].
     implied: Vec<Implied>,
     implied_bytes: usize,
 }
@@ -79,9 +74,6 @@ impl Destination {
     }
 
     /// Opens the directory at `path`, and makes missing ones if `missing` allows it.
-    ///
-    /// # Errors
-    /// When the path leads outside or through a non-directory, or a step fails.
     pub(crate) fn resolve_directory(
         &mut self,
         path: &[u8],
@@ -108,7 +100,7 @@ impl Destination {
         Ok(directory)
     }
 
-    /// lstat(2) of the existing entry at `path`.
+    /// lstat(2) of `path`.
     pub(crate) fn stat(&mut self, path: &ArchivePath) -> Option<Stat> {
         if path.is_root() {
             return rustix::fs::fstat(&self.top).ok();
@@ -122,14 +114,14 @@ impl Destination {
         self.cache.insert(path, directory);
     }
 
-    /// Forgets `path`, because it is about to be replaced by a non-directory.
+    /// Forgets `path` before it is replaced by a non-directory.
     pub(super) fn invalidate(&mut self, path: &[u8]) {
         if self.cache.invalidate(path) {
             self.last = None;
         }
     }
 
-    /// Like [`Destination::invalidate`], for a replacement that a writer makes later.
+    /// Like [`Destination::invalidate`], before a writer replaces it.
     ///
     /// It also forgets other paths that lead through the entry of this name in `parent`.
     pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &ArchivePath) {
@@ -149,7 +141,7 @@ impl Destination {
         self.last = None;
     }
 
-    /// Implied directories made since the last call. If there are very many, the last ones are missing.
+    /// Implied directories made since the last call, without those above [`MAX_IMPLIED_BYTES`].
     pub(super) fn take_implied(&mut self) -> Vec<Implied> {
         std::mem::take(&mut self.implied)
     }
@@ -161,8 +153,7 @@ impl Destination {
         }
     }
 
-    /// Walks from the deepest cached directory. At a link it restarts from the root, because `..` behind
-    /// the link needs all directories above.
+    /// Walks from the deepest cached directory. At a link it restarts from the root, for a `..` behind it.
     fn walk(
         &mut self,
         path: &[u8],
@@ -210,7 +201,7 @@ impl Destination {
         let made = std::mem::take(&mut resolver.made);
         let (directory, place) = found?;
         let mut above = place.clone();
-        // If one directory was made, all below it were made too. So these are the last components.
+        // If one directory was made, all below it were too. So these are the last components.
         for identity in made.into_iter().rev() {
             let Some((parent, _)) = above.split_last() else {
                 break;
@@ -245,7 +236,6 @@ impl Destination {
         }
     }
 
-    /// Opens the directory `name` in `parent`. If it `is_new`, it was just made there.
     pub(crate) fn open_child(
         &mut self,
         parent: &Directory,
@@ -260,16 +250,13 @@ impl Destination {
     }
 }
 
-/// Policy for missing directories of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum IfMissing {
-    /// Create them.
     Create,
-    /// Fail.
     Fail,
 }
 
-/// The real directories, as the tree that the resolver walks.
+/// The real directories, as the resolver walks them.
 struct Resolver<'a> {
     destination: &'a mut Destination,
     missing: IfMissing,
@@ -290,8 +277,7 @@ impl Tree for Resolver<'_> {
         destination.writers.wait_for_name(parent.identity(), name);
         match destination.open_child(parent, name, false) {
             Ok(directory) => return Ok(Step::Directory(directory)),
-            // The deferred link is not made yet, so its type is unknown. Only lookups of link targets can
-            // wait for it.
+            // The deferred link does not exist yet, so its type is unknown. Only link targets wait for it.
             Err(Errno::NOENT)
                 if self.missing == IfMissing::Create
                     && destination.context.reserved_names.contains(parent, name) =>
@@ -328,8 +314,8 @@ impl Tree for Resolver<'_> {
 
 /// Open directories by path, in two generations.
 ///
-/// When the young generation is full, it becomes the old one, and the old one is closed. Recently used
-/// directories stay, without an ordered list.
+/// When the young generation is full, it replaces the old one, which is closed. Recently used directories
+/// stay, without an ordered list.
 #[derive(Debug, Default)]
 struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,

@@ -26,9 +26,9 @@ const STAT_DIRECTORY: &str = "look at the directory";
 #[derive(Debug)]
 pub(crate) struct PendingDirectory {
     pub(crate) path: ArchivePath,
-    /// Identity when it was added. Another directory in its place is left alone.
+    /// Another directory in its place is left alone.
     identity: Identity,
-    /// We made it, so attributes inherited from its parent are removed.
+    /// We made it, so inherited attributes are removed.
     is_new: bool,
     mode: u32,
     owner: Option<(u32, u32)>,
@@ -38,7 +38,6 @@ pub(crate) struct PendingDirectory {
     is_implied: bool,
 }
 
-/// Failure to reopen a pending directory.
 enum RestoreError {
     /// It is missing, or was replaced.
     Replaced,
@@ -55,9 +54,7 @@ impl From<StepError> for RestoreError {
     }
 }
 
-/// Sets all attributes, deepest directories first. The last member of a directory wins.
-///
-/// `pending` is in archive order.
+/// Sets all attributes, deepest directories first. `pending` is in archive order, so the last member wins.
 pub(super) fn apply_all(mut pending: Vec<PendingDirectory>, destination: &mut Destination) {
     let new = pending.iter().filter(|pending| pending.is_new);
     let new: HashSet<_> = new.map(|pending| pending.identity).collect();
@@ -117,7 +114,6 @@ impl PendingDirectory {
         }
     }
 
-    /// Encodes it for [`PendingDirectory::decode`].
     pub(crate) fn encode(&self, fields: &mut FieldEncoder) {
         fields.bytes(self.path.as_bytes());
         fields.number(self.identity.device);
@@ -138,7 +134,6 @@ impl PendingDirectory {
         }
     }
 
-    /// Decodes the output of [`PendingDirectory::encode`]; `None` if it is invalid.
     pub(crate) fn decode(fields: &mut FieldDecoder<'_>) -> Option<Self> {
         let small = |number: u64| u32::try_from(number).ok();
         Some(Self {
@@ -169,7 +164,6 @@ impl PendingDirectory {
         })
     }
 
-    /// Reopens the directory and sets its attributes.
     fn reopen_and_apply(&self, destination: &mut Destination) -> Result<(), RestoreError> {
         if self.path.is_root() {
             let top = &destination.top;
@@ -212,13 +206,11 @@ impl PendingDirectory {
             .map_err(RestoreError::Step)
     }
 
-    /// The owner to set; `None` if it is already right.
     fn new_owner(&self, stat: &Stat) -> Option<(u32, u32)> {
         self.owner
             .filter(|&owner| owner != (stat.st_uid, stat.st_gid))
     }
 
-    /// Sets the attributes on `directory`, which is this directory.
     pub(crate) fn apply_to(
         &self,
         directory: &Directory,

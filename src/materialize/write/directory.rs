@@ -24,7 +24,6 @@ struct Handle {
     /// The path without links, if the lookup followed links.
     resolved_path: OnceLock<ArchivePath>,
     creates_as_process_owner: OnceLock<bool>,
-    /// Number of open directories of this destination.
     open: Arc<AtomicUsize>,
 }
 
@@ -52,18 +51,11 @@ impl Identity {
 
 impl Directory {
     /// Opens the destination. Links in its own path are followed, because the user chose it.
-    ///
-    /// # Errors
-    /// When the path is not a directory, or cannot be opened.
     pub(crate) fn open_top(path: &Path) -> Result<Self, Errno> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Self::top(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
     }
 
-    /// Uses an open directory as the destination.
-    ///
-    /// # Errors
-    /// When fstat(2) fails.
     pub(crate) fn top(fd: OwnedFd) -> Result<Self, Errno> {
         let inherits_acl = has_default_acl(&fd);
         Self::new(fd, inherits_acl, &Arc::default())
@@ -87,7 +79,7 @@ impl Directory {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = |how| rustix::fs::openat(self, name, flags | how, Mode::empty());
         let fd = match open(OFlags::RDONLY) {
-            // We may not read it, but if its mode allows, entries can be made in it.
+            // Even if we may not read it, entries may be allowed in it.
             Err(Errno::ACCESS) => open(OFlags::PATH),
             result => result,
         }?;
@@ -111,14 +103,11 @@ impl Directory {
         self.0.inherits_acl
     }
 
-    /// Number of open directories of this destination.
     pub(super) fn open_count(&self) -> usize {
         self.0.open.load(Ordering::Relaxed)
     }
 
-    /// Path of `name` without links, if the lookup of this directory followed links.
-    ///
-    /// Those links may change later. `None` means that the requested path has no links.
+    /// Path of `name` without links, which may change later; `None` if this directory's lookup followed none.
     pub(crate) fn resolved_path_of(&self, name: &[u8]) -> Option<ArchivePath> {
         let mut path = self.0.resolved_path.get()?.clone();
         path.push(name);
@@ -129,7 +118,7 @@ impl Directory {
         drop(self.0.resolved_path.set(path));
     }
 
-    /// Whether entries that we make here belong to our user and group; `None` before the first file.
+    /// Whether entries made here belong to our user and group; `None` before the first file.
     ///
     /// They do not in some set-group-id directories, and on `grpid` and idmapped mounts.
     pub(super) fn creates_as_process_owner(&self) -> Option<bool> {
@@ -147,12 +136,10 @@ impl AsFd for Directory {
     }
 }
 
-/// Whether new entries in this directory inherit an ACL.
 fn has_default_acl(fd: &OwnedFd) -> bool {
     rustix::fs::fgetxattr_query(fd, posix_acl::Kind::Default.attribute()).is_ok()
 }
 
-/// lstat(2) of `name` in `directory`.
 pub(crate) fn lstat_at(directory: &Directory, name: &[u8]) -> Result<Stat, Errno> {
     rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
 }

@@ -17,11 +17,8 @@ use crate::tar::Segment;
 pub(crate) struct FileWriter {
     job: Job,
     fd: OwnedFd,
-    /// Owner to set at the end.
     chown: Option<(u32, u32)>,
-    /// Mode to set at the end.
     chmod: Option<u32>,
-    /// Payload bytes written.
     written: u64,
     /// Current segment of a sparse file, and its bytes written so far.
     segment: usize,
@@ -32,7 +29,7 @@ pub(crate) struct FileWriter {
 type NewFile = (OwnedFd, Option<(u32, u32)>, Option<u32>);
 
 impl FileWriter {
-    /// Creates the file. `None` means that an existing entry was kept, or that a reported error occurred.
+    /// Creates the file. `None` means that an existing entry was kept, or a reported error.
     ///
     /// `wait_for_files` waits for the files of all earlier members.
     pub(crate) fn create(
@@ -124,7 +121,6 @@ impl FileWriter {
         Ok(())
     }
 
-    /// The segment of the next byte.
     fn current_segment(&mut self) -> Option<Segment> {
         let segments = self.job.member.sparse.as_deref().unwrap_or_default();
         while let Some(segment) = segments.get(self.segment) {
@@ -157,9 +153,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Sets size and attributes. A `cut` file keeps the bytes written so far.
-    ///
-    /// Returns the file for the caller to close, unless a reported error occurred.
+    /// Sets size and attributes. A `cut` file keeps its bytes so far. `None` after a reported error.
     pub(crate) fn finish(self, cut: bool, context: &Context) -> Option<OwnedFd> {
         // A resumed run writes the file again.
         let observer = context.file_observer.get();

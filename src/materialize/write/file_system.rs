@@ -8,22 +8,21 @@ use crate::materialize::error::Error;
 
 /// Number of writers on a local file system, at most one per processor.
 ///
-/// The kernel makes a file without waiting, so writers only share the processors. Two writers nearly halved
-/// the time of one on two cores (0.74 s to 0.44 s for a root filesystem of 920 MB onto tmpfs). A network or
-/// a decoder is rarely faster than four. Spare writers cost little, because a file is sent to another
-/// writer only when its own is behind.
+/// The kernel makes a file without waiting, so writers only share the processors. Two nearly halved the time
+/// of one on two cores (0.74 s to 0.44 s for a root filesystem of 920 MB onto tmpfs). A network or a decoder
+/// is rarely faster than four. Spare writers cost little, because a file goes to another writer only
+/// when its own is behind.
 const LOCAL_WRITERS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// Number of writers on a remote file system.
+/// Number of writers on a remote file system: as many as the concurrent requests to a web server.
 ///
-/// Making a file waits for several round trips, in which the processor is idle. The number is that of
-/// concurrent requests to a web server.
+/// Making a file waits for several round trips, in which the processor is idle.
 const REMOTE_WRITERS: usize = 16;
 
 /// File systems whose every step may be a round trip to a server or another process.
 ///
-/// The key is `f_type` of statfs(2). The first ones are from linux/magic.h. The others are not part of
-/// Linux, and their numbers are from coreutils' stat(1).
+/// The key is `f_type` of statfs(2). The first are from linux/magic.h, the others from coreutils' stat(1),
+/// because they are not part of Linux.
 const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0x6969, "NFS_SUPER_MAGIC"),
     (0x517B, "SMB_SUPER_MAGIC"),
@@ -43,7 +42,6 @@ const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0xAAD7_AAEA, "PanFS"),
 ];
 
-/// Default number of writer threads for the directory `destination`.
 pub(crate) fn default_writer_count(destination: impl AsFd) -> usize {
     // If statfs(2) fails, the first write reports the problem.
     match rustix::fs::fstatfs(destination) {
@@ -57,17 +55,14 @@ fn local_writer_count() -> usize {
     processors.clamp(*LOCAL_WRITERS.start(), *LOCAL_WRITERS.end())
 }
 
-/// Whether `f_type` is in the table. On some machines it is a signed word, but the numbers have 32 bits.
+/// On some machines `f_type` is a signed word, but the numbers have 32 bits.
 fn is_remote(f_type: i128) -> bool {
     REMOTE_FS_TYPES
         .iter()
         .any(|&(magic, _)| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
 
-/// Syncs the file system of `directory`.
-///
-/// It also fails for a write-back error that occurred since the descriptor was opened, even if that was
-/// long ago.
+/// Syncs the file system of `directory`. Also fails for any write-back error since the descriptor was opened.
 pub(crate) fn sync_file_system(
     directory: impl AsFd,
     path: &Path,

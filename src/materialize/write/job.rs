@@ -6,7 +6,6 @@ use crate::base::extent::{Extent, Plain};
 use crate::index::{Entry, Kind};
 use crate::tar::{self, Member, Segment};
 
-/// An entry to make.
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(crate) directory: Directory,
@@ -20,7 +19,6 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Name in the directory.
     pub(crate) fn name(&self) -> &[u8] {
         self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
     }

@@ -18,9 +18,7 @@ use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::options::Existing;
 use crate::tar::{Device, Kind};
 
-/// Reason why a link was not made.
 enum LinkFailure {
-    /// The target does not exist.
     NoTarget,
     Cause(Cause),
     Step(StepError),
@@ -169,7 +167,7 @@ impl TreeWriter {
         }
     }
 
-    /// Makes or opens the directory. Returns it and whether it is new; `None` if another entry is kept.
+    /// Makes or opens the directory, and says whether it is new; `None` if another entry is kept.
     pub(crate) fn try_make_directory(
         &mut self,
         job: &Job,
@@ -194,9 +192,7 @@ impl TreeWriter {
         Ok(Some((directory.with_action("open the directory")?, is_new)))
     }
 
-    /// The mode for creating a directory.
-    ///
-    /// It is the final mode, unless that denies us access, or grants access before the owner is set.
+    /// The final mode, unless that denies us access, or grants access before the owner is set.
     fn initial_directory_mode(&self, job: &Job) -> u32 {
         const OWNER_RWX: u32 = 0o700;
         let policy = &self.context.policy;
@@ -234,8 +230,7 @@ impl TreeWriter {
 
     /// Defers a link to the end of the run.
     ///
-    /// An existing entry of its name stays, as in GNU tar, because it is replaced only by a link that can
-    /// be made.
+    /// An existing entry of its name stays, as in GNU tar, because only a link that can be made replaces it.
     fn defer_link(&mut self, job: &Job, target: ArchivePath) {
         let name = name_of(&job.path);
         let is_taken = match lstat_at(&job.directory, name) {
@@ -320,9 +315,7 @@ impl TreeWriter {
         }
     }
 
-    /// Makes the deferred links, in reverse order.
-    ///
-    /// A link that precedes its target is often the first of a chain.
+    /// Makes the deferred links in reverse order, because one before its target often starts a chain.
     pub(crate) fn make_deferred_links(&mut self) {
         let mut links = std::mem::take(&mut self.links);
         for _ in 0..MAX_FORWARD_LINK_PASSES {
@@ -345,7 +338,7 @@ impl TreeWriter {
         self.context.reserved_names.clear();
     }
 
-    /// Makes a deferred link. Returns only a missing target as an error, and reports other errors.
+    /// Returns only a missing target as an error, and reports other errors.
     fn make_deferred_link(&mut self, link: &DeferredLink) -> Result<(), LinkFailure> {
         let parent = parent_of(&link.path);
         let result = match self
@@ -372,7 +365,6 @@ impl TreeWriter {
     }
 }
 
-/// Whether two names are links to the same file.
 fn is_same_file(one: &Directory, one_name: &[u8], other: &Directory, other_name: &[u8]) -> bool {
     match (lstat_at(one, one_name), lstat_at(other, other_name)) {
         (Ok(one), Ok(other)) => Identity::of(&one) == Identity::of(&other),

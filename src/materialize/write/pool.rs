@@ -1,9 +1,9 @@
 //! Writer threads for regular files, each with its own queue.
 //!
-//! A file whose name is still queued is sent to the same queue, so the last member of that name wins.
-//! Another file follows the previous file of its directory, because two threads that create files in one
-//! directory wait for each other. It changes queue only if the other queue has much less work. A caller
-//! that needs a certain file waits for that file alone.
+//! A file whose name is still queued is sent to the same queue, so the last member of that name wins. Another
+//! file follows the previous file of its directory, because two threads that create files in one directory
+//! wait for each other. It changes queue only if the other queue has much less work. A caller that needs a
+//! certain file waits for that file alone.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -27,16 +27,15 @@ use crate::base::thread::Thread;
 /// their directories stay within the usual limit of 1024.
 const MAX_QUEUE_ITEMS: usize = 192;
 
-/// Number of small files queued before a polling writer is woken. A wakeup for each cost as much as
-/// writing.
+/// Small files queued before a polling writer is woken. A wakeup for each cost as much as writing.
 const WAKE_BATCH_ITEMS: usize = 64;
-/// Time that a writer polls before it sleeps until it is woken.
+/// Time that a writer polls before it sleeps.
 const POLL_TIMEOUT: Duration = Duration::from_millis(1);
 /// Minimum size of a content that wakes the writer immediately.
 const WAKE_BYTES: usize = 512 * 1024;
-/// Cost of a file besides its content, as the bytes written in the same time.
+/// Cost of a file besides its content, in bytes written in the same time.
 const FILE_COST_BYTES: u64 = 16 * 1024;
-/// Load difference at which a directory changes to the idlest queue. It is about 1 ms of work.
+/// Load difference at which a directory changes to the idlest queue: about 1 ms of work.
 const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 
 /// The writer threads and their queues. Used only by the scan thread.
@@ -44,18 +43,17 @@ const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 pub(crate) struct WriterPool {
     shards: Arc<Shards>,
     threads: Vec<Thread<()>>,
-    /// Last queued file of each name, by the name's hash. A hash collision only costs an unnecessary wait.
+    /// Last queued file of each name, by the name's hash. A collision only costs an unnecessary wait.
     in_flight: HashMap<u64, QueuedFile>,
     hasher: RandomState,
     /// Number of files queued so far, and the number of the last one.
     queued: u64,
-    /// Directory of the last file.
     directory: Option<Identity>,
     /// Queue of the last file, for its pieces.
     current: usize,
 }
 
-/// A file's queue, and its number among all files of the run. Numbers start at 1.
+/// A file's queue, and its number among all files of the run, from 1.
 #[derive(Clone, Copy, Debug)]
 struct QueuedFile {
     shard: usize,
@@ -69,9 +67,8 @@ struct Shards(Vec<Shard>);
 #[derive(Debug, Default)]
 struct Shard {
     state: Mutex<QueueState>,
-    /// Signals the writer to check its queue.
     filled: Condvar,
-    /// Signals that the queue was emptied, or that a file was started or finished.
+    /// Signals an empty queue, or a file that was started or finished.
     drained: Condvar,
     /// Number of the file being written, or of the last one.
     started: AtomicU64,
@@ -79,7 +76,7 @@ struct Shard {
     done: AtomicU64,
     /// Number of threads that wait for `drained`. A wakeup is a system call even without waiters.
     waiting: AtomicUsize,
-    /// Work queued or in progress, in bytes; see [`Item::load`].
+    /// In bytes, queued or in progress; see [`Item::load`].
     load: AtomicU64,
 }
 
@@ -92,15 +89,12 @@ struct QueueState {
     writer: WriterState,
 }
 
-/// State of a writer thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum WriterState {
-    /// Writes files.
     #[default]
     Working,
     /// Checks its queue again after [`POLL_TIMEOUT`].
     Polling,
-    /// Sleeps until it is woken.
     Parked,
 }
 
@@ -122,9 +116,6 @@ enum Item {
 
 impl WriterPool {
     /// Starts `count` threads, at least one.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
     pub(crate) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
         let count = count.max(1);
         let mut writers = Self {
@@ -163,12 +154,10 @@ impl WriterPool {
         self.push(Item::Begin(number, job));
     }
 
-    /// Queues the next piece of the current file.
     pub(crate) fn write_piece(&self, bytes: Bytes) {
         self.push(Item::Piece(bytes));
     }
 
-    /// Queues the end of the current file.
     pub(crate) fn end_file(&self, cut: bool) {
         self.push(Item::End { cut });
     }
@@ -183,7 +172,6 @@ impl WriterPool {
         }
     }
 
-    /// Waits until all queued files are finished.
     pub(crate) fn wait_for_all(&mut self) {
         self.in_flight.clear();
         for shard in &self.shards.0 {
@@ -192,7 +180,6 @@ impl WriterPool {
         }
     }
 
-    /// The files queued so far, for [`WriterPool::has_reached`].
     pub(crate) fn watermark(&self) -> Watermark {
         Watermark(
             self.shards
@@ -209,10 +196,7 @@ impl WriterPool {
         shards.all(|(shard, &queued)| shard.is_done(queued))
     }
 
-    /// Finishes the queued files and ends the threads.
-    ///
-    /// # Panics
-    /// When a thread panicked.
+    /// Finishes the queued files and ends the threads. Panics when a thread panicked.
     pub(crate) fn close(mut self) {
         for shard in &self.shards.0 {
             shard.close();
@@ -222,7 +206,7 @@ impl WriterPool {
         }
     }
 
-    /// Chooses the queue for the job and notes its name as in flight.
+    /// Chooses the job's queue and notes its name as in flight.
     fn assign_queue(&mut self, job: &Job) -> QueuedFile {
         let is_in_flight = |queued_file: &QueuedFile| {
             let shard = self.shards.0.get(queued_file.shard);
@@ -249,7 +233,6 @@ impl WriterPool {
         queued_file
     }
 
-    /// The queue for a new name in `directory`.
     fn choose_queue(&self, directory: Identity) -> usize {
         let load = |shard: &Shard| shard.load.load(Ordering::Relaxed);
         let loads = || self.shards.0.iter().map(load).enumerate();
@@ -261,7 +244,6 @@ impl WriterPool {
         if stays { self.current } else { least_loaded }
     }
 
-    /// Adds the item to the queue of the last file.
     fn push(&self, item: Item) {
         if let Some(shard) = self.shards.0.get(self.current) {
             shard.push(item);
@@ -309,7 +291,6 @@ impl Shard {
         }
     }
 
-    /// Wakes the writer and waits until `condition` holds.
     fn wait<'a>(
         &self,
         mut state: MutexGuard<'a, QueueState>,
@@ -337,7 +318,6 @@ impl Shard {
         self.done.load(Ordering::SeqCst) >= number
     }
 
-    /// Waits until file `number`, which is in this queue, is finished.
     fn wait_for(&self, number: u64) {
         if !self.is_done(number) {
             drop(self.wait(self.state.lock(), |_| self.is_done(number)));
@@ -396,7 +376,7 @@ impl Shard {
 }
 
 impl Item {
-    /// Cost of the item, as the bytes written in the same time.
+    /// Cost in bytes written in the same time.
     fn load(&self) -> u64 {
         match self {
             Self::Whole(_, _, bytes) => FILE_COST_BYTES + bytes.len() as u64,
@@ -416,7 +396,6 @@ impl Item {
 }
 
 impl Shards {
-    /// Runs writer `own` until its queue is closed.
     fn run_writer(&self, own: usize, context: &Context) {
         let Some(shard) = self.0.get(own) else {
             return;
@@ -479,9 +458,7 @@ impl Shards {
         FileWriter::create(job, context, || self.wait_for_earlier(number))
     }
 
-    /// Waits until all files before `number` in all queues are finished.
-    ///
-    /// There is no deadlock, because a file waits only for earlier ones.
+    /// Waits, in all queues, for files before `number`. No deadlock: a file waits only for earlier ones.
     fn wait_for_earlier(&self, number: u64) {
         for shard in &self.0 {
             if shard.started.load(Ordering::SeqCst) != number {

@@ -8,14 +8,12 @@ use rustix::io::Errno;
 use super::attributes::AttributeTarget;
 use super::directory::Identity;
 
-/// Permissions that the owner needs to empty a directory.
 const OWNER_RWX: u32 = 0o700;
 
 /// Removes the directory `name` in `parent` with its contents. A missing entry is no error.
 ///
-/// # Errors
-/// When an entry cannot be removed. The entries removed until then stay removed. `NOTEMPTY` and
-/// `BUSY` may be temporary, because another process still writes there.
+/// After an error, removed entries stay removed. `NOTEMPTY` and `BUSY` may be temporary, because another
+/// process still writes there.
 pub(crate) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     let Some(mut here) = open_for_removal(&parent, name)? else {
         return Ok(());

@@ -20,22 +20,20 @@ use crate::materialize::resume::journal::RecoveredState;
 use crate::materialize::selection::Selection;
 use crate::tar::{Kind, Member};
 
-/// Maximum number of distinct stripped prefixes to warn about. GNU tar also warns once per prefix.
+/// Maximum number of stripped prefixes to warn about. GNU tar also warns once per prefix.
 const MAX_REPORTED_PREFIXES: usize = 16;
 
 /// Action in the error of a member that exceeds the entry limit.
 pub(crate) const ADD_ENTRY: &str = "make one more entry";
 
-/// The tree being written.
 #[derive(Debug)]
 pub(crate) struct TreeWriter {
     pub(crate) context: Arc<Context>,
     pub(crate) destination: Destination,
     pub(crate) selection: Selection,
     pub(crate) resume: ResumeState,
-    /// Directories that still need their attributes, in archive order.
+    /// In archive order.
     directories: Vec<PendingDirectory>,
-    /// Hard links whose targets do not exist yet.
     pub(crate) links: Vec<DeferredLink>,
     reported_prefixes: Vec<Vec<u8>>,
     /// Whether the destination was empty and no member has arrived yet.
@@ -43,10 +41,6 @@ pub(crate) struct TreeWriter {
 }
 
 impl TreeWriter {
-    /// Starts the writers of a tree in `top`.
-    ///
-    /// # Errors
-    /// [`Error::Thread`].
     pub(crate) fn start(
         top: Directory,
         problems: Problems,
@@ -121,8 +115,7 @@ impl TreeWriter {
         None
     }
 
-    /// Handles a member that is the destination itself. Only a directory is valid, and only its attributes
-    /// count.
+    /// Handles a member that is the destination itself. Only a directory's attributes count.
     fn begin_root(&mut self, member: Member, path: ArchivePath) {
         if member.kind != Kind::Directory {
             self.context.problems.add(&path, Cause::IsRoot);
@@ -158,7 +151,7 @@ impl TreeWriter {
         None
     }
 
-    /// Like [`Self::parent_directory`], for a `path` that another process may have replaced.
+    /// As [`Self::parent_directory`], for a `path` that another process may have replaced.
     pub(crate) fn reopen_parent_directory(&mut self, path: &ArchivePath) -> Option<Directory> {
         self.destination.invalidate(path.as_bytes());
         self.parent_directory(path, 0)
@@ -179,19 +172,17 @@ impl TreeWriter {
         self.directories.push(pending);
     }
 
-    /// Sets the attributes of the current member's directory, in `parent`, at the end.
+    /// Sets the attributes of the current member's directory at the end.
     pub(super) fn defer_attributes(&mut self, pending: PendingDirectory, parent: &Directory) {
         self.resume.record_directory(parent, &pending);
         self.directories.push(pending);
     }
 
-    /// Sets the deferred attributes of all directories.
     pub(crate) fn apply_deferred_attributes(&mut self) {
         let pending = std::mem::take(&mut self.directories);
         directories::apply_all(pending, &mut self.destination);
     }
 
-    /// Restores the state of an interrupted run.
     pub(crate) fn restore(&mut self, mut recovered: RecoveredState) {
         let progress = &recovered.progress;
         self.context.entry_quota.add_resumed(progress.entries);
@@ -217,8 +208,7 @@ impl TreeWriter {
             .restore(recovered, &self.context.problems, &self.links);
     }
 
-    /// Adds owner access to a directory that an earlier mount made read-only. Its final mode is set at the
-    /// end.
+    /// Lets the owner into a read-only directory of an earlier mount. Its final mode is set at the end.
     pub(crate) fn grant_owner_access(&mut self, path: &ArchivePath) {
         const OWNER_RWX: u32 = 0o700;
         let parent = self

@@ -11,9 +11,7 @@ use super::directory::Directory;
 use crate::base::archive_path::ArchivePath;
 use crate::materialize::error::{Error, Problems, StepError};
 
-/// Refuses an empty destination directory that is not writable.
-///
-/// A non-empty one may contain writable directories.
+/// Refuses an empty directory that is not writable. A non-empty one may contain writable directories.
 ///
 /// # Errors
 /// When `path` is such a directory.
