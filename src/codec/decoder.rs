@@ -9,22 +9,20 @@ use crate::base::extent::{Packed, Plain};
 
 /// Packed bytes that a decoder may need after the next seek point.
 ///
-/// Some formats mark the end of a piece only by the start of the next (bzip2: 48 bits of magic).
+/// Some formats mark a piece's end only by the next one's start (bzip2: 48 bits of magic).
 pub const LOOKAHEAD_LEN: usize = 16;
 
 /// Turns a packed stream into plain bytes.
 ///
-/// The caller calls [`pull`](Self::pull) until it returns [`Pull::NeedInput`]. Then it calls
-/// [`push`](Self::push) once, or [`finish`](Self::finish) at the end of the packed stream. Errors are fused:
-/// after one, every pull repeats it.
+/// After [`Pull::NeedInput`] the caller calls [`push`](Self::push) once, or [`finish`](Self::finish) at the
+/// end of the packed stream. Errors are fused: after one, every pull repeats it.
 pub trait Decoder: Send + fmt::Debug {
     /// Adds the next packed bytes, in order. Call it only after [`Pull::NeedInput`].
     fn push(&mut self, packed: Bytes);
 
     /// Marks the end of the packed bytes.
     ///
-    /// If the stream is incomplete, the error is [`Truncated`](super::Cause::Truncated), after all bytes that
-    /// can be decoded.
+    /// An incomplete stream is [`Truncated`](super::Cause::Truncated), after all bytes that can be decoded.
     fn finish(&mut self);
 
     /// Returns the next item of the stream.
@@ -41,9 +39,9 @@ pub enum Pull {
     NeedInput,
     /// Decoding can start again here, before the plain bytes that are pulled next.
     ///
-    /// The end of a job's output is known only after it ran. Therefore the driver, which counts plain bytes,
-    /// replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It also drops a self-contained seek point
-    /// closer than [`MIN_SPAN_LEN`](super::seek_point::MIN_SPAN_LEN) to the last one it kept.
+    /// The driver, which counts plain bytes, replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It
+    /// drops self-contained ones within [`MIN_SPAN_LEN`](super::seek_point::MIN_SPAN_LEN) of the last one
+    /// kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
     Plain(Bytes),
@@ -55,9 +53,7 @@ pub enum Pull {
     Speculative(SpeculativeJob),
     /// The decoder is blocked on this work. Call [`SpeculativeJob::wait`], then pull again.
     WaitFor(SpeculativeJob),
-    /// The driver must compute this checksum from here to [`Pull::ChecksumEnd`].
-    ///
-    /// Jobs end out of order, and a decoder that sees every byte has enough work.
+    /// The driver must compute this checksum up to [`Pull::ChecksumEnd`]: jobs end out of order.
     ChecksumStart(ContentChecksum),
     /// End of the bytes of [`Pull::ChecksumStart`], with the stored checksum.
     ChecksumEnd {

@@ -142,8 +142,8 @@ const MAGICS: [(&[u8], Detected); 17] = [
 
 /// Detects a format by the first bytes, [`DETECT_LEN`] of them or all there are.
 ///
-/// A tar header has priority over any magic, because a member's name may begin with one. All zeros are an
-/// empty archive. Without any bytes it is [`Detected::Unknown`].
+/// A tar header has priority, because a member's name may begin with a magic. All zeros are an empty archive,
+/// and no bytes at all are [`Detected::Unknown`].
 pub fn detect(first: &[u8]) -> Detected {
     if is_tar(first) {
         return Detected::Supported(Compression::None);
@@ -161,10 +161,9 @@ pub fn detect(first: &[u8]) -> Detected {
     }
 }
 
-/// The format of the frame after a skippable one, whose magic `rest` lacks.
+/// The format of the frame after a skippable one, whose magic `rest` lacks; lz4 and zstd share those.
 ///
-/// lz4 and zstd share skippable frames. If the next frame is not visible, this assumes zstd. pzstd begins its
-/// files with a skippable frame, and no known writer of lz4 does.
+/// zstd if it is not visible, because pzstd begins its files so, and no known writer of lz4 does.
 fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
     loop {
         let next = rest.split_first_chunk().and_then(|(len, rest)| {
@@ -181,9 +180,8 @@ fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
     }
 }
 
-/// Whether this is the header of an `.lzma` file, which has no magic: properties (always 0x5d in
-/// practice), a dictionary of 2^n or 2^n + 2^(n-1) bytes, and a length, unknown or below 256 GiB,
-/// as liblzma has it.
+/// Whether this is an `.lzma` header, which has no magic: properties (always 0x5d in practice), a dictionary
+/// of 2^n or 2^n + 2^(n-1) bytes, and a length, unknown or below 256 GiB, as in liblzma.
 fn is_lzma(first: &[u8]) -> bool {
     let [0x5d, d0, d1, d2, d3, l0, l1, l2, l3, l4, l5, l6, l7, ..] = *first else {
         return false;
@@ -195,9 +193,7 @@ fn is_lzma(first: &[u8]) -> bool {
         && (len == u64::MAX || len < 1 << 38)
 }
 
-/// Whether `first` is the start of an encrypted `OpenPGP` message.
-///
-/// Its session key is encrypted to a public key (tag 1) or with a password (tag 3).
+/// Whether this is an `OpenPGP` message with a session key for a public key (tag 1) or a password (tag 3).
 fn is_openpgp(first: &[u8]) -> bool {
     let Some((&header, rest)) = first.split_first() else {
         return false;
@@ -230,7 +226,7 @@ fn is_openpgp(first: &[u8]) -> bool {
     }
 }
 
-/// Whether `first` is the start of an HTML document.
+/// Whether this is an HTML document.
 fn is_web_page(first: &[u8]) -> bool {
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
     let first = first.trim_ascii_start();
@@ -240,10 +236,9 @@ fn is_web_page(first: &[u8]) -> bool {
     })
 }
 
-/// Whether `first` is the start of a tar archive, or an empty one.
+/// Whether this is a tar archive, or an empty one.
 ///
-/// Every format since v7 has a checksum. If that is wrong, the magic decides, and the parser reports the
-/// wrong checksum.
+/// Every format since v7 has a checksum. If it is wrong, the magic decides, and the parser reports it.
 fn is_tar(first: &[u8]) -> bool {
     let magic = first
         .get(257..)

@@ -53,12 +53,10 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// [`Cause::Malformed`] with this text.
     pub(super) fn malformed(text: impl Into<String>) -> Self {
         Self::Malformed(text.into())
     }
 
-    /// [`Cause::Unsupported`] with this text.
     pub(super) fn unsupported(text: impl Into<String>) -> Self {
         Self::Unsupported(text.into())
     }
@@ -83,7 +81,6 @@ impl Cause {
         })
     }
 
-    /// The error with this cause at `packed`.
     pub(super) fn at(self, compression: Compression, packed: Packed) -> Error {
         Error {
             compression,

@@ -14,35 +14,28 @@ pub(super) trait FrameWalker: Send + fmt::Debug {
     /// The format, for errors.
     const COMPRESSION: Compression;
 
-    /// Advances by one step: takes from `input` and appends to `pulls`.
+    /// Takes from `input` and appends to `pulls`; without enough input only returns [`Step::NeedInput`].
     ///
     /// # Errors
-    /// As [`super::Decoder::pull`], but never [`Cause::Truncated`]. A step without enough input is
-    /// [`Step::NeedInput`], and nothing else.
+    /// As [`super::Decoder::pull`], but never [`Cause::Truncated`].
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
-    /// Appends output that was held back in order to join it with more.
-    ///
-    /// The decoder calls it when the walk pauses for input, and when it stops for good.
+    /// Appends output held back to be joined with more, when the walk pauses or stops.
     ///
     /// # Errors
     /// [`Cause::Cancelled`].
     fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error>;
 }
 
-/// Pulls in the order in which the decoder returns them.
 pub(super) type PullQueue = VecDeque<Pull>;
 
-/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// The step took input, appended output, or changed the state.
     Progressed,
-    /// The walker needs more input.
     NeedInput,
     /// So many bytes of input have no meaning, from the next one on.
     Skip(u64),
-    /// The stream is complete.
     End,
 }
 
@@ -51,11 +44,9 @@ pub(super) enum Step {
 pub(super) struct FrameDecoder<W> {
     walker: W,
     input: InputQueue,
-    /// Bytes to skip before the next step.
     skip_len: u64,
     pulls: PullQueue,
     outcome: Option<Result<(), Error>>,
-    /// Whether the walk was flushed after it stopped.
     is_flushed: bool,
 }
 
@@ -72,7 +63,6 @@ impl<W: FrameWalker> FrameDecoder<W> {
         }
     }
 
-    /// Skips what the walker does not want, or lets it advance.
     fn step(&mut self) -> Result<Step, Error> {
         self.skip_len -= self.input.skip(self.skip_len);
         if self.skip_len > 0 {
@@ -126,12 +116,11 @@ impl<W: FrameWalker> super::Decoder for FrameDecoder<W> {
     }
 }
 
-/// An error of the codec `W`.
 pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     cause.at(W::COMPRESSION, packed)
 }
 
-/// The cause for a seek point that another codec than `W` made.
+/// The cause for a seek point of another codec.
 pub(super) fn foreign_seek_point<W: FrameWalker>() -> Cause {
     Cause::malformed(format!("a seek point that is not of {}", W::COMPRESSION))
 }

@@ -1,6 +1,6 @@
 //! Decodes along known seek points, with a job for each range between two.
 //!
-//! Only worthwhile for streams that cannot be cut otherwise: those whose seek points have windows.
+//! Only for streams that cannot be cut otherwise: those whose seek points have windows.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -54,10 +54,9 @@ impl SeekRange {
     }
 }
 
-/// As [`start`](super::start), for a stream with known seek points.
+/// As [`start`](super::start), for a stream with known seek points; only hashes of spans verify the bytes.
 ///
-/// `ranges` are in stream order and cover the whole stream. Only the hashes of spans verify the decoded
-/// bytes.
+/// `ranges` are in stream order and cover the whole stream.
 pub fn start_indexed(
     compression: Compression,
     context: Context,
@@ -72,37 +71,29 @@ pub fn start_indexed(
     })
 }
 
-/// Decodes range by range.
 struct IndexedDecoder {
     compression: Compression,
     context: Context,
     input: InputQueue,
-    /// Ranges that follow, in stream order.
     ranges: Box<dyn Iterator<Item = SeekRange> + Send>,
     state: State,
 }
 
 enum State {
-    /// Before the next range.
     BetweenRanges,
-    /// Waiting for the packed bytes of a range.
     Buffering(SeekRange),
-    /// In a range that is decoded in order.
     Serial(Box<Serial>),
     Stopped(Result<(), Error>),
 }
 
-/// Decodes a range in order.
 struct Serial {
     decoder: Box<dyn Decoder>,
     verifier: SpanVerifier,
     end: Packed,
     input_state: InputState,
-    /// Output of a job of the decoder.
     output: Option<Output>,
 }
 
-/// How much input the decoder of a range has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InputState {
     Partial,
@@ -293,7 +284,6 @@ fn peek_lookahead(input: &InputQueue) -> Bytes {
     lookahead.into()
 }
 
-/// Decodes a whole range, whose packed bytes and lookahead are in `input`.
 fn decode(
     compression: Compression,
     context: Context,

@@ -8,7 +8,7 @@ use bytes::{Buf, Bytes};
 
 use crate::base::extent::Packed;
 
-/// A queue of packed slices with the stream offset of its front.
+/// A queue of packed slices.
 #[derive(Debug, Default)]
 pub(super) struct InputQueue {
     /// Slices that are not empty.
@@ -19,7 +19,6 @@ pub(super) struct InputQueue {
 }
 
 impl InputQueue {
-    /// An empty queue. The first byte pushed has offset `offset`.
     pub(super) fn new(offset: Packed) -> Self {
         Self {
             offset,
@@ -27,7 +26,6 @@ impl InputQueue {
         }
     }
 
-    /// Appends the next packed bytes.
     pub(super) fn push(&mut self, packed: Bytes) {
         if !packed.is_empty() {
             self.len += packed.len();
@@ -35,22 +33,18 @@ impl InputQueue {
         }
     }
 
-    /// Marks the end of the stream.
     pub(super) fn finish(&mut self) {
         self.is_finished = true;
     }
 
-    /// Offset of the next byte.
     pub(super) fn offset(&self) -> Packed {
         self.offset
     }
 
-    /// End of the queued bytes.
     pub(super) fn end(&self) -> Packed {
         Packed(self.offset.0.saturating_add(self.len as u64))
     }
 
-    /// Number of queued bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -60,17 +54,15 @@ impl InputQueue {
         self.is_finished && self.len == 0
     }
 
-    /// Whether no more bytes follow the queued ones.
     pub(super) fn is_finished(&self) -> bool {
         self.is_finished
     }
 
-    /// The first queued bytes as one slice; empty only when there are none.
+    /// The first slice; empty only when there are no bytes.
     pub(super) fn front(&self) -> &[u8] {
         self.slices.front().map_or(&[], |slice| slice)
     }
 
-    /// The queued bytes from `distance` on, slice by slice.
     pub(super) fn slices_from(&self, mut distance: usize) -> impl Iterator<Item = &[u8]> {
         self.slices.iter().map(move |slice| {
             let rest = slice.get(distance..).unwrap_or_default();
@@ -95,7 +87,6 @@ impl InputQueue {
         target.is_empty()
     }
 
-    /// Copies the `N` bytes at `distance`.
     pub(super) fn peek_at<const N: usize>(&self, distance: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.peek_into(distance, &mut bytes).then_some(bytes)
@@ -123,7 +114,7 @@ impl InputQueue {
         wanted as u64
     }
 
-    /// Takes the next `len` bytes without copying; `None`, and takes nothing, if there are fewer.
+    /// Takes `len` bytes without copying; `None`, and takes nothing, if there are fewer.
     pub(super) fn take(&mut self, len: usize) -> Option<SegmentedBytes> {
         if len > self.len {
             return None;
@@ -145,9 +136,7 @@ impl InputQueue {
         Some(SegmentedBytes { slices, len })
     }
 
-    /// The queued bytes in `range`, counted from the next one, without copying or taking them.
-    ///
-    /// Fewer if there are not enough.
+    /// The bytes in `range` from the next one on, or fewer at the end, without copying or taking them.
     pub(super) fn slice(&self, range: Range<usize>) -> SegmentedBytes {
         let mut segments = SegmentedBytes::default();
         let mut start = 0;
@@ -164,9 +153,7 @@ impl InputQueue {
     }
 }
 
-/// Maximum memory that a thread keeps for [`SegmentedBytes::with_contiguous`], in bytes.
-///
-/// No budget counts it, nor a longer copy.
+/// Maximum bytes of a thread for [`SegmentedBytes::with_contiguous`]. No budget counts them or longer copies.
 const MAX_SCRATCH_BYTES: usize = 4 << 20;
 
 thread_local! {
@@ -182,7 +169,6 @@ pub(super) struct SegmentedBytes {
 }
 
 impl SegmentedBytes {
-    /// Bytes in all slices.
     pub(super) fn len(&self) -> usize {
         self.len
     }

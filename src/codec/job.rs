@@ -10,9 +10,7 @@ use super::Error;
 use crate::base::buffer_pool::Buffer;
 use crate::base::once_job::OnceJob;
 
-/// Maximum number of blocks, frames or members in one job.
-///
-/// Each takes memory even if it makes few bytes, and a stream may consist of empty ones.
+/// Maximum number of blocks, frames or members in one job, because even empty ones take memory.
 pub(super) const MAX_PARTS_PER_JOB: usize = 4096;
 
 /// Independent work that makes plain bytes, possibly none.
@@ -56,11 +54,10 @@ pub(super) trait LazyOutput: Send {
 
 /// The plain bytes of a job, in order.
 ///
-/// A job has a buffer for the usual size of a frame or block of its format. If there are more bytes, the
-/// output keeps the decoder, and decodes the rest when the consumer pulls it.
+/// A job has a buffer of its format's usual frame or block size. The output keeps the decoder for further
+/// bytes, and decodes them when they are pulled.
 #[derive(Default)]
 pub struct Output {
-    /// The first piece, if it has a buffer of its own.
     buffer: Option<Buffer>,
     pieces: VecDeque<Bytes>,
     rest: Option<Box<dyn LazyOutput>>,
@@ -75,9 +72,7 @@ impl Output {
         }
     }
 
-    /// The next piece, never empty; `None` at the end.
-    ///
-    /// May wait for the consumer to drop earlier pieces.
+    /// The next piece, never empty; `None` at the end. May wait for the consumer to drop earlier pieces.
     ///
     /// # Errors
     /// As [`Decoder::pull`](super::Decoder::pull). Nothing follows an error.
@@ -170,7 +165,6 @@ impl<T: Send> SpeculativeWork for OnceJob<T> {
 }
 
 impl SpeculativeJob {
-    /// Wraps `job`, with a result of any type.
     pub(super) fn new<T: Send + 'static>(job: Arc<OnceJob<T>>) -> Self {
         Self { work: job }
     }

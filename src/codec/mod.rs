@@ -1,8 +1,7 @@
 //! Decoders: packed bytes in, plain bytes out; pure: no files, no clocks, no runtime.
 //!
-//! The caller pushes packed bytes into a [`Decoder`] in order, and pulls plain bytes, jobs and seek points. A
-//! job makes plain bytes on any thread. Decoding can start again at a seek point. Reading from the middle
-//! uses the same trait: [`resume`] makes a decoder at a seek point.
+//! The caller pushes packed bytes into a [`Decoder`] in order, and pulls plain bytes, jobs (any thread may
+//! run them) and seek points. [`resume`] makes the same decoder in the middle, at a seek point.
 
 pub mod detect;
 
@@ -34,9 +33,9 @@ pub use indexed::{ExpectedSpan, SeekRange, start_indexed};
 pub use job::{Job, Output, SpeculativeJob};
 pub use seek_point::SeekPoint;
 
-/// Maximum bytes that a decoder of `compression` takes from its pool.
+/// Maximum bytes that a decoder of `compression` takes from its pool of [`READ_POOL_BYTES`].
 ///
-/// It assumes a pool of [`READ_POOL_BYTES`] bytes, and that the caller drops each piece before the next pull.
+/// It assumes that the caller drops each piece before the next pull.
 pub fn read_pool_bytes(compression: Compression) -> u64 {
     match compression {
         Compression::None => 0,
@@ -66,14 +65,12 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     }
 }
 
-/// A decoder at `seek_point`.
+/// A decoder at `seek_point`: first pushed byte [`SeekPoint::packed`], first plain byte [`SeekPoint::plain`].
 ///
-/// The first packed byte to push is the one at [`SeekPoint::packed`], and the first plain byte is the one at
-/// [`SeekPoint::plain`]. It does not verify checksums over bytes before the seek point.
+/// It does not verify checksums over bytes before.
 ///
 /// # Errors
-/// [`Cause::Malformed`] when another codec made the seek point. Seek points come from files and are not
-/// trusted.
+/// [`Cause::Malformed`] when another codec made the seek point, which comes from an untrusted file.
 pub fn resume(
     compression: Compression,
     context: Context,

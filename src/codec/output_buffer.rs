@@ -14,7 +14,7 @@ pub(super) struct OutputBuffer {
 }
 
 impl OutputBuffer {
-    /// Space for the next plain bytes; never empty.
+    /// Space for the next plain bytes, never empty.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
@@ -34,7 +34,6 @@ impl OutputBuffer {
         full.then(|| self.flush()).flatten()
     }
 
-    /// The bytes so far. The next ones use another buffer.
     pub(super) fn flush(&mut self) -> Option<Pull> {
         let filled = std::mem::take(&mut self.filled);
         let buffer = self.buffer.take()?;

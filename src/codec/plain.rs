@@ -12,14 +12,13 @@ pub(super) struct Decoder {
     wants_seek_points: bool,
     input: Bytes,
     is_finished: bool,
-    /// The offset of the first byte of `input`, in both coordinate systems.
+    /// Offset of `input` in both coordinate systems.
     offset: u64,
-    /// The offset of the last seek point.
+    /// Offset of the last seek point.
     last: Option<u64>,
 }
 
 impl Decoder {
-    /// At the start of a stream.
     pub(super) fn start(context: &Context) -> Self {
         Self {
             wants_seek_points: context.wants_seek_points,

@@ -11,38 +11,31 @@ pub const MIN_SPAN_LEN: u64 = 1 << 20;
 /// Plain bytes between seek points inside long frames.
 pub const CHECKPOINT_INTERVAL: u64 = 4 << 20;
 
-/// Maximum plain bytes of a span, which is cut here if there is no seek point.
-///
-/// A checkpoint that is due after [`CHECKPOINT_INTERVAL`] may have to wait for the end of a block.
+/// Maximum plain bytes of a span, cut here without a seek point. A checkpoint may wait for a block's end.
 pub const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
 
 /// Minimum ratio of the packed bytes to all windows together.
 const WINDOWS_DIVISOR: u64 = 100;
 
-/// The zstd level of windows. Over 188 windows of 32 KiB, one each 4 MiB of a tar of /usr/share
-/// and /usr/bin: level 1 takes 0.10 ms a window and makes it 2.21 times smaller, level 3 0.17 ms
-/// and 2.26, level 9 0.52 ms and 2.36, level 19 8.8 ms and 2.47. Inflating 4 MiB takes 5 ms, so
-/// level 3 costs 3 % of it, and the next tenth would cost more than the decoding itself.
+/// The zstd level of windows. Over 188 windows of 32 KiB of a tar of /usr/share and /usr/bin, level 1 takes
+/// 0.10 ms a window and makes it 2.21 times smaller, 3: 0.17 ms, 2.26; 9: 0.52 ms, 2.36; 19: 8.8 ms, 2.47.
+/// Inflating the 4 MiB of a window takes 5 ms: level 3 costs 3 %, the next tenth more than decoding itself.
 const WINDOW_ZSTD_LEVEL: i32 = 3;
 
 /// An offset in both coordinate systems where decoding can start.
 ///
-/// With an empty `window` the stream is self-contained from here on. With a window it is a checkpoint.
+/// Self-contained with an empty `window`, else a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeekPoint {
     /// The packed byte that holds the first bit to decode.
     pub packed: Packed,
-    /// Bits of that byte before the seek point, 0 to 7.
-    ///
-    /// Deflate counts from the least significant, bzip2 from the most significant bit.
+    /// Bits of that byte before: the least significant in deflate, the most significant in bzip2; 0 to 7.
     pub bit: u8,
     /// The plain byte that is decoded first.
     pub plain: Plain,
     /// Additional state of the codec, in its own format; see docs/index-format.md.
     pub state: u32,
-    /// The plain bytes before, as far back as the codec may refer, packed by `pack_window`.
-    ///
-    /// Empty when decoding refers to nothing before.
+    /// The plain bytes before to which the codec may refer, packed by `pack_window`; may be empty.
     pub window: Bytes,
 }
 
@@ -59,25 +52,23 @@ impl SeekPoint {
     }
 }
 
-/// Decides which seek points to keep.
+/// Decides which seek points to keep; the first is at the start of the stream.
 ///
-/// The first is at the start of the stream. One without a window is kept as soon as the span before it has
-/// [`MIN_SPAN_LEN`] plain bytes. A checkpoint has a window, which takes space in the index. It is kept after
-/// [`CHECKPOINT_INTERVAL`], or later if all windows would otherwise exceed 1 % of the packed bytes so far.
+/// One without a window is kept if the span before it has [`MIN_SPAN_LEN`] plain bytes. A checkpoint has a
+/// window, which takes space in the index. It is kept after [`CHECKPOINT_INTERVAL`], or later if all windows
+/// would otherwise exceed 1 % of the packed bytes so far.
 ///
-/// In bytes: where data packs to a third, 4 MiB plain are 1.4 MB packed and allow 14 kB, about the packed
-/// size of a window of 32 KiB. So gzip gets a checkpoint every 4 MiB. Spans grow only where windows pack
-/// worse than the data around them: to 6.4 MB with windows of 32 kB at a packed half. Linked lz4's windows
-/// of 64 KiB, packed to a half by zstd where lz4 reached two thirds, give 5 MB.
+/// Where data packs to a third, 4 MiB plain are 1.4 MB packed and allow 14 kB, about a packed window of 32
+/// KiB. So gzip gets a checkpoint every 4 MiB. Spans grow only where windows pack worse than the data around
+/// them: to 6.4 MB with windows of 32 kB at a packed half. Linked lz4's windows of 64 KiB, packed to a half
+/// by zstd where lz4 reached two thirds, give 5 MB.
 #[derive(Debug)]
 pub(super) struct Spacing {
-    /// Whether the driver wants seek points.
     is_enabled: bool,
     /// The packed offset since which windows are counted.
     origin: Packed,
     /// The last seek point.
     last: Option<Plain>,
-    /// The compressed windows so far, in bytes.
     windows_bytes: u64,
     /// Bytes of all windows, including the one that was last rejected.
     rejected_bytes: u64,
@@ -116,9 +107,8 @@ impl Spacing {
         due
     }
 
-    /// Whether the caller should call [`Spacing::try_checkpoint`] at `plain`.
-    ///
-    /// True if the span is long enough and `packed` bytes now allow the window that was last rejected.
+    /// Whether to call [`Spacing::try_checkpoint`]: the span is long enough, and `packed` bytes allow the
+    /// window that was last rejected.
     pub(super) fn is_checkpoint_due(&self, plain: Plain, packed: Packed) -> bool {
         self.is_enabled
             && self
@@ -127,10 +117,9 @@ impl Spacing {
             && self.rejected_bytes <= self.affordable_bytes(packed)
     }
 
-    /// Packs `window` if a checkpoint is due at `plain` and affordable.
+    /// Packs `window`, and records a checkpoint, if it is due at `plain` and affordable.
     ///
-    /// All windows together must stay within their share of the packed bytes up to `packed`. If so, records
-    /// the checkpoint.
+    /// All windows together must stay within their share of the packed bytes up to `packed`.
     pub(super) fn try_checkpoint(
         &mut self,
         plain: Plain,
@@ -197,7 +186,6 @@ mod tests {
         }
     }
 
-    /// Bytes that no compressor makes shorter.
     fn noise(len: usize) -> Vec<u8> {
         let mut state = 1_u64;
         std::iter::repeat_with(|| {

@@ -10,7 +10,6 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::MemoryBroker;
 
-/// The result of decoding a whole stream.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     /// The plain bytes before the end or the error.
@@ -31,12 +30,10 @@ pub(crate) fn context() -> Context {
     }
 }
 
-/// Decodes `packed`, pushed in pieces of at most `push_len` bytes.
 pub(crate) fn decode(compression: Compression, packed: &[u8], push_len: usize) -> Outcome {
     drive(start(compression, context()), packed, push_len, 0)
 }
 
-/// Decodes from `seek_point` in the whole stream `packed`.
 pub(crate) fn decode_from(
     compression: Compression,
     packed: &[u8],
@@ -139,9 +136,7 @@ pub(crate) fn drive(
     }
 }
 
-/// Decodes `packed` in several push sizes and from every seek point.
-///
-/// Expects `plain`, and returns the seek points.
+/// Decodes `packed` to `plain` in several push sizes and from every seek point, which it returns.
 pub(crate) fn assert_decodes(
     compression: Compression,
     packed: &[u8],
@@ -185,9 +180,7 @@ pub(crate) fn assert_truncation_is_detected(
     }
 }
 
-/// Flips bits of every byte of `packed`, which checksums protect.
-///
-/// Expects an error, or `plain` in spite of the flip.
+/// Flips bits of every byte of `packed`. Expects an error, or `plain` in spite of the flip.
 pub(crate) fn assert_bit_flips_are_detected(compression: Compression, packed: &[u8], plain: &[u8]) {
     for at in 0..packed.len() {
         for flip in [1, 0x80, 0xff] {
@@ -217,7 +210,6 @@ pub(crate) fn text(len: usize) -> Vec<u8> {
     bytes
 }
 
-/// `len` bytes that do not compress.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut state = 88_172_645_463_325_252_u64;
     std::iter::repeat_with(|| {

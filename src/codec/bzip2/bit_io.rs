@@ -1,6 +1,5 @@
 //! Bits, from the most significant of each byte on.
 
-/// Reads bits off bytes.
 #[derive(Clone, Debug)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
@@ -14,7 +13,6 @@ impl<'a> BitReader<'a> {
         Self { bytes, at: bit }
     }
 
-    /// The next bit.
     pub(super) fn read_bit(&mut self) -> Option<bool> {
         let byte = self.bytes.get(self.at / 8)?;
         let bit = byte >> (7 - self.at % 8) & 1;
@@ -32,18 +30,15 @@ impl<'a> BitReader<'a> {
     }
 }
 
-/// Appends bits to bytes.
 #[derive(Debug)]
 pub(super) struct BitWriter {
     bytes: Vec<u8>,
-    /// Bits that wait for more to make a byte, in the low end.
+    /// The low `count` (0 to 7) bits wait for more to make a byte.
     pending: u8,
-    /// How many, 0 to 7.
     count: u8,
 }
 
 impl BitWriter {
-    /// Behind `bytes`.
     pub(super) fn new(bytes: Vec<u8>) -> Self {
         Self {
             bytes,
@@ -52,7 +47,6 @@ impl BitWriter {
         }
     }
 
-    /// Appends one bit.
     pub(super) fn write_bit(&mut self, bit: bool) {
         self.pending = self.pending << 1 | u8::from(bit);
         self.count += 1;

@@ -2,32 +2,25 @@
 
 use super::bit_io::BitReader;
 
-/// Starts a block.
 pub(super) const BLOCK_MAGIC: u64 = 0x3141_5926_5359;
-/// Starts the end of a stream.
 pub(super) const STREAM_END_MAGIC: u64 = 0x1772_4538_5090;
-/// Bits of either.
+/// Bits of a magic.
 pub(super) const MAGIC_BITS: usize = 48;
 const MAGIC_MASK: u64 = (1 << MAGIC_BITS) - 1;
 
 /// Bytes that hold any block header, whatever bit it begins at.
 pub(super) const BLOCK_HEADER_LEN: usize = 33 << 10;
 
-/// Finds magics in bytes that arrive in pieces.
 #[derive(Clone, Debug)]
 pub(super) struct MagicScanner {
-    /// The last bytes.
     window: u64,
-    /// Number of scanned bytes.
     scanned: usize,
 }
 
-/// A magic that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FoundMagic {
     /// The first of its bits, counted from the first byte scanned.
     pub(super) bit: usize,
-    /// Whether it is [`STREAM_END_MAGIC`].
     pub(super) is_stream_end: bool,
 }
 
@@ -39,12 +32,11 @@ impl MagicScanner {
         }
     }
 
-    /// Bytes scanned so far.
     pub(super) fn scanned(&self) -> usize {
         self.scanned
     }
 
-    /// Scans `bytes` up to the end of the first magic; those after it are not scanned.
+    /// Scans `bytes` up to the end of the first magic.
     pub(super) fn find(&mut self, bytes: &[u8]) -> Option<FoundMagic> {
         for byte in bytes {
             self.window = self.window << 8 | u64::from(*byte);
@@ -61,7 +53,6 @@ impl MagicScanner {
         None
     }
 
-    /// Whether a magic ends in the last byte.
     fn check(&self) -> Option<FoundMagic> {
         (0..8).find_map(|after| {
             let magic = self.window >> after & MAGIC_MASK;
@@ -90,7 +81,6 @@ const fn magic_bytes() -> [bool; 256] {
     magic_bytes
 }
 
-/// Whether a block header may begin behind a magic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Plausibility {
     Yes,
@@ -99,9 +89,7 @@ pub(super) enum Plausibility {
     NeedInput,
 }
 
-/// Whether the bits at `reader`, after a block's magic, can be a block header.
-///
-/// A magic in the middle of a block is followed by random bits, and practically no random bits can.
+/// Whether the bits at `reader`, after a magic, can be a block header: random bits practically never can.
 pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Plausibility {
     match block_header(&mut reader, level) {
         None => Plausibility::NeedInput,

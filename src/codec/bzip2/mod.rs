@@ -1,8 +1,7 @@
 //! bzip2.
 //!
 //! This module cuts streams into blocks, which begin at any bit, by searching for the 48 bits of magic. A job
-//! then decodes each block as if it were the only one of its stream. The cut is right if the block decodes
-//! and ends exactly at the cut.
+//! decodes each block as if it were the only one. A cut is right if the block decodes and ends exactly there.
 
 mod bit_io;
 mod block_finder;
@@ -26,40 +25,35 @@ use block_finder::{
     STREAM_END_MAGIC, check_block_header,
 };
 
-/// Bytes of a stream header.
 const STREAM_HEADER_LEN: usize = 4;
 
 /// Magic and checksum, which begin a block as well as the end of a stream.
 const MAGIC_AND_CRC_BITS: usize = MAGIC_BITS + 32;
 
-/// Bytes that a block works on, for each level. It has more plain bytes only where it has runs,
-/// and fewer packed ones but for [`MAX_CODE_BITS`].
+/// Bytes that a block works on, per level. Only runs make more plain bytes, [`MAX_CODE_BITS`] more packed.
 const BLOCK_LEN_PER_LEVEL: usize = 100_000;
 
-/// No symbol takes more bits.
+/// Maximum bits of a symbol.
 const MAX_CODE_BITS: usize = 20;
 
 /// Bytes of libbz2's state for each byte that a block works on.
 const STATE_BYTES_PER_BYTE: usize = 4;
 
-/// Minimum ratio of the block length to the packed length of a block with long runs.
-///
-/// Its plain bytes may be up to 51 times its block length.
+/// Minimum ratio of block length to packed length for long runs, which make up to 51 times the block length.
 const RUNS_RATIO: usize = 8;
 
 /// The longest buffer of a job, as a multiple of what a block works on.
 const MAX_BUFFER_FACTOR: usize = 2;
 
-/// Plain bytes of a piece of output beyond a job's buffer.
+/// Plain bytes of a piece beyond a job's buffer.
 const PIECE_LEN: usize = 512 << 10;
 
 /// Maximum bytes that a decoder takes from its pool.
 pub(super) const READ_POOL_BYTES: u64 = 12 << 20;
 
-/// Pieces that may be alive at once: the one being made, and those that the consumer still uses.
+/// The one being made, and those that the consumer still uses.
 const MAX_LIVE_PIECES: usize = 4;
 
-/// The longest block, packed.
 const MAX_PACKED_LEN: usize = 9 * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
 
 // A job of any block must fit beside the reserved bytes, or it would wait forever.
@@ -69,7 +63,6 @@ const _: () = {
     assert!((MAX_LIVE_PIECES * PIECE_LEN + job) as u64 <= READ_POOL_BYTES);
 };
 
-/// Decodes bzip2.
 pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
@@ -96,16 +89,13 @@ impl Decoder {
     }
 }
 
-/// A file of streams.
 #[derive(Debug)]
 pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
-    /// About how many plain bytes there were.
+    /// Estimated plain bytes so far.
     plain_estimate: u64,
-    /// No stream has begun yet.
     is_first: bool,
-    /// Length of the buffer for the longest block so far.
     max_block_len: Arc<AtomicUsize>,
     overflow: Option<Arc<OverflowPool>>,
     stream: Stream,
@@ -136,9 +126,7 @@ impl Stream {
 
 #[derive(Debug)]
 enum State {
-    /// Before a stream, or at the end.
     BetweenStreams,
-    /// Before a block or the end of a stream.
     Boundary,
     /// Before a block with this checksum, looking for its end.
     Scanning(u32, MagicScanner),
@@ -212,7 +200,6 @@ impl Streams {
         Ok(Step::End)
     }
 
-    /// Reads the magic and checksum of a block or of the end.
     fn read_boundary(&mut self, input: &mut InputQueue) -> Result<Step, Cause> {
         let bit = usize::from(self.stream.bit);
         let mut bytes = [0; (7 + MAGIC_AND_CRC_BITS).div_ceil(8)];
@@ -328,7 +315,7 @@ impl Streams {
         let max_block_len = Arc::clone(&self.max_block_len);
         let most = usual_len * MAX_BUFFER_FACTOR;
         let room = max_block_len.load(Ordering::Relaxed).clamp(usual_len, most);
-        // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
+        // In stream order, and both at once: see `BufferPool::acquire_with`.
         let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
         pulls.push_back(Pull::Job(Job::with_output(move || {
             let decoding = BlockDecoding {
@@ -348,7 +335,6 @@ impl Streams {
     }
 }
 
-/// Whether a block header may begin at `found`.
 fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Plausibility {
     let start = found.bit / 8;
     let len = input.len().saturating_sub(start).min(BLOCK_HEADER_LEN);
@@ -357,8 +343,8 @@ fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Plausi
     check_block_header(BitReader::new(&bytes, found.bit % 8 + MAGIC_BITS), level)
 }
 
-/// Whether the end of a stream may begin at `found`: it holds the checksum `computed` or, if that
-/// is unknown or perhaps wrong, is followed by nothing or another stream.
+/// Whether the end of a stream may begin at `found`: with the checksum `computed`, or, where that is unknown
+/// or perhaps wrong, with nothing or another stream after it.
 fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>) -> Plausibility {
     let start = found.bit / 8;
     let mut bytes = [0; (7 + MAGIC_AND_CRC_BITS).div_ceil(8)];
@@ -382,11 +368,10 @@ fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>
     }
 }
 
-/// A block cut out of a stream.
 #[derive(Debug)]
 struct Block {
     level: u8,
-    /// Number of bits of the first byte before the block, 0 to 7.
+    /// Bits of the first byte before the block, 0 to 7.
     bit: u8,
     /// All bytes but the last, if that is not whole.
     segments: SegmentedBytes,
@@ -397,13 +382,12 @@ struct Block {
 }
 
 impl Block {
-    /// Memory of decoding besides its buffer: libbz2's state, and a copy of the block as a stream.
+    /// Memory besides the buffer: libbz2's state, and a copy of the block as a stream.
     fn needed_bytes(&self) -> u64 {
         let state = usize::from(self.level) * BLOCK_LEN_PER_LEVEL * STATE_BYTES_PER_BYTE;
         (state + 2 * self.segments.len()) as u64
     }
 
-    /// A stream of this block alone.
     fn stream(&self) -> Vec<u8> {
         self.segments
             .with_contiguous(|packed| self.stream_of(packed))
@@ -429,10 +413,9 @@ impl Block {
     }
 }
 
-/// Memory for output that does not fit into the buffers of jobs.
+/// Memory for output beyond the buffers of jobs, in a pool of its own.
 ///
-/// Only the consumer takes it, piece by piece and in stream order. Decoders of later blocks must not use it,
-/// so it is a separate pool, reserved from the decoder's.
+/// The consumer takes it piece by piece and in stream order, so decoders of later blocks must not use it.
 #[derive(Debug)]
 struct OverflowPool {
     pieces: BufferPool,
@@ -449,7 +432,7 @@ impl OverflowPool {
     }
 }
 
-/// A block being decoded. Bytes beyond its buffer, from long runs, are decoded when they are pulled.
+/// A block being decoded. Bytes beyond its buffer are decoded when they are pulled.
 struct BlockDecoding {
     packed: Packed,
     stream: Vec<u8>,
@@ -457,7 +440,6 @@ struct BlockDecoding {
     is_ended: bool,
     max_block_len: Arc<AtomicUsize>,
     overflow: Arc<OverflowPool>,
-    /// For the decoder's state and the stream.
     _state: Reservation,
 }
 
@@ -473,7 +455,6 @@ impl BlockDecoding {
         })
     }
 
-    /// Fills `target`, or stops at the end of the block. Returns the number of bytes.
     fn fill(&mut self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
         while !self.is_ended
@@ -491,7 +472,7 @@ impl BlockDecoding {
 
     /// Decodes some bytes into `target`; `None` when the block is malformed.
     ///
-    /// The end is only one when it is that of the whole stream.
+    /// The end only counts if it is that of the whole stream.
     fn decompress(&mut self, target: &mut [u8]) -> Option<usize> {
         let (read, made) = (self.decoder.total_in(), self.decoder.total_out());
         let rest = self.stream.get(usize::try_from(read).ok()?..)?;
@@ -549,9 +530,7 @@ mod tests {
         }
     }
 
-    /// Blocks with runs of 255 equal bytes of random values.
-    ///
-    /// They pack to more than an eighth of their block length, and are 45.9 MB long.
+    /// Runs of 255 equal bytes (45.9 MB), which pack to more than an eighth of their block length.
     fn runs(count: usize) -> Vec<u8> {
         let values = noise(count).into_iter();
         values.flat_map(|value| vec![value; 255]).collect()

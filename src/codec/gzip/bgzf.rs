@@ -1,6 +1,4 @@
-//! BGZF: gzip members of at most 64 KiB that store their own length.
-//!
-//! So they can be decoded independently (SAM format specification, section 4.1).
+//! BGZF (SAM specification, 4.1): independent gzip members of at most 64 KiB that store their length.
 
 use bytes::Bytes;
 
@@ -12,16 +10,12 @@ use crate::codec::gzip::sys::{Inflate, StopAt, StopReason};
 use crate::codec::job::MAX_PARTS_PER_JOB;
 use crate::codec::{Cause, Compression, Error};
 
-/// Maximum plain bytes of a BGZF member.
 const MAX_PLAIN_LEN: usize = 64 << 10;
 
-/// Whole members, one after the other.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     members: Vec<Member>,
-    /// Number of input bytes.
     pub(super) packed_len: usize,
-    /// Number of plain bytes.
     pub(super) plain_len: usize,
 }
 
@@ -33,10 +27,10 @@ struct Member {
 }
 
 impl Group {
-    /// Cuts whole BGZF members off `input`, until their plain bytes reach `wanted_len`.
+    /// Cuts whole BGZF members off `input`, until their plain bytes reach `wanted_len`; `None` without any.
     ///
-    /// `None` when there are none, or the first is empty, so that a long row of empty members is scanned only
-    /// once. It trusts the stored lengths. Only [`Group::decode`] can find them wrong.
+    /// `None` also if the first is empty, so that a row of empty members is scanned only once. It trusts the
+    /// stored lengths, which only [`Group::decode`] can find wrong.
     pub(super) fn parse(input: &[u8], wanted_len: usize) -> Option<Self> {
         let mut group = Self::default();
         while group.plain_len < wanted_len && group.members.len() < MAX_PARTS_PER_JOB {
@@ -53,9 +47,7 @@ impl Group {
         (group.plain_len > 0).then_some(group)
     }
 
-    /// Decodes into `buffer`, which has [`Group::plain_len`] bytes.
-    ///
-    /// `input` is the input of [`Group::parse`], and begins at `packed`.
+    /// Decodes the input of [`Group::parse`], which begins at `packed`, into [`Group::plain_len`] bytes.
     ///
     /// # Errors
     /// When a member is malformed, or its checksum or length is wrong.
@@ -104,7 +96,6 @@ impl Member {
         self.trailer.plain_len() as usize
     }
 
-    /// Decodes to the start of `output`, and returns the number of bytes.
     fn decode(
         &self,
         inflate: &mut Inflate,

@@ -1,16 +1,14 @@
 //! Finds probable starts of deflate blocks in the middle of a stream (RFC 1951, section 3.2).
 //!
-//! It finds a dynamic block by the first 74 bits of its header. Its code for code lengths must be complete,
-//! which is true for one random position in a thousand. It finds a stored block by its length and the
-//! complement of it. It cannot recognise fixed blocks. The last block of a stream is not worth finding.
+//! A dynamic block shows by the first 74 bits of its header, whose code for code lengths must be complete
+//! (true for one random position in a thousand); a stored block by its length and the complement of it. Fixed
+//! blocks cannot be recognised, and the last block of a stream is not worth finding.
 
 /// A place where a block may begin, in bits from the start of what is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Candidate {
-    /// Its start.
     pub(super) bit: u64,
-    /// So many bits before, it could begin as well, and would be the same block: the zeros
-    /// before a stored block's length may be header or padding.
+    /// The same block could begin so many bits before: zeros before a stored length are header or padding.
     pub(super) ambiguous_bits: u64,
 }
 
@@ -20,14 +18,13 @@ pub(super) struct Candidates<'a> {
     bytes: &'a [u8],
     /// Blocks that begin at or after this byte are not searched.
     end: usize,
-    /// The next byte.
     next: usize,
     /// The bits of the byte before `next` at which a dynamic block may begin.
     offsets: u8,
 }
 
 impl<'a> Candidates<'a> {
-    /// In the first `end` of `bytes`; the rest is only looked ahead at.
+    /// The candidates before byte `end`; the rest of `bytes` is only looked ahead at.
     pub(super) fn new(bytes: &'a [u8], end: usize) -> Self {
         Self {
             bytes,
@@ -92,7 +89,6 @@ fn table_entry<T: Copy + Default, const N: usize>(table: &[T; N], bits: u64) -> 
     table.get(number).copied().unwrap_or_default()
 }
 
-/// The 64 bits from byte `at` on; zeros where there are no more.
 fn load_u64(bytes: &[u8], at: usize) -> u64 {
     let rest = bytes.get(at..).unwrap_or_default();
     match rest.first_chunk() {
@@ -104,8 +100,7 @@ fn load_u64(bytes: &[u8], at: usize) -> u64 {
     }
 }
 
-/// Whether the header of a dynamic block, whose first three bits are known to be at `bit`, is
-/// good as far as the lengths of the code for code lengths.
+/// Whether a dynamic block's header, whose first three bits are known to be at `bit`, has a complete precode.
 fn has_complete_precode(bytes: &[u8], bit: u64) -> bool {
     let at = |bit: u64| {
         let byte = usize::try_from(bit / 8).unwrap_or(usize::MAX);
@@ -149,8 +144,7 @@ const CODE_SPACE: [u16; 1 << 12] = {
     table
 };
 
-/// For ten bits: at which of the first eight a dynamic block that is not the last may begin,
-/// which are those followed by the bits 0, 0 and 1.
+/// For ten bits: at which of the first eight a dynamic block, not the last, may begin: before 0, 0 and 1.
 const DYNAMIC_BLOCK_OFFSETS: [u8; 1 << 10] = {
     let mut table = [0; 1 << 10];
     let mut bits = 0;

@@ -4,11 +4,9 @@ use flate2::Crc;
 
 use crate::codec::Cause;
 
-/// A member begins with these.
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// The length of what every header has, in bytes.
+/// Bytes of what every header has.
 const FIXED_LEN: usize = 10;
-/// The only compression method there is.
 const DEFLATE: u8 = 8;
 
 const FHCRC: u8 = 1 << 1;
@@ -18,24 +16,18 @@ const FCOMMENT: u8 = 1 << 4;
 /// Bits without a meaning; bit 5 once said "encrypted".
 const RESERVED: u8 = 0b1110_0000;
 
-/// A header under construction.
-///
-/// It skips names and comments of any length, and keeps at most the 64 KiB of an extra field.
+/// A header under construction. Skips names and comments of any length; keeps at most a 64 KiB extra field.
 #[derive(Debug, Default)]
 pub(super) struct Header {
     part: HeaderPart,
     flags: u8,
     /// The part so far, where its bytes matter.
     field: Vec<u8>,
-    /// Length of the extra field.
     extra_len: usize,
-    /// Length of a BGZF member with header and trailer, in bytes; at most 64 KiB.
-    ///
-    /// Only BGZF stores it (SAM format specification, section 4.1).
+    /// Bytes of a BGZF member with header and trailer, at most 64 KiB. Only BGZF stores it.
     pub(super) member_len: Option<usize>,
     /// Over all bytes before [`HeaderPart::Crc`].
     crc: Crc,
-    /// Bytes read so far.
     pub(super) len: u64,
 }
 
@@ -51,7 +43,6 @@ enum HeaderPart {
     Done,
 }
 
-/// Why bytes are no header.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum HeaderError {
     /// No member begins here.
@@ -61,13 +52,10 @@ pub(super) enum HeaderError {
 }
 
 impl Header {
-    /// Reads on, and returns how many bytes of `input` belong to the header.
-    ///
-    /// These are all, unless it [is done](Self::is_done).
+    /// Reads on; returns how many bytes belong to the header: all, unless it [is done](Self::is_done).
     ///
     /// # Errors
-    /// When no member begins here, or one that cannot be decoded. [`Header::len`] does not count the bytes up
-    /// to the fault.
+    /// When no member begins here, or a bad one. [`Header::len`] does not count the bytes up to the fault.
     pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, HeaderError> {
         let mut rest = input;
         while !self.is_done() && (!rest.is_empty() || self.missing_len() == Some(0)) {
@@ -120,7 +108,6 @@ impl Header {
         Ok(())
     }
 
-    /// Advances to the next part that this header has.
     fn end_part(&mut self) -> Result<(), HeaderError> {
         let field = std::mem::take(&mut self.field);
         match (self.part, field.as_slice()) {
@@ -184,7 +171,6 @@ fn bgzf_member_len(mut extra: &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Reads `bytes` in pieces of `step`; the header and how much of them it took.
     fn read(bytes: &[u8], step: usize) -> Result<(Header, usize), HeaderError> {
         let mut header = Header::default();
         let mut taken = 0;

@@ -1,10 +1,9 @@
 //! gzip (RFC 1952): any number of members, with checkpoints inside long ones.
 //!
-//! This module reads headers and trailers, and zlib-rs the deflate streams between them. If a checkpoint is
-//! due, inflating stops at the end of the next block. Deflate can resume there with the bit where the block
-//! begins and the 32 KiB before it. Small members, as of pigz and eStargz, share buffers and seek points, and
-//! those of BGZF become jobs. Other threads decode long members speculatively if there are enough threads
-//! (`speculation_queue.rs`, `speculative.rs`).
+//! This module reads headers and trailers, and zlib-rs inflates in between. If a checkpoint is due, inflating
+//! stops at the end of the next block, where it can resume with the block's bit and the 32 KiB before it.
+//! Small members, as of pigz and eStargz, share buffers and seek points, and those of BGZF become jobs. Other
+//! threads decode long members speculatively (`speculation_queue.rs`, `speculative.rs`).
 //!
 //! [`SeekPoint::state`] is [`STATE_MEMBER`] or [`STATE_BLOCK`].
 
@@ -39,43 +38,34 @@ const STATE_BLOCK: u32 = 1;
 
 /// Maximum plain bytes of a piece.
 const MAX_BUFFER_LEN: usize = 1 << 20;
-/// Minimum plain bytes of a buffer. The fixed cost of a piece is then still negligible.
+/// Minimum plain bytes of a buffer, where the fixed cost of a piece is still negligible.
 const MIN_BUFFER_LEN: usize = 64 << 10;
-/// Ratio of a buffer's length to the queued packed bytes. So small pushes do not make mostly empty buffers.
+/// Ratio of a buffer to the queued packed bytes, so that small pushes do not make mostly empty buffers.
 const BUFFER_EXPANSION_FACTOR: usize = 4;
-/// Maximum plain bytes of one call of zlib.
-///
-/// A checkpoint may be late by as much. 64 KiB and 1 MiB are equally fast.
+/// Maximum plain bytes of a zlib call; checkpoints may be as late. 64 KiB and 1 MiB are equally fast.
 const INFLATE_STEP_LEN: usize = 256 << 10;
 
-/// Decodes gzip.
 #[derive(Debug)]
 pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
-    /// Packed bytes not yet used.
     input: InputQueue,
-    /// The byte before them.
+    /// The byte before `input`.
     last_byte: u8,
-    /// The offset of the plain byte that is decoded next.
     plain: Plain,
     output: OutputQueue,
     pool: BufferPool,
-    /// Limits of speculation; `None` without it.
     limits: Option<SpeculationLimits>,
     /// Start of decoding in the member.
     member_start: (Packed, Plain),
-    /// Speculative decoding of the member, when it is long.
+    /// For a long member.
     speculation: Option<SpeculationQueue>,
     state: State,
-    /// The result, returned after all earlier pulls.
     outcome: Option<Result<(), Error>>,
 }
 
-/// The next part of `input`.
 #[derive(Debug)]
 enum State {
-    /// A member's header, or what is left of it.
     Header {
         header: Header,
         /// Whether another member precedes, so that the stream may end instead.
@@ -91,24 +81,20 @@ enum State {
         /// As in [`State::Deflate`].
         check: Option<MemberChecksum>,
     },
-    /// A member's deflate stream.
     Deflate {
         /// Checksum for the trailer; `None` when decoding began inside the member.
         check: Option<MemberChecksum>,
         /// Whether zlib may hold output that did not fit into the buffer.
         has_pending_output: bool,
     },
-    /// A member's trailer, or what is left of it.
     Trailer {
         /// As in [`State::Deflate`].
         check: Option<MemberChecksum>,
         trailer: Trailer,
     },
-    /// Zeros after the last member.
     Zeros,
 }
 
-/// The result of a step.
 enum Step {
     Progressed,
     NeedInput,
@@ -116,7 +102,6 @@ enum Step {
 }
 
 impl Decoder {
-    /// At the start of a stream.
     pub(super) fn start(context: Context) -> Self {
         let spacing = Spacing::start(&context);
         let limits = SpeculationLimits::new(&context);
@@ -124,7 +109,7 @@ impl Decoder {
         Self::new(context, spacing, limits, offsets, State::member(false))
     }
 
-    /// At a seek point.
+    /// Resumes at a seek point.
     ///
     /// # Errors
     /// [`Cause::Malformed`] when it is not gzip's.
@@ -237,7 +222,6 @@ impl Decoder {
         Ok(true)
     }
 
-    /// Begins the deflate stream of the member whose header was at `packed`.
     fn begin_member(&mut self, packed: Packed) {
         self.mark_member(packed);
         self.inflate.reset();
@@ -245,7 +229,6 @@ impl Decoder {
         self.state = State::deflate(Some(MemberChecksum::new(self.plain)));
     }
 
-    /// Makes a job of the next members.
     fn begin_bgzf_job(&mut self, group: Group) -> Result<(), Error> {
         let (packed, plain_len) = (self.input.offset(), group.plain_len);
         // Taken here and not in the job, because later jobs must not keep an earlier one waiting.
@@ -363,7 +346,6 @@ impl Decoder {
         Ok(Step::Progressed)
     }
 
-    /// Where inflating must stop besides the end of its input and output.
     fn next_stop(&self) -> StopAt {
         let speculation = self.speculation.as_ref();
         let is_busy = speculation.is_some_and(SpeculationQueue::is_busy);
@@ -379,7 +361,6 @@ impl Decoder {
         self.spacing.is_checkpoint_due(self.plain, packed)
     }
 
-    /// Handles a block end, `unused_bits` before the next packed byte.
     fn end_block(&mut self, unused_bits: u8) {
         if self.is_checkpoint_due() {
             let (bit, window) = (self.bit(unused_bits), self.inflate.window());
@@ -435,7 +416,6 @@ impl Decoder {
         true
     }
 
-    /// Whether speculation needs more input.
     fn wants_input(&self) -> bool {
         let speculation = self.speculation.as_ref();
         speculation.is_some_and(|speculation| speculation.wants_input(&self.input))
@@ -712,7 +692,6 @@ mod tests {
         }
     }
 
-    /// One member that holds `plain`.
     pub(super) fn member(plain: &[u8], level: u32) -> Vec<u8> {
         let mut writer = GzBuilder::new().write(Vec::new(), Level::new(level));
         writer.write_all(plain).expect("a vector takes all");
@@ -730,7 +709,6 @@ mod tests {
         text
     }
 
-    /// The output of a decoder for a stream.
     #[derive(Default, Debug)]
     struct Run {
         plain: Vec<u8>,
@@ -739,7 +717,6 @@ mod tests {
         end: Option<Error>,
     }
 
-    /// Pushes `packed` in pieces of `step` bytes and pulls all.
     fn run(mut decoder: Decoder, packed: &[u8], step: usize) -> Run {
         let packed = Bytes::copy_from_slice(packed);
         let mut pushed = 0;
@@ -1075,8 +1052,7 @@ mod tests {
             packed[bit / 8] ^= 1 << (bit % 8);
             let run = whole(&packed, 50);
             match run.end {
-                // Time, extra flags and operating system, and the bits between the deflate
-                // stream's end and the trailer, mean nothing here.
+                // Time, extra flags, operating system, and the bits before the trailer mean nothing here.
                 None => {
                     assert!(bit / 8 < 10 || bit / 8 == packed.len() - 9, "bit {bit}");
                     assert!(run.plain == plain);

@@ -9,7 +9,7 @@ use crate::codec::{Pull, SeekPoint};
 
 /// Collects plain bytes in pooled buffers, with seek points between them, as pulls.
 ///
-/// It returns a buffer when it is full or when the caller waits. Pieces around a seek point share a buffer.
+/// A buffer is returned when it is full or the caller waits. Pieces around a seek point share one.
 #[derive(Debug)]
 pub(super) struct OutputQueue {
     pool: BufferPool,
@@ -31,7 +31,7 @@ impl OutputQueue {
         }
     }
 
-    /// Space for the next plain bytes, never empty. A new buffer has `len` bytes, at least one.
+    /// Space for the next plain bytes, never empty; a new buffer has `len` bytes, at least one.
     ///
     /// May wait for buffers to be returned, so the caller must have pulled all ready output.
     ///
@@ -60,7 +60,6 @@ impl OutputQueue {
         }
     }
 
-    /// Puts a seek point before the plain byte that is filled next.
     pub(super) fn push_seek_point(&mut self, seek_point: SeekPoint) {
         if self.filled == 0 {
             self.ready.push_back(Pull::SeekPoint(seek_point));
@@ -69,18 +68,17 @@ impl OutputQueue {
         }
     }
 
-    /// Puts something behind all that was filled and marked.
+    /// Puts something behind all that was filled.
     pub(super) fn push(&mut self, pull: Pull) {
         self.flush();
         self.ready.push_back(pull);
     }
 
-    /// Puts something before all that was filled and marked: its place does not matter.
+    /// Puts something first, because its place does not matter.
     pub(super) fn push_unordered(&mut self, pull: Pull) {
         self.ready.push_back(pull);
     }
 
-    /// Makes all that was filled and marked ready to be pulled.
     pub(super) fn flush(&mut self) {
         let Some(mut buffer) = self.buffer.take().filter(|_| self.filled > 0) else {
             return;
@@ -91,9 +89,7 @@ impl OutputQueue {
         self.push_with_seek_points(buffer.freeze(), marks);
     }
 
-    /// Appends `rest` to the ready output, with `marks` before the bytes at their positions.
-    ///
-    /// All earlier output must be ready.
+    /// Appends `rest`, with `marks` before the bytes at their positions. All earlier output must be ready.
     pub(super) fn push_with_seek_points(
         &mut self,
         mut rest: Bytes,
@@ -108,7 +104,6 @@ impl OutputQueue {
         push_plain(&mut self.ready, rest);
     }
 
-    /// The next thing that is ready.
     pub(super) fn pull(&mut self) -> Option<Pull> {
         self.ready.pop_front()
     }

@@ -1,9 +1,9 @@
 //! Decodes a long member in partitions, ahead of the serial decoder.
 //!
-//! The queue cuts the packed bytes ahead into partitions of equal length. Each becomes a [`SpeculativeTask`]
-//! that any thread may run. The decoder itself continues serially. If a block ends where a finished
-//! speculative output begins, the decoder takes that output and continues at its end. The decoder does not
-//! wait for a task that no thread has begun. It drops an output that begins elsewhere.
+//! The packed bytes ahead are cut into partitions of equal length, each a [`SpeculativeTask`] that any thread
+//! may run. Meanwhile the decoder continues serially. If a block ends where a finished output begins, the
+//! decoder takes that output and continues at its end. It does not wait for a task that no thread has begun,
+//! and drops an output that begins elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,35 +15,29 @@ use crate::base::once_job::{OnceJob, TakeOutcome};
 use crate::codec::input_queue::InputQueue;
 use crate::codec::{Context, SpeculativeJob};
 
-/// Minimum number of threads. With fewer, decoding twice costs more than it gains.
+/// With fewer threads, decoding twice costs more than it gains.
 const MIN_WORKERS: usize = 4;
-/// Minimum number of partitions in flight. With fewer, speculation does not pay.
+/// With fewer in flight, speculation does not pay.
 const MIN_PARTITIONS: usize = 3;
-/// Maximum length of a partition.
-///
-/// The part before its first block and the part decoded twice are small in comparison.
+/// Maximum length; the part before the first block and the part decoded twice are small in comparison.
 const MAX_PARTITION_LEN: usize = 1 << 20;
-/// Minimum length of a partition, for plain bytes a hundred times the packed ones.
+/// Minimum length, for plain bytes a hundred times the packed ones.
 const MIN_PARTITION_LEN: usize = 64 << 10;
 /// Packed bytes behind a partition that its last block may reach into; most have 10 to 40 KiB.
 const OVERLAP: usize = 256 << 10;
-/// Plain bytes of a buffer: those of the serial way, so that the pool can reuse them.
+/// Plain bytes of a buffer, as in the serial way, so that the pool can reuse it.
 const BUFFER_LEN: usize = 1 << 20;
-/// Minimum and maximum number of buffers of a partition.
+/// Minimum and maximum number.
 const BUFFERS_PER_PARTITION: std::ops::RangeInclusive<u64> = 4..=8;
 /// After so many useless outputs in a row, the queue skips the next partitions.
 const MAX_CONSECUTIVE_MISSES: u32 = 4;
 
-/// Limits of speculative decoding.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpeculationLimits {
-    /// Maximum number of partitions in flight.
     pub(super) partitions: usize,
     /// Maximum packed bytes of a partition, and of a member before speculation begins.
     pub(super) partition_len: usize,
-    /// See [`OVERLAP`].
     pub(super) overlap: usize,
-    /// Buffers of a partition.
     pub(super) buffers: usize,
     /// Plain bytes of each, at least a window's.
     pub(super) buffer_len: usize,
@@ -52,10 +46,9 @@ pub(super) struct SpeculationLimits {
 impl SpeculationLimits {
     /// The limits that `context` allows; `None` with too few threads or too little memory.
     ///
-    /// Buffers of waiting speculative outputs are at most half of the pool. The other half is for the bytes
-    /// before them, which therefore never wait for them. The packed bytes are at most a quarter of the pool's
-    /// budget. A thread's own memory while decoding is not counted: zlib's states, and a copy of a partition
-    /// in several slices, together below 1.5 MiB.
+    /// Buffers of waiting outputs are at most half of the pool, so the bytes before them never wait for them.
+    /// The packed bytes are at most a quarter of the pool's budget. A thread's own memory, below 1.5 MiB
+    /// (zlib's states, and a copy of a partition in several slices), is not counted.
     pub(super) fn new(context: &Context) -> Option<Self> {
         let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
         let partitions = (buffers / BUFFERS_PER_PARTITION.start()).min(context.workers as u64 + 1);
@@ -72,9 +65,8 @@ impl SpeculationLimits {
         (context.workers >= MIN_WORKERS && limits.partitions >= MIN_PARTITIONS).then_some(limits)
     }
 
-    /// Packed length of partitions whose plain bytes fit into half of their buffers.
-    ///
-    /// Each byte may be stored twice. The estimate uses the ratio of `decoded_lens`.
+    /// Packed length of partitions whose plain bytes, at the ratio of `decoded_lens`, fit into half of their
+    /// buffers, because each byte may be stored twice.
     fn partition_len(&self, (packed_len, plain_len): (u64, u64)) -> usize {
         let room = (self.buffers * self.buffer_len / 2) as u64;
         let len = room.saturating_mul(packed_len) / plain_len.max(1);
@@ -85,17 +77,13 @@ impl SpeculationLimits {
     }
 }
 
-/// The partitions in flight, in order.
 #[derive(Debug)]
 pub(super) struct SpeculationQueue {
     limits: SpeculationLimits,
     pool: BufferPool,
     partitions: VecDeque<Partition>,
-    /// Start of the next partition.
     next_start: Packed,
-    /// How long it is.
     partition_len: usize,
-    /// Number of useless outputs in a row.
     misses: u32,
 }
 
@@ -103,7 +91,6 @@ pub(super) struct SpeculationQueue {
 struct Partition {
     start: Packed,
     job: Arc<OnceJob<Option<SpeculativeOutput>>>,
-    /// The finished output, moved out of the job.
     output: Option<SpeculativeOutput>,
 }
 
@@ -116,18 +103,14 @@ impl Drop for Partition {
 /// The speculative output at the start of a block.
 #[derive(Debug)]
 pub(super) enum Match {
-    /// None, or none yet.
     Miss,
     /// A thread is still decoding the partition by this job.
     Running(SpeculativeJob),
-    /// A speculative output begins here.
     Hit,
 }
 
 impl SpeculationQueue {
-    /// A queue for a member that is decoded up to `packed`.
-    ///
-    /// `decoded_lens` are its packed and plain bytes so far.
+    /// A queue for a member decoded up to `packed`. `decoded_lens` are its packed and plain bytes so far.
     pub(super) fn new(
         limits: SpeculationLimits,
         pool: BufferPool,
@@ -150,9 +133,7 @@ impl SpeculationQueue {
         !self.partitions.is_empty()
     }
 
-    /// Input needed from `input` to the end of the next partition and its overlap.
-    ///
-    /// `None` when it is not its turn yet.
+    /// Input needed to the end of the next partition and its overlap; `None` when it is not its turn yet.
     fn needed_input_len(&self, input: &InputQueue) -> Option<usize> {
         let distance = usize::try_from(self.next_start.0.checked_sub(input.offset().0)?).ok()?;
         let near = self.partitions.len() < self.limits.partitions
@@ -160,7 +141,6 @@ impl SpeculationQueue {
         near.then_some(distance + self.partition_len + self.limits.overlap)
     }
 
-    /// Whether more input would make another partition.
     pub(super) fn wants_input(&self, input: &InputQueue) -> bool {
         !input.is_finished()
             && self
@@ -240,7 +220,6 @@ impl SpeculationQueue {
         Match::Miss
     }
 
-    /// Takes the matched output.
     pub(super) fn take_match(&mut self) -> Option<SpeculativeOutput> {
         let output = self.partitions.front_mut()?.output.take()?;
         self.partitions.pop_front();

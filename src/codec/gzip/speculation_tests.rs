@@ -24,16 +24,12 @@ const SMALL: SpeculationLimits = SpeculationLimits {
     buffer_len: 64 << 10,
 };
 
-/// How the test runs speculative work.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Workers {
-    /// Immediately.
     Immediate,
-    /// Never.
     None,
     /// In two of three cases.
     Some,
-    /// Each on a thread of its own.
     Threads,
 }
 
@@ -43,13 +39,11 @@ struct Run {
     seek_points: Vec<SeekPoint>,
     warnings: Vec<String>,
     end: Option<Error>,
-    /// Number of partitions begun.
     partitions: usize,
-    /// Maximum number of partitions begun in a row.
     max_partitions_in_a_row: usize,
     /// Pieces of speculative outputs that were accepted.
     jobs: usize,
-    /// Those that are still to be run.
+    /// Still to be run.
     late: Vec<Job>,
 }
 
@@ -173,9 +167,7 @@ fn ahead(limits: SpeculationLimits, packed: &[u8], step: usize, workers: Workers
     ahead_in(&BufferPool::new(64 << 20), limits, packed, step, workers)
 }
 
-/// Expects equal results.
-///
-/// The exact place where damage is noticed may differ, because zlib depends on how its input is cut.
+/// Expects equal results, except the place of damage: zlib notices it depending on how its input is cut.
 fn assert_same(ahead: &Run, serial: &Run) {
     assert!(ahead.plain == serial.plain);
     assert_eq!(ahead.warnings, serial.warnings);
@@ -191,7 +183,6 @@ fn assert_same(ahead: &Run, serial: &Run) {
     }
 }
 
-/// Expects decoding from every seek point to equal decoding from the start.
 fn resumes_everywhere(packed: &[u8], first: &Run) {
     for seek_point in &first.seek_points {
         let context = context(&BufferPool::new(64 << 20));
@@ -240,7 +231,6 @@ fn fixed(plain: &[u8], every: usize) -> Vec<u8> {
     packed
 }
 
-/// `len` bytes of several kinds in turn.
 fn mixture(len: usize) -> Vec<u8> {
     let mut plain = Vec::new();
     for turn in 0.. {
@@ -422,8 +412,7 @@ fn wrong_trailer_is_reported_after_all_bytes() {
 
 #[test]
 fn references_before_a_member_fail_with_speculation() {
-    // A member's deflate stream without its first blocks, but with as many empty ones as it takes
-    // to begin a partition.
+    // A member's deflate stream with enough empty blocks for a partition instead of its first blocks.
     let whole = flushed(&text(1_000_000, 1), 400_000);
     let flush = whole
         .windows(4)

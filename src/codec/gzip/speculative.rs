@@ -1,13 +1,12 @@
 //! Decodes the middle of a deflate stream without the bytes before it.
 //!
 //! The decoder searches a *partition* of a packed stream for the start of a block. From there it decodes
-//! twice, with two different windows. The two windows differ in every byte, and no two positions have the
-//! same pair of bytes. So where the results differ, the pair gives the position in the true window. Where
-//! they agree, they are right for any window. Once they agree for as long as deflate can refer back, one
-//! decoding is enough.
+//! twice, with windows that differ in every byte and have no pair of bytes twice. So where the results
+//! differ, the pair gives the position in the true window; where they agree, they are right for any window.
+//! Once they agree for as long as deflate can refer back, one decoding is enough.
 //!
-//! Nothing here is trusted. A [`SpeculativeOutput`] counts only if decoding of the bytes before it ends
-//! exactly where it begins.
+//! Nothing is trusted: a [`SpeculativeOutput`] counts only if decoding of the bytes before it ends exactly
+//! where it begins.
 
 use bytes::Bytes;
 
@@ -16,12 +15,11 @@ use crate::base::buffer_pool::Buffer;
 use crate::codec::gzip::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
 use crate::codec::input_queue::SegmentedBytes;
 
-/// The window that the first decoding is given, and the second.
 static MARKER_WINDOWS: [[u8; WINDOW_LEN]; 2] = marker_windows();
 
-/// Minimum plain bytes between recorded block ends of an output.
+/// Minimum plain bytes between recorded block ends.
 const MIN_BLOCK_END_SPACING: usize = 256 << 10;
-/// Plain bytes of the second decoding between checks whether it is still needed.
+/// Plain bytes between checks whether the second decoding is still needed.
 const CONVERGENCE_CHECK_INTERVAL: usize = 128 << 10;
 
 #[expect(clippy::large_stack_arrays, reason = "when compiled")]
@@ -56,31 +54,26 @@ fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
     }
 }
 
-/// A partition to be decoded.
 #[derive(Debug)]
 pub(super) struct SpeculativeTask {
-    /// The partition, and some bytes behind it for the block that crosses its end.
+    /// With some bytes behind it for the block that crosses its end.
     pub(super) packed: SegmentedBytes,
-    /// Start of the partition in the stream, in bits.
+    /// In the stream, in bits.
     pub(super) start: u64,
-    /// The partition's length in bytes.
     pub(super) partition_len: usize,
-    /// Buffers for plain bytes, each at least as long as a window.
+    /// Each at least as long as a window.
     pub(super) buffers: Vec<Buffer>,
 }
 
 /// Plain bytes from a block's start on, except those from the unknown window.
 #[derive(Debug)]
 pub(super) struct SpeculativeOutput {
-    /// Start of the first block, in bits of the stream.
+    /// In bits of the stream.
     first: Candidate,
-    /// End of the last block.
     pub(super) end: BlockEnd,
     /// The byte that holds the last bit before the end.
     pub(super) last_byte: u8,
-    /// Whether the last block is the stream's last.
     pub(super) is_last: bool,
-    /// Block ends inside.
     pub(super) inner_ends: Vec<BlockEnd>,
     pub(super) pieces: Vec<UnresolvedPiece>,
 }
@@ -94,7 +87,6 @@ pub(super) struct BlockEnd {
     pub(super) plain: usize,
 }
 
-/// The block ends met so far.
 #[derive(Default)]
 struct BlockEnds {
     /// Far enough from each other.
@@ -124,9 +116,9 @@ pub(super) struct UnresolvedPiece {
 }
 
 impl SpeculativeTask {
-    /// Searches and decodes up to the first block end after the partition.
+    /// Searches and decodes up to the first block end after the partition, or until the buffers are full.
     ///
-    /// It may stop earlier when the buffers are full. `None` when no block is found.
+    /// `None` when no block is found.
     pub(super) fn run(self) -> Option<SpeculativeOutput> {
         let packed = self.packed.clone();
         packed.with_contiguous(|packed| self.run_in(packed))
@@ -166,7 +158,6 @@ impl SpeculativeTask {
     }
 }
 
-/// Whether zlib finds nothing wrong with the header of a block at `bit`.
 fn is_valid_block_start(inflate: &mut Inflate, packed: &[u8], bit: u64) -> bool {
     let (rest, split) = from_bit(packed, bit);
     inflate.resume(&[], split);
@@ -184,7 +175,6 @@ fn from_bit(packed: &[u8], bit: u64) -> (&[u8], Option<(u8, u8)>) {
     }
 }
 
-/// One of the two decodings.
 struct WindowedInflate {
     inflate: Inflate,
     window: &'static [u8],
@@ -216,7 +206,6 @@ impl WindowedInflate {
     }
 }
 
-/// Why filling a piece stopped.
 #[derive(PartialEq, Eq)]
 enum FillEnd {
     /// It is full, and there is more.
@@ -227,7 +216,6 @@ enum FillEnd {
     Done { is_last: bool },
 }
 
-/// Decodes a partition from one candidate after the other.
 struct PartitionDecoder<'a> {
     packed: &'a [u8],
     /// In bits.
@@ -239,7 +227,7 @@ struct PartitionDecoder<'a> {
 impl PartitionDecoder<'_> {
     /// Decodes from `candidate`, whose bits count from the first of the packed bytes.
     ///
-    /// If no block begins there, returns how many bytes it decoded until it failed.
+    /// If no block begins there, the error is how many bytes were decoded until it failed.
     fn decode(&mut self, candidate: Candidate) -> Result<SpeculativeOutput, usize> {
         for inflater in &mut self.inflaters {
             inflater.begin(self.packed, candidate.bit);
@@ -290,8 +278,7 @@ impl PartitionDecoder<'_> {
         })
     }
 
-    /// Fills the first side of `piece`, which begins at plain byte `start`, and appends the block
-    /// ends in it to `ends`.
+    /// Fills the first side of `piece`, from plain byte `start` on, and appends its block ends to `ends`.
     fn fill_first(
         &mut self,
         piece: &mut UnresolvedPiece,
@@ -324,9 +311,9 @@ impl PartitionDecoder<'_> {
         }
     }
 
-    /// Fills the second side of `piece` as far as the first. Returns whether both agree.
+    /// Fills the second side of `piece` up to the first's end or an equal window. Returns whether both agree.
     ///
-    /// It stops when both agree on a whole window. A shorter second side cannot prove which bytes are right.
+    /// A shorter second side cannot prove which bytes are right.
     fn fill_second(&mut self, piece: &mut UnresolvedPiece) -> Result<bool, ()> {
         let [_, inflater] = &mut self.inflaters;
         let Some((second, len)) = &mut piece.second else {
@@ -351,7 +338,6 @@ impl PartitionDecoder<'_> {
     }
 }
 
-/// Shortens `pieces` to `len` bytes together.
 fn truncate_pieces(pieces: &mut Vec<UnresolvedPiece>, mut len: usize) {
     pieces.retain_mut(|piece| {
         piece.len = piece.len.min(len);
@@ -361,12 +347,10 @@ fn truncate_pieces(pieces: &mut Vec<UnresolvedPiece>, mut len: usize) {
 }
 
 impl SpeculativeOutput {
-    /// Whether the first block is one that begins at `bit`.
     pub(super) fn begins_at(&self, bit: u64) -> bool {
         bit <= self.first.bit && self.first.bit - bit <= self.first.ambiguous_bits
     }
 
-    /// Whether the first block begins before `bit`.
     pub(super) fn begins_before(&self, bit: u64) -> bool {
         self.first.bit < bit
     }
@@ -395,7 +379,6 @@ impl SpeculativeOutput {
 }
 
 impl UnresolvedPiece {
-    /// Plain bytes.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -445,9 +428,7 @@ mod tests {
         task.run()
     }
 
-    /// Expects `output` to contain `plain` between two block boundaries of `packed`.
-    ///
-    /// Returns the bit where it ends.
+    /// Expects `output` to be `plain` between two block ends of `packed`; returns the bit where it ends.
     fn assert_right(output: SpeculativeOutput, packed: &[u8], plain: &[u8]) -> u64 {
         let blocks = blocks(packed);
         let begins = |(bit, _): &&(u64, usize)| output.begins_at(*bit);

@@ -1,7 +1,7 @@
 //! zlib's inflate with the calls that make checkpoints, behind a safe interface.
 //!
-//! flate2 hides block boundaries, priming and dictionaries, which resuming in the middle of a
-//! deflate stream needs, so this speaks to the C interface of zlib-rs directly.
+//! Resuming inside a deflate stream needs block boundaries, priming and dictionaries, which flate2 hides, so
+//! this calls the C interface of zlib-rs.
 
 #![expect(
     unsafe_code,
@@ -39,30 +39,26 @@ unsafe impl Send for Inflate {}
 /// When [`Inflate::decode`] returns besides when input or output are used up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StopAt {
-    /// At the end of the stream only.
     StreamEnd,
     /// At the end of the next block too.
     BlockEnd,
 }
 
-/// Result of a call of [`Inflate::decode`].
+/// Result of [`Inflate::decode`].
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Progress {
     /// Input bytes used.
     pub(super) consumed: usize,
-    /// Output bytes written.
     pub(super) produced: usize,
-    /// Why it returned.
     pub(super) reason: StopReason,
 }
 
-/// Why [`Inflate::decode`] returned.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum StopReason {
     /// The input or the output is used up.
     Exhausted,
-    /// A block that is not the last has ended, and all its bytes are written. The next begins in
-    /// the last `unused_bits` (0 to 7, the most significant) of the byte consumed last.
+    /// A block, not the last, has ended and is written. The next begins in the last `unused_bits` (0 to 7,
+    /// the most significant) of the byte consumed last.
     BlockEnd {
         /// Bits consumed but not used.
         unused_bits: u8,
@@ -128,9 +124,9 @@ impl Inflate {
         }
     }
 
-    /// Decodes from `input` into `output` until one of them is used up, or `stop` says so.
+    /// Decodes until input or output is used up, or `stop` says so.
     ///
-    /// When it fills the output it may hold bytes that an empty input brings out.
+    /// A full output may leave bytes that an empty input brings out.
     pub(super) fn decode(&mut self, input: &[u8], output: &mut [u8], stop: StopAt) -> Progress {
         // More than 4 GiB are taken in several calls.
         let input_len = u32::try_from(input.len()).unwrap_or(u32::MAX);
@@ -183,22 +179,17 @@ impl Inflate {
     }
 }
 
-/// `z_stream::data_type`: how many bits of the input are consumed but not used.
+/// `z_stream::data_type`: number of consumed but unused bits of the input. The flags follow.
 const UNUSED_BITS_MASK: c_int = 63;
-/// `z_stream::data_type`: inside the last block.
 const LAST_BLOCK: c_int = 64;
-/// `z_stream::data_type`: at the end of a block.
 const BLOCK_END: c_int = 128;
-/// `z_stream::data_type`: at the end of the last block.
 const LAST_BLOCK_END: c_int = LAST_BLOCK | BLOCK_END;
 
-/// Whether decoding can go on. `Z_BUF_ERROR` says that nothing moved, also when a block's end
-/// was among bits consumed earlier.
+/// Whether decoding can go on. `Z_BUF_ERROR`: nothing moved, perhaps as a block's end was consumed earlier.
 fn is_ok(code: c_int) -> bool {
     matches!(code, Z_OK | Z_BUF_ERROR)
 }
 
-/// Interprets `code` of `inflate`, and the state of `stream`.
 fn stop_reason(stream: &z_stream, code: c_int, stop: StopAt) -> StopReason {
     match code {
         Z_STREAM_END => StopReason::StreamEnd,

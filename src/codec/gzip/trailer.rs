@@ -9,7 +9,7 @@ use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::codec::Cause;
 
-/// A trailer in the course of being read: CRC-32 and length modulo 2^32 of the plain bytes.
+/// A trailer being read: CRC-32 and length modulo 2^32 of the plain bytes.
 #[derive(Debug, Default)]
 pub(super) struct Trailer {
     bytes: [u8; 8],
@@ -17,7 +17,7 @@ pub(super) struct Trailer {
 }
 
 impl Trailer {
-    /// Reads on, and returns how many bytes of `input` belong to the trailer.
+    /// Reads on; returns how many bytes of `input` belong to the trailer.
     pub(super) fn push(&mut self, input: &[u8]) -> usize {
         let rest = self.bytes.get_mut(self.len..).unwrap_or_default();
         let pairs = rest.iter_mut().zip(input);
@@ -26,7 +26,6 @@ impl Trailer {
         len
     }
 
-    /// Whether all of it has been read.
     pub(super) fn is_done(&self) -> bool {
         self.len == self.bytes.len()
     }
@@ -36,7 +35,7 @@ impl Trailer {
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// The length modulo 2^32 of the plain bytes, as stored.
+    /// Length modulo 2^32, as stored.
     pub(super) fn plain_len(&self) -> u32 {
         let [.., a, b, c, d] = self.bytes;
         u32::from_le_bytes([a, b, c, d])
@@ -76,7 +75,6 @@ pub(super) struct ChecksumPart {
 }
 
 impl ChecksumPart {
-    /// Sets the checksum of the part from its bytes.
     pub(super) fn set_bytes(self, plain: &[u8]) {
         let mut crc = Crc::new();
         crc.update(plain);
@@ -94,7 +92,6 @@ impl ChecksumPart {
 }
 
 impl MemberChecksum {
-    /// For a member whose plain bytes begin at `start`.
     pub(super) fn new(start: Plain) -> Self {
         Self {
             crc: Crc::new(),
@@ -103,18 +100,16 @@ impl MemberChecksum {
         }
     }
 
-    /// Counts the next plain bytes.
     pub(super) fn update(&mut self, plain: &[u8]) {
         self.crc.update(plain);
     }
 
-    /// Begins a part for the next plain bytes, whose checksum another thread sets.
+    /// Begins a part whose checksum another thread sets.
     pub(super) fn part(&mut self) -> ChecksumPart {
         self.end_part();
         self.parts.get_or_insert_default().next()
     }
 
-    /// Makes a part of what was counted since the last.
     fn end_part(&mut self) {
         let crc = std::mem::take(&mut self.crc);
         self.parts.get_or_insert_default().next().add(crc);

@@ -12,21 +12,16 @@ use crate::base::extent::Packed;
 use crate::codec::input_queue::SegmentedBytes;
 use crate::codec::{Cause, Compression, Error};
 
-/// Minimum ratio of a full block to its packed bytes for measuring it first.
-///
-/// Such a block may be short, and buffers should not be mostly empty.
+/// Minimum ratio of a full block to its packed bytes for measuring it first, because it may be much shorter.
 const MEASURE_RATIO: usize = 16;
 
-/// A block cut out of the packed stream.
 #[derive(Debug)]
 pub(super) struct Block {
     /// Offset of its header.
     pub(super) packed: Packed,
-    /// The block's packed or stored bytes.
     pub(super) segments: SegmentedBytes,
     /// Whether the segments are the plain bytes.
     pub(super) is_stored: bool,
-    /// The stored checksum of the segments.
     pub(super) checksum: Option<u32>,
 }
 
@@ -44,7 +39,6 @@ impl Block {
         }
     }
 
-    /// Checks the block checksum, if there is one.
     pub(super) fn verify(&self) -> Result<(), Error> {
         let Some(expected) = self.checksum else {
             return Ok(());
@@ -57,9 +51,7 @@ impl Block {
             .map_err(|cause| cause.at(Compression::Lz4, self.packed))
     }
 
-    /// Decodes into `buffer` from `start` on, and returns the number of bytes.
-    ///
-    /// The block may refer to the bytes before `start`.
+    /// Decodes into `buffer` from `start` on; returns the length. The block may refer to the bytes before.
     pub(super) fn decode(&self, buffer: &mut [u8], start: usize) -> Result<usize, Error> {
         if self.is_stored {
             return self.copy(buffer.get_mut(start..).unwrap_or_default());
@@ -71,7 +63,6 @@ impl Block {
             })
     }
 
-    /// The plain bytes of a stored block to the front of `target`.
     fn copy(&self, target: &mut [u8]) -> Result<usize, Error> {
         let mut filled = 0;
         for slice in &self.segments.slices {
@@ -85,7 +76,7 @@ impl Block {
         Ok(filled)
     }
 
-    /// Decodes what liblz4 refused: it does not say why, and this one has the last word.
+    /// Decodes what liblz4 refused, which does not say why; this one has the last word.
     #[cold]
     fn decode_fallback(
         &self,
@@ -121,7 +112,7 @@ pub(super) fn decode_group(
     Ok(buffer)
 }
 
-/// Number of plain bytes of the packed block `bytes`, without decoding them. `None` when it is malformed.
+/// Plain bytes of a packed block, without decoding them; `None` when it is malformed.
 fn measure_plain_len(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let mut len = 0_usize;
@@ -156,9 +147,7 @@ fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     Some(len)
 }
 
-/// Checks the content size of a frame whose blocks are decoded by jobs.
-///
-/// The last of the jobs and the walk to end makes the check.
+/// Checks the content size of a frame decoded by jobs, when the last of the jobs and the walk ends.
 #[derive(Debug)]
 pub(super) struct ContentLenCheck {
     expected: u64,
@@ -177,7 +166,7 @@ impl ContentLenCheck {
         })
     }
 
-    /// One more will call [`Self::end_part`].
+    /// Opens a part, which must call [`Self::end_part`].
     pub(super) fn begin_part(&self) {
         self.open_parts.fetch_add(1, Ordering::Relaxed);
     }

@@ -4,13 +4,10 @@ use xxhash_rust::xxh32::xxh32;
 
 use crate::codec::Cause;
 
-/// Starts a frame.
 pub(super) const MAGIC: u32 = 0x184d_2204;
-/// Starts a legacy frame.
 pub(super) const LEGACY_MAGIC: u32 = 0x184c_2102;
-/// Bytes before the descriptor.
 pub(super) const MAGIC_LEN: usize = 4;
-/// The longest descriptor: flags, block size, content size, dictionary id, checksum.
+/// Flags, block size, content size, dictionary id, checksum.
 const MAX_DESCRIPTOR_LEN: usize = 2 + 8 + 4 + 1;
 
 /// Plain bytes in every legacy block but the last.
@@ -32,7 +29,6 @@ const BLOCK_LEN_RESERVED: u8 = 0x8f;
 pub(super) const STATE_BETWEEN_FRAMES: u32 = 0;
 const STATE_LEGACY: u32 = 1 << 8;
 
-/// Frame options: the format of its blocks.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "they are the flags of the format"
@@ -41,20 +37,16 @@ const STATE_LEGACY: u32 = 1 << 8;
 pub(super) struct Header {
     /// Blocks refer to plain bytes of earlier ones.
     pub(super) is_linked: bool,
-    /// Each block is followed by its checksum.
     pub(super) has_block_checksums: bool,
     /// The end mark is followed by the checksum of all plain bytes.
     pub(super) has_content_checksum: bool,
-    /// Number of plain bytes, if the header has it.
     pub(super) content_len: Option<u64>,
-    /// Maximum plain bytes of a block.
     pub(super) max_block_len: usize,
     /// There are no end mark and no stored blocks.
     pub(super) is_legacy: bool,
 }
 
 impl Header {
-    /// The header of every legacy frame.
     pub(super) const LEGACY: Self = Self {
         is_linked: false,
         has_block_checksums: false,
@@ -64,7 +56,7 @@ impl Header {
         is_legacy: true,
     };
 
-    /// Reads the descriptor with `peek`, which copies bytes after the magic. Returns also its length.
+    /// Reads the descriptor, and its length, with `peek`, which copies bytes after the magic.
     ///
     /// `None` when `peek` returns that there are not enough bytes.
     pub(super) fn read(peek: impl Fn(&mut [u8]) -> bool) -> Option<Result<(Self, usize), Cause>> {
@@ -126,7 +118,6 @@ impl Header {
         })
     }
 
-    /// Maximum packed bytes of a block.
     pub(super) fn max_packed_len(&self) -> usize {
         if self.is_legacy {
             LEGACY_PACKED_LEN
@@ -135,8 +126,8 @@ impl Header {
         }
     }
 
-    /// As [`SeekPoint::state`](crate::codec::SeekPoint::state) of a block of this frame: the
-    /// frame's flag byte in bits 0 to 7 and its block size code in bits 16 to 23; or bit 8 for legacy.
+    /// The [`SeekPoint::state`](crate::codec::SeekPoint::state) of a block: the flag byte in bits 0 to 7 and
+    /// the block size code in bits 16 to 23; or bit 8 for legacy.
     pub(super) fn state(&self) -> u32 {
         if self.is_legacy {
             return STATE_LEGACY;

@@ -1,7 +1,7 @@
 //! lz4: the frame format and its legacy form.
 //!
-//! This module walks frame and block headers, and liblz4 decodes blocks. Jobs decode independent blocks.
-//! Linked blocks are decoded in order, each after the 64 KiB of plain bytes to which it may refer.
+//! This module walks headers, and liblz4 decodes blocks: independent ones by jobs, linked ones in order, each
+//! after the 64 KiB of plain bytes to which it may refer.
 
 mod block;
 mod header;
@@ -31,10 +31,9 @@ const PIECE_LEN: usize = 1 << 20;
 /// Minimum bytes of a stored block for a piece of its own. Copying a shorter one costs less.
 const MIN_ZERO_COPY_LEN: usize = 32 << 10;
 
-/// In a block's header, says that the block is stored.
+/// Marks a stored block in its header.
 const STORED_FLAG: u32 = 1 << 31;
 
-/// Decodes lz4.
 pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
@@ -63,23 +62,19 @@ impl Decoder {
     }
 }
 
-/// A stream of frames.
 #[derive(Debug)]
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
     /// Upper bound of the plain bytes so far; jobs may make fewer.
     plain_upper_bound: u64,
-    /// No frame has begun yet.
     is_first: bool,
     state: State,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Before a frame's magic, or at the end.
     BetweenFrames,
-    /// At the header of a block.
     Blocks(Frame),
 }
 
@@ -95,7 +90,6 @@ impl State {
     }
 }
 
-/// A frame whose blocks are being walked.
 #[derive(Debug)]
 struct Frame {
     header: Header,
@@ -106,7 +100,6 @@ struct Frame {
     pending: Option<Block>,
 }
 
-/// State from the previous blocks.
 #[derive(Debug)]
 enum Body {
     Independent(Group),
@@ -114,7 +107,6 @@ enum Body {
 }
 
 impl Body {
-    /// Output that was held back in order to join it with more.
     fn flush(&mut self, context: &Context) -> Result<Option<Pull>, Error> {
         match self {
             Self::Independent(group) => group.flush(context),
@@ -123,24 +115,20 @@ impl Body {
     }
 }
 
-/// Independent blocks that will be one job.
 #[derive(Debug)]
 struct Group {
-    /// Maximum plain bytes of a block.
     max_block_len: usize,
     len_check: Option<Arc<ContentLenCheck>>,
     blocks: Vec<Block>,
     buffer_len: usize,
 }
 
-/// Decodes linked blocks.
 #[derive(Debug)]
 struct LinkedDecoder {
     /// The plain bytes before the piece, as far back as blocks may refer.
     history: Vec<u8>,
-    /// History and then plain bytes that were not given out yet.
+    /// History, then plain bytes not given out yet.
     piece: Option<LinkedBuffer>,
-    /// The frame's plain bytes so far.
     plain_len: u64,
 }
 
@@ -183,7 +171,6 @@ impl Frame {
         }
     }
 
-    /// Whether the driver computes the checksum of the frame.
     fn is_hashed_by_driver(&self) -> bool {
         self.has_first_block && self.header.has_content_checksum
     }
@@ -329,7 +316,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Decodes `block` or adds it to a job, possibly later.
+    /// Decodes `block` or adds it to a job, perhaps later.
     ///
     /// Earlier output must be pulled first, because its buffers must not be held while waiting for more.
     fn emit_block(&mut self, block: Block, pulls: &mut PullQueue) -> Result<(), Error> {
@@ -379,7 +366,6 @@ impl Frames {
         Ok(())
     }
 
-    /// Checks what follows the last block.
     fn end_frame(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
         let State::Blocks(frame) = &self.state else {
             return Ok(Step::Progressed);
@@ -465,7 +451,7 @@ impl Group {
 }
 
 impl LinkedDecoder {
-    /// Decodes `block` into `room` bytes, which a current piece has free. Returns the number of plain bytes.
+    /// Decodes `block` into the `room` free bytes of a current piece. Returns the number of plain bytes.
     fn decode(&mut self, block: &Block, room: usize, context: &Context) -> Result<usize, Error> {
         block.verify()?;
         let piece = if let Some(piece) = self.piece.take() {
@@ -523,7 +509,6 @@ mod tests {
     use proptest::prelude::*;
     use xxhash_rust::xxh32::xxh32;
 
-    /// Makes frames as the format says, block by block.
     #[expect(
         clippy::struct_excessive_bools,
         reason = "they are the flags of the format"

@@ -4,12 +4,10 @@ use flate2::Crc;
 
 use crate::codec::Cause;
 
-/// Starts a stream.
 pub(super) const MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const FOOTER_MAGIC: [u8; 2] = *b"YZ";
 /// Bytes of a stream header, and of a stream footer.
 pub(super) const STREAM_HEADER_LEN: usize = 12;
-/// The longest integer, in bytes.
 pub(super) const MAX_INTEGER_LEN: usize = 9;
 /// The longest LZMA2 chunk header, but for properties, which count as payload.
 pub(super) const CHUNK_HEADER_LEN: usize = 5;
@@ -20,7 +18,6 @@ const HAS_PACKED_LEN: u8 = 0x40;
 const HAS_PLAIN_LEN: u8 = 0x80;
 const LZMA2: u64 = 0x21;
 
-/// The CRC-32 of `bytes`.
 pub(super) fn crc32(bytes: &[u8]) -> u32 {
     let mut crc = Crc::new();
     crc.update(bytes);
@@ -37,12 +34,11 @@ impl Check {
         matches!(number, 0 | 1 | 4 | 10).then_some(Self(number))
     }
 
-    /// Its number in the format.
     pub(super) fn number(self) -> u8 {
         self.0
     }
 
-    /// Its length in bytes.
+    /// In bytes.
     pub(super) fn len(self) -> usize {
         match self.0 {
             0 => 0,
@@ -52,7 +48,6 @@ impl Check {
         }
     }
 
-    /// Reads a stream header.
     pub(super) fn parse_stream_header(header: [u8; STREAM_HEADER_LEN]) -> Result<Self, Cause> {
         let [m0, m1, m2, m3, m4, m5, zero, number, crc @ ..] = header;
         if [m0, m1, m2, m3, m4, m5] != MAGIC {
@@ -63,7 +58,6 @@ impl Check {
         known.ok_or_else(|| Cause::Unsupported(format!("xz check number {number}")))
     }
 
-    /// The header of a stream with this check.
     pub(super) fn stream_header(self) -> Vec<u8> {
         let flags = [0, self.0];
         [&MAGIC[..], &flags, &crc32(&flags).to_le_bytes()].concat()
@@ -78,21 +72,17 @@ impl Check {
     }
 }
 
-/// Holds `bytes` to their stored CRC-32.
 pub(super) fn check_crc(what: &'static str, bytes: &[u8], expected: u32) -> Result<(), Cause> {
     Cause::compare_checksums(what, expected, crc32(bytes))
 }
 
-/// A block header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
-    /// Bytes of its header.
     pub(super) header_len: usize,
     /// Bytes between header and padding, if it says so.
     pub(super) packed_len: Option<u64>,
-    /// Plain bytes, if it says so.
     pub(super) plain_len: Option<u64>,
-    /// Memory of its dictionary while decoding.
+    /// Memory of its dictionary.
     pub(super) needed_bytes: u64,
 }
 
@@ -102,7 +92,6 @@ pub(super) fn block_header_len(first: u8) -> usize {
 }
 
 impl Block {
-    /// Reads a whole block header.
     pub(super) fn parse(header: &[u8]) -> Result<Self, Cause> {
         let malformed = || Cause::malformed("a block header");
         let (body, crc) = header.split_last_chunk().ok_or_else(malformed)?;
@@ -197,16 +186,12 @@ pub(super) fn put_integer(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value.to_le_bytes()[0]);
 }
 
-/// The next part of LZMA2 data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Chunk {
-    /// The end, a single byte.
     End,
-    /// A chunk.
     Data {
         /// Bytes with its header.
         packed_len: u64,
-        /// Plain bytes.
         plain_len: u64,
     },
 }

@@ -1,9 +1,8 @@
 //! xz.
 //!
-//! This module walks streams, block headers, the LZMA2 chunks inside blocks, and the index. It decodes each
-//! block as if it were the only one of its stream. liblzma gets an artificial header, the block, and an
-//! artificial index and footer, and so checks all there is to check. Jobs decode blocks that store their
-//! length and are not too long.
+//! This module walks streams, block headers, the LZMA2 chunks inside blocks, and the index. liblzma decodes
+//! each block as if it were the only one of its stream: it gets an artificial header, the block, and an
+//! artificial index and footer, and so checks everything. Blocks with stored, short lengths are jobs.
 
 mod header;
 
@@ -29,12 +28,9 @@ use header::{
     padding_len, put_integer, take_integer,
 };
 
-/// Minimum ratio of the buffer budget to the memory of a job, so that several can be in flight.
-///
-/// The memory is the sum of packed bytes, plain bytes and dictionary.
+/// Minimum ratio of the buffer budget to a job's bytes (packed, plain, dictionary), for several jobs at once.
 const JOB_POOL_DIVISOR: u64 = 4;
 
-/// Decodes xz.
 pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
@@ -68,13 +64,11 @@ impl Decoder {
     }
 }
 
-/// A file of streams.
 #[derive(Debug)]
 pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
     plain: Plain,
-    /// No stream has begun yet.
     is_first: bool,
     state: State,
 }
@@ -83,11 +77,8 @@ pub(super) struct Streams {
 enum State {
     /// Before a stream, in the padding behind one, or at the end.
     BetweenStreams,
-    /// Before a block or the index.
     Blocks(BlockRecords),
-    /// In a block that is decoded in order.
     Serial(BlockRecords, Box<Serial>),
-    /// In the index.
     Index(Box<Index>),
     /// Before the footer of a stream, with the length of its index.
     Footer(Check, u64),
@@ -112,7 +103,6 @@ impl BlockRecords {
         }
     }
 
-    /// Moves the records out, for the next state.
     fn take(&mut self) -> Self {
         let empty = Self::new(self.check, self.has_all_blocks);
         std::mem::replace(self, empty)
@@ -254,7 +244,6 @@ impl Streams {
         }
     }
 
-    /// Makes a job of the whole block `segments`, which begins at `packed`.
     fn emit_job(
         &mut self,
         block: &Block,
@@ -269,7 +258,7 @@ impl Streams {
         let unpadded_len = unpadded_len(block, check);
         records.add(unpadded_len, plain_len);
         let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
-        // In stream order, as they return, and both at once: see `BufferPool::acquire_with`.
+        // In stream order, and both at once: see `BufferPool::acquire_with`.
         let pool = &self.context.pool;
         let (buffer, state) = pool.acquire_with(len, block.needed_bytes)?;
         self.plain.0 = self.plain.0.saturating_add(plain_len);
@@ -347,7 +336,6 @@ fn decode_block(
     Err(Cause::malformed("a block is shorter than its header says"))
 }
 
-/// Index and footer of a stream of a single block.
 fn index_and_footer(check: Check, unpadded_len: u64, plain_len: u64) -> Vec<u8> {
     let mut index = vec![0, 1];
     put_integer(&mut index, unpadded_len);
@@ -377,7 +365,6 @@ fn cause(error: LzmaError) -> Cause {
     }
 }
 
-/// Result of a call of liblzma.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     consumed: usize,
@@ -398,10 +385,8 @@ fn run(decoder: &mut Stream, source: &[u8], target: &mut [u8]) -> Result<Progres
     })
 }
 
-/// Decodes one block incrementally.
 struct Serial {
     decoder: Stream,
-    /// For its dictionary.
     _grant: MemoryGrant,
     check: Check,
     piece: OutputBuffer,
@@ -409,12 +394,11 @@ struct Serial {
     /// Bytes of the part that were not decoded yet.
     left: u64,
     header_len: usize,
-    /// Bytes of LZMA2 data.
+    /// Of LZMA2 data.
     packed_len: u64,
     plain_len: u64,
 }
 
-/// The parts of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum BlockPart {
     /// The block header, or an LZMA2 chunk.
@@ -541,9 +525,7 @@ impl Index {
         }
     }
 
-    /// Reads an integer, a record, or the end. At the end returns the length of the whole index.
-    ///
-    /// Takes nothing if there are too few bytes.
+    /// Reads an integer, a record, or the end, which yields the index's length. Takes nothing if it is cut.
     fn step(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         match self.left {
             None => {
@@ -658,7 +640,6 @@ mod tests {
         encode(Stream::new_easy_encoder(0, kind).unwrap(), plain)
     }
 
-    /// Offset of the index of a stream.
     fn index_at(packed: &[u8]) -> usize {
         let words = packed[packed.len() - 8..].first_chunk().copied();
         let words = u32::from_le_bytes(words.unwrap()) as usize;

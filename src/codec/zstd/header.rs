@@ -2,14 +2,11 @@
 
 use crate::codec::Cause;
 
-/// Starts a frame.
 pub(super) const MAGIC: u32 = 0xfd2f_b528;
-/// Bytes before the frame header.
 pub(super) const MAGIC_LEN: usize = 4;
-/// Bytes of a block header.
 pub(super) const BLOCK_HEADER_LEN: usize = 3;
 
-/// No block holds more plain bytes.
+/// Maximum plain bytes of a block.
 pub(super) const MAX_BLOCK_LEN: usize = 128 << 10;
 
 const SINGLE_SEGMENT: u8 = 1 << 5;
@@ -23,16 +20,13 @@ pub(super) fn is_legacy(magic: u32) -> bool {
     magic == 0xfd2f_b51e || (0xfd2f_b522..MAGIC).contains(&magic)
 }
 
-/// A frame header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     /// Bytes behind the magic.
     pub(super) len: usize,
-    /// Maximum distance of references in the frame, in bytes.
+    /// Maximum distance of references, in bytes.
     pub(super) window_len: u64,
-    /// Number of plain bytes, if the header has it.
     pub(super) content_len: Option<u64>,
-    /// Four bytes of checksum follow the last block.
     pub(super) has_checksum: bool,
 }
 
@@ -108,14 +102,10 @@ fn little_endian(bytes: &[u8]) -> u64 {
         .fold(0, |value, byte| value << 8 | u64::from(*byte))
 }
 
-/// A block header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Block {
-    /// Whether it ends the frame.
     pub(super) is_last: bool,
-    /// Bytes behind the header.
     pub(super) packed_len: usize,
-    /// Upper bound of the plain bytes.
     pub(super) plain_upper_bound: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Zstandard.
 //!
-//! This module walks frame and block headers, and libzstd decodes all else. Jobs decode frames that are short
-//! enough. Long frames, whose blocks refer to each other, are decoded in order.
+//! This module walks headers, and libzstd decodes all else: frames that are short enough by jobs, long ones,
+//! whose blocks refer to each other, in order.
 
 mod header;
 mod sys;
@@ -49,7 +49,6 @@ const WINDOW_LOG_MAX: u32 = if usize::BITS == 32 { 30 } else { 31 };
 /// [`SeekPoint::state`]; there are none but at the start of a frame.
 const STATE: u32 = 0;
 
-/// Decodes Zstandard.
 pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
@@ -70,14 +69,12 @@ impl Decoder {
     }
 }
 
-/// A stream of frames.
 #[derive(Debug)]
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
     /// Upper bound of the plain bytes so far; jobs may make fewer.
     plain_upper_bound: u64,
-    /// No frame has begun yet.
     is_first: bool,
     state: State,
     group: Group,
@@ -88,9 +85,7 @@ pub(super) struct Frames {
 enum State {
     /// Before a frame's magic, or at the end.
     BetweenFrames,
-    /// Before a frame's magic, looking for the frame's end.
     FindingEnd(FrameEndFinder),
-    /// In a frame that is decoded in order.
     Serial,
 }
 
@@ -241,7 +236,6 @@ impl FrameWalker for Frames {
     }
 }
 
-/// Looks for the end of a frame, block by block.
 #[derive(Clone, Copy, Debug)]
 struct FrameEndFinder {
     header: Header,
@@ -250,14 +244,12 @@ struct FrameEndFinder {
     plain_upper_bound: u64,
 }
 
-/// The end of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FrameEnd {
-    /// Not in the input yet.
     Unknown,
     /// Too far for a job, or unknown because a block is malformed.
     TooFar,
-    /// So many bytes behind its start.
+    /// Bytes behind its start.
     At(usize),
 }
 
@@ -303,14 +295,12 @@ impl FrameEndFinder {
     }
 }
 
-/// A frame cut out of the packed stream.
 #[derive(Debug)]
 struct Frame {
     packed: Packed,
     segments: SegmentedBytes,
 }
 
-/// Frames that will be one job.
 #[derive(Debug, Default)]
 struct Group {
     frames: Vec<Frame>,
@@ -362,7 +352,6 @@ fn cause(code: ErrorCode) -> Cause {
     Cause::Malformed(get_error_name(code).to_lowercase())
 }
 
-/// Decodes long frames, one after the other.
 #[derive(Debug)]
 enum Serial {
     /// Block by block, with our buffers as the window.
@@ -449,10 +438,8 @@ fn plain_pull(bytes: Bytes) -> Option<Pull> {
     (!bytes.is_empty()).then_some(Pull::Plain(bytes))
 }
 
-/// Decodes by libzstd's streaming interface.
 struct Stream {
     decoder: DCtx<'static>,
-    /// For its window.
     _grant: MemoryGrant,
     piece: OutputBuffer,
     /// The decoder had no more to give for the input it has seen.
@@ -472,9 +459,7 @@ impl Stream {
         })
     }
 
-    /// Decodes as much as the next slice and the piece allow.
-    ///
-    /// Returns also the number of plain bytes, and whether the frame ended.
+    /// As far as slice and piece allow. Returns also the number of plain bytes, and whether the frame ended.
     fn run(
         &mut self,
         input: &mut InputQueue,

@@ -1,7 +1,6 @@
-//! libzstd block by block, straight into our buffers, behind a safe interface.
+//! libzstd block by block, behind a safe interface, with our buffers as the window.
 //!
-//! libzstd's streaming interface decodes into a window of its own, and then copies all bytes once more. Here
-//! the buffers are the window.
+//! libzstd's streaming interface has a window of its own, from which it copies all bytes once more.
 
 #![expect(
     unsafe_code,
@@ -29,10 +28,9 @@ use crate::base::buffer_pool::Buffer;
 /// take the two for one, and would refer to the first after it is freed.
 const REGION_GAP: usize = 64;
 
-/// Decodes frames, block by block.
+/// Decodes frames block by block.
 pub(super) struct BlockDecoder {
     context: NonNull<ZSTD_DCtx>,
-    /// Region for the next block.
     current: Option<Arc<Region>>,
     /// Region of the previous blocks, to which libzstd may still refer.
     previous: Option<Arc<Region>>,
@@ -75,7 +73,7 @@ impl AsRef<[u8]> for RegionSlice {
 }
 
 impl BlockDecoder {
-    /// A decoder at the start of a frame; `None` when allocation fails.
+    /// `None` when allocation fails.
     pub(super) fn new() -> Option<Self> {
         // SAFETY: no preconditions.
         let context = NonNull::new(unsafe { ZSTD_createDCtx() })?;
@@ -129,17 +127,13 @@ impl BlockDecoder {
         REGION_GAP + window_len.max(8 * MAX_BLOCK_LEN) + MAX_BLOCK_LEN
     }
 
-    /// Whether the next block may need more space than is left.
-    ///
-    /// Then the caller [takes](Self::take) the decoded bytes and [adds](Self::add_region) a new region.
+    /// Whether the caller must [take](Self::take) all bytes and [add](Self::add_region) a region to continue.
     pub(super) fn is_full(&self) -> bool {
         let len = self.current.as_ref().map_or(0, |region| region.len);
         len - self.filled < MAX_BLOCK_LEN
     }
 
-    /// Retires the current region, which stays within reach, and releases the one before.
-    ///
-    /// Decoding needs another region, see [`Self::add_region`].
+    /// Retires the current region, which stays within reach; releases the one before. Add another to decode.
     pub(super) fn retire_region(&mut self) {
         self.previous = self.current.take();
         self.filled = 0;
@@ -207,7 +201,7 @@ impl BlockDecoder {
         }
     }
 
-    /// Number of bytes decoded since the last call of [`Self::take`].
+    /// Bytes that [`Self::take`] would return.
     pub(super) fn len(&self) -> usize {
         self.filled - self.taken
     }
