@@ -5,27 +5,22 @@ use super::header::{Header, NumberError};
 use super::{Device, Kind, Member, RECORD, Timestamp, pax};
 use crate::base::extent::{Extent, Plain};
 
-/// Extensions before a header that amend it.
 #[derive(Debug, Default)]
 pub(super) struct Extensions {
-    /// Offset of the first extension; `None` without extensions.
     pub(super) start: Option<Plain>,
-    /// GNU's long name (`L`).
     pub(super) long_name: Option<Vec<u8>>,
-    /// GNU's long link target (`K`).
     pub(super) long_link: Option<Vec<u8>>,
     /// A pax header (`x`), applied on top of the global ones.
     pub(super) keywords: Option<Box<pax::Keywords>>,
-    /// Its body.
+    /// Of the pax header.
     pub(super) body: Vec<u8>,
-    /// Whether a later global header makes the keywords stale. They must be applied again then.
+    /// Whether a later global header makes the keywords stale, so that they must be applied again.
     pub(super) is_stale: bool,
 }
 
-/// The member that the header at `at` and its extensions describe.
+/// The member that the header at `at` and its extensions describe; its content is the `size` bytes after it.
 ///
-/// Its payload is taken as its content: `size` bytes right after the header. Invalid fields add a note and
-/// get the values that GNU tar gives them.
+/// Invalid fields add a note and get GNU tar's values.
 pub(super) fn member(
     header: Header<'_>,
     at: Plain,
@@ -120,7 +115,7 @@ fn device(
     }
 }
 
-/// The field's value. If it is invalid, adds a note and returns GNU tar's −1.
+/// The field's value; for an invalid one, a note and GNU tar's −1.
 fn field_or_default<T>(
     field: Result<T, NumberError>,
     default: T,

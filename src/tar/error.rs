@@ -116,7 +116,7 @@ pub struct Warning {
     pub text: String,
 }
 
-/// A note about a member under construction. The parser adds the offset.
+/// A note about a member under construction, to which the parser adds the offset.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Note {
     /// Odd, but the result is as complete as GNU tar's.

@@ -3,17 +3,15 @@
 use super::{Device, RECORD, Timestamp};
 use crate::base::tar_checksum::{parse_octal, strip_leading_nul};
 
-/// Bytes in a record, as an array length.
 #[expect(clippy::cast_possible_truncation, reason = "512 fits")]
 pub(super) const RECORD_LEN: usize = RECORD as usize;
 
-/// A record's bytes.
 pub(super) type Record = [u8; RECORD_LEN];
 
 /// Dialect of a header, which decides about fields beyond those of v7.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dialect {
-    /// Neither magic: no prefix, owner names, or device numbers.
+    /// No magic: no prefix, owner names, or device numbers.
     V7,
     /// POSIX, with or without pax extensions.
     Ustar,
@@ -23,16 +21,12 @@ pub(super) enum Dialect {
     Gnu,
 }
 
-/// Why a numeric field is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NumberError {
-    /// Neither octal nor base-256.
     NotANumber,
-    /// A number outside the range of its field.
     OutOfRange,
 }
 
-/// A view of one header record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header<'a>(pub(super) &'a Record);
 
@@ -65,7 +59,7 @@ impl<'a> Header<'a> {
         self.0.get(156).copied().unwrap_or_default()
     }
 
-    /// The name, with ustar's prefix before it.
+    /// With ustar's prefix.
     pub(super) fn name(self) -> Vec<u8> {
         let name = text(self.field(0, 100));
         let prefix = match self.dialect() {
@@ -82,12 +76,11 @@ impl<'a> Header<'a> {
         text(self.field(157, 100))
     }
 
-    /// The name of the owner; empty in v7.
+    /// Empty in v7, like the group.
     pub(super) fn user(self) -> &'a [u8] {
         self.ustar_text(265, 32)
     }
 
-    /// The name of the group; empty in v7.
     pub(super) fn group(self) -> &'a [u8] {
         self.ustar_text(297, 32)
     }
@@ -99,12 +92,12 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Bytes of payload after this record, without padding; below 2⁶³.
+    /// Payload bytes, below 2⁶³.
     pub(super) fn size(self) -> Result<u64, NumberError> {
         size(self.field(124, 12))
     }
 
-    /// The permission bits: the low twelve.
+    /// The low twelve bits.
     pub(super) fn mode(self) -> Result<u32, NumberError> {
         let mode = number(self.field(100, 8))?;
         u32::try_from(mode & 0o7777).map_err(|_| NumberError::OutOfRange)
@@ -125,7 +118,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// The device number; 0, 0 in v7.
+    /// 0, 0 in v7.
     pub(super) fn device(self) -> Result<Device, NumberError> {
         if self.dialect() == Dialect::V7 {
             return Ok(Device::default());
@@ -137,7 +130,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// A field's bytes up to its first NUL.
+/// The bytes up to the first NUL.
 pub(super) fn text(field: &[u8]) -> &[u8] {
     field.split(|&byte| byte == 0).next().unwrap_or_default()
 }
@@ -164,10 +157,9 @@ fn number(field: &[u8]) -> Result<i128, NumberError> {
     }
 }
 
-/// Big-endian two's complement.
+/// Big-endian two's complement; `sign` replaces the first byte, which only marks the base.
 ///
-/// `sign` replaces the first byte, which only marks the base. Fields have at most twelve bytes, so nothing
-/// overflows.
+/// Fields have at most twelve bytes, so nothing overflows.
 fn base256(sign: i128, field: &[u8]) -> i128 {
     let digits = field.iter().skip(1);
     digits.fold(sign, |value, &byte| value << 8 | i128::from(byte))

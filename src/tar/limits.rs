@@ -5,73 +5,59 @@ use std::fmt;
 /// Bytes of headers for each member on top of [`Limits::size`], with padding.
 const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
 
-/// Bytes of the plain stream, of any kind, on top of [`Limits::size`].
-///
-/// They allow a single member with large attributes, or the padding of a tape's last block.
+/// Bytes of the plain stream on top of [`Limits::size`], for one member's attributes or a tape's padding.
 const EXTRA_STREAM_BYTES: u64 = 1 << 20;
 
 /// Bytes of metadata for each member on top of [`Limits::metadata_bytes`].
 const METADATA_BYTES_PER_MEMBER: u64 = 4 << 10;
 
-/// Minimum of the limit on metadata.
 const MIN_METADATA_BYTES: u64 = 256 << 20;
 
 /// Explicit limits, each with the attack it stops.
 ///
-/// The defaults are far above any honest archive. `entries` and `size` have no default, because honest
-/// archives may have any size. A caller that does not trust an archive sets them.
+/// The defaults are far above any honest archive. `entries` and `size` have none, because honest archives may
+/// have any size; a caller that does not trust an archive sets them.
 ///
-/// There is no limit for the names in one directory. An index finds them by a hash table with a random seed,
-/// lists them sorted, and stores as much for each as for names in separate directories.
+/// The names in one directory need no limit: an index finds them by a hash table with a random seed, lists
+/// them sorted, and stores as much for each as for names in separate directories.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximum number of members, not counting the root, which always exists.
+    /// Maximum number of members, without the root.
     ///
-    /// Stops millions of empty members, which pack to nothing, from filling memory with an index, or a disk
-    /// with inodes.
+    /// Stops millions of empty members, which pack to nothing, from filling memory or a disk's inodes.
     pub entries: u64,
     /// Maximum sum of all files' sizes, holes included.
     ///
-    /// Stops a decompression bomb before the first member beyond the limit. The plain stream as a whole may
-    /// have as many bytes, plus 4 KiB for each member and 1 MiB. So headers, skipped bytes and bytes after
-    /// the end cannot bypass the limit, see [`stream_bytes`](Self::stream_bytes).
+    /// Stops a decompression bomb before the first member beyond it. The plain stream may be 4 KiB for each
+    /// member and 1 MiB longer, so headers, skipped bytes and bytes after the end cannot bypass the limit.
     pub size: u64,
-    /// Maximum number of components of a name or of a hard link's target.
+    /// Maximum number of components of a name or of a hard link's target; beyond it only the member is lost.
     ///
-    /// Beyond it the member is lost, and the rest continues. Stops names with a directory in every second
-    /// byte, each to be opened again for the next member. As many fit into the 4,096 bytes that one system
-    /// call of Linux accepts.
+    /// Stops names of thousands of directories, each to be opened again for the next member. The 4,096 bytes
+    /// that a system call of Linux accepts allow as many.
     pub path_depth: u64,
     /// Maximum bytes of metadata of all members, plus 4 KiB for each member.
     ///
-    /// Metadata are names, link targets, extended attributes and sparse maps. Stops thousands of members that
-    /// are each as large as allowed. An index stores the metadata of all members, and a writer that of
-    /// directories.
+    /// Metadata are names, link targets, extended attributes and sparse maps. An index stores those of all
+    /// members, and a writer those of directories. Stops thousands of members at the other limits.
     pub metadata_bytes: u64,
-    /// Maximum bytes of one pax header's body.
+    /// Maximum bytes of one pax header's body. The largest honest one is a sparse map of format 0.1.
     ///
-    /// Stops an archive from making the parser collect gigabytes before its first member. A sparse map of
-    /// format 0.1 is the largest honest one.
+    /// Stops an archive from making the parser collect gigabytes before its first member.
     pub pax_bytes: u64,
     /// Maximum bytes of names and values that global pax headers leave in force.
     ///
-    /// Stops an archive from copying a large header into each of millions of members, at a cost of 512 bytes
-    /// each.
+    /// Stops a large header from being copied into millions of members of 512 bytes each.
     pub global_bytes: u64,
-    /// Maximum number of extended attributes of one member, including ACLs. Stops quadratic work on duplicates.
+    /// Maximum number of a member's extended attributes, ACLs included. Stops quadratic work on duplicates.
     pub xattrs: u64,
-    /// Maximum bytes of the names and values of one member's extended attributes.
-    ///
-    /// Stops members that need megabytes of index each.
+    /// Maximum bytes of names and values of a member's attributes. Stops megabytes of index for each.
     pub xattr_bytes: u64,
-    /// Maximum bytes of a name or a link target.
+    /// Maximum bytes of a name or a link target; Linux accepts at most 4,096 in one call.
     ///
-    /// Stops paths of megabytes, which every later stage would have to walk. Linux accepts at most 4,096 in
-    /// one call.
+    /// Stops paths of megabytes, which every later stage would have to walk.
     pub name_bytes: u64,
-    /// Maximum number of stored pieces of one sparse file.
-    ///
-    /// Stops maps of single bytes from filling the memory (16 bytes each).
+    /// Maximum number of pieces of a sparse file, 16 bytes of memory each. Stops maps of single bytes.
     pub sparse_segments: u64,
 }
 
@@ -93,14 +79,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limit on [metadata](Self::metadata_bytes) if all else has `memory` bytes.
-    ///
-    /// It is twice as much, because metadata is additional, and at least 256 MiB.
+    /// Limit on [metadata](Self::metadata_bytes) if all else has `memory` bytes: twice as much, because
+    /// metadata is additional, and at least 256 MiB.
     pub fn metadata_bytes_for(memory: u64) -> u64 {
         memory.saturating_mul(2).max(MIN_METADATA_BYTES)
     }
 
-    /// Maximum bytes of the plain stream up to any point after `members` members.
+    /// Maximum bytes of the plain stream after `members` members.
     pub fn stream_bytes(&self, members: u64) -> u64 {
         let headers = members.saturating_mul(HEADER_BYTES_PER_MEMBER);
         self.size
@@ -108,7 +93,6 @@ impl Limits {
             .saturating_add(headers)
     }
 
-    /// Maximum bytes of metadata of so many members.
     pub(super) fn max_metadata_bytes(&self, members: u64) -> u64 {
         self.metadata_bytes
             .saturating_add(members.saturating_mul(METADATA_BYTES_PER_MEMBER))
@@ -137,7 +121,6 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Checks that `found` is within this limit.
     pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Exceeded> {
         let limit = match self {
             Self::PathDepth => limits.path_depth,
@@ -171,7 +154,6 @@ impl fmt::Display for Limit {
     }
 }
 
-/// A limit that was exceeded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Exceeded {
     pub(super) which: Limit,

@@ -1,44 +1,42 @@
 //! A push parser for tar: bytes in, events out; pure, so it never reads, seeks or waits.
 //!
-//! The caller pushes plain bytes into a [`Parser`], and pulls members and their payloads. The dialects
-//! are v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
+//! The caller pushes plain bytes into a [`Parser`], and pulls members and their payloads. The dialects are
+//! v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
 //!
 //! The parser follows GNU tar's extraction in these points:
-//! - Only files have payloads. It ignores a size in the header of a link, directory, device or FIFO.
-//!   Dumpdirs (`D`) are directories, and it skips their listings.
+//! - Only files have payloads; a size in the header of another type is ignored. Dumpdirs (`D`) are
+//!   directories, and their listings are skipped.
 //! - A file is a directory without payload if its name ends in a slash.
-//! - Unknown types are files. It skips volume labels (`V`). Continuations of files from another
-//!   volume (`M`) are lost.
-//! - A pax name has priority over a long name (`L`), and both over the header's. Of several
-//!   extensions of one kind before a header, only the last counts.
+//! - Unknown types are files. Volume labels (`V`) are skipped. Continuations from another volume (`M`) are
+//!   lost.
+//! - A pax name has priority over a long name (`L`), and both over the header's. Of several extensions of one
+//!   kind before a header, only the last counts.
 //! - A pax header for one member counts on top of global ones, in any order.
-//! - A pax size replaces the header's size of the member, never that of an extension in between
-//!   (CVE-2025-62518). So does `GNU.sparse.size` or `GNU.sparse.realsize` without a sparse map.
-//! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is
-//!   reported, and the keywords before the fault count. An invalid value leaves the header's field
-//!   in force.
-//! - An invalid field of a header counts as −1: time 23:59:59 on the eve of the epoch, owner
-//!   4294967295 (which chown(2) takes for "no change"), all permissions.
-//! - It skips a bad record, or a header with a bad size, up to the next header. It also drops the
-//!   extensions before it.
+//! - A pax size replaces the member's size, never that of an extension in between (CVE-2025-62518). So does
+//!   `GNU.sparse.size` or `GNU.sparse.realsize` without a sparse map.
+//! - Text ends at its first NUL, and so do numbers in pax headers. A malformed pax header is reported, and
+//!   the keywords before the fault count. An invalid value leaves the header's field in force.
+//! - An invalid field of a header counts as −1: time 23:59:59 on the eve of the epoch, owner 4294967295
+//!   (which chown(2) takes for "no change"), all permissions.
+//! - A bad record, or a header with a bad size, is skipped up to the next header, with the extensions before
+//!   it.
 //! - The first of two zero records, a single one, or just the last byte ends the archive.
 //!
 //! It differs from GNU tar in these points:
-//! - It rejects an archive that does not begin with a header. GNU tar searches for one.
-//! - An archive that ends inside a header record, or between an extension and its header, is
-//!   truncated. GNU tar does not report this.
-//! - Global pax headers add up, as in POSIX. In GNU tar only the last one counts. Each member gets
-//!   their extended attributes, which GNU tar fails to do.
-//! - An empty pax value clears the keyword and leaves the header's field in force, as POSIX
-//!   requires for most keywords. GNU tar uses an empty name, and calls an empty number malformed.
-//!   In both, an empty `uname` or `gname` is an empty name, and an empty `SCHILY.xattr` an empty
-//!   attribute.
-//! - It silently ignores unknown keywords, and GNU tar warns of each. It knows `LIBARCHIVE.xattr`,
-//!   `SCHILY.devmajor`, `SCHILY.devminor` and `SCHILY.realsize`.
-//! - Pieces of sparse maps must be in order, apart, and inside the file, or the file is lost. Its
-//!   size is the one in its header even if no piece reaches it. After a piece whose length is not a
-//!   multiple of 512, the next one follows without padding, as in libarchive and Go. GNU tar expects
-//!   padding, but writes such pieces only at the end.
+//! - An archive that does not begin with a header is rejected. GNU tar searches for one.
+//! - An archive that ends inside a header record, or between an extension and its header, is truncated. GNU
+//!   tar does not report this.
+//! - Global pax headers add up, as in POSIX; in GNU tar only the last one counts. Each member gets their
+//!   extended attributes, which GNU tar fails to do.
+//! - An empty pax value leaves the header's field in force, as POSIX requires for most keywords. GNU tar uses
+//!   an empty name, and calls an empty number malformed. In both, an empty `uname` or `gname` is an empty
+//!   name, and an empty `SCHILY.xattr` an empty attribute.
+//! - Unknown keywords are silently ignored; GNU tar warns. `LIBARCHIVE.xattr`, `SCHILY.devmajor`,
+//!   `SCHILY.devminor` and `SCHILY.realsize` are known.
+//! - Pieces of sparse maps must be in order, apart, and inside the file, or the file is lost. Its size is the
+//!   one in its header even if no piece reaches it. After a piece whose length is not a multiple of 512, the
+//!   next one follows without padding, as in libarchive and Go. GNU tar expects padding, but writes such
+//!   pieces only at the end.
 //! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, are invalid.
 //! - Names, extended headers and sparse maps have [`Limits`].
 
@@ -67,9 +65,7 @@ pub const RECORD: u64 = 512;
 pub struct Member {
     /// Offset of its first header record, extensions included: the member's identity.
     pub header: Plain,
-    /// Extent of the payload, without padding.
-    ///
-    /// For a sparse file, only the stored pieces, without the map that pax 1.0 puts before them.
+    /// Extent of the payload, without padding and without the map that pax 1.0 puts before it.
     pub payload: Extent<Plain>,
     /// The name as stored, extensions applied; not sanitized yet.
     pub name: Vec<u8>,
@@ -89,21 +85,16 @@ pub struct Member {
     pub mtime: Timestamp,
     /// Size of the file for a reader, holes included; 0 for all but files.
     pub size: u64,
-    /// For a sparse file, the pieces of the payload, ascending and apart.
-    ///
-    /// `None` when the payload is the content.
+    /// For a sparse file, the pieces of the payload, ascending and apart; else `None`.
     pub sparse: Option<Vec<Segment>>,
-    /// Extended attributes by full name (`user.comment`, `security.capability`), values as bytes.
+    /// Extended attributes by full name (`user.comment`), values as bytes.
     ///
-    /// ACLs are the text that tar stores, under their pax keywords `SCHILY.acl.access` and
-    /// `SCHILY.acl.default`.
+    /// ACLs are tar's text under their pax keywords `SCHILY.acl.access` and `SCHILY.acl.default`.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Member {
-    /// A member with only a name and a type, at the front of the archive.
-    ///
-    /// Mode 0644, owned by root, time 1970, without payload and attributes.
+    /// A member without payload and attributes at the front of the archive: mode 0644, owner 0:0, time 0.
     pub fn new(name: impl Into<Vec<u8>>, kind: Kind) -> Self {
         Self {
             header: Plain(0),
@@ -151,9 +142,7 @@ pub struct Device {
     pub minor: u32,
 }
 
-/// A time since (or before) 1970-01-01 00:00:00 UTC.
-///
-/// `nanoseconds` is below 10⁹ and counts forward even if `seconds` is negative.
+/// A time relative to 1970-01-01 00:00:00 UTC; `nanoseconds`, below 10⁹, count forward even before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Timestamp {
     /// Whole seconds, rounded down.

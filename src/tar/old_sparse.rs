@@ -8,20 +8,17 @@ use super::{Limits, Segment};
 
 /// Bytes of one piece in a map: offset and length, twelve digits each.
 const PIECE_LEN: usize = 24;
-/// Number of pieces in a header, in both dialects.
+/// In both dialects.
 const PIECES_IN_HEADER: usize = 4;
-/// Number of pieces in a record that continues a map, in both dialects.
 const PIECES_IN_CONTINUATION: usize = 21;
-/// Offset of the byte in such a record that says whether another follows.
+/// The byte of such a record that says whether another follows.
 const CONTINUATION_FLAG_OFFSET: usize = PIECES_IN_CONTINUATION * PIECE_LEN;
 
 /// A map under construction, from a header of type `S` and the records after it.
 #[derive(Clone, Debug)]
 pub(super) struct HeaderMap {
-    /// Bytes of the file, holes included.
     pub(super) size: u64,
     pub(super) pieces: Vec<Segment>,
-    /// Whether a record with more pieces follows.
     pub(super) has_more: bool,
 }
 
@@ -63,7 +60,6 @@ impl HeaderMap {
         Ok(header_map)
     }
 
-    /// Adds the pieces of a record after the header.
     pub(super) fn extend(&mut self, record: &Record, limits: &Limits) -> Result<(), MapFault> {
         let flag = CONTINUATION_FLAG_OFFSET;
         self.add_pieces(record, 0..flag, flag, limits)

@@ -1,4 +1,4 @@
-//! The push parser for tar: takes plain bytes, returns events.
+//! The push parser for tar.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct Options {
     pub limits: Limits,
 }
 
-/// The result of a pull.
+/// The result of [`Parser::pull`].
 #[derive(Debug)]
 pub enum Event {
     /// The parser needs more bytes.
@@ -39,9 +39,7 @@ pub enum Event {
     MemberEnd,
     /// An oddity. The result is as complete as GNU tar's.
     Warning(Warning),
-    /// A member or a field of one is lost, and parsing continues.
-    ///
-    /// GNU tar loses it too, and its exit status is then 2.
+    /// A member or a field of one is lost, for which GNU tar's exit status is 2. Parsing continues.
     Damaged(Warning),
     /// The archive is complete. The parser ignores further bytes.
     End,
@@ -51,78 +49,59 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Parser {
     options: Options,
-    /// Pushed bytes that are not parsed yet.
     input: Bytes,
-    /// The front of a record from earlier pushes, shorter than a record.
+    /// Front of a record, shorter than one.
     partial: Vec<u8>,
     /// Offset of `input`.
     offset: u64,
-    /// Whether no bytes follow `input`.
     is_finished: bool,
     state: State,
-    /// Events that are not pulled yet.
     events: VecDeque<Event>,
     failure: Option<Error>,
-    /// Extensions for the next header.
     extensions: Extensions,
     /// Keywords in force from global pax headers.
     global: pax::Keywords,
-    /// The bodies of these headers. `None` when they are too long to be stored elsewhere, or partly malformed.
+    /// Their bodies; `None` when they are too long to be stored elsewhere, or partly malformed.
     globals: Option<Arc<Vec<Vec<u8>>>>,
-    /// Whether the parser found a header.
     is_tar: bool,
-    /// The kind of the last record in a header's place.
     last: LastRecord,
-    /// Totals of the members so far.
     sums: MemberTotals,
-    /// Totals without the last member.
+    /// As `sums`, without the last member.
     totals_before_last: MemberTotals,
 }
 
 /// Maximum bytes of global pax headers stored for [`Parser::globals`].
 const MAX_SAVED_GLOBAL_BYTES: usize = 64 << 10;
 
-/// The kind of a record in a header's place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LastRecord {
-    /// A header, or no record yet.
+    /// Also when there is no record yet.
     Header,
     /// A zero record, when zero records count.
     Zero,
-    /// Anything else.
     Bad,
 }
 
 #[derive(Debug)]
 enum State {
-    /// A header.
     Header,
-    /// The body of an extension.
     Extension(Extension),
-    /// A record with more of a sparse map.
     HeaderMap(Box<PendingMember>, HeaderMap),
-    /// A record of the map before a payload.
     PayloadMap(Box<PendingMember>, MapReader),
-    /// A payload, or skipped bytes.
     Content(Content),
-    /// The end.
     Ended,
 }
 
-/// An extension whose body is incomplete.
 #[derive(Debug)]
 struct Extension {
     flag: u8,
     /// Offset of its header.
     at: Plain,
-    /// Remaining bytes of the body.
     left: u64,
-    /// Bytes of padding after it.
     padding: u64,
     body: Vec<u8>,
 }
 
-/// A sparse member whose map is being read.
 #[derive(Debug)]
 struct PendingMember {
     member: Member,
@@ -132,22 +111,18 @@ struct PendingMember {
     size: Option<u64>,
     /// Stored bytes including a map before the payload, without padding; below 2⁶³.
     stored: u64,
-    /// Bytes of the map so far.
     map_bytes: u64,
 }
 
-/// Bytes after a header.
 #[derive(Debug)]
 struct Content {
-    /// Remaining bytes of payload.
     payload: u64,
-    /// Bytes to skip after them.
+    /// Bytes to skip after it.
     rest: u64,
     /// Whether they belong to a reported member.
     is_announced: bool,
 }
 
-/// The result of one step.
 enum Progress {
     Advanced,
     NeedInput,
@@ -191,7 +166,7 @@ impl Parser {
         for body in globals {
             parser.apply_global_header(at, body)?;
         }
-        // The first parser has already reported the oddities of these headers.
+        // The first parser has already reported these headers' oddities.
         parser.events.clear();
         parser.offset = at.0;
         parser.sums = sums;
@@ -200,9 +175,7 @@ impl Parser {
         Ok(parser)
     }
 
-    /// The bodies of the global pax headers so far, for [`Parser::resume`].
-    ///
-    /// `None` when they are too long for that, or malformed.
+    /// Bodies of the global pax headers so far, for [`Parser::resume`]; `None` when too long or malformed.
     pub fn globals(&self) -> Option<&Arc<Vec<Vec<u8>>>> {
         self.globals.as_ref()
     }
@@ -223,16 +196,15 @@ impl Parser {
         self.is_finished = true;
     }
 
-    /// Offset of the first byte that no event covers and that is not parsed yet.
+    /// Offset of the first byte that is neither parsed nor covered by an event.
     pub fn offset(&self) -> Plain {
         Plain(self.offset)
     }
 
-    /// The next event. An error is final.
+    /// The next event; an error is final.
     ///
     /// # Errors
-    /// When the bytes are no tar archive, exceed a limit, or end early. All earlier events are returned
-    /// first.
+    /// When the bytes are no tar archive, exceed a limit, or end early, after all earlier events.
     pub fn pull(&mut self) -> Result<Event, Error> {
         loop {
             if let Some(event) = self.events.pop_front() {
@@ -279,9 +251,7 @@ impl Parser {
         }
     }
 
-    /// Remaining bytes of the member's payload and padding.
-    ///
-    /// 0 between members, and where the parser needs the bytes.
+    /// Remaining bytes of the member's payload and padding; 0 between members, and where the parser needs it.
     pub fn missing_payload(&self) -> u64 {
         match &self.state {
             State::Content(content) if self.input.is_empty() && self.events.is_empty() => {
@@ -296,9 +266,7 @@ impl Parser {
         self.sums.members
     }
 
-    /// Skips the first `len` bytes of [`missing_payload`](Self::missing_payload).
-    ///
-    /// The parser continues as if they had been pushed, but without payload events.
+    /// Skips `len` bytes of [`missing_payload`](Self::missing_payload) as if pushed, without payload events.
     pub fn skip_payload(&mut self, len: u64) {
         let len = len.min(self.missing_payload());
         if let State::Content(content) = &mut self.state {
@@ -309,14 +277,12 @@ impl Parser {
         }
     }
 
-    /// Up to `most` bytes of the input.
     fn take(&mut self, most: u64) -> Bytes {
         let len = usize::try_from(most).map_or(self.input.len(), |most| most.min(self.input.len()));
         self.offset += len as u64;
         self.input.split_to(len)
     }
 
-    /// Handles the next record, once it is complete.
     fn next_record(
         &mut self,
         then: fn(&mut Self, &Record) -> Result<(), Error>,
@@ -384,7 +350,6 @@ impl Parser {
         self.last = LastRecord::Zero;
     }
 
-    /// Ends at `end`, behind a zero record.
     fn end_after_lone_zero(&mut self, end: Plain) {
         let zero = Plain(end.0.saturating_sub(RECORD));
         self.warn(zero, "a lone zero record ends the archive".to_owned());
@@ -426,7 +391,6 @@ impl Parser {
         Ok(())
     }
 
-    /// Adds bytes of an extension's body and padding. Applies it when it is complete.
     fn extension(&mut self, piece: &[u8]) -> Result<(), Error> {
         let State::Extension(extension) = &mut self.state else {
             return Ok(());
@@ -562,7 +526,7 @@ impl Parser {
         Ok(())
     }
 
-    /// Begins a file of type `S`. Its map is in the header, after it, or missing in dialects without maps.
+    /// Begins a file of type `S`: with its map in the header, after it, or missing in dialects without maps.
     fn file_with_header_map(
         &mut self,
         mut pending: PendingMember,
@@ -634,7 +598,6 @@ impl Parser {
         Ok(())
     }
 
-    /// Reports a sparse file whose map is complete and valid.
     fn sparse_file(&mut self, mut pending: PendingMember, pieces: &[Segment]) -> Result<(), Error> {
         let end = pieces
             .last()
@@ -732,7 +695,6 @@ impl Parser {
         Progress::Advanced
     }
 
-    /// Handles the end of the bytes.
     fn finish_input(&mut self) -> Result<(), Error> {
         let part = match &self.state {
             State::Header if self.last == LastRecord::Bad || !self.is_tar => {
@@ -789,7 +751,6 @@ impl Parser {
 }
 
 impl PendingMember {
-    /// Bytes up to the next header.
     fn rest(&self) -> u64 {
         self.stored + padding(self.stored) - self.map_bytes
     }
@@ -799,13 +760,11 @@ fn error(offset: Plain, cause: Cause) -> Error {
     Error { offset, cause }
 }
 
-/// Number of components of a path.
 fn depth(path: &[u8]) -> u64 {
     let components = path.split(|&byte| byte == b'/');
     components.filter(|name| !name.is_empty()).count() as u64
 }
 
-/// Bytes of padding after `len` bytes.
 fn padding(len: u64) -> u64 {
     len.next_multiple_of(RECORD) - len
 }
@@ -847,7 +806,6 @@ mod tests {
             self
         }
 
-        /// The bytes, with their checksum.
         fn done(self) -> Vec<u8> {
             let summed = self.put(148, b"        ");
             let sum: u32 = summed.0.iter().map(|&byte| u32::from(byte)).sum();
@@ -857,7 +815,6 @@ mod tests {
                 .to_vec()
         }
 
-        /// The bytes, then a payload and its padding.
         fn with(self, payload: &[u8]) -> Vec<u8> {
             let mut bytes = self.done();
             bytes.extend_from_slice(payload);
@@ -896,7 +853,6 @@ mod tests {
         vec![b'j'; RECORD_LEN]
     }
 
-    /// Members with their payloads, and all other events as text.
     #[derive(Clone, PartialEq, Eq, Debug, Default)]
     struct Found {
         members: Vec<(Member, Vec<u8>)>,
@@ -1536,7 +1492,6 @@ mod tests {
         assert_eq!(found.remarks.len(), 2);
     }
 
-    /// An archive that uses every feature.
     fn archive() -> Vec<u8> {
         [
             extension(b'g', &[("comment", "hello"), ("uname", "someone")]),

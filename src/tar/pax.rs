@@ -11,7 +11,6 @@ use super::{Limits, Timestamp};
 pub(super) struct Keywords {
     pub(super) path: Option<Vec<u8>>,
     pub(super) link: Option<Vec<u8>>,
-    /// Bytes of payload.
     pub(super) size: Option<u64>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -25,7 +24,7 @@ pub(super) struct Keywords {
 }
 
 impl Keywords {
-    /// Applies a pax header's body. Faults add to `notes`. Malformed framing loses the rest of the body.
+    /// Applies a header's body. Faults add to `notes`; malformed framing loses the rest of the body.
     pub(super) fn read(
         &mut self,
         body: &[u8],
@@ -132,9 +131,7 @@ impl Keywords {
         self.xattr(key.to_vec(), value.to_vec(), limits)
     }
 
-    /// Sets an extended attribute; a later value replaces an earlier one.
-    ///
-    /// An empty value is valid, because attributes can be empty.
+    /// Sets an extended attribute, possibly an empty one; a later value replaces an earlier one.
     fn xattr(&mut self, key: Vec<u8>, value: Vec<u8>, limits: &Limits) -> Result<(), Exceeded> {
         self.xattrs.retain(|(other, _)| *other != key);
         self.xattrs.push((key, value));
@@ -143,18 +140,16 @@ impl Keywords {
     }
 }
 
-/// Bytes of the names and values of extended attributes.
 pub(super) fn xattr_bytes(xattrs: &[(Vec<u8>, Vec<u8>)]) -> u64 {
     let lens = xattrs.iter().map(|(key, value)| key.len() + value.len());
     lens.sum::<usize>() as u64
 }
 
-/// A keyword, its value, and the rest of the body.
 type Keyword<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
-/// Splits a body into its first keyword, value, and the rest: `length key=value\n`.
+/// Splits off the first keyword and value: `length key=value\n`, where the length includes itself.
 ///
-/// The length includes itself. `None` at the end, which a NUL also marks.
+/// `None` at the end, which a NUL also marks.
 fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = body.iter().position(|byte| !blank(byte));
@@ -192,9 +187,9 @@ fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     Ok(Some((key, value, behind)))
 }
 
-/// Sets `field` from a value up to its first NUL.
+/// Sets `field` from a value up to its first NUL, or clears it for an empty one.
 ///
-/// An empty value clears the field. Returns the reason when the value is invalid.
+/// Returns the reason when the value is invalid.
 fn assign<T>(
     field: &mut Option<T>,
     key: &[u8],
@@ -219,7 +214,7 @@ fn invalid(key: &[u8], value: &[u8]) -> Note {
     ))
 }
 
-/// A text up to its first NUL; `None`, which clears the field, when it is empty.
+/// A text up to its first NUL; an empty one is `None`, which clears the field.
 fn name(value: &[u8], limits: &Limits) -> Result<Option<Vec<u8>>, Exceeded> {
     let name = text(value);
     Limit::NameBytes.check(limits, name.len() as u64)?;
@@ -230,9 +225,7 @@ fn decimal_u32(value: &[u8]) -> Option<u32> {
     decimal(value).and_then(|number| u32::try_from(number).ok())
 }
 
-/// Seconds with an optional sign and fraction, rounded down to a nanosecond.
-///
-/// Ignores text after the number, as GNU tar does.
+/// Seconds with optional sign and fraction, down to a nanosecond. Ignores text after them, as GNU tar does.
 fn time(value: &[u8]) -> Option<Timestamp> {
     let negative = value.starts_with(b"-");
     let value = value.strip_prefix(b"-").unwrap_or(value);
@@ -284,7 +277,7 @@ fn percent_decoded(text: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// Decodes base64 with or without padding; `None` when it is invalid.
+/// With or without padding.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
     let digits = text.get(..text.len() - padding)?;

@@ -4,26 +4,22 @@ use super::header::Record;
 use super::limits::{Exceeded, Limit};
 use super::{Limits, Segment};
 
-/// Why a map is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MapError {
-    /// Pieces overlap or go backwards.
     #[error("its pieces are not in ascending order")]
     Order,
-    /// A piece is outside the file.
     #[error("a piece lies beyond the end of the file")]
     Outside,
     /// The pieces are longer than the payload.
     #[error("its pieces are longer than what is stored")]
     Payload,
-    /// The map has no numbers, or fewer than announced.
     #[error("its map is malformed")]
     Malformed,
 }
 
-/// Validates pieces: ascending, apart, inside the file. Joins adjacent ones.
+/// Validates pieces (ascending, apart, inside the file), and joins adjacent ones.
 ///
-/// Returns also the sum of their lengths, which is at most `payload`.
+/// Returns also their bytes, at most `payload`.
 pub(super) fn validate_map(
     pieces: &[Segment],
     size: u64,
@@ -67,16 +63,15 @@ pub(super) struct Keywords {
     pub(super) name: Option<Vec<u8>>,
     /// The map of 0.0 and 0.1, without empty pieces.
     pub(super) map: Vec<Segment>,
-    /// Whether there was a map, even of empty pieces.
+    /// Even of empty pieces.
     pub(super) is_sparse: bool,
-    /// Whether the map was malformed.
     pub(super) is_malformed: bool,
     /// `GNU.sparse.offset` of 0.0 whose length is still missing.
     pub(super) offset: Option<u64>,
 }
 
 impl Keywords {
-    /// Handles `GNU.sparse.numbytes` of 0.0.
+    /// For `GNU.sparse.numbytes` of 0.0.
     pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
             self.is_sparse = true;
@@ -86,20 +81,17 @@ impl Keywords {
         Ok(())
     }
 
-    /// Payload length of a file with a known size but no map.
-    ///
-    /// GNU tar takes that many bytes from the archive, and looks for the next header after them.
+    /// Payload length of a file with a known size but no map, after which GNU tar looks for the next header.
     pub(super) fn payload_len(&self) -> Option<u64> {
         let is_whole = !self.is_sparse && !self.is_malformed && !self.is_map_in_payload();
         self.gnu_size.filter(|_| is_whole)
     }
 
-    /// Whether the map precedes the payload.
     pub(super) fn is_map_in_payload(&self) -> bool {
         self.major.is_some_and(|major| major > 0)
     }
 
-    /// Handles `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
+    /// For `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
     pub(super) fn set_map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
@@ -115,9 +107,7 @@ impl Keywords {
     }
 }
 
-/// Adds a piece, unless it is empty.
-///
-/// Writers mark the end of a file with an empty piece, and some write millions of them.
+/// Adds a piece, unless it is empty, as at the file's end; some writers write millions of empty ones.
 pub(super) fn push(
     map: &mut Vec<Segment>,
     piece: Segment,
@@ -144,10 +134,10 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
 
 /// Reads the map that format 1.0 puts before the payload, record by record.
 ///
-/// It has one decimal number per line: the number of pieces, then their offsets and lengths in turn.
+/// One decimal number per line: the number of pieces, then offset and length of each.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapReader {
-    /// Remaining pieces; `None` before the first line.
+    /// `None` before the first line.
     left: Option<u64>,
     offset: Option<u64>,
     line: Option<u64>,
@@ -155,7 +145,7 @@ pub(super) struct MapReader {
 }
 
 impl MapReader {
-    /// Reads a record. Returns the pieces once they are complete; the rest of the record is padding.
+    /// Reads a record. Returns the pieces once they are complete; the record's rest is padding.
     pub(super) fn read(
         &mut self,
         record: &Record,
@@ -197,7 +187,6 @@ impl MapReader {
     }
 }
 
-/// Why a map cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum MapFault {
     /// The map is invalid, and the member is lost.

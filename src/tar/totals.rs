@@ -7,7 +7,7 @@ use super::{Cause, Kind, Limit, Limits, Member, Segment};
 /// Totals of the members so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemberTotals {
-    /// Number of members, not counting the root.
+    /// Not counting the root.
     pub(super) members: u64,
     /// Bytes of files, holes included.
     size: u64,
@@ -30,7 +30,6 @@ impl MemberTotals {
         }
     }
 
-    /// Adds a member, if it stays within the limits.
     pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
         let sums = Self {
             members: self.members + u64::from(!is_root(&member.name)),
@@ -58,13 +57,13 @@ impl MemberTotals {
     }
 }
 
-/// Whether the name is that of the root, such as `.` and `./`.
+/// Whether it is `.`, `./` or such.
 fn is_root(name: &[u8]) -> bool {
     let mut components = name.split(|&byte| byte == b'/');
     components.all(|component| matches!(component, b"" | b"."))
 }
 
-/// Bytes of metadata of a member, beyond the fixed part.
+/// Beyond the fixed part.
 fn metadata_bytes(member: &Member) -> u64 {
     let link = match &member.kind {
         Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
