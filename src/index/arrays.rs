@@ -1,4 +1,4 @@
-//! The arrays of an index, under construction or complete, and their checked accessors.
+//! The arrays of an index, under construction or complete, with checked accessors.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -16,42 +16,37 @@ use crate::base::archive_path::ArchivePath;
 
 /// Maximum number of components of a path, which ends cycles of parents in a damaged file.
 ///
-/// The parser allows 64 KiB of name and 40 links of 4 KiB each, so no valid entry is deeper.
+/// No valid entry is deeper, because the parser allows 64 KiB of name and 40 links of 4 KiB each.
 const MAX_DEPTH: usize = 1 << 17;
 
-/// All arrays of an index.
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
     /// By inode number. Number 0 is unused.
     pub(super) records: Vec<InodeRow>,
     pub(super) dirents: Vec<Dirent>,
-    /// Numbers of the dirents of each directory, within its range, sorted by name.
+    /// Dirent numbers, sorted by name within each directory's range.
     pub(super) by_name: Vec<U32>,
     pub(super) arena: Arena,
-    /// Names of users and groups; the first is empty.
+    /// The first is empty.
     pub(super) owners: Vec<Name>,
-    /// Attributes and sparse maps. The first row means "none".
+    /// Attributes and sparse maps. Row 0 means "none".
     pub(super) extras: Vec<ExtraRow>,
     pub(super) xattrs: Vec<XattrRow>,
     pub(super) pieces: Vec<PieceRow>,
     pub(super) spans: Vec<SpanRow>,
-    /// Digests of the blocks of the packed stream.
     pub(super) blocks: Vec<BlockDigest>,
-    /// Checksums of the blocks of spans. Those of one span are adjacent.
+    /// Checksums of the blocks of spans, adjacent for each span.
     pub(super) checksums: Vec<U64>,
-    /// The windows of all seek points.
     pub(super) windows: Arena,
     /// Hard links whose targets may be in a layer below.
     pub(super) unresolved: Vec<UnresolvedRow>,
 }
 
-/// Whether `name` can be a component of a path.
 pub(super) fn is_valid_component(name: &[u8]) -> bool {
     !matches!(name, b"" | b"." | b"..") && !name.contains(&b'/')
 }
 
 impl Arrays {
-    /// Arrays with only the fixed first rows of owners and extras.
     pub(super) fn new() -> Self {
         Self {
             owners: vec![Name::default()],
@@ -70,7 +65,6 @@ impl Arrays {
         }
     }
 
-    /// The target of a symbolic link or forward link.
     pub(super) fn target(&self, link: &InodeRow) -> Option<&[u8]> {
         self.arena.bytes_at(link.data.get(), link.size.get())
     }
@@ -82,7 +76,7 @@ impl Arrays {
             .unwrap_or_default()
     }
 
-    /// Appends an owner's name and returns its row; `None` when there are too many.
+    /// Appends an owner's name; `None` when there are too many.
     pub(super) fn push_owner(&mut self, name: &[u8]) -> Option<u16> {
         let row = u16::try_from(self.owners.len()).ok()?;
         let name = self.arena.push_name(name);
@@ -90,7 +84,6 @@ impl Arrays {
         Some(row)
     }
 
-    /// Appends an extended attribute.
     pub(super) fn push_xattr(&mut self, name: &[u8], value: &[u8]) {
         let xattr = XattrRow {
             name: self.arena.push_name(name),
@@ -115,10 +108,9 @@ impl Arrays {
         self.dirents.get(usize::try_from(number).ok()?)
     }
 
-    /// As [`Self::live_dirent`], for a dirent that directory `parent` lists.
+    /// As [`Self::live_dirent`], for a dirent of directory `parent` only.
     ///
-    /// Only dirents of that parent count. As a directory has one dirent, and that one parent, a walk from the
-    /// root cannot cycle in any file.
+    /// A directory has one dirent, and that one parent, so a walk from the root cannot cycle in any file.
     pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
         let is_its_own = self.dirent(number)?.parent.get() == parent;
         is_its_own.then(|| self.live_dirent(number)).flatten()
@@ -212,7 +204,6 @@ impl Arrays {
         Some(self.pieces.get(first..end).unwrap_or_default())
     }
 
-    /// Sorts the dirents in place, and sets all that refers to their order.
     pub(super) fn sort_dirents(&mut self) {
         self.dirents.sort_unstable_by(|left, right| {
             let key = |dirent: &Dirent| (dirent.parent.get(), dirent.ino.get());
@@ -223,7 +214,6 @@ impl Arrays {
         self.set_first_dirents();
     }
 
-    /// Sets the range of dirents of each directory, and sorts its names.
     fn set_children(&mut self) {
         let count = u32::try_from(self.dirents.len()).expect("checked by check_name");
         let mut by_name: Vec<U32> = (0..count).map(U32::from).collect();
@@ -250,9 +240,7 @@ impl Arrays {
         self.by_name = by_name;
     }
 
-    /// Sets the first dirent of each entry.
-    ///
-    /// The builder appends names to the arena as they appear, so the first one has the lowest offset.
+    /// Sets each entry's first dirent: that with the lowest arena offset, because the builder appends names.
     fn set_first_dirents(&mut self) {
         for record in &mut self.records {
             record.dirent = NONE.into();
@@ -268,7 +256,6 @@ impl Arrays {
         }
     }
 
-    /// Frees unused capacity.
     pub(super) fn shrink(&mut self) {
         self.records.shrink_to_fit();
         self.dirents.shrink_to_fit();
@@ -285,7 +272,7 @@ impl Arrays {
         self.unresolved.shrink_to_fit();
     }
 
-    /// Memory of the arrays in bytes: capacities, not lengths.
+    /// Capacities, not lengths.
     pub(super) fn memory_bytes(&self) -> usize {
         capacity_bytes(&self.records)
             + capacity_bytes(&self.dirents)
@@ -303,23 +290,21 @@ impl Arrays {
     }
 }
 
-/// Byte strings in one allocation: names, link targets, attribute values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arena(pub(super) Vec<u8>);
 
 impl Arena {
-    /// The bytes of `name`; `None` when they are out of range.
+    /// The bytes of `name`; `None` when out of range.
     pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
         self.bytes_at(name.offset(), name.len())
     }
 
-    /// The `len` bytes at `offset`; `None` when they are out of range.
+    /// `None` when out of range.
     pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let end = usize::try_from(offset.checked_add(len)?).ok()?;
         self.0.get(usize::try_from(offset).ok()?..end)
     }
 
-    /// Appends `bytes` and returns their offset.
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let offset = self.0.len();
         reserve(&mut self.0, bytes.len());
@@ -334,30 +319,26 @@ impl Arena {
     }
 }
 
-/// Appends to a vector that grows by a quarter.
-///
-/// Doubling could let the capacity of an index under construction be twice its content.
+/// Appends to a vector that grows by a quarter, because doubling could waste half of an index's memory.
 pub(super) fn push_row<T>(rows: &mut Vec<T>, row: T) {
     reserve(rows, 1);
     rows.push(row);
 }
 
-/// Makes room for `more` elements. An allocation grows the vector by a quarter.
+/// Makes room for `more` elements; growth is by a quarter.
 fn reserve<T>(rows: &mut Vec<T>, more: usize) {
     if rows.capacity() - rows.len() < more {
         rows.reserve_exact(more.max(rows.len() / 4).max(64));
     }
 }
 
-/// Allocated bytes of a vector.
 pub(super) fn capacity_bytes<T>(rows: &Vec<T>) -> usize {
     rows.capacity() * size_of::<T>()
 }
 
-/// Hash table of dirents by parent and name, while building.
 #[derive(Debug)]
 pub(super) struct NameTable {
-    /// Dirent numbers only, of 4 bytes and a control byte each.
+    /// Of 4 bytes and a control byte each.
     dirents: HashTable<u32>,
     /// Random per process, so that no archive can contain names that collide.
     seed: u64,
@@ -371,7 +352,6 @@ impl NameTable {
         }
     }
 
-    /// The dirent called `name` in `parent`.
     pub(super) fn find(&self, arrays: &Arrays, parent: u32, name: &[u8]) -> Option<u32> {
         let same = |&number: &u32| {
             arrays.dirent(number).is_some_and(|dirent| {

@@ -1,8 +1,8 @@
-//! Digests of blocks of the packed stream: they bind later reads to the scanned bytes.
+//! Digests of blocks of the packed stream, which bind later reads to the scanned bytes.
 //!
 //! A block is a fixed, aligned range of packed bytes. Its digest is the chaining value of that subtree of the
-//! stream's BLAKE3 tree. So a reader can verify a range of packed bytes by itself. Together the digests of
-//! all blocks give the BLAKE3 digest of the whole, the content id.
+//! stream's BLAKE3 tree, so a block can be verified by itself. All digests together give the BLAKE3 digest of
+//! the whole, the content id.
 
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
@@ -15,10 +15,9 @@ pub type BlockDigest = [u8; 32];
 /// Marks a block of which the scan skipped some bytes.
 pub(super) const UNKNOWN_DIGEST: BlockDigest = [0; 32];
 
-/// Minimum length of a block, in bytes.
 pub(super) const MIN_BLOCK_LEN: u64 = 16 << 10;
 
-/// Maximum length of a block, in bytes. A read of one byte fetches and hashes as much.
+/// In bytes. A read of one byte fetches and hashes as much.
 pub(super) const MAX_BLOCK_LEN: u64 = 1 << 20;
 
 /// Maximum number of blocks (32 MiB of digests), as long as blocks may grow instead.
@@ -32,7 +31,6 @@ pub fn block_len(source_bytes: Option<u64>) -> u64 {
         .clamp(MIN_BLOCK_LEN, MAX_BLOCK_LEN)
 }
 
-/// Converts a number of blocks to a number of rows.
 pub(super) fn block_count(blocks: u64) -> usize {
     usize::try_from(blocks).unwrap_or(usize::MAX)
 }
@@ -40,7 +38,7 @@ pub(super) fn block_count(blocks: u64) -> usize {
 /// New digests, adjacent to the previous ones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewDigests {
-    /// The length of the blocks, in bytes.
+    /// In bytes.
     pub block_len: u64,
     /// Number of the first block. An earlier report may contain it with fewer bytes.
     pub first: u64,
@@ -54,13 +52,10 @@ pub struct NewDigests {
 #[derive(Debug)]
 pub struct BlockHasher {
     block_len: u64,
-    /// Hashes the current block.
     hasher: Hasher,
-    /// Offset of the next byte in the stream.
     next: u64,
     /// Whether the hasher got the front of the current block.
     is_whole: bool,
-    /// Digest of the current block so far.
     digest: BlockDigest,
     tree: SubtreeStack,
 }
@@ -104,7 +99,7 @@ impl BlockHasher {
         }
     }
 
-    /// BLAKE3 digest of all bytes. Valid only if the first one began the stream.
+    /// BLAKE3 digest of all bytes; valid only if the first one began the stream.
     pub fn content_id(self) -> [u8; 32] {
         if self.tree.count == 0 && self.next <= self.block_len {
             return *self.hasher.finalize().as_bytes();
@@ -112,7 +107,6 @@ impl BlockHasher {
         self.tree.root(self.digest)
     }
 
-    /// Ends the previous block, if there is one, and begins the next.
     fn begin_block(&mut self) {
         if self.hasher.count() > 0 {
             self.tree.push(self.digest);
@@ -122,7 +116,6 @@ impl BlockHasher {
     }
 }
 
-/// A hasher for the subtree that begins at byte `offset`.
 fn hasher_at(offset: u64) -> Hasher {
     let mut hasher = Hasher::new();
     if offset.is_multiple_of(MIN_BLOCK_LEN) {
@@ -133,13 +126,11 @@ fn hasher_at(offset: u64) -> Hasher {
 
 /// Roots of complete subtrees of a BLAKE3 tree.
 ///
-/// Subtrees of equal size merge as soon as more blocks follow, because the root node is merged differently
-/// from all others.
+/// Equal subtrees merge only when more blocks follow, because the root node is merged differently.
 #[derive(Debug, Default)]
 struct SubtreeStack {
-    /// Roots of complete subtrees, each smaller than the one before.
+    /// Each smaller than the one before.
     stack: Vec<BlockDigest>,
-    /// Blocks in them.
     count: u64,
 }
 
@@ -182,16 +173,15 @@ pub struct Blocks {
     block_len: u64,
     /// Whole blocks. If the last one is cut, its digest covers the part before the cut.
     extent: Extent<Packed>,
-    /// In order.
     digests: Vec<BlockDigest>,
     /// Whether the last block, if it is cut, ends at the end of the stream.
     is_final: bool,
 }
 
 impl Blocks {
-    /// The blocks that contain `extent`, as far as they are digested; `None` when none of it is.
+    /// The blocks that contain `extent`, as far as `digests`, which end at `digested`; `None` for none of it.
     ///
-    /// `digests` are those of the stream up to `digested`. If `is_final`, it ends there.
+    /// If `is_final`, the stream ends at `digested`.
     pub(super) fn new(
         digests: &[BlockDigest],
         block_len: u64,
@@ -231,9 +221,9 @@ impl Blocks {
                     == expected)
     }
 
-    /// Blocks without a digest in `bytes`, which are all of [`extent`](Self::extent).
+    /// Blocks without a digest in `bytes`, all of [`extent`](Self::extent), by number in the stream.
     ///
-    /// Yields their numbers in the stream. Leaves out a block that is cut although the stream continues.
+    /// Leaves out a block that is cut although the stream continues.
     pub fn undigested_blocks<'a>(
         &self,
         bytes: &'a [u8],

@@ -12,7 +12,6 @@ use super::whiteouts::WhiteoutFormat;
 use crate::base::extent::Packed;
 use crate::base::resolve::{self, PathError, ResolveError, Step};
 
-/// The root's record.
 pub(super) const ROOT: u32 = 1;
 
 /// Maximum bytes of a name: the limit of Linux.
@@ -26,7 +25,7 @@ const MAX_DIRTY_INODES: usize = 4096;
 pub struct Options {
     /// Maximum number of entries; later ones are rejected. The default, 2²⁶, is about 6 GiB of index.
     ///
-    /// It is needed because a member of two kilobytes may imply a thousand directories.
+    /// A member of two kilobytes may imply a thousand directories, so a limit on members is not enough.
     pub max_entries: u32,
     /// Maximum number of stored problems. All are counted.
     pub max_problems: usize,
@@ -34,8 +33,8 @@ pub struct Options {
     pub max_reported_problems: u64,
     /// Whether readers use the tree while it grows.
     ///
-    /// Then the index keeps replaced entries by number and without a name, because they may be open. It also
-    /// records [changed entries](super::Builder::take_dirty_inodes).
+    /// Then replaced entries, which may be open, stay without a name, and [changed
+    /// entries](super::Builder::take_dirty_inodes) are recorded.
     pub keeps_replaced: bool,
     /// How the archive marks removed entries of lower layers, if it is a layer.
     pub whiteouts: Option<WhiteoutFormat>,
@@ -96,15 +95,13 @@ impl From<ResolveError<Self>> for MemberError {
 
 #[derive(Debug)]
 pub(super) struct BuildTree {
-    /// The index so far.
     pub(super) index: Index,
     pub(super) options: Options,
-    /// Entries whose attributes changed, if readers use the tree. The link count is an attribute.
+    /// Entries whose attributes, link count included, changed, if readers use the tree.
     pub(super) dirty: Vec<Ino>,
 }
 
 impl BuildTree {
-    /// A tree with only a root.
     pub(super) fn new(options: Options) -> Self {
         let index = Index {
             arrays: Arrays {
@@ -135,7 +132,6 @@ impl BuildTree {
         self.options.whiteouts.is_some()
     }
 
-    /// Records that the attributes of `ino` changed.
     pub(super) fn mark_dirty(&mut self, ino: u32) {
         let has_room = self.options.keeps_replaced && self.dirty.len() < MAX_DIRTY_INODES;
         if has_room && self.dirty.last() != Some(&Ino(ino)) {
@@ -163,13 +159,11 @@ impl BuildTree {
         dirent.expect("numbers come from this tree")
     }
 
-    /// The dirent called `name` in `parent`.
     pub(super) fn find(&self, parent: u32, name: &[u8]) -> Option<u32> {
         let names = self.index.names.as_ref()?;
         names.find(&self.index.arrays, parent, name)
     }
 
-    /// Gives `record` a number and the new name `name` in `parent`.
     pub(super) fn add(
         &mut self,
         parent: u32,
@@ -183,7 +177,6 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Adds `record` under a new number, and points dirent `number` to it.
     pub(super) fn replace(&mut self, number: u32, record: InodeRow) -> Result<u32, MemberError> {
         self.check_replaceable(number)?;
         let ino = self.allocate_ino(record)?;
@@ -196,14 +189,12 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Sets the first name of a new entry.
     fn set_first_name(&mut self, ino: u32, dirent: u32) {
         let record = self.record_mut(ino);
         record.dirent = dirent.into();
         record.links = (1 + u32::from(record.is_directory())).into();
     }
 
-    /// Gives `ino` the new name `name` in `parent`.
     pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), MemberError> {
         self.check_name(name)?;
         self.add_dirent(parent, name, ino);
@@ -244,7 +235,7 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Removes a name from its entry. [`Self::prune_replaced_directories`] removes a directory's contents.
+    /// Removes a name from its entry. A directory's contents remain for [`Self::prune_replaced_directories`].
     fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         self.mark_dirty(ino.get());
@@ -260,7 +251,7 @@ impl BuildTree {
         }
     }
 
-    /// Removes entry `ino`, which has no name left. Readers that have it open keep it.
+    /// Removes an entry without names. Readers that have it open keep it.
     fn remove_inode(&mut self, ino: u32) {
         let mut record = std::mem::take(self.record_mut(ino));
         self.index.totals.entries = self.index.totals.entries.saturating_sub(1);
@@ -278,7 +269,6 @@ impl BuildTree {
         self.record_mut(ino).add_links(1);
     }
 
-    /// The next number.
     fn allocate_ino(&mut self, record: InodeRow) -> Result<u32, MemberError> {
         let ino = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
         if ino >= self.options.max_entries {
@@ -289,12 +279,11 @@ impl BuildTree {
         Ok(ino)
     }
 
-    /// Number of dirents, including removed ones.
+    /// Including removed ones.
     pub(super) fn dirent_count(&self) -> u32 {
         u32::try_from(self.index.arrays.dirents.len()).unwrap_or(NONE)
     }
 
-    /// Removes the contents of replaced directories.
     pub(super) fn prune_replaced_directories(&mut self) {
         let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
         // A directory has a higher number than its parent, and never moves.
@@ -320,7 +309,6 @@ impl BuildTree {
         }
     }
 
-    /// Checks that a dirent with this name can be added.
     fn check_name(&self, name: &[u8]) -> Result<(), MemberError> {
         if name.len() > MAX_NAME_BYTES {
             return Err(MemberError::NameTooLong);
@@ -341,7 +329,6 @@ impl BuildTree {
         Ok(())
     }
 
-    /// Adds a dirent for a new name.
     fn add_dirent(&mut self, parent: u32, name: &[u8], ino: u32) -> u32 {
         let number = self.dirent_count();
         let dirent = Dirent {
@@ -361,9 +348,9 @@ impl BuildTree {
         number
     }
 
-    /// The directory `name` in directory `parent` of a layer, for whiteouts below it.
+    /// The directory `name` in directory `parent` of a layer, for whiteouts below; `None` for another type.
     ///
-    /// Creates it as `unseen` when it is missing. `None` when it is another type of entry.
+    /// Creates it as `unseen` when it is missing.
     pub(super) fn whiteout_directory(
         &mut self,
         parent: u32,
@@ -377,7 +364,6 @@ impl BuildTree {
         Ok(self.record(ino).is_directory().then_some(ino))
     }
 
-    /// Whether `ino` is a hard link whose target is not known yet.
     pub(super) fn is_forward_link(&self, ino: u32) -> bool {
         self.record(ino).kind() == FORWARD_LINK
     }
@@ -407,8 +393,8 @@ impl BuildTree {
 
 /// The record of an implied directory, which no member describes.
 ///
-/// GNU tar gives it the time of extraction, and mode 0777 without the umask. Here it depends neither on the
-/// run nor on the order of the members. Its time is 0, as in reproducible archives.
+/// It depends neither on the run (GNU tar: time of extraction, umask) nor on the order of the members. Its
+/// time is 0, as in reproducible archives.
 pub(super) fn implied_directory() -> InodeRow {
     InodeRow {
         mode: (DIRECTORY | 0o755).into(),
@@ -450,10 +436,8 @@ impl resolve::Tree for CreatingResolver<'_> {
     }
 }
 
-/// Why resolution stops before the target.
 #[derive(Debug)]
 pub(super) enum NameError {
-    /// A name is missing.
     Missing,
     /// A component is a hard link whose own target is not known yet.
     Forward,

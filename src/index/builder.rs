@@ -1,13 +1,12 @@
 //! Builds the tree that GNU tar would leave on disk from members in archive order.
 //!
 //! Later members replace earlier ones as `tar -x` replaces files. A new entry gets a new number, and its
-//! hard-linked siblings keep the old one. A directory over a directory updates it. Nothing replaces a
-//! directory that is not empty. Unlike in GNU tar, a hard link may precede its target, and a missing parent
-//! is created even through a symbolic link.
+//! hard-linked siblings keep the old one. A directory over a directory updates it, and nothing replaces one
+//! that is not empty. Unlike in GNU tar, a hard link may precede its target, and missing parents are created
+//! even through symbolic links.
 //!
 //! For a layer ([`Options::whiteouts`]) the tree is what `umoci unpack` and containerd make of its members
-//! alone. Anything replaces a directory. A hard link to a missing target links to the entry of the lower
-//! layers, if they have it.
+//! alone. Anything replaces a directory. A hard link to a missing target links to that of the lower layers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::mem;
@@ -36,12 +35,11 @@ use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Kind, Member, Segment};
 
-/// Maximum number of passes over forward hard links, first and last link in turn.
+/// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
 ///
-/// Each pass resolves at least one of those that wait for each other. Usually one pass resolves all.
+/// Each pass resolves at least one of those that wait for each other.
 pub const MAX_FORWARD_LINK_PASSES: usize = 40;
 
-/// Maximum bytes of the path of an entry or of a hard link's target.
 const MAX_PATH_BYTES: usize = 65_535;
 
 /// Maximum bytes of a symbolic link's target: the limit of Linux.
@@ -60,17 +58,13 @@ pub enum Placement {
     Entry(Ino),
     /// Added a name to this entry.
     Link(Ino),
-    /// Added a name whose target is not known yet; [`Builder::finish`] resolves it.
-    ///
-    /// In a layer, the target may be in a layer below.
+    /// Added a name whose target [`Builder::finish`] finds, in a layer perhaps in a layer below.
     Forward,
     /// Removed an entry of lower layers.
     Whiteout,
 }
 
-/// The result of looking up a hard link's target.
 enum LinkTarget {
-    /// An entry.
     Entry(u32),
     /// No entry yet, or a link whose own target is missing.
     Missing,
@@ -82,16 +76,13 @@ enum LinkTarget {
 #[derive(Debug)]
 pub struct Builder {
     tree: BuildTree,
-    /// Rows of owner names, by name.
     owners: HashTable<u16>,
     /// Rows of extras without a sparse map, by their set of attributes.
     attribute_sets: HashTable<u32>,
     hasher: RandomState,
-    /// Hard links whose targets are not known yet.
     forward: Vec<u32>,
-    /// The memory of the builder, counted against a limit.
     charge: Charge,
-    /// Problems that [`take_problems`](Self::take_problems) has not returned yet.
+    /// Not returned by [`take_problems`](Self::take_problems) yet.
     unreported: Vec<Problem>,
 }
 
@@ -130,7 +121,7 @@ impl Builder {
         &self.tree.index
     }
 
-    /// Sets how the source is packed, and its length if known, for readers before the end of the scan.
+    /// Sets the source's compression, and its length if known, for readers before the end of the scan.
     pub fn set_compression(&mut self, compression: Compression, packed_bytes: Option<u64>) {
         let origin = &mut self.tree.index.origin;
         origin.compression = compression;
@@ -140,8 +131,7 @@ impl Builder {
     /// Adds the next member.
     ///
     /// # Errors
-    /// When the tree cannot contain it. The builder records a problem and keeps the previous entry. Only this
-    /// member is affected.
+    /// When the tree cannot contain it. Then it becomes a problem, and the previous entry stays.
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
         let name = ArchivePath::sanitize(&member.name);
         // An old form of a directory, which GNU tar honours.
@@ -172,7 +162,7 @@ impl Builder {
 
     /// Entries whose attributes changed since the last call, up to a limit.
     ///
-    /// New entries are not among them, nor directories with one more subdirectory.
+    /// Not new entries, nor directories with one more subdirectory.
     pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
         mem::take(&mut self.tree.dirty)
     }
@@ -315,7 +305,7 @@ impl Builder {
         Ok(Placement::Entry(Ino(ino)))
     }
 
-    /// Parses `path` as a whiteout: the directory and the meaning; `None` for an entry.
+    /// Parses `path` as a whiteout: directory and meaning; `None` for an entry.
     fn whiteout<'p>(&self, path: &'p ArchivePath) -> Option<(ArchivePath, NameKind<'p>)> {
         let (directory, name) = path.split_last()?;
         match self.tree.options.whiteouts?.classify_name(name) {
@@ -324,15 +314,15 @@ impl Builder {
         }
     }
 
-    /// Whether a component of `path` is reserved for whiteouts, so that the layer does not show it.
+    /// Whether the layer does not show `path`, because a component is reserved for whiteouts.
     fn is_hidden(&self, path: &ArchivePath) -> bool {
         let whiteouts = self.tree.options.whiteouts;
         whiteouts.is_some_and(|format| path.components().any(|name| format.is_reserved_name(name)))
     }
 
-    /// Adds a whiteout in `directory`, without following links, because it names a literal path.
+    /// Adds a whiteout in `directory`, a literal path, so without following links.
     ///
-    /// If the layer itself has something other than a directory there, that hides all entries below already.
+    /// If the layer has another type there, that hides all entries below already.
     fn insert_whiteout(
         &mut self,
         directory: &ArchivePath,
@@ -365,7 +355,7 @@ impl Builder {
         Ok(Placement::Whiteout)
     }
 
-    /// Records that directory `ino` hides the entry `name` of lower layers; all of them if it is empty.
+    /// Records that directory `ino` hides `name` of lower layers, or all names if it is empty.
     fn add_whiteout(&mut self, ino: u32, name: &[u8]) -> Result<(), MemberError> {
         self.tree.check_capacity(name)?;
         let arrays = &mut self.tree.index.arrays;
@@ -378,9 +368,9 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a name for the entry at `target`. A link to the entry that has this name changes nothing.
+    /// Adds a name for the entry at `target`, if it exists, even over an existing name, as in GNU tar.
     ///
-    /// As in GNU tar, a link replaces an existing name only if its target exists.
+    /// A link to the entry that has this name changes nothing.
     fn insert_link(
         &mut self,
         parent: u32,
@@ -399,7 +389,6 @@ impl Builder {
         Ok(Placement::Link(Ino(ino)))
     }
 
-    /// Gives entry `ino` the name `name` in `parent`. `existing` is the present dirent of that name.
     fn link_name(
         &mut self,
         parent: u32,
@@ -471,7 +460,6 @@ impl Builder {
         Ok(Placement::Forward)
     }
 
-    /// Looks up a hard link's target.
     fn find_link_target(&self, path: &ArchivePath) -> Result<LinkTarget, MemberError> {
         let Some((directory, name)) = path.split_last() else {
             return Ok(LinkTarget::Entry(ROOT));
@@ -540,14 +528,12 @@ impl Builder {
         true
     }
 
-    /// Path of the target of link `forward`.
     fn target_path(&self, forward: u32) -> ArchivePath {
         let record = self.tree.record(forward);
         let target = self.tree.index.arrays.target(record);
         ArchivePath::sanitize(target.unwrap_or_default()).path
     }
 
-    /// Removes the link from the tree and records a problem.
     fn drop_link(&mut self, forward: u32, error: MemberError) {
         let number = self.tree.record(forward).dirent.get();
         let dirent = self.tree.dirent(number);
@@ -563,7 +549,7 @@ impl Builder {
         self.tree.unlink(number);
     }
 
-    /// Finishes a layer after its last member: its forward links become links to the layers below.
+    /// Turns forward links into links to the layers below.
     fn finish_layer(&mut self) {
         self.tree.prune_replaced_directories();
         if mem::take(&mut self.forward).is_empty() {
@@ -586,7 +572,6 @@ impl Builder {
         }
     }
 
-    /// Gives directory `ino` the attributes of a later member of that path.
     fn update_directory(&mut self, ino: u32, member: &Member) {
         let mut attributes = self.attributes(DIRECTORY, member);
         let record = self.tree.record_mut(ino);
@@ -597,7 +582,6 @@ impl Builder {
         self.tree.mark_dirty(ino);
     }
 
-    /// The record of a new entry, without name and number.
     fn new_record(&mut self, kind: &Kind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut record = self.attributes(type_bits(kind), member);
         match kind {
@@ -1023,7 +1007,6 @@ mod tests {
         assert_eq!(index.problem_count(), 2);
     }
 
-    /// The whiteouts of a layer: directories and names.
     fn whiteouts(index: &Index) -> Vec<String> {
         let text = |whiteout: crate::index::Whiteout<'_>| {
             let parent = index.path(whiteout.parent).unwrap_or_default();
@@ -1401,7 +1384,6 @@ mod tests {
     /// A model of extraction with maps: the same rules, written for clarity.
     #[derive(Default)]
     struct Model {
-        /// Path → number of an inode.
         names: std::collections::BTreeMap<String, usize>,
         /// (is a directory, size or mode)
         inodes: Vec<(bool, u64)>,

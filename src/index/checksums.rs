@@ -1,8 +1,6 @@
-//! Checksums of the blocks of spans.
+//! Checksums (xxh3-64) of the blocks of spans, to verify a part of a span in a private copy of plain bytes.
 //!
-//! They verify a part of a span in a private copy of plain bytes. Blocks of a span are as long as those of
-//! the packed stream, counted from the front of the span. The checksum of a block is the xxh3-64 of its
-//! bytes.
+//! Blocks are as long as those of the packed stream, counted from the front of the span.
 
 use std::ops::Range;
 
@@ -17,7 +15,6 @@ use crate::codec::seek_point::MAX_SPAN_LEN;
 pub struct SpanChecksums<'a> {
     extent: Extent<Plain>,
     block_len: usize,
-    /// One for each block.
     checksums: &'a [U64],
 }
 

@@ -87,7 +87,7 @@ struct Header {
     sections: [Section; SECTIONS as usize],
 }
 
-/// Offset and length of a section. Sections are adjacent.
+/// Offset and length; sections are adjacent.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Section {
@@ -155,9 +155,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     out.inner.flush()
 }
 
-/// Reads an index from a file of `len` bytes.
-///
-/// Does not check entry by entry. Accessors check rows when they are used.
+/// Reads an index from a file of `len` bytes, without a check of each entry: accessors check rows.
 ///
 /// # Errors
 /// When the bytes are not exactly those that [`write()`] wrote.
@@ -192,7 +190,6 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     }
 }
 
-/// Reads the sections after the texts: the arrays, and the encoded problems.
 fn read_arrays(
     input: &mut HashingStream<impl Read>,
     sections: &[Section; SECTIONS as usize],
@@ -236,9 +233,7 @@ fn read_arrays(
     Ok((arrays, input.rows::<u8>(problems)?))
 }
 
-/// Reads the origin of an index file of `len` bytes from its first sections.
-///
-/// Only for display, because the sections after them are not checked.
+/// Reads an index file's origin, only for display, because the sections after it are not checked.
 ///
 /// # Errors
 /// When there is no origin, or it is implausibly long.
@@ -278,7 +273,7 @@ impl Header {
         }
     }
 
-    /// Reads the header of a file of `len` bytes, and checks that its sections are inside the file.
+    /// Reads and checks the header of a file of `len` bytes: its sections are inside the file.
     fn read(input: &mut HashingStream<impl Read>, len: u64) -> Result<Self, Error> {
         if len < size_of::<Self>() as u64 {
             return Err(Error::NotAnIndex);
@@ -395,9 +390,7 @@ fn compression_from_code(code: u32) -> Result<Compression, Error> {
 }
 
 impl Locator {
-    /// The name of the index file: 64 hexadecimal digits and a suffix.
-    ///
-    /// Each format version has its own name, so that two versions of the program can share a directory.
+    /// File name: 64 hexadecimal digits and a suffix per format version, so versions can share a directory.
     pub fn file_name(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&VERSION.to_le_bytes());
@@ -431,7 +424,6 @@ fn decode_texts(bytes: &[u8]) -> Result<Locator, Error> {
     }
 }
 
-/// A reader or writer that hashes all bytes that pass through.
 struct HashingStream<T> {
     inner: T,
     hasher: Hasher,
@@ -506,7 +498,6 @@ mod tests {
         }
     }
 
-    /// An index that uses every feature.
     fn sample() -> Index {
         let mut builder = Builder::new(Options::default());
         let sparse = Member {
@@ -567,7 +558,6 @@ mod tests {
         bytes[end..end + 32].copy_from_slice(digest.as_bytes());
     }
 
-    /// Calls every accessor, and counts the results.
     fn visit(index: &Index) -> usize {
         let mut seen = 0;
         for number in 0..=index.last_ino().0.min(100) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A memory limit for all indexes and merges that share it. Clones share it.
+/// A memory limit for all indexes and merges that share it, as clones do.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
     bytes: u64,
@@ -96,7 +96,6 @@ impl Charge {
         Ok(())
     }
 
-    /// Sets the count to `bytes`.
     pub(super) fn set(&mut self, bytes: u64) -> Result<(), TooMuchMemory> {
         let used = &self.limit.used;
         let others = if bytes >= self.bytes {

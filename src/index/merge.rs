@@ -1,8 +1,7 @@
 //! Merges several indexes into one tree with names from all layers.
 //!
-//! The caller decides which entries are visible, in a [`MergePlan`]. This file only copies rows. The plain
-//! streams of the layers follow each other in one address space. So pieces, holes and spans of the merged
-//! index have the same meaning as in any other.
+//! The caller's [`MergePlan`] decides which entries are visible; this file only copies rows. The layers'
+//! plain streams follow each other in one address space, so pieces, holes and spans keep their meaning.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -63,7 +62,7 @@ pub struct MergePlan<'a> {
 /// A merged tree, with the mapping of its entries to the layers.
 #[derive(Debug)]
 pub struct MergedIndex {
-    /// The tree. Its plain stream is those of the layers, one after the other, and has no seek points.
+    /// The tree. Its plain stream is those of the layers in order, without seek points.
     pub index: Arc<Index>,
     /// The problems of the index, each with its layer, counted from 0.
     pub problems: Vec<(usize, Problem)>,
@@ -103,19 +102,16 @@ impl MergedIndex {
     }
 }
 
-/// Bytes of the tables of [`MergedIndex`].
 fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
     let numbers = numbers.iter().map(capacity_bytes);
     numbers.sum::<usize>() + capacity_bytes(layer_inos)
 }
 
-/// Merges `layers`, from the bottom, as `plan` says.
+/// Merges `layers`, from the bottom, as `plan` says. Leaves out attributes whose names `hides`.
 ///
-/// Leaves out attributes whose names `hides`. `origin` identifies the merged index, and this function sets
-/// its plain bytes. The memory of the index and of its tables counts against `limit` while the index lives.
-///
-/// Numbers follow the order of the layers, and of the entries in each. They depend on nothing but the
-/// indexes.
+/// `origin` identifies the merged index, but this function sets its plain bytes. Index and tables count
+/// against `limit` while the index lives. Numbers follow the order of the layers, and of the entries in each,
+/// so they depend only on the indexes.
 ///
 /// # Errors
 /// When the merge does not fit into an index, or exceeds the limit.
@@ -180,7 +176,6 @@ pub fn merge(
     })
 }
 
-/// The first members that are damaged or not in the merged tree.
 fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {
     let own = layers.iter().enumerate().flat_map(|(number, layer)| {
         let problems = layer.problems().iter().cloned();
@@ -190,7 +185,7 @@ fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {
     problems.take(Options::default().max_problems).collect()
 }
 
-/// Assigns a number to each entry that `plan` names. Returns the maps in both directions.
+/// Assigns a number to each entry that `plan` names; returns the maps in both directions.
 fn assign_inos(
     layers: &[&Index],
     plan: &MergePlan<'_>,
@@ -246,14 +241,13 @@ fn merged_ino_of(numbers: &[Vec<u32>], layer_ino: LayerIno) -> u32 {
     number.copied().unwrap_or_default()
 }
 
-/// An index that rows are copied from.
 struct SourceLayer<'a> {
     arrays: &'a Arrays,
     /// Start of its plain stream in that of the whole.
     start: u64,
-    /// Copied rows of extras: from old to new row.
+    /// From old to new row.
     extras: HashMap<u32, u32>,
-    /// Copied sets of attributes: from old to new first row and count.
+    /// From old to new first row and count.
     xattr_sets: HashMap<(u32, u32), (u32, u32)>,
 }
 
@@ -275,7 +269,6 @@ impl<'a> SourceLayer<'a> {
     }
 }
 
-/// The index that rows are copied to.
 struct Merger<'a, 'h> {
     arrays: Arrays,
     owners: HashMap<&'a [u8], u16>,
@@ -289,7 +282,6 @@ struct Merger<'a, 'h> {
 const TABLE_ENTRY_BYTES: usize = 64;
 
 impl<'a> Merger<'a, '_> {
-    /// Counts the current memory of the arrays.
     fn check_memory(&mut self) -> Result<(), TooMuchMemory> {
         let bytes = self.arrays.memory_bytes() + self.other_bytes;
         self.charge.set(bytes as u64)
@@ -326,7 +318,6 @@ impl<'a> Merger<'a, '_> {
         Ok(())
     }
 
-    /// The record of entry `ino` of `layer`, without names.
     fn copy_inode(
         &mut self,
         layer: &mut SourceLayer<'a>,
@@ -429,7 +420,6 @@ impl<'a> Merger<'a, '_> {
         Ok(set)
     }
 
-    /// Adds the names, and counts the links.
     fn add_dirents(
         &mut self,
         plan: &MergePlan<'_>,
@@ -479,7 +469,6 @@ impl<'a> Merger<'a, '_> {
     }
 }
 
-/// Number of `rows`, as the format stores it.
 fn row_count<T>(rows: &[T]) -> Result<u32, MergeError> {
     u32::try_from(rows.len()).map_err(|_| MergeError::TooLarge)
 }

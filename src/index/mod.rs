@@ -1,8 +1,7 @@
 //! The immutable tree of entries, with the seek points to reach their bytes.
 //!
-//! A [`Builder`] builds it in one pass, and [`store`] saves and loads it. Afterwards it is only read. It
-//! consists of flat arrays behind accessors that check every offset, so a damaged file gives an error and
-//! never a panic.
+//! A [`Builder`] makes it in one pass, and [`store`] saves and loads it. Accessors of its flat arrays check
+//! every offset, so a damaged file gives an error and never a panic.
 
 mod arrays;
 mod blocks;

@@ -3,9 +3,7 @@
 use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 
-/// Key of a saved index: the source, its version, and the options for reading it.
-///
-/// Two processes with equal locators may use the same index. Texts are compared byte by byte.
+/// Key of a saved index, compared byte by byte: source, version, and options. Equal keys share an index.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Locator {
     /// The URL without userinfo and signature, or the identity of a file.
@@ -34,7 +32,6 @@ pub struct Origin {
 }
 
 impl Default for Origin {
-    /// An empty source.
     fn default() -> Self {
         Self {
             locator: Locator::default(),

@@ -14,7 +14,6 @@ const MAX_TEXT_BYTES: usize = 4096;
 /// Maximum bytes of all problems in an index file.
 pub(super) const MAX_SECTION_BYTES: u64 = 1 << 20;
 
-/// Marks an unknown offset.
 const UNKNOWN_OFFSET: u64 = u64::MAX;
 
 /// A member that is damaged or not in the tree.
@@ -33,7 +32,7 @@ impl fmt::Display for Problem {
         if let Some(path) = &self.path {
             write!(f, "{path}: ")?;
         }
-        // Escapes it, because an archive or index file from anyone may contain any text.
+        // Escapes any text of a hostile archive or index file.
         for character in self.what.chars() {
             if character.is_control() {
                 write!(f, "{}", character.escape_default())?;
@@ -48,7 +47,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Encodes the first `problems` that fit into the section of an index file.
+/// Encodes the first `problems` that fit into the section.
 pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for problem in problems {
@@ -68,7 +67,6 @@ pub(super) fn encode(problems: &[Problem]) -> Vec<u8> {
     bytes
 }
 
-/// Appends `text` after its length.
 pub(super) fn push_text(bytes: &mut Vec<u8>, text: &[u8]) {
     bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
     bytes.extend_from_slice(text);

@@ -1,6 +1,6 @@
 //! The rows of the index, exactly as in the file: little-endian, unpadded, any bits valid.
 //!
-//! A reader uses rows in place and checks their values. docs/index-format.md has the byte tables.
+//! Readers use rows in place and check their values. docs/index-format.md has the byte tables.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,10 +25,10 @@ pub(super) const FORWARD_LINK: u16 = TYPE_MASK;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct InodeRow {
-    /// Location of its content, by type.
+    /// Location of the content, by type.
     ///
-    /// File: offset of the payload in the plain stream. Symbolic link: offset of the target in the arena.
-    /// Device: its number, major in the upper half. Directory: its first dirent.
+    /// File: plain offset of the payload. Symbolic link: arena offset of the target. Device: its number,
+    /// major in the upper half. Directory: its first dirent.
     pub(super) data: U64,
     /// File: its size. Symbolic link: length of the target.
     pub(super) size: U64,
@@ -36,7 +36,6 @@ pub(super) struct InodeRow {
     pub(super) mtime_nanoseconds: U32,
     pub(super) uid: U32,
     pub(super) gid: U32,
-    /// The value of `st_nlink`.
     pub(super) links: U32,
     /// Directory: number of its dirents.
     pub(super) children: U32,
@@ -46,28 +45,25 @@ pub(super) struct InodeRow {
     pub(super) extra: U32,
     /// The owner's row among the owner names; 0 is the empty name.
     pub(super) user: U16,
-    /// The group's row, in the same table.
+    /// In the same table.
     pub(super) group: U16,
     /// Type and permissions; 0 for a number without an entry.
     pub(super) mode: U16,
     pub(super) reserved: U16,
-    /// [`InodeRow::IMPLIED`] and [`InodeRow::WHITEOUT_ONLY`].
     pub(super) flags: U32,
 }
 
 impl InodeRow {
-    /// An implied directory: only paths below it mention it.
+    /// A directory that only paths below it mention.
     pub(super) const IMPLIED: u32 = 1;
 
-    /// A directory of a layer that only whiteouts below it mention. The layer does not contain it.
+    /// A directory that only whiteouts below it mention, so that the layer does not contain it.
     pub(super) const WHITEOUT_ONLY: u32 = 2;
 
-    /// Whether only whiteouts below the directory mention it.
     pub(super) fn is_whiteout_only(&self) -> bool {
         self.flags.get() & Self::WHITEOUT_ONLY != 0
     }
 
-    /// The type bits.
     pub(super) fn kind(&self) -> u16 {
         self.mode.get() & TYPE_MASK
     }
@@ -76,7 +72,6 @@ impl InodeRow {
         self.kind() == DIRECTORY
     }
 
-    /// The one piece of a file that is not sparse.
     pub(super) fn whole_piece(&self) -> PieceRow {
         PieceRow {
             offset: 0.into(),
@@ -144,14 +139,13 @@ impl Name {
 
 /// A name in a directory.
 ///
-/// In a file, dirents are sorted by parent, then by entry, so a listing has the order of the archive.
+/// In a file, sorted by parent, then by entry, so a listing has the order of the archive.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Dirent {
     pub(super) name: Name,
     /// The record it names. 0 marks a removed name, only while building.
     pub(super) ino: U32,
-    /// The directory's record.
     pub(super) parent: U32,
 }
 
@@ -159,10 +153,9 @@ pub(super) struct Dirent {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ExtraRow {
-    /// The first row of its extended attributes.
+    /// The first row.
     pub(super) xattr: U32,
     pub(super) xattr_count: U32,
-    /// The first row of its sparse map.
     pub(super) piece: U32,
     pub(super) piece_count: U32,
     /// 1 when the file is sparse, even if it is one hole. Then the map lists the stored bytes.
@@ -172,7 +165,6 @@ pub(super) struct ExtraRow {
     pub(super) stored_bytes: U64,
 }
 
-/// One extended attribute, with its value in the arena.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct XattrRow {
@@ -181,7 +173,6 @@ pub(super) struct XattrRow {
     pub(super) value_len: U64,
 }
 
-/// A stored piece of a sparse file.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct PieceRow {
@@ -192,8 +183,7 @@ pub(super) struct PieceRow {
 
 /// A statement of a layer about the layers below it.
 ///
-/// With a target, a hard link to them. Without a target, a whiteout. Without a name either, an opaque
-/// directory.
+/// With a target, a hard link to them; without, a whiteout; without a name either, an opaque directory.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct UnresolvedRow {
@@ -202,7 +192,6 @@ pub(super) struct UnresolvedRow {
     /// Offset of the target's path in the arena.
     pub(super) target_offset: U64,
     pub(super) target_len: U32,
-    /// The directory's record.
     pub(super) parent: U32,
 }
 
@@ -219,7 +208,6 @@ pub(super) struct SpanRow {
     pub(super) state: U32,
     /// Bits of the packed byte before the seek point; [`SpanRow::NO_SEEK_POINT`] without one.
     pub(super) bit: U32,
-    /// [`SpanRow::UNHASHED`], or 0.
     pub(super) flags: U32,
 }
 

@@ -1,9 +1,9 @@
 //! Index files: found by locator, published by rename. Only this file of the index does I/O.
 //!
-//! Processes synchronize by flock(2). A user of a file holds a shared lock, as does the writer of a file that
-//! has no name yet. A process that removes a file holds the exclusive lock meanwhile. The name may refer to
-//! another file by the time the lock is granted, so a process checks the name after locking. Renaming and
-//! removing exclude each other by a lock on the directory.
+//! Processes synchronize by flock(2). Users of a file, and the writer of one without a name yet, hold a
+//! shared lock; a process that removes it holds the exclusive lock. A process checks the name after locking,
+//! because it may refer to another file by then. A lock on the directory makes renaming and removing exclude
+//! each other.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter};
@@ -25,23 +25,18 @@ use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 /// Minimum age at which the writer of a temporary file counts as dead.
 const STALE_TEMPORARY_AGE: Duration = Duration::from_hours(24);
 
-/// Timeout for locks of another process that checks whether a file is in use, or removes one.
-///
-/// Neither takes long, unless the process is stopped meanwhile.
+/// Timeout for a lock that another process holds to check or remove a file: short, unless it is stopped.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Interval between attempts within [`LOCK_TIMEOUT`].
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(2);
 
-/// The lock of a process that uses a file.
 const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 
-/// Maximum number of replacements of a file between its opening and its lock.
+/// Replacements of a file between its opening and its lock.
 const MAX_REOPENS: usize = 8;
 
-/// Name of this directory inside the cache directory.
+/// Inside the cache directory.
 const DIRECTORY_NAME: &str = "index";
 
-/// Buffer size for reading and writing small sections, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A failed operation on an index file.
@@ -61,9 +56,7 @@ pub struct Store {
     cache_dir: PathBuf,
 }
 
-/// Retention of indexes, applied when another one is saved.
-///
-/// It evicts indexes unused for a quarter of a year, and the least recently used ones beyond 2 GiB.
+/// Evicts indexes unused for a quarter of a year, and the least recently used beyond 2 GiB, at each saving.
 pub const RETENTION_POLICY: RetentionPolicy = RetentionPolicy {
     max_bytes: 2 << 30,
     max_age: Duration::from_hours(90 * 24),
@@ -78,7 +71,7 @@ pub struct IndexLock {
 impl IndexLock {
     /// Sets the time of last use to now.
     pub fn touch(&self) {
-        // On failure, at worst the index is evicted somewhat too early.
+        // On failure, at worst the index is evicted too early.
         self.locked.set_modified(SystemTime::now()).ok();
     }
 }
@@ -100,14 +93,14 @@ impl Store {
         self.cache_dir.join(DIRECTORY_NAME)
     }
 
-    /// The published index for `locator`, with a lock on its file; `None` when there is none.
+    /// The published index for `locator`, with a lock; `None` when there is none.
     ///
-    /// The file exists as long as the lock. Without a lock the index is usable as well, because then a
-    /// stopped process holds the file.
+    /// The file exists as long as the lock. Without one (a stopped process holds the file) the index is good
+    /// too.
     ///
     /// # Errors
-    /// When the file is unreadable, damaged, or of another version, user or source. Publishing replaces such
-    /// a file. Also when other users have access to the directory.
+    /// When the file, which publishing replaces, is unreadable, damaged, or of another version, user or
+    /// source. Also when other users have access to the directory.
     pub fn find_locked(
         &self,
         locator: &Locator,
@@ -131,18 +124,14 @@ impl Store {
         }
     }
 
-    /// Publishes `index` for `locator`, atomically.
+    /// Publishes `index` for `locator`, atomically, and evicts others by [`RETENTION_POLICY`].
     ///
-    /// Creates missing directories for this user only. Evicts other indexes by [`RETENTION_POLICY`]. The file
-    /// exists as long as the returned lock, unless another process replaces it. Without a lock, another
-    /// process may remove it.
-    ///
-    /// Does not force anything to disk. After a power failure, reading detects a damaged file, and the index
-    /// is made again.
+    /// Creates missing directories for this user only. The file exists as long as the returned lock, unless
+    /// another process replaces it. Without a lock, another process may remove it. Nothing is forced to disk,
+    /// because reading detects damage after a power failure, and the index is made again.
     ///
     /// # Errors
-    /// When the file cannot be written, or other users have access to the directory. The previous index is
-    /// still found then.
+    /// When the file cannot be written, or other users have access to the directory. The old index remains.
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
         let published = self.try_publish(locator, index);
         published.map_err(|error| store_error(&self.path(locator), error))
@@ -187,7 +176,6 @@ impl Store {
         }
     }
 
-    /// Opens the index directory at its present path.
     fn open_directory(&self) -> io::Result<TrustedDir> {
         TrustedDir::open(&self.cache_dir)?.open_dir(DIRECTORY_NAME)
     }
@@ -221,9 +209,9 @@ impl IndexFile {
         self.is_recent_temporary() || self.lock_exclusive().is_err()
     }
 
-    /// Whether its writer may still be alive without holding a lock.
+    /// Whether its writer may still be alive without a lock, which it takes only after creating the file.
     ///
-    /// A writer takes the lock only after creating the file. Other versions of the program take no lock.
+    /// Other versions of the program take no lock.
     fn is_recent_temporary(&self) -> bool {
         let age = self.used.elapsed();
         !self.is_finished && age.is_ok_and(|age| age < STALE_TEMPORARY_AGE)
@@ -286,12 +274,12 @@ fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<I
     Ok((directory.file(name, OFlags::RDONLY)?, None))
 }
 
-/// Excludes other processes that rename or remove files of `directory`.
+/// Excludes other processes that rename or remove files of `directory`, until dropped.
 ///
-/// The lock lasts until the descriptor is dropped. `None` when another process holds it too long. Some
-/// network file systems have no locks for directories, and there it excludes no process.
+/// `None` when another process holds the lock too long. Some network file systems have no locks for
+/// directories, and there it excludes no process.
 fn lock_directory(directory: &TrustedDir) -> Option<OwnedFd> {
-    // An own descriptor, because all users of a shared one would share its lock.
+    // An own descriptor, because users of a shared one share its lock.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = openat(directory, ".", flags, Mode::empty()).ok()?;
     let locked = lock_with_timeout(&own, FlockOperation::NonBlockingLockExclusive);
@@ -330,7 +318,6 @@ fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
     Ok(files.collect())
 }
 
-/// Whether `name` has the form of [`Locator::file_name`].
 fn is_index(name: &str) -> bool {
     let digits = name.strip_suffix(".idx");
     digits.is_some_and(|digits| {
@@ -355,7 +342,7 @@ fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
     surplus.chain(abandoned.map(|(file, _)| file)).collect()
 }
 
-/// Reads the index file at `path`, of any origin. The caller checks the origin.
+/// Reads the index file at `path`. The caller checks the origin.
 ///
 /// # Errors
 /// When it cannot be read, or is not a complete and undamaged index of this version.
@@ -367,9 +354,9 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     })
 }
 
-/// Writes an index file at `path` atomically, and replaces an existing one.
+/// Writes an index file at `path` atomically, over an existing one, into an existing directory.
 ///
-/// The directory must exist. Only this user can read the file, because the archive may be confidential.
+/// Only this user can read the file, because the archive may be confidential.
 ///
 /// # Errors
 /// When it cannot be written. An existing file is unchanged then.
@@ -388,7 +375,7 @@ fn store_error(path: &Path, error: io::Error) -> Error {
     }
 }
 
-/// Opens a regular file without blocking, because opening a FIFO would block.
+/// Opens a regular file; does not block on a FIFO.
 fn open(path: &Path) -> Result<File, Cause> {
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new()
@@ -401,7 +388,6 @@ fn open(path: &Path) -> Result<File, Cause> {
     Ok(file)
 }
 
-/// Maps an error of a private directory to its cause.
 fn classify_error(error: io::Error) -> Cause {
     match PermissionProblem::from_error(&error) {
         Some(untrusted) => Cause::Untrusted(untrusted.clone()),
@@ -447,13 +433,11 @@ mod tests {
         })
     }
 
-    /// The published index, without a lock.
     fn find(store: &Store, locator: &Locator) -> Result<Option<Index>, Error> {
         let found = store.find_locked(locator, &MemoryLimit::default())?;
         Ok(found.map(|(index, _)| index))
     }
 
-    /// Publishes an index and drops the lock.
     fn publish(store: &Store, options: &str) -> PathBuf {
         let locator = locator(options);
         drop(store.publish(&locator, &index(locator.clone())).unwrap());

@@ -9,7 +9,6 @@ pub(crate) fn member(name: &str, kind: Kind) -> Member {
     Member::new(name, kind)
 }
 
-/// A file whose payload is `payload`.
 pub(crate) fn file(name: &str, payload: std::ops::Range<u64>) -> Member {
     Member {
         payload: Extent::new(Plain(payload.start), Plain(payload.end)).unwrap(),
@@ -18,7 +17,6 @@ pub(crate) fn file(name: &str, payload: std::ops::Range<u64>) -> Member {
     }
 }
 
-/// A directory with these permission bits.
 pub(crate) fn directory(name: &str, mode: u32) -> Member {
     Member {
         mode,
@@ -26,17 +24,14 @@ pub(crate) fn directory(name: &str, mode: u32) -> Member {
     }
 }
 
-/// A symbolic link.
 pub(crate) fn symlink(name: &str, target: &str) -> Member {
     member(name, Kind::Symlink(target.as_bytes().to_vec()))
 }
 
-/// A hard link.
 pub(crate) fn hard_link(name: &str, target: &str) -> Member {
     member(name, Kind::HardLink(target.as_bytes().to_vec()))
 }
 
-/// The index of these members.
 pub(crate) fn index(members: &[Member]) -> Index {
     built(members, Options::default())
 }

@@ -22,10 +22,10 @@ use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
 };
 
-/// An entry's number: the order of its first appearance in the archive.
+/// An entry's number: the order of its first appearance in the archive, from the root's 1 on.
 ///
-/// The root is 1. An implied directory appears with the first member below it. The index format fixes the
-/// numbers, so a mount may show them before the scan ends.
+/// An implied directory appears with the first member below it. The index format fixes the numbers, so a
+/// mount may show them before the scan ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ino(pub u32);
 
@@ -38,23 +38,22 @@ impl Ino {
 #[derive(Debug)]
 pub struct Index {
     pub(super) arrays: Arrays,
-    /// Finds names while the builder still adds some. A finished index sorts them instead.
+    /// Finds names before the index is finished and they are sorted.
     pub(super) names: Option<NameTable>,
-    /// Entries that later members replaced, if the builder keeps them.
+    /// Replaced entries, if the builder keeps them.
     pub(super) replaced: Option<HashMap<u32, InodeRow>>,
     pub(super) origin: Origin,
-    /// Length of the blocks that have digests, in bytes.
+    /// In bytes.
     pub(super) block_len: u64,
     /// End of the packed bytes whose digests are known.
     pub(super) digested: Packed,
     pub(super) totals: Totals,
-    /// The first problems, up to [`Options::max_problems`](super::Options::max_problems).
+    /// The first, up to [`Options::max_problems`](super::Options::max_problems).
     pub(super) problems: Vec<Problem>,
-    /// The memory of the index, counted against a limit.
+    /// Its memory, counted against a limit.
     pub(super) charge: Charge,
 }
 
-/// Sums over all entries, so that a caller need not visit them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Totals {
     pub(super) entries: u64,
@@ -81,7 +80,7 @@ impl Totals {
 
 /// One entry, by reference into the index.
 ///
-/// Accessors never fail. The lookup checks the rows of a damaged index, and iterators skip invalid rows.
+/// Accessors never fail: the lookup checks the rows of a damaged index, and iterators skip invalid rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     arrays: &'a Arrays,
@@ -204,10 +203,9 @@ impl Index {
         })
     }
 
-    /// Names in directory `parent`, in archive order, from number `from` on.
+    /// Names in directory `parent`, in archive order, from number `from` on; empty for other types.
     ///
-    /// The order is that of the entries' first appearance, so a caller that reads the files in this order
-    /// reads the archive from front to back. Empty for entries that are no directories.
+    /// The order is that of first appearance, so reading the files in it reads the archive front to back.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
         let arrays = &self.arrays;
         self.list(parent, from, move |number, _| {
@@ -296,9 +294,7 @@ impl Index {
         self.totals.stored_bytes
     }
 
-    /// Hard links of a layer whose targets it did not contain yet, in its order.
-    ///
-    /// Their target is in the layers below, or appears later in the layer. None of them is an entry.
+    /// Hard links of a layer, in order, to targets in layers below or later in it. They are no entries.
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
         self.unresolved_rows().filter_map(|(parent, name, target)| {
             let is_link = is_valid_component(name) && !target.is_empty();
@@ -321,7 +317,6 @@ impl Index {
         })
     }
 
-    /// Directory, name and target of each row about the layers below.
     fn unresolved_rows(&self) -> impl Iterator<Item = (Ino, &[u8], &[u8])> {
         self.arrays.unresolved.iter().filter_map(|row| {
             let (arena, parent) = (&self.arrays.arena, row.parent.get());
@@ -354,7 +349,7 @@ impl Index {
     /// Counts the memory of the index against `limit` as long as the index lives.
     ///
     /// # Errors
-    /// When the indexes that share the limit need more than it allows.
+    /// When the limit's indexes together exceed it.
     pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
         self.charge = limit.charge();
         self.charge.set(self.memory_bytes() as u64)
@@ -408,7 +403,7 @@ impl Index {
     /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
     pub(super) fn skip_blocks(&mut self, end: Packed) {
         let rows = &mut self.arrays.blocks;
-        // A digest of only the front of a block is not the block's digest.
+        // The digest of a block's front is not the block's digest.
         rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
         let count = blocks::block_count(end.0.div_ceil(self.block_len));
         rows.resize(count, blocks::UNKNOWN_DIGEST);
@@ -420,9 +415,7 @@ impl Index {
         self.block_len
     }
 
-    /// The blocks that contain the bytes of `extent`, as far as their digests are known.
-    ///
-    /// Unless a scan is running, these are all blocks up to the end of the packed stream.
+    /// The blocks that contain `extent`, as far as their digests are known (all, unless a scan is running).
     pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
         let is_final = self.is_complete();
         let digests = &self.arrays.blocks;
@@ -565,9 +558,7 @@ impl<'a> Entry<'a> {
         dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
 
-    /// Extended attributes by name.
-    ///
-    /// ACLs have their pax keywords as names, and text as values (see [`crate::tar::Member::xattrs`]).
+    /// Extended attributes by name; ACLs as in [`crate::tar::Member::xattrs`].
     pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
         self.arrays.xattrs(self.record.extra.get())
     }

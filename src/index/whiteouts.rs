@@ -6,22 +6,20 @@ use crate::tar::Device;
 /// Prefix of whiteout names in layers of OCI images.
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
-/// Name of the marker that makes its directory opaque.
+/// Makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How a layer marks entries of lower layers as removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum WhiteoutFormat {
-    /// The image specification: `.wh.NAME` and `.wh..wh..opq`.
-    ///
-    /// `.wh.NAME` hides NAME. `.wh..wh..opq` hides all entries of lower layers in its directory.
+    /// The image specification: `.wh.NAME` hides NAME, `.wh..wh..opq` all of lower layers in its directory.
     #[default]
     Oci,
     /// The format of overlayfs.
     ///
-    /// A character device 0/0 hides its own name. So does an empty file with the attribute
-    /// `trusted.overlay.whiteout`. A directory with the attribute `trusted.overlay.opaque` of value `y` hides
-    /// all entries of lower layers in it. The attributes may begin with `user.` instead.
+    /// A character device 0/0 hides its own name, as does an empty file with the attribute
+    /// `trusted.overlay.whiteout`. The attribute `trusted.overlay.opaque` with value `y` makes a directory
+    /// opaque. The attributes may begin with `user.` instead.
     Overlay,
     /// No whiteouts. Every member of a layer is an entry.
     Keep,
@@ -70,9 +68,7 @@ impl WhiteoutFormat {
         self == Self::Overlay && overlay_mark(name).is_some()
     }
 
-    /// Whether `entry` refers to another path of the layers below, which is not supported.
-    ///
-    /// Overlayfs would merge such a directory with that path, or read such a file's content there.
+    /// Whether overlayfs would take `entry`'s content from another path below, which is not supported.
     pub fn is_redirected(self, entry: &Entry<'_>) -> bool {
         let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"redirect" | b"metacopy"));
         self == Self::Overlay && entry.xattrs().any(is_mark)
@@ -84,7 +80,6 @@ impl WhiteoutFormat {
     }
 }
 
-/// The mark of overlayfs that the extended attribute `name` stands for.
 fn overlay_mark(name: &[u8]) -> Option<&[u8]> {
     let suffix = name.strip_prefix(b"trusted.overlay.");
     suffix.or_else(|| name.strip_prefix(b"user.overlay."))
