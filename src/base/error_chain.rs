@@ -18,7 +18,6 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text.replace('\n', " ")
 }
 
-/// Removes the error number that the standard library appends to system errors.
 fn strip_errno(mut text: String) -> String {
     const MARK: &str = " (os error ";
     if let Some(at) = text.rfind(MARK)

@@ -7,8 +7,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// A job whose result is taken once. A thread that needs the result runs the job itself, unless another
-/// thread has begun. So a pipeline stage works instead of waiting.
+/// A job whose result is taken once. A thread that needs it runs it instead of waiting, unless another does.
 pub struct OnceJob<T> {
     state: Mutex<State<T>>,
     finished: Condvar,

@@ -11,15 +11,12 @@ use crate::base::xattr::posix_acl::IdResolver;
 pub struct Accounts {
     users: HashMap<Vec<u8>, u32>,
     groups: HashMap<Vec<u8>, u32>,
-    /// User ids of this process's user namespace.
     user_ids: IdMap,
-    /// Group ids of this process's user namespace.
     group_ids: IdMap,
 }
 
 impl Accounts {
-    /// Loads `/etc/passwd`, `/etc/group`, and the ids of this process's user namespace. An unreadable file
-    /// counts as empty.
+    /// Loads `/etc/passwd`, `/etc/group` and this process's id maps. An unreadable file counts as empty.
     pub fn load_system() -> Self {
         let read = |path: &str| fs::read(path).unwrap_or_default();
         Self {
@@ -128,12 +125,12 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// Maps the user ids of this process's user namespace. Without `/proc` it returns the initial map.
+    /// Maps the user ids of this process's user namespace; the initial map without `/proc`.
     pub fn of_users() -> Self {
         Self::read("/proc/self/uid_map")
     }
 
-    /// Maps the group ids of this process's user namespace. Without `/proc` it returns the initial map.
+    /// As [`IdMap::of_users`], for group ids.
     pub fn of_groups() -> Self {
         Self::read("/proc/self/gid_map")
     }

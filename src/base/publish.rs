@@ -12,11 +12,8 @@ pub const TEMPORARY_PREFIX: &str = ".tmp-";
 /// Length of [`random_suffix`], in bytes.
 pub const SUFFIX_LEN: usize = 16;
 
-/// A random part of a name, in hexadecimal digits.
-///
-/// Process numbers do not suffice, because containers that share a directory reuse them.
+/// A random part of a name, in hexadecimal digits. Containers that share a directory reuse process numbers.
 pub fn random_suffix() -> String {
-    // The random keys of the standard library.
     format!("{:016x}", RandomState::new().hash_one(()))
 }
 
@@ -25,9 +22,7 @@ pub fn temporary_name() -> String {
     format!("{TEMPORARY_PREFIX}{}", random_suffix())
 }
 
-/// Renames the file that `create` makes at a temporary path to `path`, in the same directory.
-///
-/// The file at `path` is replaced atomically, so a crash leaves a complete one.
+/// Renames the file that `create` makes at a temporary path to `path`, atomically, in the same directory.
 ///
 /// # Errors
 /// If `create` or the rename fails. The temporary file is then removed.

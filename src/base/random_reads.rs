@@ -29,8 +29,7 @@ pub struct RandomReads {
 }
 
 impl RandomReads {
-    /// Fills `bytes` from `offset` of `file`, which must be the same at each call. With [`Wait::Never`] it
-    /// returns `None` if the bytes are not in the page cache.
+    /// Fills `bytes` from `offset` of `file`, the same at each call. `None` if [`Wait::Never`] forbids it.
     ///
     /// # Errors
     /// As [`FileExt::read_exact_at`].

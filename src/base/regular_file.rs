@@ -6,8 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
 
-/// Opens the regular file at `path` from `directory` for reading; `None` for any other file. It checks the
-/// type before it opens the file, because opening a device may have side effects.
+/// Opens the regular file at `path`; `None` for others, which it never opens, because that has side effects.
 ///
 /// # Errors
 /// If nothing is there, or it cannot be opened.

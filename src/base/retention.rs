@@ -23,8 +23,8 @@ pub struct RetentionPolicy {
 }
 
 impl RetentionPolicy {
-    /// Returns the indexes of the items in `all` to evict at `now`. These are the items that are too old,
-    /// and then the least recently used, until the rest fits. Items in use are never evicted.
+    /// Indexes of the items to evict at `now`: those too old, then the least recently used until the rest
+    /// fits. Items in use are never evicted.
     pub fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
         let mut numbered: Vec<_> = all.iter().enumerate().collect();
         numbered.sort_by_key(|(_, item)| item.last_used);

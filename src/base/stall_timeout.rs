@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-/// Minimum speed in bytes per second. A slower link counts as dead, although some bytes still arrive. It is
-/// a sixteenth of a modem's speed.
+/// Minimum speed in bytes per second: a sixteenth of a modem's. A slower link counts as dead.
 const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
 /// Timeout that received bytes extend.
 ///
-/// It starts with the full limit and decreases by the time waited. Received bytes extend it, up to the
-/// limit, by their transfer time at the minimum speed. So a slow but steady link never times out. Silence
-/// times out after the full limit, and a server that sends an occasional byte gains almost nothing. A read
-/// ends at the latest after the limit plus its transfer time at that speed.
+/// Received bytes extend it, up to the limit, by their transfer time at the minimum speed. So a slow but
+/// steady link never times out, but a server that sends an occasional byte does. A read ends at the latest
+/// after the limit plus its transfer time at that speed.
 #[derive(Clone, Copy, Debug)]
 pub struct StallTimeout {
     limit: Duration,

@@ -1,5 +1,4 @@
-//! Counters of events and bytes, never of time. Tests assert on them ("second read: zero requests"), and
-//! `--stats` and `tarfs status` show them.
+//! Counters of events and bytes, never of time, for tests, `--stats` and `tarfs status`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -78,8 +77,7 @@ macro_rules! stats {
         #[derive(Debug, Default)]
         pub struct Stats {
             $($(#[doc = $text])+ pub $name: Counter,)+
-            /// Reads that are being retried because the source is unreachable, or have received nothing for
-            /// two seconds. A gauge, not a counter.
+            /// Reads retried because the source is unreachable, or without a byte for two seconds; a gauge.
             pub unreachable_reads: Gauge,
         }
 

@@ -1,10 +1,8 @@
 //! Locks that ignore poisoning.
 //!
-//! A thread that panics while it holds a lock leaves data that is still consistent: each critical section
-//! here is either one assignment or undone by a guard. So the next owner goes on instead of panicking too.
+//! The next owner continues after a panic, because critical sections are one assignment or undone by a guard.
 //!
-//! The primitives come from `base`. `tests/interleavings` compiles this file with those of its own
-//! scheduler, which tries every interleaving.
+//! `tests/interleavings` compiles this file with the primitives of its own scheduler.
 
 use std::fmt;
 use std::time::Duration;

@@ -10,11 +10,9 @@ use crate::base::sync::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that share one queue. Dropping the pool runs the queued jobs, unless they were
-/// [discarded](Self::discard_queue), and joins the threads.
+/// Threads that share one queue. Dropping the pool runs the queued jobs and joins the threads.
 ///
-/// The queue is unbounded, because its users are bounded: a decoder by the pieces between it and its
-/// consumer, a mount by the kernel's requests.
+/// The queue is unbounded, because decoders bound their pieces, and the kernel a mount's requests.
 #[derive(Debug)]
 pub struct ThreadPool {
     queue: Arc<Queue>,
@@ -67,10 +65,8 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Jobs in FIFO order, and the threads that wait for them.
-///
-/// The threads wait on a condition variable. With the lock of a channel's receiver, each job would wake a
-/// second thread only to wait for the lock.
+/// Jobs in FIFO order. The threads wait on a condition variable. With the lock of a channel's receiver, each
+/// job would wake a second thread only to wait for the lock.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
@@ -85,16 +81,13 @@ struct State {
 }
 
 impl Queue {
-    /// Runs jobs until the queue is closed and empty.
     fn run(&self) {
         while let Some(work) = self.next() {
-            // The panic hook has logged a panic, and the job's captured values were dropped. The thread
-            // must continue, because the queue would otherwise never drain.
+            // The panic hook has logged a panic. The thread must continue, or the queue may never drain.
             drop(catch_unwind(AssertUnwindSafe(work)));
         }
     }
 
-    /// Waits for the next job; `None` when the queue is closed and empty.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| state.work.is_empty() && !state.is_closed;
         let mut state = self.changed.wait_while(self.state.lock(), is_idle);

@@ -109,9 +109,8 @@ const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// Parses a date like `Sun, 06 Nov 1994 08:49:37 GMT` to seconds since the epoch. This is the format that
-/// servers must send (IMF-fixdate, RFC 9110, 5.6.7). Returns `None` for the two obsolete formats, invalid
-/// days, and dates before 1970.
+/// Parses an IMF-fixdate (`Sun, 06 Nov 1994 08:49:37 GMT`, RFC 9110, 5.6.7) to seconds since the epoch.
+/// `None` for the two obsolete formats, invalid days, and dates before 1970.
 pub fn parse_http_date(text: &str) -> Option<u64> {
     let (weekday, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');
@@ -138,13 +137,11 @@ pub fn parse_http_date(text: &str) -> Option<u64> {
     is_right.then_some(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
 
-/// Parses exactly `len` digits.
 fn parse_number(text: &str, len: usize) -> Option<u64> {
     let is_plain = text.len() == len && text.bytes().all(|byte| byte.is_ascii_digit());
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
-/// Days from the epoch to a day of the Gregorian calendar.
 fn days_since_epoch(year: u64, month: u64, day: u64) -> Option<u64> {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);

@@ -1,8 +1,7 @@
 //! Directories and files that belong to this user and that no other user can change.
 //!
-//! Cached data is overwritten, and partly trusted. Where others can write, they may replace a name at any
-//! moment, by a link to one of our files or by a file of theirs. So each directory is opened before it is
-//! checked, and names are looked up in the open directory. The last step to a file never follows a link.
+//! Cached data is partly trusted, so no other user may replace a name by a link or file. Each directory is
+//! opened before it is checked, and the last step to a file never follows a link.
 
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -25,7 +24,6 @@ use super::time::{nanoseconds, system_time};
 /// Maximum number of consecutive links, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Mode bits that let group or others write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reason why a file or directory is rejected.
@@ -54,23 +52,19 @@ impl PermissionProblem {
     }
 }
 
-/// An open directory in which no other user can change this user's files. Either only this user or root can
-/// write to it, or it has the sticky bit as `/tmp` has. There others can create names, but not remove them.
-/// Its subdirectories are private to this user.
+/// An open directory in which no other user can change this user's files. Only this user or root can write to
+/// it, or it is sticky as `/tmp`, where others can only create names. Subdirectories are private.
 #[derive(Debug)]
 pub struct TrustedDir {
     descriptor: OwnedFd,
-    /// Its path, for messages.
     path: PathBuf,
 }
 
 impl TrustedDir {
-    /// Opens the directory at `path`. The last component may be a symbolic link of this user or root, but
-    /// of no other user.
+    /// Opens the directory at `path`. A last component that is a link must belong to this user or root.
     ///
     /// # Errors
-    /// If it is missing or not a directory. [`PermissionProblem`] if it belongs to another user, or others
-    /// can write to it.
+    /// If it is missing or not a directory. [`PermissionProblem`] if another user owns it or can write to it.
     pub fn open(path: &Path) -> io::Result<Self> {
         // Drops a trailing slash, which would make the kernel follow a link.
         let named: PathBuf = path.components().collect();
@@ -156,12 +150,10 @@ impl TrustedDir {
         &self.path
     }
 
-    /// Opens the regular file `name` without blocking, because opening a FIFO could block forever. A file
-    /// that `flags` create is private to this user.
+    /// Opens the regular file `name` without blocking, as a FIFO could. A file that it creates is private.
     ///
     /// # Errors
-    /// If it cannot be opened. [`PermissionProblem`] if it is not a regular file, belongs to another user,
-    /// or others can write to it.
+    /// If it cannot be opened. [`PermissionProblem`] if not regular, or owned or writable by another user.
     pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let untrusted = |why| PermissionProblem::error(self.path.join(name), why);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -251,9 +243,8 @@ impl AsFd for TrustedDir {
     }
 }
 
-/// Opens the file at `path` for appending, in any directory. A new file is private to this user. The last
-/// component may be a symbolic link of this user or root, such as `/dev/stderr`, but of no other user.
-/// Writes never block, and a pipe takes as much as fits.
+/// Opens the file at `path` for appending; a new one is private to this user. The last component may be a
+/// link of this user or root, such as `/dev/stderr`. Writes never block, and a pipe takes as much as fits.
 ///
 /// # Errors
 /// If it cannot be opened, or is a pipe without a reader. [`PermissionProblem`] for another user's link.
@@ -273,7 +264,6 @@ pub fn open_append(path: &Path) -> io::Result<File> {
     Ok(open(path, flags, mode)?.into())
 }
 
-/// Whether no other user can change this user's files in such a directory.
 fn is_protected(stat: &Stat) -> bool {
     let is_closed = stat.st_mode & WRITABLE_BY_OTHERS == 0;
     let is_sticky = Mode::from_raw_mode(stat.st_mode).contains(Mode::SVTX);

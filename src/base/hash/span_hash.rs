@@ -1,7 +1,6 @@
 //! Hash of a span: a checksum of each block, and a hash over the checksums.
 //!
-//! Blocks are counted from the front of the span; the last one may be shorter. A reader with the checksums
-//! can verify a part of the span. A reader with all bytes computes the hash in one pass.
+//! The last block may be shorter. A reader with the checksums can verify a part of the span.
 
 use std::fmt;
 use std::mem;
@@ -14,7 +13,6 @@ pub struct SpanHasher {
     block_len: usize,
     /// State of the current block, if it is incomplete.
     hasher: Xxh3Default,
-    /// Bytes of the current block.
     filled: usize,
     checksums: Vec<u64>,
 }

@@ -1,15 +1,12 @@
 //! Checksum of a tar header, which identifies archives and verifies headers.
 
-/// Length of a header in bytes.
 const HEADER_LEN: usize = 512;
 
-/// Byte range of the checksum in a header.
 const CHECKSUM_FIELD: std::ops::Range<usize> = 148..156;
 
 /// Whether `header` is a complete header with a correct checksum.
 ///
-/// The sum is over all bytes, with the checksum field as blanks. It may also be of signed bytes, as some
-/// old programs computed it.
+/// The sum is over all bytes, with the checksum field as blanks. Some old programs summed signed bytes.
 pub fn is_valid(header: &[u8]) -> bool {
     let Some(field) = header
         .get(CHECKSUM_FIELD)
@@ -30,21 +27,18 @@ fn sum(bytes: &[u8]) -> i64 {
     bytes.iter().map(|&byte| i64::from(byte)).sum()
 }
 
-/// Number of bytes that are negative if signed.
 fn count_negative(bytes: &[u8]) -> i64 {
     bytes.iter().map(|&byte| i64::from(byte >> 7)).sum()
 }
 
-/// Strips one leading NUL of a numeric field. An unknown old tar wrote it when the number before overflowed
-/// its field.
+/// Strips one leading NUL, which an unknown old tar wrote when the number before overflowed its field.
 pub fn strip_leading_nul(field: &[u8]) -> &[u8] {
     field.strip_prefix(b"\0").unwrap_or(field)
 }
 
 /// Parses octal digits after blanks, up to a NUL, a blank, or the field's end.
 ///
-/// Bytes after the NUL or blank are ignored, as in GNU tar. No digits before a NUL mean 0. `None` if there
-/// are only blanks, or other characters than digits.
+/// Later bytes are ignored, as in GNU tar. No digits before a NUL mean 0. `None` without digits.
 pub fn parse_octal(field: &[u8]) -> Option<u64> {
     let start = field.iter().position(|&byte| !is_blank(byte))?;
     let mut value = 0_u64;
@@ -68,7 +62,6 @@ fn is_blank(byte: u8) -> bool {
 mod tests {
     use super::*;
 
-    /// A header whose checksum field contains `written` of the correct sum.
     fn header_with_checksum(signed: bool, written: impl Fn(i64) -> Vec<u8>) -> [u8; HEADER_LEN] {
         let mut header = [0; HEADER_LEN];
         header[..5].copy_from_slice(b"n\xe4me!");

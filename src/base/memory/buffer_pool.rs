@@ -1,8 +1,7 @@
 //! Pool of reusable byte buffers with a budget, frozen into shared slices.
 //!
-//! A [`BufferPool`] allocates at most its budget, and all backpressure is in bytes. A buffer's share
-//! returns when the last [`Bytes`] cut from it is dropped. Reuse saves the kernel from zeroing fresh pages
-//! for every chunk. A pool is also a [`Reclaim`].
+//! A buffer's share of the budget returns when the last [`Bytes`] cut from it is dropped. Reuse saves the
+//! kernel from zeroing fresh pages for every chunk.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -28,7 +27,6 @@ pub struct BufferPool {
 
 struct Shared {
     budget: u64,
-    /// Supplies and takes back its memory.
     source_list: Option<FreeList>,
     soft_limit: SoftLimit,
     state: Mutex<State>,
@@ -39,27 +37,22 @@ struct Shared {
 struct State {
     /// Capacity in use, in bytes.
     used: u64,
-    /// Number of buffers in use.
     buffers: usize,
     /// Bytes of the budget lent to a [`MemoryBroker`](super::reclaim::MemoryBroker).
     reclaimed: u64,
-    /// Maximum of `used` so far.
     peak: u64,
     /// Idle buffers, oldest first. Their capacity counts in `idle`.
     free: VecDeque<Vec<u8>>,
     idle: u64,
     /// Tasks that wait in [`BufferPool::acquire_async`].
     wakers: Vec<Waker>,
-    /// Whether acquiring fails.
     is_closed: bool,
 }
 
-/// Minimum length in bytes of page-aligned buffers. glibc places large ones 16 bytes after the start of a
-/// page. Copying a page of the page cache there takes six times as long on AMD Zen processors (glibc bug
-/// 30994).
+/// Minimum length of page-aligned buffers. glibc places large ones 16 bytes into a page, where AMD Zen
+/// processors copy the page cache six times slower (glibc bug 30994).
 const MIN_ALIGNED_LEN: usize = 128 << 10;
 
-/// Maximum length of a buffer in `memory`.
 fn usable_len(memory: &Vec<u8>) -> usize {
     let capacity = memory.capacity();
     if capacity < MIN_ALIGNED_LEN + ALIGNMENT {
@@ -68,7 +61,6 @@ fn usable_len(memory: &Vec<u8>) -> usize {
     capacity - ALIGNMENT
 }
 
-/// Start of a buffer in `memory`.
 fn aligned_start(memory: &Vec<u8>) -> usize {
     if usable_len(memory) == memory.capacity() {
         return 0;
@@ -96,21 +88,18 @@ impl SoftLimit {
 }
 
 impl BufferPool {
-    /// Creates a pool whose buffers, in use and idle, never exceed `budget` bytes. Only a single buffer
-    /// larger than the whole budget may, and it is allocated alone.
+    /// Creates a pool of at most `budget` bytes, idle ones included, or of a single larger buffer.
     pub fn new(budget: u64) -> Self {
         Self::with_soft_limit(budget, SoftLimit::ALL)
     }
 
-    /// As [`BufferPool::new`], for a short life. Its memory comes from `source_list` if available, and
-    /// returns to it.
+    /// As [`BufferPool::new`], for a short life. Its memory comes from `source_list` and returns to it.
     pub fn with_free_list(budget: u64, source_list: FreeList) -> Self {
         Self::with_options(budget, SoftLimit::ALL, Some(source_list))
     }
 
-    /// As [`BufferPool::new`]. Callers also wait while an allocation would exceed both measures of
-    /// `soft_limit`. Memory that stays unused leaves the CPU caches, and more memory must be touched for
-    /// the first time.
+    /// As [`BufferPool::new`], but callers also wait at `soft_limit`. Less memory then stays in the CPU
+    /// caches, and less is touched for the first time.
     pub fn with_soft_limit(budget: u64, soft_limit: SoftLimit) -> Self {
         Self::with_options(budget, soft_limit, None)
     }
@@ -128,9 +117,8 @@ impl BufferPool {
         }
     }
 
-    /// Creates a pool that allocates without waiting, because it takes `bytes` of this one now. This waits
-    /// as [`BufferPool::acquire`] does. Unused bytes return when the last clone is dropped. Bytes beyond
-    /// them are counted, but do not wait.
+    /// Reserves `bytes`, waiting for them, and returns a pool of them that allocates without waiting. Unused
+    /// bytes return when the last clone is dropped. Bytes beyond them are counted, but do not wait.
     ///
     /// # Errors
     /// As [`BufferPool::acquire`].
@@ -146,8 +134,7 @@ impl BufferPool {
 
     /// Acquires a buffer of exactly `len` bytes with unspecified contents; waits for the budget.
     ///
-    /// A thread must not hold a buffer of the same pool while it waits, because it could wait for itself.
-    /// To acquire a buffer together with other memory, use [`BufferPool::acquire_with`].
+    /// A thread with a buffer must not wait, or may wait for itself. See [`BufferPool::acquire_with`].
     ///
     /// # Errors
     /// If the pool is [closed](BufferPool::close), even during the wait.
@@ -185,7 +172,7 @@ impl BufferPool {
     /// As [`BufferPool::acquire`], but waits as a task.
     ///
     /// # Cancel safety
-    /// Nothing is acquired until the future is ready. To end the wait, drop the future.
+    /// Nothing is acquired until the future is ready.
     pub async fn acquire_async(&self, len: usize) -> Buffer {
         std::future::poll_fn(|context| {
             let mut state = self.shared.state.lock();
@@ -210,7 +197,6 @@ impl BufferPool {
         Some(self.allocate(state, len))
     }
 
-    /// Waits until `bytes` may be acquired. A preallocated pool never waits.
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         match self.preallocated {
             None => self.shared.wait_for(bytes),
@@ -231,8 +217,7 @@ impl BufferPool {
     }
 
     fn allocate(&self, mut state: MutexGuard<'_, State>, len: usize) -> Buffer {
-        // The best fit that wastes at most half of its capacity. Among equals it is the last returned one,
-        // because it may still be in the CPU cache.
+        // The best fit wastes at most half. The last returned one may still be in the CPU cache.
         let best_fit = state
             .free
             .iter()
@@ -308,7 +293,6 @@ impl Reclaim for BufferPool {
 }
 
 impl Shared {
-    /// Allocates memory for `len` bytes that is new to this pool.
     fn allocate_memory(&self, len: usize) -> Vec<u8> {
         let Some(source_list) = &self.source_list else {
             // The kernel zeroes it page by page on first touch.
@@ -333,7 +317,6 @@ impl Shared {
         state.used == 0 || (used <= self.budget - state.reclaimed && !is_over_soft_limit)
     }
 
-    /// Waits until `bytes` may be acquired.
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
         let mut state = self.state.lock();
         while !state.is_closed {
@@ -345,7 +328,6 @@ impl Shared {
         Err(Closed)
     }
 
-    /// Wakes all waiters, because there may be room now.
     fn wake_waiters(&self, mut state: MutexGuard<'_, State>) {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
@@ -372,7 +354,6 @@ impl State {
         self.evict_idle(budget);
     }
 
-    /// Evicts idle buffers that no longer fit in the budget.
     fn evict_idle(&mut self, budget: u64) {
         while self.used + self.idle > budget - self.reclaimed {
             let Some(oldest) = self.free.pop_front() else {
@@ -383,13 +364,11 @@ impl State {
     }
 }
 
-/// Unused bytes of a preallocation.
 struct Preallocation {
     left: Mutex<Reservation>,
 }
 
 impl Preallocation {
-    /// Takes up to `bytes` from the preallocation.
     fn consume(&self, bytes: u64) -> u64 {
         let mut left = self.left.lock();
         let used = left.bytes.min(bytes);

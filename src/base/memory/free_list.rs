@@ -1,9 +1,7 @@
 //! Free list of large buffers of similar lengths, which reuses dropped memory.
 //!
-//! A fresh page costs the kernel as much as decoding into it. So a span that is decoded for a cache should
-//! get the memory of a span that the cache evicted. Unlike a
-//! [`BufferPool`](super::buffer_pool::BufferPool), the list bounds only idle memory, and the owner of a
-//! buffer accounts for its bytes. Pools that live for one read also take their memory from here.
+//! A fresh page costs the kernel as much as decoding into it. So decoded spans, and pools that live for one
+//! read, get the memory of evicted spans. The list bounds only idle memory. A buffer's owner accounts for it.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,7 +21,6 @@ const CAPACITY_STEP: usize = 256 << 10;
 /// Alignment in bytes of pages and of direct I/O.
 pub const ALIGNMENT: usize = 4096;
 
-/// Source of appended zeros.
 const ZEROS: [u8; ALIGNMENT] = [0; ALIGNMENT];
 
 /// Divisor of a length: at most this part may be wasted by memory that is too long.
@@ -46,8 +43,7 @@ impl FreeList {
         }
     }
 
-    /// Allocates exactly `len` bytes with unspecified contents. Their address is `phase` more than a
-    /// multiple of [`ALIGNMENT`].
+    /// Allocates exactly `len` unspecified bytes at an address `phase` more than a multiple of [`ALIGNMENT`].
     pub fn allocate(&self, len: usize, phase: u64) -> RecycledBuffer {
         let bytes = self
             .pop_fitting(len)
@@ -63,15 +59,14 @@ impl FreeList {
         }
     }
 
-    /// As [`FreeList::allocate`], but empty, with capacity for `len` bytes. [`RecycledBuffer::append`]
-    /// fills it.
+    /// As [`FreeList::allocate`], but empty, with capacity for `len` bytes.
     pub fn allocate_empty(&self, len: usize, phase: u64) -> RecycledBuffer {
         let mut memory = self.allocate(len, phase);
         memory.len = 0;
         memory
     }
 
-    /// Wraps the bytes of `memory` from `start` on. The memory returns to this list when they are dropped.
+    /// Wraps the bytes of `memory` from `start` on, which returns to this list.
     pub(super) fn wrap(&self, memory: Vec<u8>, start: usize) -> RecycledBuffer {
         RecycledBuffer {
             start,
@@ -81,7 +76,6 @@ impl FreeList {
         }
     }
 
-    /// Bytes of idle memory.
     #[cfg(test)]
     fn idle_bytes(&self) -> u64 {
         self.idle
@@ -91,7 +85,6 @@ impl FreeList {
             .sum()
     }
 
-    /// Takes idle memory that can hold `len` bytes at any phase.
     pub(super) fn pop_fitting(&self, len: usize) -> Option<Vec<u8>> {
         let mut idle = self.idle.lock();
         let fits =
@@ -101,7 +94,6 @@ impl FreeList {
         idle.remove(found)
     }
 
-    /// Keeps memory for reuse, if it is large enough and within the limit.
     pub(super) fn recycle(&self, mut bytes: Vec<u8>) {
         let len = bytes.capacity() as u64;
         if bytes.capacity() < MIN_KEPT_LEN || len > self.limit_bytes {
@@ -146,12 +138,10 @@ fn capacity_for(len: usize) -> usize {
     len.saturating_add(ALIGNMENT)
 }
 
-/// Whether `memory` is short enough for `len` bytes.
 pub(super) fn is_fitting(memory: &Vec<u8>, len: usize) -> bool {
     memory.capacity() <= max_capacity_for(len)
 }
 
-/// Maximum capacity for `len` bytes without too much waste.
 fn max_capacity_for(len: usize) -> usize {
     if len < MIN_KEPT_LEN {
         return capacity_for(len);
@@ -165,7 +155,6 @@ pub struct RecycledBuffer {
     bytes: Vec<u8>,
     /// Start of the content in `bytes`.
     start: usize,
-    /// Length of the content.
     len: usize,
     owner: FreeList,
 }

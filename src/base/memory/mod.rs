@@ -10,11 +10,9 @@
 //! | write queue of the disk cache | 1/16 if there is one | the queue itself |
 //! | idle memory of spans | 1/8 | a [`FreeList`](free_list::FreeList) |
 //!
-//! After the scan, reads that decode have its half as one pool. `materialize` has no caches, and gives its
-//! scan everything, half to each pool.
-//!
-//! The state of a decoder has no part of its own. A [`MemoryBroker`](reclaim::MemoryBroker) reclaims it from
-//! the pools first, and from the span cache last.
+//! After the scan, reads that decode have its half as one pool. `materialize` has no caches, and gives half
+//! of everything to each pool. Decoders have no part. A [`MemoryBroker`](reclaim::MemoryBroker) reclaims
+//! their state from the pools, and last from the span cache.
 
 pub mod buffer_pool;
 pub mod free_list;

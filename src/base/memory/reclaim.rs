@@ -1,8 +1,7 @@
 //! Memory that buffers and caches lend to decoders.
 //!
-//! A decoder learns the size of its state (an xz dictionary, a zstd window) only from the stream, and then
-//! needs it at once. So no memory is reserved for it. Instead, pools and caches lend memory while the
-//! decoder lives.
+//! A decoder learns the size of its state (an xz dictionary, a zstd window) only from the stream, and needs
+//! it at once. So no memory is reserved for it. Pools and caches lend memory while the decoder lives.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -39,7 +38,6 @@ struct Shared {
 struct State {
     /// Bytes of all grants.
     granted: u64,
-    /// Whether further grants fail.
     is_closed: bool,
 }
 
@@ -94,8 +92,7 @@ impl MemoryBroker {
         self.shared.state.lock().granted
     }
 
-    /// Grants `bytes`, and waits while the limit is exceeded. The owner of a grant must therefore not wait
-    /// for a thread that wants one.
+    /// Grants `bytes` within the limit, or waits. A grant's owner must not wait for a thread that wants one.
     ///
     /// # Errors
     /// [`GrantError::OverLimit`] if `bytes` alone exceed the limit. [`GrantError::Closed`] if the broker is

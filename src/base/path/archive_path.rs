@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-/// Components from the root, joined by single slashes. It has no `.`, no `..`, and no slash at either end.
-/// The root is empty.
+/// Components from the root, joined by single slashes, without `.` and `..`. The root is empty.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ArchivePath(Vec<u8>);
 
@@ -14,11 +13,9 @@ pub struct Sanitized {
     pub path: ArchivePath,
     /// Whether the name ended in a slash, and so means a directory whatever the member's type.
     pub has_trailing_slash: bool,
-    /// Whether the name has a `..` component. GNU tar skips such members, and strips it only from targets
-    /// of hard links.
+    /// Whether the name has a `..`. GNU tar skips such members, and strips it only from hard links' targets.
     pub has_parent_component: bool,
-    /// Leading bytes that were stripped, as GNU tar does. They end with the last `..` component and the
-    /// slashes after it. Empty for well-behaved names.
+    /// Leading bytes that were stripped, up to the last `..` and the slashes after it; usually empty.
     pub stripped: Vec<u8>,
 }
 
@@ -28,9 +25,8 @@ impl ArchivePath {
         Self::default()
     }
 
-    /// Makes a member's name relative to the root by GNU tar's rules without `-P`. It strips everything up
-    /// to the last `..` component, and then leading slashes. It drops `.` components and repeated slashes.
-    /// GNU tar then skips a member whose name had a `..`.
+    /// Makes a member's name relative to the root by GNU tar's rules without `-P`. It strips everything up to
+    /// the last `..` and then leading slashes, and drops `.` and repeated slashes.
     pub fn sanitize(name: &[u8]) -> Sanitized {
         let mut keep_from = 0;
         let mut start = 0;
@@ -54,7 +50,6 @@ impl ArchivePath {
         }
     }
 
-    /// Joins components without those that are empty or `.`. The caller has handled `..`.
     fn from_components<'a>(components: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut path = Self::root();
         for component in components.filter(|component| !matches!(*component, b"" | b".")) {

@@ -1,16 +1,14 @@
 //! Shell patterns of `--exclude` and `--include`, with the fnmatch(3) rules of GNU tar's exclusion.
 //!
-//! A pattern matches a path if it matches a run of whole components, wherever that run starts (unanchored).
-//! It then also matches everything below. `*`, `?` and brackets match slashes and leading dots too. Paths
-//! are compared without a leading `./`, so a leading `./` of the pattern is dropped. `?` matches one UTF-8
-//! character, or one byte if the name is not UTF-8.
+//! A pattern matches a path that has a matching run of whole components, and everything below it. `*`, `?`
+//! and brackets match slashes and leading dots too. Paths have no leading `./`, so that of a pattern is
+//! dropped. `?` matches one UTF-8 character, or one byte if the name is not UTF-8.
 
 use std::fmt;
 
 /// A parsed pattern.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// The original pattern.
     pattern: Vec<u8>,
     tokens: Vec<Token>,
 }
@@ -22,12 +20,10 @@ impl fmt::Debug for Glob {
     }
 }
 
-/// Predicate of a character class.
 type Class = fn(&char) -> bool;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Token {
-    /// This byte.
     Byte(u8),
     /// `?`
     One,
@@ -108,10 +104,9 @@ impl Glob {
             .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default(), true))
     }
 
-    /// Matches all tokens against the whole of `text`. With `or_front` a part before a slash suffices.
+    /// Matches all tokens against the whole of `text`, or with `or_front` against a part before a slash.
     ///
-    /// Only the last star is ever backtracked, because it can match whatever an earlier one could. So the
-    /// time is at most pattern times text.
+    /// Only the last star is backtracked, as it can replace earlier ones. Time is at most pattern times text.
     fn matches_at_start(&self, text: &[u8], or_front: bool) -> bool {
         let (mut token, mut at) = (0, 0);
         let mut star: Option<(usize, usize)> = None;
@@ -143,7 +138,7 @@ impl Glob {
 }
 
 impl Token {
-    /// Length of the match of this token at the start of `text`. Not called for stars.
+    /// Length of the match at the start of `text`; not called for stars.
     fn match_len(&self, text: &[u8]) -> Option<usize> {
         match self {
             Self::Byte(byte) => (text.first() == Some(byte)).then_some(1),
@@ -156,8 +151,7 @@ impl Token {
     }
 }
 
-/// Decodes the first character of `text` and its length. A byte that is not UTF-8 counts as the character
-/// of that number.
+/// Decodes the first character and its length. A byte that is not UTF-8 counts as that code point.
 fn decode_char(text: &[u8]) -> Option<(char, usize)> {
     let first = *text.first()?;
     let longest = text.get(..text.len().min(4))?;
@@ -202,7 +196,6 @@ fn parse_set(text: &[u8]) -> Option<(Set, &[u8])> {
     }
 }
 
-/// Parses one character of a bracket expression, which may be escaped.
 fn parse_bracket_char(text: &[u8]) -> Option<(char, &[u8])> {
     let text = match text.strip_prefix(b"\\") {
         Some(escaped) if !escaped.is_empty() => escaped,
@@ -212,7 +205,6 @@ fn parse_bracket_char(text: &[u8]) -> Option<(char, &[u8])> {
     Some((character, text.get(len..)?))
 }
 
-/// A character class such as `[:digit:]`.
 fn parse_class(text: &[u8]) -> Option<(Class, &[u8])> {
     const CLASSES: [(&[u8], Class); 12] = [
         (b"[:alnum:]", |c| c.is_alphanumeric()),

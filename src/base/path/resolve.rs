@@ -1,10 +1,9 @@
 //! Path resolution in a tree with symbolic links.
 //!
 //! Index, mount and materialize share this resolver, so a member has the same place in all of them. Links
-//! before the last component are followed while they stay inside the root: with `lib -> usr/lib`, `lib/x`
-//! is `usr/lib/x`. A link that leads outside is never followed, because its target is absolute or climbs
-//! above the root. The kernel never follows a link here, because each step names one component in an open
-//! directory.
+//! before the last component are followed inside the root: with `lib -> usr/lib`, `lib/x` is `usr/lib/x`.
+//! Absolute links, and those that climb above the root, are not followed. The kernel follows none, because
+//! each step names one component in an open directory.
 
 use std::fmt::Debug;
 
@@ -23,8 +22,7 @@ pub trait Tree {
     /// The root.
     fn root(&self) -> Self::Directory;
 
-    /// Whether the root acts as after chroot(2). Then absolute targets start at it, and `..` does not climb
-    /// above it.
+    /// Whether absolute targets start at the root and `..` does not climb above it, as after chroot(2).
     fn is_chroot(&self) -> bool {
         false
     }
@@ -89,8 +87,7 @@ pub enum ResolveError<E> {
 /// Resolves `components` from the root to a directory, and creates missing ones.
 ///
 /// # Errors
-/// [`ResolveError::Path`] if the path leads outside, through a non-directory, or in a loop.
-/// [`ResolveError::Tree`] if a step fails.
+/// If the path leads outside, through a non-directory, or in a loop, or a step fails.
 pub fn directory<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
@@ -129,10 +126,8 @@ fn walk_components<'a, T: Tree>(
     Ok(walk)
 }
 
-/// Directories from the root to the current one.
 struct Walk<D> {
     root: D,
-    /// Directories below the root, with their names.
     ancestors: Vec<(Vec<u8>, D)>,
     links: usize,
 }

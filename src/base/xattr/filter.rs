@@ -9,9 +9,7 @@ const SECURITY_LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"sec
 /// Namespace that only a pattern selects, because overlayfs and other parts of the system obey it.
 const TRUSTED_NAMESPACE: &[u8] = b"trusted.";
 
-/// Selection of extended attributes by name.
-///
-/// The default selects all but `security.selinux`, `security.ima`, `security.evm` and `trusted.*`.
+/// Selection of extended attributes by name; by default all but `security.{selinux,ima,evm}` and `trusted.*`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct XattrFilter {
     /// When not empty, only attributes that one of these matches are selected. ACLs are not compared.

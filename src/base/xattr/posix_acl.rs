@@ -1,13 +1,10 @@
 //! POSIX ACLs: conversion from the two forms in tar to Linux's binary form.
 //!
-//! One form is a pax keyword with the text of `acl_to_text(3)`
-//! (`user::rwx,user:1000:r-x,group::r--,mask::r-x,other::---`, separated by commas or newlines). star
-//! appends a numeric id as a fourth field. The other form is an extended attribute with the bytes of
-//! `linux/posix_acl_xattr.h`.
+//! One form is a pax keyword with the text of `acl_to_text(3)`, separated by commas or newlines (star appends
+//! a numeric id as a fourth field). The other is an attribute with the bytes of `linux/posix_acl_xattr.h`.
 
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
-/// Id of entries without one.
 const UNDEFINED_ID: u32 = u32::MAX;
 
 /// An ACL of a file.
@@ -55,15 +52,13 @@ pub struct InvalidAcl;
 pub struct Acl {
     /// The attribute's bytes.
     pub bytes: Vec<u8>,
-    /// Number of omitted entries whose user or group this user namespace does not map. Linux rejects an ACL
-    /// with such an entry.
+    /// Number of entries omitted because their id is not mapped here, which Linux would reject.
     pub unmapped: usize,
 }
 
 /// Finds the ACL `kind` among a member's `xattrs`.
 ///
-/// If both forms are present, the text has priority, because its names are resolved on this host. The
-/// extended attribute is used if the text is unreadable.
+/// The text has priority, if readable, because its names are resolved on this host.
 ///
 /// # Errors
 /// If an ACL is present but unreadable in each form.
@@ -145,8 +140,7 @@ impl IdResolver for NumericIds {
     }
 }
 
-/// Converts an ACL's text to the attribute's bytes. Returns `None` if the text is malformed, or if neither
-/// `names` nor a number identifies a user or group.
+/// Converts an ACL's text to the attribute's bytes. `None` if malformed, or a user or group is unknown.
 pub fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
     acl_from_text(text, names).map(|acl| acl.bytes)
 }
@@ -215,8 +209,7 @@ fn acl_from_entries(mut entries: Vec<Entry>, names: &impl IdResolver) -> Option<
     Some(Acl { bytes, unmapped })
 }
 
-/// Permission bits of the ACL in the attribute's bytes `value`. They are those of the owner, of the mask or
-/// else the group, and of others. `None` if it is not an ACL.
+/// Permission bits of owner, mask (or else group) and others in the attribute's bytes; `None` if malformed.
 pub fn mode_of_xattr(value: &[u8]) -> Option<u32> {
     let (version, rows) = value.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION {
