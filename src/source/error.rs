@@ -6,9 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A failed read of a source: location, attempts and cause.
-///
-/// `Display` omits the cause, which is the error's `source()`.
+/// A failed read of a source. `Display` omits the cause, which is the error's `source()`.
 #[derive(Clone, Debug)]
 pub struct Error {
     /// The source, without secrets.
@@ -161,8 +159,7 @@ impl Cause {
         }
     }
 
-    /// Converts a TLS failure after the source was opened. The server has spoken TLS and was trusted, so a
-    /// damaged record or an alert is a connection failure.
+    /// Converts a TLS failure of a server that was trusted before, which is then a connection failure.
     #[must_use]
     pub(super) fn after_open(self) -> Self {
         match self {
@@ -177,8 +174,7 @@ impl Cause {
         }
     }
 
-    /// Whether the server was unreachable or temporarily unable to serve. This may end within a minute,
-    /// whatever the request.
+    /// Whether the server was unreachable or unable to serve, which may end within a minute.
     pub fn is_outage(&self) -> bool {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
@@ -189,7 +185,6 @@ impl Cause {
     }
 }
 
-/// Advice for a URL of the unknown `scheme`.
 fn scheme_hint(scheme: &str) -> &'static str {
     match scheme {
         "oci" | "docker" => {
@@ -264,7 +259,6 @@ impl Obstacle {
     }
 }
 
-/// Text of the obstacle, with the system's detail if that adds something.
 fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
     match obstacle {
         Obstacle::Refused | Obstacle::Timeout | Obstacle::TooSlow => obstacle.to_string(),

@@ -58,8 +58,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause between checks; a tick of the clock takes 1 to 10 ms.
 const SETTLE_PAUSE: Duration = Duration::from_millis(2);
 
-/// Opens `path`: files and block devices by range, FIFOs and character devices as a stream. Blocks on a
-/// FIFO without a writer.
+/// Opens files and block devices by range, FIFOs (waits for a writer) and character devices as a stream.
 pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Cause> {
     let mut file = StdFile::open(path)?;
     let metadata = file.metadata()?;
@@ -96,10 +95,10 @@ pub(super) fn from_file(
     Ok(new_source(file, &version, len, name, stats))
 }
 
-/// Returns the metadata of a regular file, and the doubt about its version, if any.
+/// Metadata of a regular file, and the doubt about its version, if any.
 ///
-/// Waits for the next tick of the clock if the file changed in this one. A later change in the same tick
-/// would get the same change time.
+/// Waits for the clock's next tick if the file changed in this one, or a later change would get the same
+/// time.
 fn version(file: &StdFile) -> Result<(Metadata, Option<Doubt>), Cause> {
     let start = Instant::now();
     loop {
@@ -161,7 +160,6 @@ impl OpenFile {
         self.check_read(filled, buffer.len())
     }
 
-    /// Checks the result of a read of `len` bytes.
     fn check_read(&self, filled: io::Result<()>, len: usize) -> Result<(), Cause> {
         // Check after the read, so that every write before it is detected.
         if FileState::of(&self.file.metadata()?) != self.state {
@@ -234,11 +232,9 @@ const TRUSTED_FILE_SYSTEMS: [u32; 7] = [
     0x0102_1994, // tmpfs
 ];
 
-/// Major device number of loop devices.
 const LOOP_MAJOR: u32 = 7;
 
-/// Whether this kernel sets a new change time for each change of `file`. False if the file system cannot be
-/// determined.
+/// Whether this kernel sets a new change time for each change of `file`; false if unknown.
 fn keeps_change_times(file: impl AsFd, metadata: &Metadata) -> bool {
     // Any program may have written the image file of a loop device.
     let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;

@@ -78,8 +78,7 @@ pub enum Doubt {
 }
 
 impl Fingerprint {
-    /// Parses the `Display` text of a fingerprint with a length and a strong entity tag; `None` for any
-    /// other text.
+    /// Parses the `Display` text of a fingerprint with a length and a strong entity tag.
     pub fn parse_strong_etag(text: &str) -> Option<Self> {
         let (len, etag) = text.strip_prefix("len=")?.split_once(" etag=")?;
         let found = Self {
@@ -101,9 +100,7 @@ impl Fingerprint {
         }
     }
 
-    /// Reason why equal fingerprints prove nothing; `None` if there is a validator.
-    ///
-    /// Without a validator, bytes read by another process prove nothing about the source.
+    /// Reason why equal fingerprints prove nothing, not even about bytes that another process read.
     pub fn doubt(&self) -> Option<Doubt> {
         match &self.validator {
             Validator::File { doubt, .. } => *doubt,
@@ -169,8 +166,7 @@ impl fmt::Display for Fingerprint {
                 doubt,
             } => {
                 write!(f, " dev={dev} ino={ino} mtime={mtime_ns} ctime={ctime_ns}")?;
-                // The doubt is part of the text, so that a proven version never matches state saved under a
-                // doubt.
+                // Part of the text, so that a proven version never matches state saved under a doubt.
                 doubt.map_or(Ok(()), |doubt| write!(f, " doubt={doubt:?}"))
             }
             Validator::Digest(sha256) => write!(f, " sha256={sha256}"),

@@ -4,8 +4,7 @@ use std::fmt;
 
 use url::Url;
 
-/// Query parameters that sign a request or carry a credential, in lower case. Their values change over time
-/// for the same bytes.
+/// Query parameters with signatures or credentials, in lower case. Their values change for the same bytes.
 const SECRETS: [&str; 22] = [
     "access_token",
     "awsaccesskeyid",
@@ -44,9 +43,8 @@ pub struct Location {
 }
 
 impl Location {
-    /// Location of `url`. The locator is the URL without user, password, fragment and signing parameters.
-    /// The locator contains only a hash of the other parameters, in order, because locators are saved and
-    /// secrets can have unknown names.
+    /// Location of `url`. The locator is the URL without user, password, fragment and signing parameters. Of
+    /// the other parameters it has only a hash, because it is saved and secrets can have unknown names.
     pub fn from_url(url: &Url) -> Self {
         Self {
             locator: locator(url),

@@ -67,24 +67,19 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.info().access
     }
 
-    /// Fills `buffer` with the bytes at `offset` and returns it frozen. It fills all of it, because a
-    /// source that ends earlier is [`Cause::Changed`] or [`Cause::Truncated`]. Only if the fingerprint has
-    /// no length, fewer bytes mean that the source ends there.
+    /// Fills all of `buffer` with the bytes at `offset`, and returns it frozen. Only if the fingerprint has
+    /// no length, fewer bytes mean the end of the source.
     ///
     /// # Errors
-    /// If the bytes cannot be read, or belong to another version.
+    /// If unreadable, of another version, or short ([`Cause::Changed`] or [`Cause::Truncated`]).
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request and returns the buffer to its pool.
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>>;
 
-    /// As [`read_at`](Self::read_at), with progress and control through `read_handle`. A stopped read
-    /// returns fewer bytes. A source whose reads need no control ignores `read_handle`.
+    /// As [`read_at`](Self::read_at), with progress and control by `read_handle`. A stop returns fewer bytes.
     ///
     /// # Errors
-    /// As `read_at`.
-    ///
-    /// # Cancel safety
     /// As `read_at`.
     fn read_with_handle<'a>(
         &'a self,
@@ -95,13 +90,9 @@ pub trait Source: Send + Sync + fmt::Debug {
         self.read_at(offset, buffer)
     }
 
-    /// As [`read_at`](Self::read_at), after a read returned corrupt bytes. It shares as little as possible
-    /// with that read: no memory, no connection and no cache on the network.
+    /// As [`read_at`](Self::read_at) after corrupt bytes, without its memory, connection and network caches.
     ///
     /// # Errors
-    /// As `read_at`.
-    ///
-    /// # Cancel safety
     /// As `read_at`.
     fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         self.read_at(offset, buffer)
@@ -112,8 +103,7 @@ pub trait Source: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Fills `bytes` from `offset` on the calling thread. It blocks at most on a local disk, and only if
-    /// `wait` allows it. `None` if that is not possible.
+    /// Fills `bytes` on this thread, blocking at most on a local disk if `wait` allows; `None` if impossible.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -126,30 +116,25 @@ pub trait Source: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Maximum number of concurrent reads that the server accepts. It is lower after the server throttled,
-    /// until the server proves to accept more.
+    /// Maximum number of concurrent reads that the server accepts, lower for a while after it throttled.
     fn max_concurrent_reads(&self) -> usize {
         usize::MAX
     }
 
-    /// Informs the source that its server answers one request after another. It then sends one at a time,
-    /// until many have succeeded.
+    /// Informs the source that its server is serial. It then sends single requests, until many succeed.
     fn limit_to_one_read(&self) {}
 
-    /// Cost of the last answer for the server: its latency without network time. `None` if there is no
-    /// server.
+    /// Cost of the last answer for the server: its latency without network time. `None` without a server.
     fn response_cost(&self) -> Option<Duration> {
         None
     }
 
-    /// Whether reads use the network. Only then can many concurrent requests be faster, and a single one
-    /// straggle.
+    /// Whether reads use the network. Only then are many requests faster, and only then can one straggle.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// Streams all bytes from the front, in pieces of any size. A source with [`Access::Stream`] supports
-    /// one call; a second one is an error.
+    /// Streams all bytes from the front, in pieces of any size; with [`Access::Stream`] only once.
     fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>>;
 }
 
@@ -173,7 +158,6 @@ pub enum Access {
     Stream,
 }
 
-/// Length of a piece of [`stream_by_ranges`], in bytes.
 const PIECE_LEN: u64 = 1 << 20;
 
 /// Implements [`Source::stream`] by reading one range after another.

@@ -45,8 +45,7 @@ pub fn locator(spec: &str) -> Option<String> {
     is_remote.then(|| Location::from_url(&url).locator().to_owned())
 }
 
-/// Whether two URLs have the same scheme, host and port, so that they may share credentials. Paths never
-/// do.
+/// Whether two URLs, not paths, have the same origin, so that they may share credentials.
 pub fn is_same_origin(one: &str, other: &str) -> bool {
     match (Url::parse(one), Url::parse(other)) {
         // The origins of file URLs are never equal.
@@ -55,7 +54,7 @@ pub fn is_same_origin(one: &str, other: &str) -> bool {
     }
 }
 
-/// Redacts secrets in `spec` (see [`open`]). Returns it unchanged if it contains none.
+/// Redacts secrets in `spec` (see [`open`]).
 pub fn redact(spec: &str) -> String {
     let Some(colon) = spec.find("://") else {
         return spec.to_owned();
@@ -92,7 +91,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
     done.unwrap_or_else(|_| Err(Error::new("the file", Cause::Cancelled)))
 }
 
-/// Whether `spec` is probably a URL without a scheme. It then names a host, and no local file.
+/// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
 pub fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }

@@ -6,8 +6,7 @@ use std::time::Duration;
 use super::{Certificates, Fingerprint, Retry};
 use crate::base::stats::Stats;
 
-/// Default timeout of a read without bytes. A restarted server and a short network failure recover within
-/// it.
+/// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Options to open a source.
@@ -19,8 +18,7 @@ pub struct Options {
     pub allow_insecure_redirects: bool,
     /// Certificates trusted besides the system's.
     pub certificates: Certificates,
-    /// Version of a remote source that an earlier process opened. If the server does not answer soon, the
-    /// source is opened as this version, and each later answer must match it.
+    /// Version that an earlier process opened, assumed if the server does not answer soon, and then required.
     pub known_version: Option<Fingerprint>,
     /// Maximum number of idle connections.
     pub connections: usize,
@@ -28,8 +26,7 @@ pub struct Options {
     pub connect_timeout: Duration,
     /// Timeout without any byte, before an answer and within it.
     pub idle_timeout: Duration,
-    /// Timeout for a read without substantial progress, retries and pauses included. Each other timeout is
-    /// at most half of it.
+    /// Timeout for a read without progress, retries and pauses included. Others are at most half of it.
     pub timeout: Duration,
     /// Retry policy.
     pub retry: Retry,

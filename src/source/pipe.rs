@@ -16,7 +16,6 @@ use crate::base::sync::Mutex;
 
 /// Maximum bytes per read: four times the default capacity of a Linux pipe.
 const PIECE_LEN: usize = 256 << 10;
-/// Maximum number of queued pieces.
 const MAX_QUEUED_PIECES: u64 = 4;
 
 /// A source that can be read once, from the front.
@@ -55,7 +54,6 @@ impl Pipe {
     }
 }
 
-/// Blocks until the next piece is read; `None` at the end.
 fn read_piece(mut reader: Reader, mut buffer: Buffer) -> Result<Option<(Bytes, Reader)>, Cause> {
     loop {
         match reader.read(&mut buffer) {

@@ -11,8 +11,7 @@ use super::http::Content;
 use crate::base::sync::Mutex;
 
 /// Whether reads continue past their deadline while the source is unreachable. A mount that serves cached
-/// data needs this, so that it works again when the network is back. It can be enabled while reads are in
-/// flight.
+/// data enables it, also during reads, to work again when the network is back.
 #[derive(Clone, Debug, Default)]
 pub struct RetryForever(Arc<AtomicBool>);
 
@@ -28,18 +27,15 @@ impl RetryForever {
     }
 }
 
-/// The rest of a response whose request reached beyond its read's buffer. The next read continues it. Until
-/// then the server is blocked, and dropping this ends the response.
+/// Unread rest of a response, which the next read continues. Until then the server is blocked. Dropping this
+/// ends the response.
 #[derive(Debug, Default)]
 pub struct Continuation(Mutex<Option<ResponseRest>>);
 
-/// The unread rest of a response.
 #[derive(Debug)]
 pub(super) struct ResponseRest {
-    /// Offset of its first byte in the source, and its end.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// Bytes of it that have been received.
     pub(super) buffered: Bytes,
     pub(super) content: Content,
 }
@@ -54,12 +50,10 @@ impl Continuation {
         self.0.lock().take_if(is_near)
     }
 
-    /// Stores `rest` for the next read.
     pub(super) fn put(&self, rest: ResponseRest) {
         *self.0.lock() = Some(rest);
     }
 
-    /// Drops the stored rest.
     pub(super) fn clear(&self) {
         *self.0.lock() = None;
     }
@@ -71,10 +65,8 @@ const MAX_SKIPPED_GAP: u64 = 1 << 20;
 /// Progress and control of a single read.
 #[derive(Debug, Default)]
 pub struct ReadHandle {
-    /// Whether it is a read-ahead, which may queue behind others.
     is_prefetch: bool,
     retry_forever: RetryForever,
-    /// Bytes to be read after the buffer, and the store for their response.
     continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
     state: Mutex<State>,
@@ -100,7 +92,7 @@ pub(super) enum ReadCommand {
 }
 
 impl ReadHandle {
-    /// Creates the handle of a read-ahead. `retry_forever` says whether it continues past its deadline.
+    /// Creates the handle of a read-ahead.
     pub fn prefetch(retry_forever: RetryForever) -> Self {
         Self {
             is_prefetch: true,
@@ -109,8 +101,7 @@ impl ReadHandle {
         }
     }
 
-    /// Announces that reads with the same `continuation` want `bytes` more after the buffer, one after
-    /// another. One request may then ask for all of them.
+    /// Announces that reads with the same `continuation` want `bytes` more. One request may ask for all.
     #[must_use]
     pub fn with_continuation(self, bytes: u64, continuation: Arc<Continuation>) -> Self {
         Self {
@@ -119,7 +110,6 @@ impl ReadHandle {
         }
     }
 
-    /// The arguments of [`with_continuation`](Self::with_continuation).
     pub(super) fn continuation(&self) -> Option<&(u64, Arc<Continuation>)> {
         self.continuation.as_ref()
     }
@@ -164,7 +154,6 @@ impl ReadHandle {
         self.command_given.notify_one();
     }
 
-    /// Sets the number of received bytes.
     pub(super) fn set_received(&self, len: usize) {
         self.received.store(len as u64, Ordering::Relaxed);
     }
@@ -175,12 +164,10 @@ impl ReadHandle {
         (state.latency, state.cost) = (Some(latency), Some(cost));
     }
 
-    /// Records that a request begins.
     pub(super) fn request_started(&self) {
         self.set_in_flight(true);
     }
 
-    /// Records that no request is in flight.
     pub(super) fn request_ended(&self) {
         self.set_in_flight(false);
     }
@@ -192,10 +179,7 @@ impl ReadHandle {
         state.command = state.command.filter(|&command| command != ReadCommand::Cut);
     }
 
-    /// Waits for a command.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits for a command. Cancel safe.
     pub(super) async fn next_command(&self) -> ReadCommand {
         loop {
             let command = self.state.lock().command;

@@ -8,20 +8,13 @@ use reqwest::header::{self, HeaderMap, HeaderName};
 use super::{Cause, Fingerprint, Validator};
 use crate::base::time::parse_http_date;
 
-/// Status and headers of a response, as far as they matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ResponseHead {
-    /// Status code.
     pub(super) status: u16,
-    /// The part of the whole in the body, if the response names it.
     pub(super) range: Option<ContentRange>,
-    /// Length of the body, if the response names it.
     pub(super) content_len: Option<u64>,
-    /// Validator of the version.
     pub(super) validator: Validator,
-    /// Target of a redirect.
     pub(super) redirect: Option<String>,
-    /// Requested pause before the next request.
     pub(super) retry_after: Option<Duration>,
     /// Content-Encoding of the body, unless it is identity.
     encoding: Option<String>,
@@ -73,8 +66,7 @@ impl ResponseHead {
         }
     }
 
-    /// Content-Encoding of the stored bytes, from a first response. Some servers label a `.tar.gz` that
-    /// way. Their ranges are of the encoded bytes, which are read unchanged.
+    /// Content-Encoding of the stored bytes, which some servers send for a `.tar.gz`. Ranges stay encoded.
     pub(super) fn stored_encoding(&self) -> Result<Option<&str>, Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if !STORED_ENCODINGS.contains(&encoding) => {
@@ -84,8 +76,7 @@ impl ResponseHead {
         }
     }
 
-    /// Checks that the encoding is that of the first response, or none. For the same version both mean the
-    /// stored bytes.
+    /// Checks that the encoding is that of the first response, or none, which means the same bytes.
     pub(super) fn check_encoding(&self, first: Option<&str>) -> Result<(), Cause> {
         match self.encoding.as_deref() {
             Some(encoding) if first != Some(encoding) => Err(unexpected_encoding(encoding)),
@@ -93,7 +84,6 @@ impl ResponseHead {
         }
     }
 
-    /// Cause of a failed response, by its status.
     pub(super) fn failure_cause(&self) -> Cause {
         match self.status {
             401 | 403 => Cause::Unauthorized(self.status),
@@ -110,7 +100,6 @@ impl ResponseHead {
     }
 }
 
-/// Encodings that are compression formats of archives.
 const STORED_ENCODINGS: [&str; 6] = ["gzip", "x-gzip", "zstd", "bzip2", "x-bzip2", "xz"];
 
 fn unexpected_encoding(encoding: &str) -> Cause {
@@ -119,8 +108,7 @@ fn unexpected_encoding(encoding: &str) -> Cause {
     ))
 }
 
-/// Parses the pause in `Retry-After` (RFC 9110, 10.2.3). It is in seconds, or a date relative to the
-/// server's own `Date`, if any.
+/// Parses `Retry-After` (RFC 9110, 10.2.3): seconds, or a date relative to the server's `Date`, if any.
 fn retry_after(headers: &HeaderMap, now: u64) -> Option<Duration> {
     let asked = header_text(headers, header::RETRY_AFTER)?.trim();
     let seconds = parse_digits(asked).or_else(|| {
@@ -134,22 +122,19 @@ fn header_text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Parses decimal digits and nothing else.
 fn parse_digits(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()
 }
 
-/// Value of `Content-Range`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ContentRange {
     /// `bytes 0-9/100`
     Part {
-        /// Offset of the first byte.
         start: u64,
-        /// Offset after the last byte; greater than `start`.
+        /// Greater than `start`.
         end: u64,
-        /// Length of the whole, at least `end`; `None` if the server does not know it.
+        /// At least `end`; `None` if the server does not know it.
         total: Option<u64>,
     },
     /// `bytes */100`: no requested byte exists.

@@ -11,8 +11,7 @@ use super::Cause;
 pub struct Retry {
     /// Maximum number of consecutive attempts without substantial progress; at least one.
     pub attempts: u32,
-    /// Whether outages of an open source are retried beyond that, within the timeout. In an outage the
-    /// server is unreachable or temporarily unable to serve.
+    /// Whether outages are retried beyond that, within the timeout (see [`Cause::is_outage`]).
     pub retries_outages: bool,
     /// Maximum pause after the first failure; doubled after each further one.
     pub initial_pause: Duration,
@@ -21,8 +20,8 @@ pub struct Retry {
 }
 
 impl Default for Retry {
-    /// Five attempts within at most three seconds. That suffices for a restarted server or a dropped
-    /// connection, and reports a wrong address soon at a terminal.
+    /// Five attempts take at most three seconds. That suffices for a restarted server or a dropped
+    /// connection, and reports a wrong address soon.
     fn default() -> Self {
         Self {
             attempts: 5,
@@ -34,18 +33,14 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Maximum pause after `failures` consecutive failures.
     fn pause(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(16);
         let pause = self.initial_pause.saturating_mul(1 << doublings);
         pause.min(self.max_pause)
     }
 
-    /// Returns the pause before the next attempt. There were `failures` in a row, the last of which had
-    /// `cause`. The server asked for `retry_after`, and `left` remains of the timeout.
-    ///
-    /// # Errors
-    /// The cause, if no further attempt should follow.
+    /// The pause before the next attempt, after `failures` in a row, within `left` of the timeout. Fails with
+    /// the cause if no further attempt should follow.
     pub(super) fn next_pause(
         &self,
         failures: u32,
@@ -79,7 +74,6 @@ impl Jitter {
         )
     }
 
-    /// Random duration from zero to `pause`.
     fn spread(&self, pause: Duration) -> Duration {
         // SplitMix64. Each value is used once, by any caller.
         const STEP: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -15,8 +15,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::random_reads::Wait;
 use crate::base::sha256::Sha256;
 
-/// A range of another source, read by that source's requests. Errors name the other source, because they
-/// arise there.
+/// A range of another source. Errors name the other source, because they arise there.
 #[derive(Debug)]
 pub struct Slice {
     whole: Arc<dyn Source>,
@@ -25,8 +24,7 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// The bytes `extent` of `whole`, which the user sees as `name`. Its locator and version derive from
-    /// those of the whole.
+    /// The bytes `extent` of `whole`, named `name`, with a locator and version derived from it.
     ///
     /// # Errors
     /// If `whole` can be read only once, has no known length, or ends before `extent` does.
@@ -61,8 +59,8 @@ impl Slice {
         })
     }
 
-    /// Pins the slice by the trusted digest `sha256` of its bytes. Its locator is then the digest, wherever
-    /// the slice is. A reader of all bytes compares the digest.
+    /// Pins the slice by the trusted digest of its bytes, which becomes its locator. A reader of all bytes
+    /// compares the digest.
     #[must_use]
     pub fn with_digest(mut self, sha256: Sha256) -> Self {
         let location = Location::with_locator(self.location(), format!("sha256:{sha256}"));
@@ -80,7 +78,6 @@ impl Slice {
         self
     }
 
-    /// Offset in the whole of the `len` bytes at `offset`.
     fn offset_in_whole(&self, offset: Packed, len: usize) -> Result<Packed, Error> {
         let truncated = || Error::new(self.location(), Cause::Truncated);
         let end = offset.0.checked_add(len as u64);
@@ -175,7 +172,6 @@ mod tests {
         Slice::new(whole(b"0123456789"), extent, "part")
     }
 
-    /// Runs `work` on a runtime of its own.
     fn block_on<T>(work: impl Future<Output = T>) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime.expect("a runtime").block_on(work)

@@ -56,8 +56,7 @@ impl Certificates {
     }
 }
 
-/// Configures TLS for HTTP/1.1. It trusts `more` and the system's certificates, or those of `SSL_CERT_FILE`
-/// if set. Without any, it trusts no server.
+/// TLS with `more` and the system's (or `SSL_CERT_FILE`'s) certificates. Without any, it trusts no server.
 pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -78,17 +77,14 @@ pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> 
     Ok(config)
 }
 
-/// Verifier that extends webpki by self-signed CA certificates. A server may present such a certificate, as
-/// `openssl req -x509` creates it, if exactly this certificate is trusted.
+/// Verifier that also accepts a self-signed CA certificate (`openssl req -x509`) that is itself trusted.
 #[derive(Debug)]
 struct Verifier {
     webpki: Arc<WebPkiServerVerifier>,
-    /// Digests of the trusted certificates.
     trusted: HashSet<blake3::Hash>,
 }
 
 impl Verifier {
-    /// Returns `None` if no certificate is usable.
     fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Option<Self> {
         let mut roots = RootCertStore::empty();
         let digests = trusted.iter().map(|one| blake3::hash(one)).collect();
@@ -100,8 +96,7 @@ impl Verifier {
         })
     }
 
-    /// Completes the checks of a trusted CA certificate. webpki stops when it finds that it is one, but has
-    /// already checked the dates.
+    /// Completes the checks of a trusted CA certificate, at which webpki stops after it checked the dates.
     fn verify_authority(
         certificate: &CertificateDer<'_>,
         name: &ServerName<'_>,
@@ -164,7 +159,6 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether the certificate was rejected because it is a CA certificate.
 fn is_ca_certificate_error(error: &Error) -> bool {
     let Error::InvalidCertificate(CertificateError::Other(error)) = error else {
         return false;
@@ -184,7 +178,6 @@ fn allows_server_auth(certificate: &[u8]) -> bool {
     !has(EXTENDED_KEY_USAGE) || has(SERVER_AUTH)
 }
 
-/// Kind and text of a certificate error.
 pub(super) fn describe(error: &CertificateError) -> (Obstacle, String) {
     match error {
         CertificateError::ExpiredContext { not_after, .. } => (

@@ -11,11 +11,9 @@ use crate::base::stats::Stats;
 use crate::source::response::ResponseHead;
 use crate::source::{Cause, Options};
 
-/// Maximum number of redirects of a request. Browsers follow twenty, and curl's own limit is fifty, but a
-/// few suffice.
+/// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
 
-/// Sends requests for one URL.
 #[derive(Debug)]
 pub(super) struct Client {
     transport: Box<dyn Transport>,
@@ -23,14 +21,11 @@ pub(super) struct Client {
     original: Url,
     /// The user's headers, for the original's origin only.
     headers: HeaderMap,
-    /// Whether caches on the network must revalidate.
     bypasses_caches: bool,
-    /// Whether redirects may lead from HTTPS to HTTP.
     allows_insecure_redirects: bool,
     stats: Arc<Stats>,
 }
 
-/// A response with an unread body.
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) head: ResponseHead,
@@ -55,8 +50,7 @@ impl Client {
         })
     }
 
-    /// Creates a client with `options` and no state of earlier requests. It makes caches on the network ask
-    /// the server itself (RFC 9111, 5.2.1.4).
+    /// Creates a client without state of earlier requests, which bypasses caches (RFC 9111, 5.2.1.4).
     pub(super) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
         let transport = self.transport.reconnect(&self.original, options)?;
         Ok(Self {
@@ -70,7 +64,6 @@ impl Client {
         self.transport.connect_time()
     }
 
-    /// The user's URL.
     pub(super) fn original(&self) -> &Url {
         &self.original
     }
@@ -135,12 +128,11 @@ impl Client {
     }
 }
 
-/// Whether `url` may receive the user's credentials for `original`, because both have the same origin.
+/// Whether `url` may receive the user's credentials for `original`.
 fn may_send_credentials(url: &Url, original: &Url) -> bool {
     url.origin() == original.origin()
 }
 
-/// Seconds since the epoch.
 fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())

@@ -12,45 +12,39 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::source::Cause;
 
-/// Minimum wait for an answer before a request counts as overtaken. Two later requests must have been
-/// answered completely. On a server that serves one connection at a time, it waits until that connection is
-/// closed.
+/// Minimum wait for an answer before a request is overtaken by two completely answered later ones. A server
+/// of one connection at a time makes it wait for the end of that connection.
 const MIN_OVERTAKEN_WAIT: Duration = Duration::from_millis(100);
 
 /// Minimum wait as a multiple of the duration of one of these two.
 const OVERTAKEN_FACTOR: u32 = 4;
 
-/// Interval between checks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Successful requests before the limit is raised after a starvation. The number doubles after each further
-/// one, up to the maximum.
+/// Successes before the limit is raised after a starvation. They double after each further one.
 const MIN_SUCCESSES_TO_RAISE: usize = 16;
 const MAX_SUCCESSES_TO_RAISE: usize = 1024;
 
 /// Divisor of that number after each successful raise on a server that was considered serial.
 const SERIAL_DECAY: usize = 4;
 
-/// Factor for the rounds before a raise, after a raise that was throttled; and the maximum number of
-/// rounds.
+/// Factor for the rounds before a raise, after one that was throttled, and their maximum.
 const FAILED_RAISE_FACTOR: usize = 4;
 const MAX_ROUNDS: usize = 256;
 
 /// Limits the requests in flight after the server throttles (429, 503).
 ///
-/// Requests are unlimited until then. The limit is then half of those in flight. It rises by one after each
-/// round of that many successes, until it reaches the maximum. After each raise that leads to throttling,
-/// the next one needs four times as many rounds, because a server with a fixed limit throttles each time.
-/// No request starts during a pause that the server asked for.
+/// Requests are unlimited until then, and after that limited to half of those in flight. The limit rises by
+/// one after each round of that many successes. A raise that leads to throttling makes the next one wait four
+/// times as many rounds, because a server with a fixed limit throttles each time. No request starts during a
+/// pause that the server asked for.
 ///
-/// A server may also leave some connections waiting until others are closed. Requests there are
-/// [overtaken](Permit::overtaken) by later ones, and must be sent again. The limit is then the number of
-/// answered requests. It is raised after a delay that doubles with each further starvation.
+/// Some servers leave connections waiting until others are closed. Requests there are resent once
+/// [overtaken](Permit::overtaken). The limit is then the number of answered requests, and rises ever later.
 #[derive(Debug)]
 pub(super) struct ConcurrencyLimiter {
     /// Limit at which throttling is forgotten.
     max_requests: usize,
-    /// Longer pauses are ignored.
     timeout: Duration,
     state: Mutex<State>,
     changed: Notify,
@@ -63,29 +57,24 @@ pub(super) struct ConcurrencyLimiter {
 #[derive(Debug, Default)]
 struct State {
     in_flight: usize,
-    /// Throttled requests among those in flight.
     throttled_requests: usize,
     /// `None` while the server does not throttle.
     limit: Option<usize>,
     /// Successful requests since the limit changed.
     successes: usize,
-    /// Successes needed for a raise. `None` means as many as the limit. It is set after a request was
-    /// overtaken, or the scan found a serial server.
+    /// Successes needed for a raise, after a request was overtaken or the server found serial; else `limit`.
     successes_to_raise: Option<usize>,
     /// Whether the limit was raised since the last throttling, and additional rounds before the next raise.
     was_raised: bool,
     extra_rounds: usize,
-    /// Number of throttlings that lowered the limit.
     throttle_count: u64,
     paused_until: Option<Instant>,
-    /// Permits issued so far.
     permits_issued: u64,
     /// Send times of unanswered requests, by permit number.
     unanswered: BTreeMap<u64, Instant>,
     /// The last two successful permits, newest first, and their durations.
     last_successes: [Option<(u64, Duration)>; 2],
-    /// Whether a lone request was withdrawn since the last success. A lone unanswered one is then not
-    /// withdrawn again.
+    /// Whether a lone request was withdrawn since the last success; another is then not withdrawn.
     was_only_request: bool,
     /// Whether the limit is for a serial server, and not for one that leaves connections waiting.
     is_serial: bool,
@@ -112,7 +101,6 @@ impl State {
         self.successes_to_raise.is_some() && self.limit.is_some() && !self.is_serial
     }
 
-    /// Records that the request with `permit` succeeded after `took`.
     fn succeeded(&mut self, permit: u64, took: Duration) {
         self.was_only_request = false;
         let mut latest = [
@@ -126,7 +114,6 @@ impl State {
     }
 }
 
-/// Permit for a request in flight, until dropped.
 #[derive(Debug)]
 pub(super) struct Permit<'a> {
     limiter: &'a ConcurrencyLimiter,
@@ -150,23 +137,19 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Whether bytes arrived for any request within the last `time`.
     pub(super) fn received_within(&self, time: Duration) -> bool {
         self.last_bytes().is_some_and(|last| last.elapsed() <= time)
     }
 
-    /// Time of the last bytes for any request.
     fn last_bytes(&self) -> Option<Instant> {
         let millis = self.last_bytes_millis.load(Ordering::Relaxed);
         (millis > 0).then(|| self.created + Duration::from_millis(millis))
     }
 
-    /// Maximum number of requests in flight.
     pub(super) fn limit(&self) -> usize {
         self.state.lock().limit.unwrap_or(usize::MAX)
     }
 
-    /// Whether the server was found to leave connections waiting.
     pub(super) fn starves_connections(&self) -> bool {
         self.state.lock().starves_connections()
     }
@@ -207,8 +190,7 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Takes a permit without waiting. The error is the remaining pause, or `None` if all permits are in
-    /// use.
+    /// Takes a permit without waiting. The error is the remaining pause; `None` if all are in use.
     fn try_acquire(&self) -> Result<Permit<'_>, Option<Duration>> {
         let mut state = self.state.lock();
         if let Some(until) = state.paused_until {
@@ -271,7 +253,6 @@ impl ConcurrencyLimiter {
     }
 }
 
-/// State of a request relative to others.
 enum RequestState {
     Waiting,
     Answered,
@@ -306,12 +287,10 @@ impl Permit<'_> {
         state.in_flight > state.throttled_requests
     }
 
-    /// Records that the server began to answer.
     pub(super) fn answered(&self) {
         self.limiter.state.lock().unanswered.remove(&self.number);
     }
 
-    /// Records that bytes of the response arrived.
     pub(super) fn received(&self) {
         let millis = self.limiter.created.elapsed().as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX).max(1);
@@ -321,10 +300,7 @@ impl Permit<'_> {
     }
 
     /// Waits until the server has sent no bytes for `idle`, to any request, since this one was sent. On a
-    /// serial server, this request waits for those before.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// serial server, this request waits for those before. Cancel safe.
     pub(super) async fn wait_until_silent(&self, idle: Duration) {
         loop {
             let last_bytes = self
@@ -339,12 +315,7 @@ impl Permit<'_> {
         }
     }
 
-    /// Waits until the request is overtaken: it has no answer, and two later ones are complete. The limit
-    /// is then lowered to the requests that the server answers. Never returns once it was
-    /// [answered](Self::answered).
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until the request is overtaken, and lowers the limit; never returns once answered. Cancel safe.
     pub(super) async fn overtaken(&self) {
         loop {
             tokio::time::sleep(CHECK_INTERVAL).await;
@@ -356,7 +327,6 @@ impl Permit<'_> {
         }
     }
 
-    /// Records that the request succeeded.
     pub(super) fn succeeded(&self) {
         let mut state = self.limiter.state.lock();
         state.succeeded(self.number, self.sent.elapsed());

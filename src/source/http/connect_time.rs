@@ -41,7 +41,6 @@ impl<S> Layer<S> for ConnectTimer {
     }
 }
 
-/// A connector whose setup time is measured.
 #[derive(Clone, Debug)]
 pub(super) struct TimedConnector<S> {
     inner: S,

@@ -13,19 +13,16 @@ use crate::source::{Cause, Error, ReadHandle, Source};
 /// Maximum pause on a server's request for reads that never give up.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(10);
 
-/// A buffer that is being filled with the bytes from an offset on.
 struct BufferFill<'a> {
     source: &'a Http,
     offset: u64,
     buffer: &'a mut Buffer,
-    /// Number of bytes at the front of the buffer that are received.
     filled: usize,
     read_handle: &'a ReadHandle,
     retry_state: RetryState,
     timer: Timer,
 }
 
-/// End of one attempt.
 enum Attempt {
     Received(RangeResult),
     Failed(Failure),
@@ -34,8 +31,7 @@ enum Attempt {
 }
 
 impl Http {
-    /// Fills `buffer` with the bytes from `offset` on. Truncates it at the end of the source, and if the
-    /// handle says so.
+    /// Fills `buffer` from `offset` on. Truncates it at the end of the source, and if the handle says so.
     pub(super) async fn fill_buffer(
         &self,
         offset: u64,
@@ -102,7 +98,6 @@ impl<'a> BufferFill<'a> {
         Some(permit)
     }
 
-    /// Sends one request and receives what it brings, until a command or the timeout ends it.
     async fn attempt(&mut self, permit: Result<Permit<'a>, Cause>) -> Result<Attempt, Error> {
         let Self {
             source,
@@ -144,10 +139,7 @@ impl<'a> BufferFill<'a> {
         Ok(Attempt::Commanded(ReadCommand::Cut))
     }
 
-    /// Pauses after a failure.
-    ///
-    /// # Errors
-    /// No further attempt should follow.
+    /// Pauses after a failure; an error means that no further attempt should follow.
     async fn recover(&mut self, mut failure: Failure) -> Result<(), Error> {
         failure.cause = failure.cause.after_open();
         if failure.cause.is_outage() {

@@ -1,9 +1,8 @@
 //! HTTP sources.
 //!
-//! The first request is a ranged GET, because servers may refuse HEAD. It finds the length, range support,
-//! the version, and the target of redirects. Its bytes are kept and served from memory. Every later
-//! response must be of the same version. Later requests use the redirects' target. When that expires, the
-//! original URL is requested again.
+//! The first request is a ranged GET, because servers may refuse HEAD. It finds length, range support,
+//! version, the target of redirects, and the first bytes, which are kept. Later responses must be of the same
+//! version. When the target expires, the original URL is requested again.
 //!
 //! The caller's [`StallTimeout`](crate::base::stall_timeout::StallTimeout) bounds every network wait.
 
@@ -50,15 +49,13 @@ use crate::base::sync::Mutex;
 pub use self::certificates::{Certificates, CertificatesError};
 pub use self::transport::{Content, RawResponse, Transport};
 
-/// Bytes of the first request. They suffice to detect a format, and are few enough to be sent with the
-/// response's header.
+/// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
 
 /// Timeout for an answer before a source is opened as its known version.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time until a connection is available for the next request. A request sent before opens another
-/// connection, which a server that leaves connections waiting does not serve.
+/// Time until a connection is free again. An earlier request opens another, which a server may leave waiting.
 const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
 
 /// A source over HTTP or HTTPS.
@@ -68,12 +65,11 @@ pub struct Http {
     retry: Retry,
     jitter: Arc<Jitter>,
     timeout: Duration,
-    /// Timeout without any byte from the server.
     idle_timeout: Duration,
     limiter: ConcurrencyLimiter,
     stats: Arc<Stats>,
     info: SourceInfo,
-    /// Content-Encoding of the stored bytes, if the server names one; unset before the first response.
+    /// Content-Encoding of the stored bytes, if any; unset before the first response.
     encoding: OnceLock<Option<String>>,
     /// Target of the last redirects.
     resolved: Mutex<Url>,
@@ -88,10 +84,8 @@ pub struct Http {
     uncached: OnceLock<Box<Self>>,
 }
 
-/// Body of the first response.
 #[derive(Debug)]
 enum InitialBody {
-    /// First bytes of a source with ranges.
     Prefix(Bytes),
     /// All bytes of a source without ranges; taken by its stream.
     Whole(Mutex<Option<Content>>),
@@ -230,8 +224,7 @@ impl Http {
         }
     }
 
-    /// Returns the same version with single-use connections, no caches on the network, and nothing in
-    /// memory.
+    /// The same version, with single-use connections, no caches on the network, and nothing in memory.
     fn uncached(&self) -> Result<&Self, Error> {
         if let Some(uncached) = self.uncached.get() {
             return Ok(uncached);
@@ -293,7 +286,6 @@ impl Http {
         (retry_state, timer)
     }
 
-    /// Retry state for a server that has answered before.
     fn new_retry_state(&self) -> RetryState {
         let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
         let mut retry_state = RetryState::new(self.retry, jitter, stats);
@@ -301,7 +293,6 @@ impl Http {
         retry_state
     }
 
-    /// Copies bytes of the first response, and returns their number.
     fn copy_prefix(&self, offset: u64, buffer: &mut Buffer) -> Result<usize, Cause> {
         let InitialBody::Prefix(prefix) = &self.body else {
             return Err(Cause::AlreadyRead);
@@ -319,11 +310,10 @@ impl Http {
         Ok(copy(known, buffer))
     }
 
-    /// Sends one request for the missing bytes of `buffer`. Bytes received before a failure are kept and
-    /// counted.
+    /// Sends one request for the missing bytes of `buffer`.
     ///
     /// # Cancel safety
-    /// Received bytes are kept and counted.
+    /// Received bytes are kept and counted, also before a failure.
     async fn request_rest(
         &self,
         offset: u64,
@@ -381,8 +371,7 @@ impl Http {
         Ok(RangeResult::Part)
     }
 
-    /// Takes the unread rest of an earlier response that continues at the start, or sends a request for the
-    /// range and as much after it as the caller wants. Returns whether the response is an earlier one.
+    /// Continues an earlier response (returns true), or requests the range and what the caller wants after.
     async fn next_response(
         &self,
         (start, end): (u64, u64),
@@ -404,8 +393,7 @@ impl Http {
         Ok((asked, false))
     }
 
-    /// Sends a request for `wanted`, and checks the response. An empty one means that the source ends
-    /// before. `None` means that the request was withdrawn and must be sent again.
+    /// Requests `wanted`; empty if the source ends before, `None` if it was withdrawn and must be sent again.
     async fn request_range(
         &self,
         wanted: (u64, u64),
@@ -458,8 +446,7 @@ impl Http {
         Ok(Some(rest))
     }
 
-    /// Checks status and version of a response to a range request. Returns whether the source, whose length
-    /// is unknown, ends before the range.
+    /// Checks status and version of a response. Returns whether a source of unknown length ends before.
     fn check_part(&self, head: &ResponseHead, permit: &Permit<'_>) -> Result<bool, Failure> {
         let is_same = self.info.fingerprint.matches(&head.fingerprint());
         match (head.status, self.info.fingerprint.len) {
@@ -482,8 +469,7 @@ impl Http {
         }
     }
 
-    /// The part of an answer's latency that is not network time. A new connection may have been needed, and
-    /// the request takes as long again.
+    /// The latency without network time: that of a possible new connection, and as long for the request.
     fn cost(&self, latency: Duration) -> Duration {
         latency.saturating_sub(self.client.connect_time() * 2)
     }
@@ -502,7 +488,6 @@ impl Http {
         self.client.get(self.client.original(), range, etag).await
     }
 
-    /// Requests everything again from a server without ranges.
     async fn request_all(&self) -> Result<Content, Failure> {
         let Response { head, content, .. } =
             with_idle_timeout(self.idle_timeout, self.send(None)).await?;
@@ -525,13 +510,11 @@ impl Http {
         Ok(self.encoding.get().and_then(|encoding| encoding.as_deref()))
     }
 
-    /// Forgets the target of the redirects.
     fn return_to_original_url(&self) {
         self.resolved.lock().clone_from(self.client.original());
     }
 }
 
-/// Result of a request for the rest of a buffer.
 enum RangeResult {
     /// Bytes were received, and the rest, if any, must be requested.
     Part,
@@ -539,19 +522,15 @@ enum RangeResult {
     End,
 }
 
-/// Result of the first request.
 struct ProbeResult {
     fingerprint: Fingerprint,
-    /// As in [`Http`].
     encoding: OnceLock<Option<String>>,
     /// Target of the redirects.
     url: Url,
     body: InitialBody,
-    /// Latency of the answer.
     answer_time: Duration,
 }
 
-/// Sends the first request, which finds version, redirect target and first bytes.
 async fn probe(
     client: &Client,
     options: &Options,

@@ -10,7 +10,6 @@ use crate::source::Error;
 pub(super) struct OutageLog(AtomicBool);
 
 impl OutageLog {
-    /// Logs that a read failed with `error` and is retried after `pause`.
     pub(super) fn report_failure(&self, error: &Error, pause: Duration) {
         if !self.0.swap(true, Ordering::Relaxed) {
             let seconds = pause.as_secs();
@@ -18,7 +17,6 @@ impl OutageLog {
         }
     }
 
-    /// Logs that a read of `location` succeeded again.
     pub(super) fn report_recovery(&self, location: &str) {
         if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
             tracing::info!("{location} can be read again");

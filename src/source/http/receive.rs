@@ -38,10 +38,7 @@ pub(super) fn silent_server() -> Cause {
     }
 }
 
-/// Runs `work` with the timeout `limit`.
-///
-/// # Cancel safety
-/// As that of `work`.
+/// Runs `work` with the timeout `limit`; as cancel safe as `work`.
 pub(super) async fn with_idle_timeout<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, Cause>>,
@@ -50,7 +47,6 @@ pub(super) async fn with_idle_timeout<T>(
     done.unwrap_or_else(|_| Err(silent_server()))
 }
 
-/// Skips the bytes before `start`.
 pub(super) async fn skip_to(
     rest: &mut ResponseRest,
     start: u64,
@@ -67,7 +63,6 @@ pub(super) async fn skip_to(
     Ok(())
 }
 
-/// Waits until `rest` has buffered bytes.
 pub(super) async fn receive_piece(rest: &mut ResponseRest, stats: &Stats) -> Result<(), Cause> {
     if rest.buffered.is_empty() {
         rest.buffered = rest.content.next().await?.ok_or(Cause::Truncated)?;
@@ -100,7 +95,6 @@ pub(super) async fn receive(
     Ok(())
 }
 
-/// Copies as much as fits, and returns the length.
 pub(super) fn copy(from: &[u8], to: &mut [u8]) -> usize {
     let len = from.len().min(to.len());
     if let (Some(to), Some(from)) = (to.get_mut(..len), from.get(..len)) {

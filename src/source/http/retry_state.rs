@@ -10,20 +10,16 @@ use crate::source::response::ResponseHead;
 use crate::source::retry::{Jitter, Retry};
 use crate::source::{Cause, Error};
 
-/// Maximum number of consecutive retries without a pause, after the server refused the concurrency. They go
-/// from four requests, the initial number of a transfer, to one.
+/// Maximum number of retries without a pause after refused concurrency, from the initial four to one.
 const MAX_IMMEDIATE_RETRIES: u32 = 2;
 
-/// Bytes that count as progress. A failed request that received as many resets the failure count.
+/// Bytes that count as progress, after which failures are counted anew.
 pub(super) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
-/// A failed attempt.
 pub(super) struct Failure {
     pub(super) cause: Cause,
-    /// Pause that the server asks for.
     pub(super) retry_after: Option<Duration>,
-    /// Whether the server may have refused the concurrency. The limiter then delays the retry until fewer
-    /// requests are in flight.
+    /// Whether the server may have refused the concurrency; the limiter then waits for fewer requests.
     pub(super) is_for_concurrency: bool,
 }
 
@@ -51,7 +47,6 @@ pub(super) fn protocol_failure(how: &str) -> Failure {
     Cause::Protocol(how.to_owned()).into()
 }
 
-/// State of a series of attempts.
 pub(super) struct RetryState {
     pub(super) retry: Retry,
     jitter: Arc<Jitter>,
@@ -60,7 +55,6 @@ pub(super) struct RetryState {
     attempts: u32,
     /// Consecutive attempts without substantial progress.
     failures: u32,
-    /// Of these, the ones without a pause after them.
     immediate_retries: u32,
     /// Bytes present at the last failure that followed progress.
     pub(super) progress_mark: u64,
@@ -83,8 +77,7 @@ impl RetryState {
         }
     }
 
-    /// Pauses before the next attempt, after `received` bytes and with `left` of the timeout. Returns the
-    /// cause if no attempt should follow.
+    /// Pauses before the next attempt, within `left` of the timeout; fails if none should follow.
     pub(super) async fn pause_after(
         &mut self,
         failure: Failure,
@@ -125,7 +118,6 @@ impl RetryState {
         Ok(())
     }
 
-    /// Counts an attempt that timed out.
     pub(super) fn count_timeout(&mut self) {
         self.attempts += 1;
         self.stats.source_timeouts.increment();

@@ -12,7 +12,6 @@ use crate::source::{Cause, Obstacle};
 /// Maximum queueing time of a read-ahead request, in read timeouts, while the server answers others.
 const QUEUE_TIMEOUT_FACTOR: u32 = 10;
 
-/// Interval between checks of a [`Timer`].
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Time without a byte after which a source counts as unreachable.
@@ -48,7 +47,6 @@ pub(super) struct Timer {
     time: StallTimeout,
     last_check: Instant,
     counted: u64,
-    /// Whether any byte arrived.
     is_alive: bool,
     /// Time of the last byte, or the start of the wait.
     last_receipt: Instant,
@@ -74,7 +72,6 @@ impl Timer {
         }
     }
 
-    /// Marks the source as unreachable after a failed attempt.
     pub(super) fn set_unreachable(&mut self) {
         self.unreachable.set(true);
     }
@@ -85,9 +82,8 @@ impl Timer {
         self.record_wait(received, waited)
     }
 
-    /// As [`update`](Self::update), if the only wait since then was
-    /// [`wait_until_expired`](Self::wait_until_expired), which checks at each step. More elapsed time means
-    /// that this process was stopped (by a debugger, or the freezer of a container), so it does not count.
+    /// As [`update`](Self::update), but after [`wait_until_expired`](Self::wait_until_expired) only its steps
+    /// count, not the time when this process was stopped (by a debugger, or a container's freezer).
     pub(super) fn update_running(&mut self, received: u64) -> Duration {
         let waited = self.last_check.elapsed().min(CHECK_INTERVAL * 2);
         self.record_wait(received, waited)
@@ -113,11 +109,8 @@ impl Timer {
         self.last_receipt = self.last_check;
     }
 
-    /// Waits until the time expires, and returns the cause. While `is_queued`, the server answers other
-    /// requests, so no time counts. This is limited to [`QUEUE_TIMEOUT_FACTOR`] timeouts.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until the time expires, and returns the cause. Up to [`QUEUE_TIMEOUT_FACTOR`] timeouts do not
+    /// count while `is_queued`, because the server answers other requests. Cancel safe.
     pub(super) async fn wait_until_expired(
         &mut self,
         received: impl Fn() -> u64,

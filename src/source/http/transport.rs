@@ -19,14 +19,14 @@ use crate::source::{Cause, Obstacle, Options};
 
 /// Sends requests and returns responses unchecked.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Requests `url`, and returns when the response's head is received, whatever its status. It does not
-    /// follow redirects. The caller applies the timeouts for head and content.
+    /// Requests `url` without following redirects, and returns when the head is received, whatever its
+    /// status. The caller applies the timeouts.
     ///
     /// # Errors
     /// If no response arrives.
     ///
     /// # Cancel safety
-    /// Dropping the future cancels the request. Dropping the content cancels the rest of the response.
+    /// Dropping the future cancels the request, and dropping the content the rest of the response.
     fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>>;
 
     /// Time to establish a connection; zero if unknown.
@@ -61,10 +61,7 @@ impl Content {
         Self(pieces.boxed())
     }
 
-    /// Waits for the next bytes; `None` at the end.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits for the next bytes; `None` at the end. Cancel safe.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         self.0.next().await.transpose()
     }
@@ -84,7 +81,6 @@ pub(super) struct NetworkTransport {
 }
 
 impl NetworkTransport {
-    /// Creates a transport with the connections and certificates of `options`.
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let client = build_client(options, connect_timer.clone())?;
@@ -117,7 +113,6 @@ impl Transport for NetworkTransport {
     }
 }
 
-/// Streams the body of `response`.
 fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> + Send {
     stream::unfold(Some(response), |response| async {
         let mut response = response?;

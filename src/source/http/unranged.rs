@@ -12,7 +12,6 @@ use crate::source::Cause;
 pub(super) struct UnrangedStream<'a> {
     pub(super) source: &'a Http,
     content: Content,
-    /// Bytes returned to the reader.
     delivered: u64,
     /// Bytes of this response. An earlier response delivered those before `delivered`.
     received_in_response: u64,
@@ -21,7 +20,6 @@ pub(super) struct UnrangedStream<'a> {
     counted: u64,
     /// Bytes that a restarted response repeated since the last progress.
     received_again: u64,
-    /// Bytes delivered at the last progress.
     progress_mark: u64,
     pub(super) retry_state: RetryState,
     timer: Timer,
@@ -42,7 +40,6 @@ impl<'a> UnrangedStream<'a> {
         }
     }
 
-    /// Returns the next bytes; `None` at the end.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         // The reader did not wait until now.
         self.timer.ignore_elapsed();
@@ -72,7 +69,6 @@ impl<'a> UnrangedStream<'a> {
         }
     }
 
-    /// Returns the part of `piece` that was not delivered before; `None` if it is empty.
     fn take_new_bytes(&mut self, mut piece: Bytes) -> Option<Bytes> {
         let len = piece.len() as u64;
         self.source.stats.source_read_bytes.add(len);
@@ -105,8 +101,7 @@ impl<'a> UnrangedStream<'a> {
         self.received_in_response >= self.delivered && len.is_none_or(|len| len == self.delivered)
     }
 
-    /// Requests everything again to continue after a failure. This needs a version whose bytes the server
-    /// promises to be identical.
+    /// Requests everything again after a failure, if the server promises identical bytes for the version.
     async fn restart(&mut self, mut failure: Failure) -> Result<(), Cause> {
         if !self.source.info.fingerprint.is_strong() {
             return Err(failure.cause);
