@@ -17,12 +17,10 @@ const MIN_LINK_CHUNK_LEN: u64 = 1 << 20;
 /// Minimum chunk length in bytes that a small budget determines.
 const MIN_BUDGET_CHUNK_LEN: u64 = 64 << 10;
 
-/// Round trips that a chunk's transfer should take. The pause before it then wastes a ninth of the
-/// connection's time.
+/// Round trips that a chunk's transfer should take. The pause before it then wastes a ninth of the time.
 const TRANSFER_ROUND_TRIPS: u32 = 8;
 
-/// Minimum transfer time of a chunk. A longer transfer makes requests cheaper, but the reader waits for
-/// whole chunks.
+/// Minimum transfer time of a chunk. Longer chunks mean cheaper requests, but the reader waits for them.
 const MIN_TRANSFER_TIME: Duration = Duration::from_millis(50);
 
 /// Chunks of the budget that are not in flight: the one being read, and the next.
@@ -41,11 +39,9 @@ const FAST_BYTES_PER_SECOND: u64 = 500_000_000;
 /// Factor by which the requests' speed should exceed the reader's: three to two.
 const HEADROOM: (u64, u64) = (3, 2);
 
-/// Read-ahead as a multiple of the bytes that may be in flight. Received bytes carry the reader over a
-/// hiccup. More bytes would leave the CPU caches before they are read, and touch new memory.
+/// Read-ahead in multiples of the bytes that may be in flight, to bridge a hiccup within the CPU caches.
 const READAHEAD_FACTOR: u64 = 3;
 
-/// Number of requests from which the speed of one is estimated.
 const MAX_SPEED_SAMPLES: usize = 8;
 
 /// Minimum length of a round, because shorter ones measure noise.
@@ -66,9 +62,8 @@ const STREAM_ROUND_CHUNKS: usize = 16;
 /// Minimum length of such a round, as a multiple of the answer's cost.
 const STREAM_ROUND_FACTOR: u32 = 4;
 
-/// Maximum bytes of the first streamed request. Each request asks for four times as many as the one before.
-/// So a proxy that stores a whole range before it answers does not get everything at once. If costs rise
-/// with offsets, one request asks for all the rest.
+/// Maximum bytes of the first streamed request; each later one asks for four times as many, so that a proxy
+/// that stores a whole range first does not get all. If costs rise with offsets, one asks for all the rest.
 const INITIAL_STREAM_LEN: u64 = 1 << 30;
 const STREAM_GROWTH: u64 = 4;
 
@@ -89,39 +84,32 @@ const FALLING_PAIR_DIVISOR: usize = 8;
 /// Rounds before the first trial, and after a successful one.
 const MIN_TRIAL_PAUSE: u32 = 8;
 
-/// Maximum number of rounds between two trials.
 const MAX_TRIAL_PAUSE: u32 = 64;
 
 /// Controls the number of requests in flight and the length of the next chunk.
 ///
-/// The number starts at four. It doubles, up to the limit, when the reader starves and the requests look
-/// too few. The reader starves if it waited for at least 5 ms and a quarter of its time. The requests look
-/// too few if all are in flight and do not reach 1.5 times the reader's speed. Their speed is the median of
-/// the last ones, and the reader's is that between its waits. During startup the latter is unknown, so they
-/// look too few below 500 MB/s. So a busy machine rarely looks like a slow network. If half of the requests
-/// would suffice by the same measure, the number is halved.
+/// It starts with four requests, and doubles them when the reader starves (waited for 5 ms and a quarter of
+/// its time) and all requests in flight are slower than 1.5 times the reader. Their speed is the median of
+/// the last ones, and the reader's is that between its waits, or 500 MB/s during startup, so that a busy
+/// machine rarely looks like a slow network. If half of the requests would suffice, it halves them.
 ///
-/// More requests are not always better. So after enough rounds in which the reader had to wait, a trial
-/// halves the number for a round. A round has as many chunks as may be in flight. The trial's number stays
-/// if the throughput is nearly the same. A failed trial is reverted, the next one tries the other
-/// direction, and each failure doubles the rounds until the next trial.
+/// More requests are not always better. So after enough rounds in which the reader waited, a trial halves the
+/// number for a round of as many chunks as may be in flight. The number stays if the throughput is nearly the
+/// same. Otherwise it is reverted, and the next trial, after twice as many rounds, tries the other direction.
 ///
-/// A request may have a high cost for the server whatever its length, and more requests cost more. So if
-/// the previous answer was slow, the transfer starts with two requests, and the first one asks for more
-/// than its chunk. The server is serial if the second answer arrives much later than the first, or both
-/// much later than the previous answer. Then the first response is streamed, and no other request is sent.
+/// After a slow answer the transfer starts with two requests, of which the first asks for more than its
+/// chunk. The server is serial if the second answer arrives much later than the first, or both much later
+/// than the previous answer. Then only the first response is streamed, because more requests cost more.
 ///
-/// Answers that cost much more than the cheapest one, and more than their transfer, add no requests. A
-/// trial of one streamed request follows if answers cost twice their transfer, and one of them transfers
-/// twice as fast as all together. It follows at once if costs rise with offsets, because each request sent
-/// meanwhile costs more than all before.
+/// If answers cost much more than the cheapest one and their transfer, no requests are added. A trial of one
+/// streamed request follows if they cost twice their transfer, and one transfers twice as fast as all
+/// together, or at once if costs rise with offsets, because each request then costs more than all before.
 ///
-/// For the same reason a doubling needs proof once there are answers. One proof is that as many answers
-/// arrived as there are requests, or two cheap ones. Another is that all requests in flight have been
-/// transferring for four times their answers' cost.
+/// Once there are answers, a doubling needs proof: as many answers as requests, two cheap ones, or requests
+/// that have all been transferring for four times their answers' cost.
 ///
-/// A chunk's transfer should take eight times the latency, and at least 50 ms. The length is a power of
-/// two, so that buffers can be reused. The budget must hold two chunks more than may ever be in flight.
+/// A chunk's transfer should take eight times the latency, and at least 50 ms. Lengths are powers of two, for
+/// reuse of buffers. The budget must hold two chunks more than may ever be in flight.
 #[derive(Debug)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -137,16 +125,13 @@ pub(super) struct AdaptiveConcurrency {
     last_sample: Sample,
     round: Round,
     trial: Option<Trial>,
-    /// Whether one long response is streamed.
     is_streaming: bool,
-    /// Bytes that the next streamed request asks for.
     stream_len: u64,
     serial_probe: Option<SerialProbe>,
     /// Cost of the answer before the first request.
     prior_cost: Duration,
     /// Chunks completed since the number of requests changed.
     completed: usize,
-    /// Whether the server was found to be serial.
     is_serial: bool,
     /// Whether a trial took place. After it, waiting alone adds no requests.
     has_tried: bool,
@@ -159,26 +144,20 @@ pub(super) struct AdaptiveConcurrency {
 /// Measurements of a transfer: totals since its start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
-    /// Elapsed time.
     pub(super) now: Duration,
     /// Bytes received, including those of unfinished chunks.
     pub(super) received: u64,
     /// Bytes that the reader read.
     pub(super) read: u64,
-    /// Time that the reader waited for them.
     pub(super) waited: Duration,
-    /// Requests in flight.
     pub(super) in_flight: usize,
     /// Whether each of them has been transferring for at least [`CHEAP_FACTOR`] times its answer's cost.
     pub(super) is_cheap: bool,
 }
 
-/// A completed chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CompletedChunk {
-    /// Its offset in the source.
     pub(super) start: u64,
-    /// Its length in bytes.
     pub(super) len: u64,
     /// Time from the request to the last byte.
     pub(super) duration: Duration,
@@ -188,21 +167,17 @@ pub(super) struct CompletedChunk {
     pub(super) cost: Option<Duration>,
 }
 
-/// Measurements of one connection.
 #[derive(Debug, Default)]
 struct Link {
     /// Lowest latency.
     latency: Option<Duration>,
-    /// Lowest cost of an answer.
     min_cost: Option<Duration>,
     /// Speeds of the last requests, newest first.
     speeds: VecDeque<SpeedSample>,
 }
 
-/// Measurements of one request.
 #[derive(Clone, Copy, Debug)]
 struct SpeedSample {
-    /// Offset of its chunk.
     start: u64,
     /// Bytes per second, counted from the request.
     whole: u64,
@@ -222,7 +197,6 @@ struct Round {
     began: Sample,
 }
 
-/// Probe of two requests that finds out whether the server is serial.
 #[derive(Clone, Copy, Debug, Default)]
 struct SerialProbe {
     sent_requests: usize,
@@ -236,15 +210,13 @@ struct Trial {
     /// Number of requests before, and whether one response was streamed.
     requests: usize,
     is_streaming: bool,
-    /// Whether rising costs triggered the trial.
     is_for_rising_costs: bool,
     /// Bytes per second before the trial.
     rate: u64,
 }
 
 impl AdaptiveConcurrency {
-    /// Allows at most `connections` requests of at most `chunk_len` bytes, with buffers of `budget` bytes
-    /// in total. `response_cost` is the cost of the previous answer.
+    /// Allows `connections` requests of `chunk_len` bytes, with buffers of `budget` bytes in total.
     pub(super) fn new(
         connections: usize,
         chunk_len: u64,
@@ -281,7 +253,6 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Number of requests that may be in flight now.
     pub(super) fn requests(&self) -> usize {
         match self.serial_probe {
             // No further request is allowed until both are answered.
@@ -290,7 +261,6 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Whether the next request should be a long, streamed one.
     pub(super) fn is_streaming(&self) -> bool {
         match self.serial_probe {
             Some(serial_probe) => serial_probe.sent_requests == 0,
@@ -303,12 +273,10 @@ impl AdaptiveConcurrency {
         self.stream_len
     }
 
-    /// Records a streamed request, after which the next one may ask for more.
     pub(super) fn on_stream_started(&mut self) {
         self.stream_len = self.stream_len.saturating_mul(STREAM_GROWTH);
     }
 
-    /// Whether the server was found to answer one request after another.
     pub(super) fn is_serial(&self) -> bool {
         self.is_serial
     }
@@ -318,8 +286,7 @@ impl AdaptiveConcurrency {
         self.is_serial && self.completed >= STREAM_ROUND_CHUNKS
     }
 
-    /// Whether requests delay each other. Then answers cost much more than the cheapest one, and more than
-    /// their transfer.
+    /// Whether requests delay each other, so that answers cost more than the cheapest and their transfer.
     pub(super) fn is_crowded(&self) -> bool {
         let link = &self.link;
         let (Some(cost), Some(transfer), Some(least)) = (
@@ -332,7 +299,6 @@ impl AdaptiveConcurrency {
         cost >= MIN_CROWDED_COST.max(least * CROWDED_FACTOR).max(transfer)
     }
 
-    /// Length of the next chunk in bytes.
     pub(super) fn chunk_len(&self) -> u64 {
         self.chunk_len.min(self.max_chunk_len)
     }
@@ -347,13 +313,11 @@ impl AdaptiveConcurrency {
         in_flight.saturating_mul(READAHEAD_FACTOR)
     }
 
-    /// Whether waiting can still add requests.
     pub(super) fn may_grow(&self) -> bool {
         let is_open = self.serial_probe.is_none() && !self.is_streaming && !self.has_tried;
         is_open && self.requests < self.max_requests
     }
 
-    /// Records that a chunk was requested.
     pub(super) fn on_sent(&mut self) {
         if let Some(serial_probe) = &mut self.serial_probe {
             serial_probe.sent_requests += 1;
@@ -363,7 +327,6 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Adjusts the number of requests to the reader's waiting time.
     pub(super) fn update(&mut self, sample: Sample) {
         let waiting = sample.waited.saturating_sub(self.last_sample.waited);
         let all = sample.now.saturating_sub(self.last_sample.now);
@@ -406,7 +369,6 @@ impl AdaptiveConcurrency {
         })
     }
 
-    /// Records a completed chunk.
     pub(super) fn on_completed(&mut self, sample: Sample, chunk: CompletedChunk) {
         self.link.on_completed(chunk);
         if let Some(len) = self.link.chunk_len() {
@@ -454,13 +416,11 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Evaluates the answer to one of the two probe requests.
     fn judge_probe(&mut self, sample: Sample, serial_probe: SerialProbe, chunk: CompletedChunk) {
         let cost = chunk.cost.unwrap_or_default();
         let is_parallel = match serial_probe.first {
             _ if cost < SLOW_RESPONSE => true,
-            // The shorter answer arrives first, even if it was requested last. A server that starts to send
-            // after it has worked on both sends both late.
+            // The shorter answer arrives first, even if requested last, unless the server sends both late.
             Some(first) => {
                 let (least, most) = (cost.min(first), cost.max(first));
                 most < least * 3 / 2 && least < self.prior_cost * 3 / 2
@@ -515,12 +475,10 @@ impl AdaptiveConcurrency {
             && self.may_try_streaming()
     }
 
-    /// Whether enough rounds have passed since the last failed trial.
     fn may_try_streaming(&self) -> bool {
         self.rounds_since_trial + 1 >= self.trial_pause.saturating_sub(MIN_TRIAL_PAUSE)
     }
 
-    /// Starts a trial of one streamed request.
     fn try_streaming(&mut self, sample: Sample, rate: u64, is_for_rising_costs: bool) {
         self.trial = Some(Trial {
             requests: self.requests,
@@ -537,7 +495,6 @@ impl AdaptiveConcurrency {
         self.set_requests(sample, 1);
     }
 
-    /// Starts a trial when it is due.
     fn start_trial_when_due(&mut self, sample: Sample, rate: u64) {
         self.rounds_since_trial += 1;
         if self.rounds_since_trial < self.trial_pause {
@@ -633,16 +590,14 @@ impl Link {
         });
     }
 
-    /// Median of the last requests, by `measure`.
     fn median<T: Ord + Copy>(&self, measure: impl Fn(&SpeedSample) -> T) -> Option<T> {
         let mut speeds: Vec<T> = self.speeds.iter().map(measure).collect();
         speeds.sort_unstable_by(|one, other| other.cmp(one));
         speeds.get(speeds.len() / 2).copied()
     }
 
-    /// Whether costs of at least `answers` answers rise with their offsets. At least half of the pairs must
-    /// rise, and at most one in eight may fall. Differences up to an eighth of the highest cost count as
-    /// noise.
+    /// Whether costs of at least `answers` answers rise with their offsets: at least half of the pairs rise,
+    /// and at most one in eight falls. Differences up to an eighth of the highest cost count as noise.
     fn is_rising(&self, answers: usize) -> bool {
         let mut costs: Vec<_> = self.speeds.iter().map(|it| (it.start, it.cost)).collect();
         costs.sort_unstable();
@@ -659,13 +614,11 @@ impl Link {
         costs.len() >= answers && rises * 2 >= pairs && falls * FALLING_PAIR_DIVISOR <= pairs
     }
 
-    /// Whether each answer cost at most a quarter of its transfer time.
     fn is_cheap(&self) -> bool {
         let mut speeds = self.speeds.iter();
         speeds.all(|speed| speed.cost * CHEAP_FACTOR <= speed.transfer)
     }
 
-    /// Whether the last answer cost much more than the cheapest one, and more than its transfer.
     fn is_last_costly(&self) -> bool {
         let (Some(last), Some(least)) = (self.speeds.front(), self.min_cost) else {
             return false;
@@ -676,12 +629,10 @@ impl Link {
                 .max(last.transfer)
     }
 
-    /// Bytes per second of a request, latency included.
     fn speed(&self) -> Option<u64> {
         self.median(|speed| speed.whole)
     }
 
-    /// Chunk length that the link's speed determines.
     fn chunk_len(&self) -> Option<u64> {
         let rate = self.median(|speed| speed.content)?;
         let transfer = (self.latency? * TRANSFER_ROUND_TRIPS).max(MIN_TRANSFER_TIME);
@@ -708,7 +659,6 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const BUDGET: u64 = 64 * MIB;
 
-    /// A simulated link, server and reader.
     #[derive(Clone, Copy)]
     struct Simulation {
         /// Milliseconds of a round trip.
@@ -717,7 +667,6 @@ mod tests {
         connection_rate: u64,
         total_rate: u64,
         reader: u64,
-        /// Bytes to read.
         len: u64,
         server: Server,
     }
@@ -725,14 +674,12 @@ mod tests {
     /// Cost of a request for the server.
     #[derive(Clone, Copy)]
     enum Server {
-        /// No cost.
         Ready,
         /// Milliseconds, in parallel for all requests.
         Parallel(u64),
         /// Milliseconds, for one request after another. Answers begin when no request is left.
         Serial(u64),
-        /// The time to unpack all bytes before the first one. All requests share two processors, each of
-        /// which unpacks this many bytes a millisecond. The answer's header comes before that.
+        /// The time to unpack all bytes, after the header. Two shared processors unpack this many a ms.
         Unpacking(u64),
     }
 
@@ -742,12 +689,10 @@ mod tests {
         concurrency: AdaptiveConcurrency,
         /// Fixed number of requests and chunk length, instead of the adaptive ones.
         fixed: Option<(usize, u64)>,
-        /// In order, until read.
         requests: VecDeque<Request>,
         requested_bytes: u64,
         /// End of the response that may be streamed.
         stream_end: u64,
-        /// Requests that reached the server.
         sent: u64,
         received: u64,
         read: u64,
@@ -763,7 +708,6 @@ mod tests {
         began: u64,
         /// Whether it continues the response of the one before.
         is_continued: bool,
-        /// Whether it was sent as a streamed request.
         is_streaming: bool,
         /// Time at which its answer begins.
         answered: u64,
@@ -786,7 +730,6 @@ mod tests {
     }
 
     impl Simulation {
-        /// Cost of the answer before the first request.
         fn prior_cost(self) -> Option<Duration> {
             match self.server {
                 Server::Parallel(cost) | Server::Serial(cost) => Some(ms(cost)),
@@ -859,7 +802,6 @@ mod tests {
             })
         }
 
-        /// Number of requests that may be in flight, without the one of a trial.
         fn requests_without_trial(&self) -> usize {
             let trial = self.concurrency.trial.as_ref();
             trial.map_or(self.concurrency.requests, |trial| trial.requests)
@@ -922,8 +864,7 @@ mod tests {
             }
         }
 
-        /// Time at which the answer to a request sent now begins; also sets that of requests that wait with
-        /// it.
+        /// Time at which the answer to a request sent now begins; also set for requests that wait with it.
         fn answered(&mut self, is_continued: bool) -> u64 {
             let sent = self.now + self.simulation.round_trip;
             if is_continued {

@@ -2,8 +2,7 @@
 
 use crate::base::extent::{Extent, Packed};
 
-/// The chunks of an extent in order, without gaps. The caller chooses the length of each chunk, and the
-/// extent's end cuts the last one.
+/// The chunks of an extent in order. The caller chooses each length, and the extent's end cuts the last.
 #[derive(Clone, Debug)]
 pub(super) struct Chunks {
     next: Packed,
@@ -23,12 +22,10 @@ impl Chunks {
         (!chunk.is_empty()).then_some(chunk)
     }
 
-    /// Whether no chunk is left.
     pub(super) fn is_done(&self) -> bool {
         self.next >= self.end
     }
 
-    /// Continues after `chunk`.
     pub(super) fn advance_past(&mut self, chunk: Extent<Packed>) {
         self.next = chunk.end();
     }

@@ -16,14 +16,10 @@ pub(super) struct Demand {
 
 #[derive(Debug, Default)]
 struct State {
-    /// End of the last request.
     requested_end: u64,
-    /// Whether no further request is allowed.
     is_stopped: bool,
     read: u64,
-    /// Total time of finished waits.
     waited: Duration,
-    /// Start of the current wait.
     waiting_since: Option<Instant>,
 }
 
@@ -61,13 +57,11 @@ impl Demand {
         Packed(state.requested_end)
     }
 
-    /// Records that the reader read `len` bytes.
     pub(super) fn record_read(&self, len: u64) {
         self.state.lock().read += len;
         self.changed.notify_one();
     }
 
-    /// Bytes read and time waited by the reader so far.
     pub(super) fn read_and_waited(&self) -> (u64, Duration) {
         let state = self.state.lock();
         let wait = state
@@ -76,15 +70,11 @@ impl Demand {
         (state.read, state.waited + wait)
     }
 
-    /// Whether the reader is waiting.
     pub(super) fn is_waiting(&self) -> bool {
         self.state.lock().waiting_since.is_some()
     }
 
-    /// Waits until the reader begins a wait or reads something since the last call.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until the reader begins a wait or reads something since the last call. Cancel safe.
     pub(super) async fn wait_for_change(&self) {
         self.changed.notified().await;
     }

@@ -1,7 +1,6 @@
 //! Ordered, parallel, bounded read-ahead of a source.
 //!
-//! [`Stream`] serves a scan: it returns all bytes from one offset to the end in order. It adapts the number
-//! of concurrent requests, and reads ahead as far as the pool's budget allows. [`read`] reads one range.
+//! [`Stream`] serves a scan, with adaptive concurrency within the pool's budget. [`read`] reads one range.
 
 mod adaptive;
 mod chunks;
@@ -28,8 +27,7 @@ pub use range_reader::RangeReader;
 pub use scheduler::Config;
 pub use stream::{Stream, StreamControl};
 
-/// Default maximum number of requests in flight. A server that limits each connection to 60 MB/s needs
-/// sixteen, and so does a round trip of 40 ms. The actual number adapts to measurements.
+/// Default maximum number of requests in flight, enough at 60 MB/s a connection or 40 ms of round trip.
 pub const DEFAULT_CONNECTIONS: usize = 16;
 
 /// Default maximum length of a chunk in bytes. Longer chunks only delay the first byte and hold memory.
@@ -45,8 +43,7 @@ pub struct MinSpeed {
 }
 
 impl Default for MinSpeed {
-    /// 64 KiB/s is slower than any link on which sixteen requests make sense. Most servers answer within
-    /// five seconds.
+    /// No link for sixteen requests is slower than 64 KiB/s. Most servers answer within five seconds.
     fn default() -> Self {
         Self {
             bytes_per_second: 64 << 10,
@@ -55,15 +52,12 @@ impl Default for MinSpeed {
     }
 }
 
-/// Converts to bytes per second.
 fn per_second(bytes: u64, time: Duration) -> u64 {
     let micros = time.as_micros().max(1);
     u64::try_from(u128::from(bytes) * 1_000_000 / micros).unwrap_or(u64::MAX)
 }
 
-/// Reads `extent` with one request; blocks until memory and bytes are available.
-///
-/// Only for threads outside the runtime.
+/// Reads `extent` with one request, blocking. Only for threads outside the runtime.
 ///
 /// # Errors
 /// If the source cannot be read there.
@@ -91,7 +85,6 @@ pub fn read_uncached(
     block_on_read(handle, source, source.read_uncached(extent.start(), buffer))
 }
 
-/// Acquires a buffer for `len` bytes of `source`.
 fn acquire_buffer(
     source: &Arc<dyn Source>,
     pool: &BufferPool,
@@ -101,7 +94,6 @@ fn acquire_buffer(
     pool.acquire(len).map_err(cancelled)
 }
 
-/// Blocks on `reading` of `source`; fails with [`Cause::Cancelled`] if the runtime ends first.
 fn block_on_read(
     handle: &Handle,
     source: &Arc<dyn Source>,
@@ -125,7 +117,6 @@ fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) ->
     })
 }
 
-/// Length of `extent`, which must be within `source`.
 fn checked_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
     let truncated = || Error::new(source.location(), Cause::Truncated);
     let end = source.fingerprint().len;

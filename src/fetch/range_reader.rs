@@ -15,7 +15,6 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::source::{Error, ReadHandle, Source};
 
-/// Minimum and maximum number of recorded latencies.
 const MIN_LATENCY_SAMPLES: usize = 3;
 const MAX_LATENCY_SAMPLES: usize = 16;
 
@@ -24,20 +23,17 @@ const READS_PER_HEDGE: u64 = 20;
 
 /// Reads ranges of one source for blocked readers.
 ///
-/// It hedges a read once if no bytes arrived for half a second and for three times the latency, the median
-/// of the last answers. The first result wins. It hedges at most one read in twenty, only into spare
-/// memory, and never while the server is throttling.
+/// It hedges a read once if no bytes arrived for half a second and for three times the median latency. It
+/// hedges at most one read in twenty, only into spare memory, and never while the server is throttling.
 #[derive(Debug)]
 pub struct RangeReader {
     handle: Handle,
     source: Arc<dyn Source>,
-    /// Supplies memory for hedges.
     hedge_pool: BufferPool,
     latency_stats: Mutex<LatencyStats>,
     stats: Arc<Stats>,
 }
 
-/// Latencies of the source, and the number of reads and hedges; pure.
 #[derive(Debug, Default)]
 struct LatencyStats {
     latencies: VecDeque<Duration>,
@@ -45,7 +41,6 @@ struct LatencyStats {
     hedges: u64,
 }
 
-/// Time without new bytes; pure.
 #[derive(Debug, Default)]
 struct StallClock {
     received: u64,
@@ -98,8 +93,7 @@ impl RangeReader {
         result
     }
 
-    /// Waits until the read stalls, and sends the same request again. Never returns if that is not possible
-    /// or fails, because the first request may still succeed.
+    /// Hedges a stalled read. Never returns if that fails, because the first request may still succeed.
     async fn send_hedge(&self, start: Packed, len: usize, read_handle: &ReadHandle) -> Bytes {
         let buffer = loop {
             self.wait_for_stall(read_handle).await;
@@ -122,7 +116,6 @@ impl RangeReader {
         }
     }
 
-    /// Waits until no bytes have arrived for too long.
     async fn wait_for_stall(&self, read_handle: &ReadHandle) {
         let mut ticks = tokio::time::interval(CHECK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -171,7 +164,6 @@ impl LatencyStats {
         Some((*median * HEDGE_FACTOR).max(MIN_HEDGE_DELAY))
     }
 
-    /// Counts a hedge and returns true, if one is allowed.
     fn take_hedge_credit(&mut self) -> bool {
         let may = self.hedges * READS_PER_HEDGE <= self.reads;
         self.hedges += u64::from(may);

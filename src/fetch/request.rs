@@ -11,7 +11,6 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::source::{Error, ReadHandle, Source};
 
-/// Request for one chunk.
 #[derive(Debug)]
 pub(super) struct ChunkRequest {
     extent: Extent<Packed>,
@@ -43,7 +42,6 @@ impl From<Bytes> for ChunkBytes {
 }
 
 impl ChunkRequest {
-    /// Creates a request for `extent`, controlled by `read_handle`.
     pub(super) fn new(extent: Extent<Packed>, read_handle: ReadHandle) -> Self {
         Self {
             extent,
@@ -79,11 +77,7 @@ impl ChunkRequest {
         self.hedge_requested.notify_one();
     }
 
-    /// Fills `buffer`, which has the extent's length. With a hedge, the first request to finish the rest
-    /// wins.
-    ///
-    /// # Errors
-    /// If the source cannot be read there.
+    /// Fills `buffer`, of the extent's length; with a hedge, by the request that finishes first.
     pub(super) async fn receive(
         &self,
         source: &dyn Source,
@@ -109,8 +103,8 @@ impl ChunkRequest {
         })
     }
 
-    /// Waits for a hedge request, and then reads the rest. Returns the length of the front, and the rest.
-    /// Never returns if the hedge fails, because the first request may still succeed.
+    /// Reads the rest if a hedge is requested, and returns the front's length and the rest. Never returns if
+    /// the hedge fails, because the first request may still succeed.
     async fn hedge_rest(
         &self,
         source: &dyn Source,

@@ -62,13 +62,10 @@ pub(super) enum NextChunk {
         len: u64,
         response: oneshot::Receiver<Result<ChunkBytes, Error>>,
     },
-    /// A piece of a source without ranges.
     Piece(Result<Bytes, Error>),
-    /// The end of the source.
     End,
 }
 
-/// The receiver was dropped.
 #[derive(Debug)]
 pub(super) struct ReceiverClosed;
 
@@ -78,12 +75,8 @@ impl<T> From<mpsc::error::SendError<T>> for ReceiverClosed {
     }
 }
 
-/// Requests `source` chunk by chunk from `start` to its end.
-///
-/// Buffers are acquired in chunk order. The only exception is a hedge's buffer, for which no task waits.
-///
-/// # Errors
-/// If the receiver was dropped.
+/// Requests `source` chunk by chunk from `start` to its end, and acquires buffers in that order. The only
+/// exception is a hedge's buffer, for which no task waits.
 pub(super) async fn run(
     source: Arc<dyn Source>,
     start: Packed,
@@ -125,10 +118,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Reserves a slot in the queue, and then a buffer for `chunk`, if any.
-///
-/// # Cancel safety
-/// Nothing is reserved until the future is ready.
+/// Reserves a slot in the queue, and then a buffer for `chunk`, if any. Cancelled, it reserves nothing.
 async fn acquire_slot<'a>(
     sender: &'a mpsc::Sender<NextChunk>,
     pool: &BufferPool,
@@ -162,9 +152,7 @@ struct Scheduler {
     stream_end: u64,
     /// Number of the first request while one long response is streamed.
     first_streamed: Option<u64>,
-    /// Whether the source was informed that its server is serial.
     has_reported_serial: bool,
-    /// The requests in flight, by number.
     in_flight: BTreeMap<u64, Arc<ChunkRequest>>,
     /// Each task returns its number, and its bytes unless it failed.
     requests: JoinSet<(u64, Option<u64>)>,
@@ -211,7 +199,6 @@ impl Scheduler {
         self.started.elapsed()
     }
 
-    /// Whether another request should be sent now.
     fn may_launch(&self, demand: &Demand) -> bool {
         let (read, _) = demand.read_and_waited();
         let most = self
@@ -270,8 +257,7 @@ impl Scheduler {
         }
     }
 
-    /// Creates the handle for the read of `chunk`. While requests are sent one at a time, each asks for
-    /// more than the one before, up to all the rest.
+    /// The handle to read `chunk`. Requests sent one at a time each ask for more than the one before.
     fn read_handle(&mut self, chunk: Extent<Packed>) -> ReadHandle {
         let read_handle = ReadHandle::prefetch(self.config.retry_forever.clone());
         let is_alone = self.concurrency.is_streaming() || self.source.max_concurrent_reads() == 1;
@@ -320,7 +306,6 @@ impl Scheduler {
         self.first_streamed = self.concurrency.is_streaming().then_some(first);
     }
 
-    /// Updates the concurrency from the reader's waiting time.
     fn update_concurrency(&mut self, demand: &Demand) {
         self.concurrency.update(self.sample(demand));
     }
@@ -341,7 +326,6 @@ impl Scheduler {
         }
     }
 
-    /// Cuts or hedges straggling requests.
     fn check_stragglers(&mut self) {
         let in_flight = &self.in_flight;
         let received = |number| {

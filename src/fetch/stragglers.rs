@@ -5,42 +5,35 @@ use std::time::Duration;
 
 use super::{MinSpeed, per_second};
 
-/// Interval between checks.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Maximum number of cuts of one chunk's request. If the next request is no faster either, more cuts do not
-/// help.
+/// Maximum number of cuts of one chunk's request, because more do not help.
 const MAX_CUTS: u32 = 3;
 
 /// Ratio of another request's speed to a slow one's from which the slow one is a straggler.
 const MIN_SPEED_RATIO: u64 = 2;
 
-/// Multiple of its peers' duration after which a request is hedged.
 pub(super) const HEDGE_FACTOR: u32 = 3;
 
-/// Minimum multiple of its peers' duration before a request is cut. On a slow server all requests take long
-/// to be answered.
+/// Minimum multiple of its peers' duration before a request is cut, because a slow server answers all late.
 const CUT_WAIT_FACTOR: u32 = 2;
 
 /// Minimum delay before a hedge, because a server may pause for a moment.
 pub(super) const MIN_HEDGE_DELAY: Duration = Duration::from_millis(500);
 
-/// Minimum and maximum number of recorded peer durations.
 const MIN_PEERS: usize = 3;
 const MAX_PEERS: usize = 16;
 
 /// Detects stragglers among the requests in flight, which have numbers.
 ///
-/// A request is cut and sent again for the rest if it is slower than [`MinSpeed`]. Its speed is taken over
-/// the time given there, or over twice its peers' duration if that is longer. Another request must also be
-/// at least that fast and twice as fast as this one. It must be in flight, or have completed while this one
-/// was. So requests on a uniformly slow link are never cut. A request without an answer is cut only after
-/// three others are known to have been answered sooner, because a server may answer in turns.
+/// A request is cut and sent again for the rest if it is slower than [`MinSpeed`], over the time given there
+/// or twice its peers' duration if longer. Another request, in flight or completed meanwhile, must be that
+/// fast and twice as fast as this one. So requests on a uniformly slow link are never cut. A request without
+/// an answer is cut only after three others were answered sooner, because a server may answer in turns.
 ///
-/// A request is hedged if nothing is left to request, and it takes at least half a second and three times
-/// its peers' duration. That duration is the median of the last ones.
+/// A request is hedged if nothing is left to request, after half a second and three times its peers' median.
 ///
-/// Only observed time counts. While the whole process was stopped or had no CPU time, no request is late.
+/// Only observed time counts. A process that was stopped or had no CPU time sees no late requests.
 #[derive(Debug)]
 pub(super) struct StragglerDetector {
     min_speed: MinSpeed,
@@ -62,7 +55,6 @@ struct Request {
     cuts: u32,
 }
 
-/// Action on a straggling request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StragglerAction {
     /// Drop it and request the rest again.
@@ -81,7 +73,6 @@ impl StragglerDetector {
         }
     }
 
-    /// Records that a request was sent at `now`.
     pub(super) fn on_sent(&mut self, number: u64, now: Duration) {
         let request = Request {
             sent_at: now,
@@ -104,8 +95,7 @@ impl StragglerDetector {
         }
     }
 
-    /// Returns the actions due at `now`. `received` gives the received bytes of a request.
-    /// `is_all_requested` says whether nothing is left to request.
+    /// The actions due at `now`, given each request's received bytes and whether all is requested.
     pub(super) fn check(
         &mut self,
         now: Duration,
@@ -170,7 +160,6 @@ impl StragglerDetector {
         actions
     }
 
-    /// Requests that take far longer than their peers did.
     fn find_late(&self) -> impl Iterator<Item = u64> {
         let limit = self
             .median_duration()
@@ -181,7 +170,6 @@ impl StragglerDetector {
             .map(|(&number, _)| number)
     }
 
-    /// Median duration of the last requests, if there are enough.
     fn median_duration(&self) -> Option<Duration> {
         let mut peers: Vec<Duration> = self.peers.iter().copied().collect();
         peers.sort_unstable();
@@ -207,7 +195,6 @@ mod tests {
         })
     }
 
-    /// Checks ten times a second up to `until`, given each request's speed in bytes per second.
     fn watch(
         detector: &mut StragglerDetector,
         (from, until): (u64, u64),

@@ -16,21 +16,17 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::Packed;
 use crate::source::{Access, Cause, Error, Source};
 
-/// Length in bytes of the pieces of a source without ranges. It is short, so that a piece arrives soon, and
-/// long enough that the queue absorbs a short pause of the reader.
+/// Length in bytes of pieces of a source without ranges, short to arrive soon, and long to bridge pauses.
 const PIECE_LEN: usize = 1 << 20;
 
 /// Maximum number of chunks requested and not read. The pool bounds their bytes.
 const QUEUE_LEN: usize = 64;
 
-/// A source's bytes from one offset to the end, in order, with read-ahead.
-///
-/// Dropping it cancels the requests in flight.
+/// A source's bytes from one offset to the end, with read-ahead. Dropping it cancels the requests in flight.
 #[derive(Debug)]
 pub struct Stream {
     source: Arc<dyn Source>,
     next_chunks: mpsc::Receiver<NextChunk>,
-    /// Received bytes that the reader has not taken.
     rest: Bytes,
     demand: Arc<Demand>,
     state: State,
@@ -52,8 +48,7 @@ impl StreamControl {
         self.demand.requested_end()
     }
 
-    /// Stops further requests, and returns [`StreamControl::requested_end`]. The reader gets no bytes
-    /// beyond it.
+    /// Stops further requests, and returns [`StreamControl::requested_end`], where the reader's bytes end.
     pub fn stop_requesting(&self) -> Packed {
         self.demand.stop_requesting()
     }
@@ -74,8 +69,7 @@ enum State {
 impl Stream {
     /// Starts to fetch `source` from `start` to its end.
     ///
-    /// Buffers are acquired in stream order, so a pool of a single chunk suffices. The reader must then
-    /// drop each chunk before it waits for the next.
+    /// A pool of a single chunk suffices, if the reader drops each chunk before it waits for the next.
     pub fn start(handle: &Handle, source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
         let (sender, next_chunks) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
         let demand = Arc::<Demand>::default();
@@ -107,9 +101,7 @@ impl Stream {
         }
     }
 
-    /// Waits for the next chunk, which is never empty. Returns `None` at the end, and at each call after.
-    ///
-    /// Only for threads outside the runtime.
+    /// Waits for the next chunk, never empty; `None` at the end. Only for threads outside the runtime.
     ///
     /// # Errors
     /// If the source fails, at this and each further call.
@@ -185,7 +177,6 @@ async fn run_supplier(
     });
 }
 
-/// Splits a source without ranges into pieces, as fast as the reader takes them.
 async fn forward(
     source: &dyn Source,
     start: Packed,
@@ -217,10 +208,8 @@ async fn forward(
     }
 }
 
-/// Reads any number of bytes from a stream of pieces.
 struct PieceReader<'a> {
     pieces: BoxStream<'a, Result<Bytes, Error>>,
-    /// Unread bytes of the last piece.
     rest: Bytes,
 }
 
@@ -240,7 +229,6 @@ impl PieceReader<'_> {
         Ok(())
     }
 
-    /// Skips the next `count` bytes, or fewer at the end.
     async fn skip(&mut self, mut count: u64) -> Result<(), Error> {
         while count > 0 && self.fill_rest().await? {
             let len =
@@ -251,7 +239,6 @@ impl PieceReader<'_> {
         Ok(())
     }
 
-    /// Fills `rest` if it is empty; false at the end.
     async fn fill_rest(&mut self) -> Result<bool, Error> {
         while self.rest.is_empty() {
             match self.pieces.next().await {
