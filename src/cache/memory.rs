@@ -15,7 +15,6 @@ use crate::base::memory_reclaim::Reclaim;
 pub struct SpanCache {
     spans: moka::sync::Cache<CacheKey, Bytes>,
     budget: u64,
-    /// Bytes of the budget that were lent to reclaimers.
     granted: Arc<AtomicU64>,
 }
 
@@ -23,12 +22,11 @@ pub struct SpanCache {
 const ENTRY_OVERHEAD_BYTES: u32 = 256;
 
 impl SpanCache {
-    /// Creates a cache of at most `budget` bytes. It does not keep a span larger than the budget.
+    /// Creates a cache of at most `budget` bytes, which keeps no larger span.
     pub fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
             .max_capacity(budget)
-            // LRU and not LFU, because a reader returns to the newest span for its next few kilobytes.
-            // Spans that were read often before must not evict it.
+            // Not LFU, because spans read often must not evict the newest, which a reader still needs.
             .eviction_policy(EvictionPolicy::lru())
             .weigher(|_, span| weight(span))
             .build();
@@ -61,8 +59,7 @@ impl SpanCache {
             .saturating_sub(self.granted.load(Ordering::Relaxed))
     }
 
-    /// Caches the bytes of `key`. They should own their memory, because a slice keeps its whole allocation
-    /// alive, which the cache does not charge.
+    /// Caches the bytes of `key`, which should own their memory: a slice's whole allocation is not charged.
     pub fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
         // Bytes that exceed the available budget must not evict others.
         if bytes.len() as u64 <= self.available_bytes() {
@@ -71,8 +68,7 @@ impl SpanCache {
         }
     }
 
-    /// Evicts at once what exceeds the budget. The cache would do so only after dozens of insertions, and
-    /// dozens of spans exceed the budget itself.
+    /// Evicts at once what exceeds the budget. The cache itself would first exceed it by dozens of spans.
     fn evict_excess(&self) {
         self.spans.run_pending_tasks();
         let granted = self.granted.load(Ordering::Relaxed);
@@ -81,7 +77,6 @@ impl SpanCache {
         }
     }
 
-    /// Evicts spans in any order until at most `limit` bytes remain.
     fn evict_to(&self, limit: u64) {
         let mut kept = self.spans.weighted_size();
         for (key, span) in &self.spans {

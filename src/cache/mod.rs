@@ -1,7 +1,6 @@
 //! Caches of decoded spans: in memory and on disk.
 //!
-//! The unit is the span, not a fixed block. A seek point decodes to one span, and the index holds the
-//! span's hash. So each cached span can be verified, and decoded again when it is lost.
+//! The unit is the span, because a seek point decodes to one, and the index has its hash to verify it.
 
 mod disk;
 mod memory;

@@ -36,9 +36,7 @@ pub struct CacheFileInfo {
     is_temporary: bool,
 }
 
-/// Suffix of files that are useful only as a whole.
 pub(super) const ONLY_COPY_SUFFIX: &str = ".once.data";
-/// Suffix of all other files.
 pub(super) const EVICTABLE_SUFFIX: &str = ".data";
 
 /// Granularity of eviction in bytes, a multiple of the block size of any file system.
@@ -47,7 +45,6 @@ pub(super) const EVICTION_STEP_BYTES: u64 = 64 << 10;
 /// Bytes that a file may occupy beyond its content: partly filled blocks and the file system's metadata.
 pub(super) const SPACE_MARGIN_BYTES: u64 = 64 << 10;
 
-/// Name of the directory within the cache directory.
 const DIRECTORY_NAME: &str = "disk-cache";
 
 /// The lock to write and to evict, held until dropped.
@@ -57,8 +54,7 @@ pub(super) struct WriteLock {
 }
 
 impl DiskCacheDir {
-    /// Names the files below `cache_dir`, which may occupy `limit_bytes` together. `None` limits them to
-    /// the disk without its last tenth. It touches nothing until it is used.
+    /// Names the files below `cache_dir`, with a common limit; `None` leaves a tenth of the disk free.
     pub fn new(cache_dir: PathBuf, limit_bytes: Option<u64>) -> Self {
         Self {
             cache_dir,
@@ -71,7 +67,6 @@ impl DiskCacheDir {
         self.cache_dir.join(DIRECTORY_NAME)
     }
 
-    /// Opens the directory; creates it if it is missing.
     pub(super) fn create_directory(&self) -> io::Result<Arc<TrustedDir>> {
         let cache = TrustedDir::create(&self.cache_dir)?;
         Ok(Arc::new(cache.create_dir(DIRECTORY_NAME)?))
@@ -219,8 +214,7 @@ impl CacheFileInfo {
         self.open().is_some_and(|file| !file.try_lock_exclusive())
     }
 
-    /// Whether parts can be evicted while the file is in use. That needs a finished file whose bytes can be
-    /// fetched again.
+    /// Whether parts can be evicted while in use: the file is finished and can be fetched again.
     pub(super) fn can_evict_parts(&self) -> bool {
         !self.is_only_copy && !self.is_temporary
     }
@@ -263,12 +257,10 @@ fn total_disk_bytes(files: &[CacheFileInfo]) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Space of a disk, in bytes.
 #[derive(Clone, Copy, Default)]
 struct Disk {
     available: u64,
-    /// A tenth of the disk, which stays free. As in df(1), blocks reserved for root do not count, because a
-    /// tenth that includes them could exceed the available space.
+    /// A tenth of the size in df(1), which excludes root's blocks. With them it could exceed `available`.
     reserve: u64,
 }
 
@@ -287,7 +279,6 @@ impl Disk {
         Self::new(disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail)
     }
 
-    /// Computes the space from the block counts of statvfs(3).
     fn new(block_bytes: u64, blocks: u64, free: u64, available: u64) -> Self {
         let used = blocks.saturating_sub(free);
         let usable = used.saturating_add(available);
@@ -308,7 +299,6 @@ mod tests {
 
     const BLOCKS: u64 = 1 << 20;
 
-    /// A cache file of a megabyte, last used `minutes` ago.
     fn cache_file(cache_dir: &DiskCacheDir, name: &str, minutes: u64) -> CacheFile {
         let file = CacheFile::open(&cache_dir.create_directory().expect("made"), name, true)
             .expect("made");

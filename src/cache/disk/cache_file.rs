@@ -1,7 +1,6 @@
 //! One sparse file of plain bytes: plain byte *n* is at file offset *n*.
 //!
-//! Each process that has the file open holds a shared lock (flock(2)), so that others see that it is in
-//! use. The kernel releases the lock of a killed process.
+//! A shared flock(2) marks the file as in use. The kernel releases the lock of a killed process.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind};
@@ -19,7 +18,6 @@ use crate::base::publish::random_suffix;
 use crate::base::random_reads::{RandomReads, Wait};
 use crate::base::trusted_dir::TrustedDir;
 
-/// An open cache file.
 #[derive(Debug)]
 pub(super) struct CacheFile {
     file: File,
@@ -37,7 +35,6 @@ const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of attempts to find a file that is not being removed.
 const MAX_ATTEMPTS: u32 = 1000;
 
-/// Prefix of the names of unfinished files.
 const TEMPORARY_PREFIX: &str = ".";
 
 impl CacheFile {
@@ -51,7 +48,6 @@ impl CacheFile {
         }
     }
 
-    /// Creates a file in `directory` under a temporary name.
     pub(super) fn create(directory: &Arc<TrustedDir>) -> io::Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
             let name = format!("{TEMPORARY_PREFIX}{}.data", random_suffix());
@@ -66,7 +62,6 @@ impl CacheFile {
         Err(ErrorKind::AlreadyExists.into())
     }
 
-    /// Opens the file `name` in `directory`; creates it if `make` and it is missing.
     pub(super) fn open(directory: &Arc<TrustedDir>, name: &str, make: bool) -> io::Result<Self> {
         let mut flags = OFlags::RDWR;
         flags.set(OFlags::CREATE, make);
@@ -90,7 +85,6 @@ impl CacheFile {
         self.file.metadata()
     }
 
-    /// Returns the bytes of disk that the file occupies.
     pub(super) fn held_bytes(&self) -> u64 {
         self.metadata().map_or(0, |metadata| held_bytes(&metadata))
     }
@@ -100,8 +94,7 @@ impl CacheFile {
         self.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Writes `bytes`, through the page cache if `is_buffered`. Otherwise the write bypasses it and takes
-    /// as long as the disk does.
+    /// Writes `bytes`, through the page cache if `is_buffered`. Otherwise it waits for the disk.
     pub(super) fn write(&self, offset: Plain, bytes: &[u8], is_buffered: bool) -> io::Result<()> {
         self.direct_io
             .write_all_at(&self.file, bytes, offset.0, is_buffered)
@@ -117,7 +110,6 @@ impl CacheFile {
         data <= start && end <= hole && end <= len
     }
 
-    /// Returns the bytes of `extent`, or `None` if it has a hole or exceeds the file.
     pub(super) fn read(
         &self,
         extent: Extent<Plain>,
@@ -133,8 +125,7 @@ impl CacheFile {
         Some(bytes)
     }
 
-    /// Returns the file's bytes at `part`, with zeros for holes. Returns `None` if the file ends before,
-    /// and as [`RandomReads::read`].
+    /// The file's bytes at `part`, with zeros for holes. `None` past its end, and as [`RandomReads::read`].
     pub(super) fn read_part(
         &self,
         part: Extent<Plain>,
@@ -150,7 +141,6 @@ impl CacheFile {
         Some(bytes)
     }
 
-    /// Returns the first data at or after `at`, up to the next hole.
     pub(super) fn next_data(&self, at: Plain) -> Option<Extent<Plain>> {
         let start = seek(&self.file, SeekFrom::Data(at.0)).ok()?;
         let end = seek(&self.file, SeekFrom::Hole(start)).ok()?;
@@ -185,13 +175,11 @@ impl CacheFile {
         }
     }
 
-    /// Locks the file exclusively if no other process or handle has it open. Others cannot open it until
-    /// this handle is dropped.
+    /// Locks the file exclusively if it is open nowhere else; others cannot open it until this is dropped.
     pub(super) fn try_lock_exclusive(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
 
-    /// Renames the file within its directory.
     pub(super) fn rename_to(&self, name: &str) -> io::Result<Self> {
         let file = self.file.try_clone()?;
         self.directory.rename(&self.name, name)?;
@@ -203,7 +191,6 @@ impl CacheFile {
         drop(self.directory.remove(&self.name));
     }
 
-    /// Marks the file as in use.
     fn lock_shared(&self) -> io::Result<()> {
         if lock(&self.file, FlockOperation::NonBlockingLockShared) {
             Ok(())
@@ -213,25 +200,21 @@ impl CacheFile {
     }
 }
 
-/// Opens the file `name` in `directory` without a lock.
 pub(super) fn open_unlocked(directory: &Arc<TrustedDir>, name: &str) -> io::Result<CacheFile> {
     let file = directory.file(name, OFlags::RDWR)?;
     Ok(CacheFile::new(file, directory, name))
 }
 
-/// Whether `name` is that of an unfinished file.
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY_PREFIX)
 }
 
-/// Bytes of disk that a file occupies.
 fn held_bytes(metadata: &Metadata) -> u64 {
     // `st_blocks` counts blocks of 512 bytes on every file system.
     metadata.blocks().saturating_mul(512)
 }
 
-/// Locks a file or directory; false on timeout. A failed flock(2) counts as success, so on file systems
-/// without locks the limits are less exact.
+/// Locks a file or directory; false on timeout. Success if flock(2) fails, so limits are then less exact.
 pub(super) fn lock(file: &File, operation: FlockOperation) -> bool {
     let start = Instant::now();
     loop {

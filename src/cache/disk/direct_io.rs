@@ -1,10 +1,9 @@
 //! Reads and writes that bypass the page cache, where the kernel supports it.
 //!
-//! Bytes read from a disk cache enter the page cache as a file of the mount. A second copy, as pages of the
-//! disk cache, would evict pages that others need, and take as long to create. So aligned parts use direct
-//! I/O (`O_DIRECT`, open(2)). Other parts are dropped from the page cache after use (`RWF_DONTCACHE`,
-//! preadv2(2), since Linux 6.14). A file system that supports neither gets ordinary reads and writes. A
-//! buffered write stays in the page cache until it is on disk, and a read before that waits for the disk.
+//! The page cache holds the bytes as a file of the mount. A second copy of them would evict pages that others
+//! need, and take as long to create. So aligned parts use `O_DIRECT` (open(2)), and others leave the page
+//! cache after use (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14), where supported. A buffered write stays
+//! in the page cache until it is on disk, and a read before that waits for the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
@@ -21,18 +20,15 @@ use crate::base::free_list::ALIGNMENT;
 /// `RWF_DONTCACHE` of linux/fs.h.
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 
-/// Handles of one file for I/O that bypasses the page cache.
 #[derive(Debug, Default)]
 pub(super) struct DirectIo {
-    /// The file opened with `O_DIRECT`. Opened on first use, because many files are opened only for
-    /// inspection.
+    /// The file with `O_DIRECT`, opened on first use, because many files are opened only for inspection.
     direct: OnceLock<Option<File>>,
     /// Whether the file system rejected `RWF_DONTCACHE`, which it then does each time.
     is_unsupported: AtomicBool,
 }
 
 impl DirectIo {
-    /// As [`FileExt::read_exact_at`].
     pub(super) fn read_exact_at(
         &self,
         file: &File,
@@ -115,8 +111,7 @@ impl DirectIo {
     }
 }
 
-/// Returns the range of `bytes` that is block-aligned both in memory and in the file at `offset`. It is
-/// empty if there is none.
+/// The range of `bytes` (maybe empty) that is block-aligned both in memory and in the file at `offset`.
 fn aligned_range(bytes: &[u8], offset: u64) -> std::ops::Range<usize> {
     let alignment = ALIGNMENT as u64;
     let head = usize::try_from(offset.wrapping_neg() % alignment).unwrap_or(usize::MAX);

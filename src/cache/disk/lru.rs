@@ -1,22 +1,18 @@
 //! LRU order of the extents of a disk cache, as far as this process knows it; pure.
 //!
-//! Spans and windows of the same bytes overlap, so the tracked extents are kept disjoint. A use trims or
-//! splits the older extents that it covers.
+//! Spans and windows overlap, but tracked extents are disjoint: a use trims or splits the older ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::base::extent::{Extent, Plain};
 
-/// Maximum number of tracked extents. Beyond it the oldest are forgotten, and untracked bytes are evicted
-/// first. This many windows cover 16 GiB, and need some 8 MiB of memory.
+/// Maximum number of tracked extents (8 MiB, for 16 GiB of windows). Forgotten ones are evicted first.
 const MAX_EXTENTS: usize = 1 << 17;
 
 /// Disjoint extents in order of last use.
 #[derive(Debug, Default)]
 pub(super) struct Lru {
-    /// Number of uses so far.
     uses: u64,
-    /// The extents by start.
     by_start: BTreeMap<Plain, TrackedExtent>,
     /// Last use and start of each extent. Parts of a split extent share their last use.
     by_use: BTreeSet<(u64, Plain)>,
@@ -29,7 +25,6 @@ struct TrackedExtent {
 }
 
 impl Lru {
-    /// Records that `extent` was written or read now.
     pub(super) fn mark_used(&mut self, extent: Extent<Plain>) {
         if extent.is_empty() {
             return;
@@ -42,7 +37,6 @@ impl Lru {
         }
     }
 
-    /// Removes and returns the least recently used extent.
     pub(super) fn pop_oldest(&mut self) -> Option<Extent<Plain>> {
         let (_, start) = self.by_use.pop_first()?;
         let known = self.by_start.remove(&start)?;
@@ -75,9 +69,7 @@ impl Lru {
         self.by_use.clear();
     }
 
-    /// Removes the bytes of `extent` from the tracked extents.
-    ///
-    /// A use inserts at most three extents, so on average it removes no more.
+    /// Removes the bytes of `extent` from the tracked extents, three per call on average.
     fn remove(&mut self, extent: Extent<Plain>) {
         while let Some((&start, &known)) = self.by_start.range(..extent.end()).next_back()
             && known.end > extent.start()

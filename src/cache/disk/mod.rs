@@ -1,9 +1,8 @@
 //! Disk cache of decoded spans that cost more to decode again than to read back.
 //!
-//! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. It
-//! needs no table of contents, because the index holds the checksums of each span's blocks. A hole, a torn
-//! write and a foreign file all fail that check. For the same reason any number of processes may write one
-//! file or punch holes into it, and may be killed at any moment.
+//! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. The
+//! index has the checksums of each span's blocks, which holes, torn writes and foreign files all fail. So any
+//! number of processes may write one file or punch holes into it, and may be killed at any moment.
 
 mod cache_dir;
 mod cache_file;
@@ -31,7 +30,7 @@ use write_queue::{PendingWrite, WriteQueue};
 pub use cache_dir::{CacheFileInfo, DiskCacheDir};
 pub use write_queue::QueueTimeout;
 
-/// Disk cache of one archive. A thread of its own writes the spans. A queued span is readable at once.
+/// Disk cache of one archive, with a writer thread. A queued span is readable at once.
 #[derive(Debug)]
 pub struct DiskCache {
     shared: Arc<Shared>,
@@ -56,9 +55,7 @@ pub struct DiskCacheOptions {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the disk cache {path}")]
 pub struct DiskCacheError {
-    /// The file's path.
     path: String,
-    /// The cause.
     #[source]
     source: io::Error,
 }
@@ -74,7 +71,6 @@ pub struct DiskCacheUsage {
     pub limit_bytes: u64,
 }
 
-/// Maximum number of remembered skipped spans.
 const MAX_SKIPPED_SPANS: usize = 1 << 16;
 
 /// Interval between updates of the file's mtime, which shows the last use to other processes.
@@ -92,7 +88,6 @@ struct Shared {
     skipped: Mutex<VecDeque<Extent<Plain>>>,
 }
 
-/// The file that the disk cache uses now.
 #[derive(Debug)]
 struct CurrentFile {
     file: Arc<CacheFile>,
@@ -101,18 +96,15 @@ struct CurrentFile {
     last_touch: Option<Instant>,
 }
 
-/// Reasons why spans are missing from the disk cache.
 #[derive(Clone, Debug, Default)]
 struct CacheProblems {
     /// The error after which nothing more is written.
     failure: Option<String>,
-    /// Whether spans were refused or evicted for lack of space.
     is_full: bool,
 }
 
 impl DiskCache {
-    /// Creates a disk cache in `cache_dir` that is removed when dropped, unless published. Removes the
-    /// unfinished files of dead processes.
+    /// Creates a disk cache, removed when dropped unless published. Removes those that dead processes left.
     ///
     /// # Errors
     /// If the file cannot be created.
@@ -177,8 +169,7 @@ impl DiskCache {
         })
     }
 
-    /// Queues a scanned span for writing. It is skipped if the disk is full, or the queue does not accept
-    /// it within the timeout.
+    /// Queues a scanned span; skips it if the disk is full, or the queue stays full until the timeout.
     pub fn insert(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         self.push(PendingWrite::new(extent, bytes), timeout);
     }
@@ -192,8 +183,7 @@ impl DiskCache {
         self.push(item, timeout);
     }
 
-    /// As [`DiskCache::insert`] for a span that a reader wanted. It may evict the least recently used
-    /// spans.
+    /// As [`DiskCache::insert`] for a span that a reader wanted. May evict the least recently used spans.
     pub fn insert_evicting(&self, extent: Extent<Plain>, bytes: Bytes, timeout: QueueTimeout) {
         let item = PendingWrite {
             may_evict: !self.shared.options.is_only_copy,
@@ -212,8 +202,7 @@ impl DiskCache {
         }
     }
 
-    /// Removes and returns up to `max` spans that were skipped because the disk was too slow. Returns none
-    /// when there is no space for them either.
+    /// Removes and returns up to `max` spans skipped by a slow disk; none while the disk is full.
     pub fn take_skipped(&self, max: usize) -> Vec<Extent<Plain>> {
         let is_full = {
             let problems = self.shared.problems.lock();
@@ -232,8 +221,7 @@ impl DiskCache {
         self.shared.queue.is_half_full()
     }
 
-    /// Returns the plain bytes of the span at `extent`, or `None` if some are missing. The caller verifies
-    /// them, and then calls [`DiskCache::mark_used`].
+    /// The bytes at `extent`, if complete. The caller verifies them, and then calls [`Self::mark_used`].
     pub fn read(&self, extent: Extent<Plain>) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find(extent) {
             return Some(bytes);
@@ -243,9 +231,8 @@ impl DiskCache {
         Some(memory.freeze())
     }
 
-    /// Returns the bytes of `part` of a span, with arbitrary content where they are not cached. Returns
-    /// `None` if they cannot be read, or with [`Wait::Never`] if that needs the disk. The caller verifies
-    /// them.
+    /// The unverified bytes of `part` of a span, with arbitrary content where they are not cached. `None` if
+    /// they cannot be read, or need the disk with [`Wait::Never`].
     pub fn read_part(&self, part: Extent<Plain>, wait: Wait) -> Option<Bytes> {
         if let Some(bytes) = self.shared.queue.find_part(part) {
             return Some(bytes);
@@ -282,8 +269,7 @@ impl DiskCache {
         self.shared.queue.wait_until_empty();
     }
 
-    /// Renames the file so that later mounts of the same `content` find it. If a file of that name holds
-    /// more, the disk cache switches to it.
+    /// Renames the file for later mounts of `content`, or switches to one of that name that holds more.
     ///
     /// # Errors
     /// If the file cannot be renamed.
@@ -352,7 +338,6 @@ impl Drop for DiskCache {
     }
 }
 
-/// Returns the file name of the disk cache of `content`.
 fn file_name(content: &str, options: &DiskCacheOptions) -> String {
     let ending = if options.is_only_copy {
         cache_dir::ONLY_COPY_SUFFIX
@@ -363,7 +348,6 @@ fn file_name(content: &str, options: &DiskCacheOptions) -> String {
 }
 
 impl Shared {
-    /// Runs the writer thread.
     fn run_writer(&self) {
         // The limit may be lower than before.
         if let Some(_lock) = self.cache_dir.lock_for_write() {
@@ -414,8 +398,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reopens the file by its name if it was removed from the directory. No one finds bytes in a removed
-    /// file, and no limit counts them.
+    /// Reopens the file by its name if it was removed: no reader finds its bytes, and no limit counts them.
     fn reopen_if_removed(&self) {
         let current = self.current.lock();
         if !current.is_published || self.options.is_only_copy || current.file.has_name() {
@@ -431,9 +414,8 @@ impl Shared {
         }
     }
 
-    /// Frees space so that `needed` more bytes can be written. It evicts unused archives first. With
-    /// `may_evict` it then evicts from the largest archive in use, while this one is below its fair share,
-    /// and last from this one.
+    /// Frees space for `needed` more bytes. It evicts unused archives first. With `may_evict` it then evicts
+    /// from the largest archive in use, while this one is below its fair share, and last from this one.
     fn free_space(&self, needed: u64, may_evict: bool) -> bool {
         let files = self.cache_dir.files();
         let mut missing = self.cache_dir.bytes_to_free(&files, needed);
@@ -478,8 +460,7 @@ impl Shared {
         missing == 0
     }
 
-    /// Evicts `wanted` bytes of this archive, if there are so many. Bytes not used since the file was
-    /// opened are evicted first, then the least recently used.
+    /// Evicts `wanted` bytes of this archive: those not used since the file was opened, then the oldest.
     fn evict_own(&self, file: &CacheFile, wanted: u64) -> u64 {
         let mut freed = 0;
         let mut at = Plain(0);
@@ -511,7 +492,6 @@ impl Shared {
         freed
     }
 
-    /// Counts spans that the disk was too slow to write, and records them unless they were skipped before.
     fn record_skipped(&self, spans: impl IntoIterator<Item = (Extent<Plain>, bool)>) {
         let mut skipped = self.skipped.lock();
         for (extent, is_retry) in spans {
@@ -540,13 +520,11 @@ mod tests {
 
     const SPAN: u64 = 256 << 10;
 
-    /// A directory on tmpfs, where files take exactly the blocks of their bytes. A disk may add metadata
-    /// blocks, more so when its free space is fragmented.
+    /// A directory on tmpfs. A disk may add metadata blocks, more so when it is fragmented.
     pub(super) fn directory() -> tempfile::TempDir {
         tempfile::tempdir_in("/dev/shm").expect("a directory")
     }
 
-    /// A cache directory with space for `spans` spans.
     fn cache_dir(directory: &Path, spans: u64) -> DiskCacheDir {
         DiskCacheDir::new(
             directory.to_owned(),
@@ -591,7 +569,6 @@ mod tests {
         cache.flush();
     }
 
-    /// Returns which of the first spans are cached and intact.
     fn kept(cache: &DiskCache) -> Vec<u64> {
         let is_kept = |number: &u64| cache.read(extent(*number)) == Some(bytes(*number));
         (0..20).filter(is_kept).collect()

@@ -17,19 +17,16 @@ pub(super) struct WriteQueue {
     changed: Condvar,
 }
 
-/// A span or a part of one.
 #[derive(Clone, Debug)]
 pub(super) struct PendingWrite {
     pub(super) extent: Extent<Plain>,
     pub(super) bytes: Bytes,
-    /// Whether it may evict spans of the same disk cache.
     pub(super) may_evict: bool,
     /// Whether it was skipped before.
     pub(super) is_retry: bool,
 }
 
 impl PendingWrite {
-    /// Creates a write that may evict nothing.
     pub(super) fn new(extent: Extent<Plain>, bytes: Bytes) -> Self {
         Self {
             extent,
@@ -53,7 +50,6 @@ pub enum QueueTimeout {
     Never,
 }
 
-/// Timeout of [`QueueTimeout::Short`].
 const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -116,12 +112,10 @@ impl WriteQueue {
         state
     }
 
-    /// Whether items fill more than half of the queue.
     pub(super) fn is_half_full(&self) -> bool {
         self.state.lock().bytes > self.limit_bytes / 2
     }
 
-    /// Whether items wait behind the one being written.
     pub(super) fn has_backlog(&self) -> bool {
         !self.state.lock().waiting.is_empty()
     }
@@ -145,7 +139,6 @@ impl WriteQueue {
         }
     }
 
-    /// Finds the bytes of `extent` among the queued items and the one being written.
     pub(super) fn find(&self, extent: Extent<Plain>) -> Option<Bytes> {
         let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
@@ -153,7 +146,6 @@ impl WriteQueue {
         Some(found.bytes.clone())
     }
 
-    /// Finds the bytes of `part` within a queued span or the one being written.
     pub(super) fn find_part(&self, part: Extent<Plain>) -> Option<Bytes> {
         let state = self.state.lock();
         let mut items = state.waiting.iter().chain(&state.writing);
@@ -163,7 +155,6 @@ impl WriteQueue {
         (end <= item.bytes.len()).then(|| item.bytes.slice(start..end))
     }
 
-    /// Removes and returns the queued items.
     pub(super) fn cancel_waiting(&self) -> VecDeque<PendingWrite> {
         let mut state = self.state.lock();
         let cancelled = mem::take(&mut state.waiting);
@@ -173,7 +164,6 @@ impl WriteQueue {
         cancelled
     }
 
-    /// Waits until all current items are written or cancelled.
     pub(super) fn wait_until_empty(&self) {
         let mut state = self.state.lock();
         while state.bytes > 0 {
@@ -181,7 +171,6 @@ impl WriteQueue {
         }
     }
 
-    /// Closes the queue, so that it accepts nothing more.
     pub(super) fn close(&self) {
         self.state.lock().is_closed = true;
         self.changed.notify_all();
