@@ -1,6 +1,4 @@
-//! Lists and objects of documents with a maximum length; pure.
-//!
-//! A document of a few MiB may need dozens of bytes in memory for every two of its bytes.
+//! Lists and objects with a maximum length, because two bytes of JSON may need dozens in memory; pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

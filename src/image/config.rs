@@ -11,8 +11,7 @@ use super::manifest::{MAX_LAYERS, json_error, null_as_default, parse_digest};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
-/// Maximum number of words, variables, labels and so on, of each kind. Linux starts no program with many
-/// more, because all must fit into 2 MiB.
+/// Maximum number of words or variables, of each kind. Linux allows a program 2 MiB of them.
 const MAX_WORDS: usize = 65_536;
 
 /// Maximum number of volumes. Each takes much more in a runtime's configuration.
@@ -71,7 +70,6 @@ pub struct Execution {
     pub volumes: BTreeSet<String>,
 }
 
-/// The document as stored.
 #[derive(Deserialize)]
 struct Raw {
     // Not flattened, because serde would buffer all unknown fields.

@@ -1,8 +1,7 @@
 //! Reads images from archives of `docker save`: `manifest.json`, config and layers.
 //!
-//! No digest verifies `manifest.json`. The configuration's own name is its digest. Its `rootfs.diff_ids` are
-//! the digests of the layers' plain bytes. A packed layer is compared with them after decompression,
-//! whatever its file name is, because `manifest.json` chooses that name.
+//! Nothing verifies `manifest.json`, which chooses the names of layers. The configuration's name is its
+//! digest. Its `rootfs.diff_ids` verify the plain bytes of the layers, packed ones after decompression.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,14 +19,12 @@ use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::source::Source;
 
-/// The document that lists the images.
 const MANIFEST: &str = "manifest.json";
 
 /// Default registries, the longest first, which short names omit.
 const DEFAULT_REGISTRIES: [&str; 2] = ["docker.io/library/", "docker.io/"];
 const DEFAULT_TAG: &str = ":latest";
 
-/// Opens the image that `opener` selects.
 pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     let (layout, network) = (opener.layout, opener.network);
     let bytes = opener.read_marker(MANIFEST)?;
@@ -69,9 +66,7 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     })
 }
 
-/// The digest in a file name, with or without suffixes.
-///
-/// Docker writes `HEX.json`. Programs that build images without docker write `HEX.tar.gz` and `sha256:HEX`.
+/// The digest in a file name: `HEX.json` by docker, `HEX.tar.gz` or `sha256:HEX` by other programs.
 fn digest_from_path(path: &str) -> Option<Sha256> {
     let name = Path::new(path).file_name()?.to_str()?;
     let name = name.strip_prefix("sha256:").unwrap_or(name);

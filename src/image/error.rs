@@ -111,7 +111,6 @@ pub enum Cause {
     NoCommand,
 }
 
-/// Maximum number of names in a message.
 const MAX_LISTED_NAMES: usize = 10;
 
 fn name_list(known: &[String]) -> String {

@@ -34,7 +34,6 @@ impl Layout {
         }
     }
 
-    /// An error with `cause` for the file at `path`.
     pub(super) fn error(&self, path: &str, cause: impl Into<Cause>) -> Error {
         Error {
             location: self.location().to_owned(),
@@ -43,10 +42,7 @@ impl Layout {
         }
     }
 
-    /// Opens the file at `path`.
-    ///
-    /// # Errors
-    /// When there is none, or it is no regular file.
+    /// Opens the regular file at `path`.
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
             Self::Directory(folder) => folder.open_file(path),
@@ -58,10 +54,7 @@ impl Layout {
         })
     }
 
-    /// Reads the whole document at `path`.
-    ///
-    /// # Errors
-    /// When it is missing, unreadable or too long.
+    /// Reads the whole document at `path`, of at most [`MAX_DOCUMENT_LEN`].
     pub(super) fn read_document(&self, path: &str, network: &Handle) -> Result<Bytes, Error> {
         let file = self.file(path)?;
         let len = file.fingerprint().len.unwrap_or(u64::MAX);
@@ -74,10 +67,7 @@ impl Layout {
         read.map_err(|error| self.error(path, error))
     }
 
-    /// Reads the document of `descriptor` and verifies it.
-    ///
-    /// # Errors
-    /// As [`read_document`](Self::read_document), and when length or digest differ.
+    /// Reads the document of `descriptor` and verifies its length and digest.
     pub(super) fn read_verified(
         &self,
         descriptor: &Descriptor,

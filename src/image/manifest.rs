@@ -1,6 +1,4 @@
-//! The documents of OCI and Docker images; pure.
-//!
-//! Parsing checks that digests are of a supported kind, media types are known, and lists are bounded.
+//! Parses documents of OCI and Docker images, and checks digests, media types and list lengths; pure.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
@@ -49,7 +47,6 @@ pub struct Descriptor {
     pub platform: Option<Platform>,
     /// Names of the image: in this layout, and in full.
     pub names: Vec<String>,
-    /// Whether it is an attestation of an image instead of an image.
     is_attestation: bool,
 }
 
@@ -104,7 +101,6 @@ pub struct DockerImage {
     pub layers: Vec<String>,
 }
 
-/// A descriptor as stored.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawDescriptor {
@@ -116,7 +112,6 @@ struct RawDescriptor {
     annotations: RawAnnotations,
 }
 
-/// The annotations of a descriptor that are used.
 #[derive(Default, Deserialize)]
 struct RawAnnotations {
     /// An image's name in a layout.
@@ -130,9 +125,7 @@ struct RawAnnotations {
     attestation: Option<IgnoredAny>,
 }
 
-/// An index or a manifest as stored.
-///
-/// A document that is both is rejected, because programs would see different images.
+/// An index or a manifest. One that is both is rejected, because programs would see different images.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct RawDocument {

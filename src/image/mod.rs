@@ -1,8 +1,7 @@
 //! Container images in archives and directories: their layers and their configuration.
 //!
-//! An image in an archive is not unpacked. Each of its files is a range of the archive, or is read through
-//! it. A layer is itself an archive. Documents are verified before parsing, and layers once all their bytes
-//! are read.
+//! An image's archive is not unpacked. Each of its files is a range of it, or is read through it. Documents
+//! are verified before parsing, and layers once all their bytes are read.
 
 mod bounded_serde;
 mod config;

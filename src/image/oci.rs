@@ -14,13 +14,11 @@ use crate::base::sha256::Sha256;
 /// Maximum depth of nested indexes.
 const MAX_DEPTH: usize = 3;
 
-/// Maximum number of indexes to read.
 const MAX_INDEXES: usize = 32;
 
 /// Maximum number of manifests in all indexes together.
 const MAX_MANIFESTS: usize = 10_000;
 
-/// The top-level index of a layout.
 const INDEX: &str = "index.json";
 
 /// A manifest, with the platform and names from the indexes.
@@ -37,16 +35,13 @@ impl Candidate {
     }
 }
 
-/// A search for manifests.
 struct Search<'a> {
     layout: &'a Layout,
     network: &'a Handle,
-    /// Number of indexes that may still be read.
     remaining_indexes: usize,
     found: Vec<Candidate>,
 }
 
-/// Opens the image that `opener` selects.
 pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     let (layout, network) = (opener.layout, opener.network);
     let chosen = choose_manifest(opener)?;
@@ -89,7 +84,6 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     })
 }
 
-/// Searches the indexes for the manifest that `opener` selects.
 fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
     let layout = opener.layout;
     let error = |cause| opener.error(cause);
@@ -112,9 +106,8 @@ fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
     choose_for_platform(&search.found, opener.platform).map_err(error)
 }
 
-/// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`.
-///
-/// If none matches a digest, all are followed to find its manifest, and the digest is returned.
+/// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`. If none has that
+/// digest, returns the digest and all of them, because a nested index may have it.
 fn match_name(
     listed: Vec<Descriptor>,
     wanted: Option<&str>,
@@ -142,7 +135,6 @@ fn match_name(
 }
 
 impl Search<'_> {
-    /// Keeps only the manifest `wanted` of the results.
     fn retain_digest(&mut self, wanted: Sha256) -> Result<(), Cause> {
         let found = std::mem::take(&mut self.found).into_iter();
         let (kept, others): (Vec<_>, Vec<_>) =
@@ -156,7 +148,6 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Follows `descriptor`, which has `names`.
     fn descend(
         &mut self,
         descriptor: Descriptor,
@@ -198,9 +189,8 @@ impl Search<'_> {
     }
 }
 
-/// The one of `found` for the wanted platform, or for this machine.
-///
-/// Without `wanted`, a single manifest without a platform is taken.
+/// The one of `found` for the wanted platform, or for this machine. Without `wanted`, a single manifest
+/// without a platform is taken.
 fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
     let host = Platform::host();
     let platform = wanted.unwrap_or(&host);
@@ -244,7 +234,6 @@ fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result
     }
 }
 
-/// Removes names that several of `found` share.
 fn remove_shared_names(found: &mut [Candidate]) {
     let mut owners: HashMap<String, Option<usize>> = HashMap::new();
     for (number, one) in found.iter().enumerate() {
@@ -265,7 +254,6 @@ mod tests {
 
     const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-    /// Entry `number`, with this name and platform, if any.
     fn candidate(number: u8, name: &str, platform: Option<&str>) -> Candidate {
         let text = format!(
             r#"{{"schemaVersion":2,"manifests":[{{"mediaType":"{MANIFEST}","size":1,

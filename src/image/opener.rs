@@ -44,12 +44,10 @@ pub struct Layer {
     pub media_type: Option<String>,
 }
 
-/// Expected digests of a layer, as far as a trusted document has them.
+/// Expected digests of a layer, as stored and decompressed, as far as a trusted document has them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Digests {
-    /// Of the bytes as they are stored.
     pub(super) packed: Option<Sha256>,
-    /// Of the decompressed bytes.
     pub(super) plain: Option<Sha256>,
 }
 
@@ -57,7 +55,6 @@ pub(super) struct Digests {
 pub(super) struct ImageOpener<'a> {
     pub(super) layout: &'a Layout,
     pub(super) network: &'a Handle,
-    /// The kind of image that the user named.
     pub(super) transport: Transport,
     /// Name or digest of the image, if given.
     pub(super) name: Option<&'a str>,
@@ -65,7 +62,6 @@ pub(super) struct ImageOpener<'a> {
 }
 
 impl ImageOpener<'_> {
-    /// An error about the image as a whole.
     pub(super) fn error(&self, cause: Cause) -> Error {
         Error {
             location: self.layout.location().to_owned(),
@@ -136,9 +132,7 @@ impl ImageOpener<'_> {
     }
 }
 
-/// Checks that a configuration for `platform` fits the wanted one.
-///
-/// Many configurations omit the variant, even if the index has one. Then any variant fits.
+/// Checks that a configuration for `platform` fits the wanted one. Many have no variant and then fit any.
 fn check_platform(platform: &Platform, wanted: Option<&Platform>) -> Result<(), Cause> {
     let Some(wanted) = wanted else {
         return Ok(());
@@ -162,7 +156,6 @@ pub(super) fn display_names(names: &[String], digest: Option<Sha256>) -> Vec<Str
     }
 }
 
-/// Display name of layer `number` of `count`.
 fn layer_name(location: &str, number: usize, count: usize, digest: Option<Sha256>) -> String {
     let digits = digest.map(|digest| digest.to_string());
     let digits = digits.as_deref().and_then(|digits| digits.get(..12));

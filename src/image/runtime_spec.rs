@@ -1,11 +1,10 @@
 //! Converts an image's configuration to a bundle's `config.json`; pure.
 //!
-//! Without a value in the image, the result is like that of `runc spec`, with these differences:
-//! - Capabilities and the filter of system calls are nearly those of containers of Docker and Podman.
-//!   Programs may gain the privileges of their files, because the entry points of many images change owners
-//!   and users.
+//! Without a value in the image, the result is like that of `runc spec`, except:
+//! - Capabilities and the filter of system calls are nearly those of Docker and Podman. Programs may gain the
+//!   privileges of their files, because many entry points change owners and users.
 //! - The tree is writable, HOME is set, the host name is the bundle's name, and there are no `rlimits`.
-//! - There is a terminal, and TERM, only if the caller wants one.
+//! - A terminal and TERM exist only if the caller wants them.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +16,6 @@ use super::platform::Platform;
 use super::seccomp::SeccompProfile;
 use super::user_lookup::User;
 
-/// Default `PATH` for images without one.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The `TERM` of Docker and `runc spec`.
@@ -63,7 +61,6 @@ const READONLY_PATHS: [&str; 5] = [
 /// The directory of a bundle that holds the contents of volumes.
 pub const VOLUMES_DIR: &str = "volumes";
 
-/// Maximum length of a host name.
 const MAX_HOSTNAME_LEN: usize = 63;
 
 /// Options of a bundle that the image does not define.
@@ -144,7 +141,6 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
     Ok(text)
 }
 
-/// Adds `name` to an object.
 fn insert_field(object: &mut Value, name: &str, value: Value) {
     if let Some(object) = object.as_object_mut() {
         object.insert(name.to_owned(), value);
@@ -184,9 +180,7 @@ fn cwd(execution: &Execution) -> String {
 /// Directories where the runtime mounts file systems, which no volume may hide.
 const SYSTEM_DIRECTORIES: [&str; 3] = ["/proc", "/sys", "/dev"];
 
-/// Whether a volume at `path` would hide a mount of the runtime.
-///
-/// A bundle does not get such volumes. `path` must be absolute and without links.
+/// Whether a volume at `path`, absolute and without links, would hide a mount of the runtime.
 pub fn hides_system_directory(path: &str) -> bool {
     let is_at_or_below = |directory: &&str| {
         let rest = path.strip_prefix(directory);
@@ -209,11 +203,9 @@ fn hostname(execution: &Execution, name: &str) -> String {
     hostname.unwrap_or("container").to_owned()
 }
 
-/// Prefix of labels that become annotations.
-///
-/// The image specification wants all labels. But runtimes treat some annotations as commands, such as crun's
-/// `run.oci.*`, one of which names libraries to load outside of the container, and `org.criu.*` and
-/// `org.systemd.property.*` of runc and crun.
+/// Prefix of labels that become annotations. The image specification wants all labels, but runtimes treat
+/// some annotations as commands. Examples are `org.criu.*`, `org.systemd.property.*`, and crun's `run.oci.*`,
+/// one of which loads libraries outside of the container.
 const ALLOWED_LABEL_PREFIX: &str = "org.opencontainers.image.";
 
 /// Harmless annotations by the image specification: labels, and fields without a place of their own.
@@ -240,9 +232,8 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
     metadata.chain(labels).collect()
 }
 
-/// Directory of volume `number` of [`BundleOptions::volumes`], relative to the bundle.
-///
-/// It is outside of the tree, because a container could replace a directory there by a link.
+/// Directory of volume `number` of [`BundleOptions::volumes`], relative to the bundle. It is outside of the
+/// tree, because a container could replace a directory there by a link.
 pub fn volume_directory(number: usize) -> String {
     format!("{VOLUMES_DIR}/{number}")
 }

@@ -33,7 +33,6 @@ struct Architecture {
     sub_architectures: Option<Vec<String>>,
 }
 
-/// A rule for some system calls.
 #[derive(Clone, Debug, Deserialize)]
 struct Rule {
     name: Option<String>,
@@ -45,7 +44,6 @@ struct Rule {
     rest: Map<String, Value>,
 }
 
-/// Condition for a rule to apply.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 struct Condition {
@@ -86,9 +84,8 @@ impl SeccompProfile {
         Ok(profile)
     }
 
-    /// The filter for a container, in the format of the runtime specification.
-    ///
-    /// It depends on the container's `capabilities` and `architecture`, in Go's words.
+    /// The filter for a container, in the format of the runtime specification. `architecture` is in Go's
+    /// words.
     pub(super) fn filter(&self, architecture: &str, capabilities: &[String]) -> Value {
         let rules = self.syscalls.iter().flatten();
         let rules = rules.filter(|rule| rule.applies(architecture, capabilities));
@@ -105,9 +102,7 @@ impl SeccompProfile {
         Value::Object(filter)
     }
 
-    /// Architectures of system calls for programs of `architecture`.
-    ///
-    /// Without any, the filter is only for the machine's own.
+    /// Architectures of system calls for programs of `architecture`. Without any, only the machine's own.
     fn architectures(&self, architecture: &str) -> Option<Vec<String>> {
         let name = libseccomp_name(architecture)?;
         self.arch_map.iter().flatten().find_map(|entry| {
@@ -145,14 +140,12 @@ impl Rule {
     }
 }
 
-/// Removes keys that runtimes do not know.
 fn without_foreign_keys(object: &Map<String, Value>) -> Map<String, Value> {
     let mut object = object.clone();
     object.retain(|key, value| !value.is_null() && !FOREIGN_KEYS.contains(&key.as_str()));
     object
 }
 
-/// Parses the two numbers of a kernel version such as `4.8`.
 fn parse_kernel_version(text: &str) -> Result<(u32, u32), Cause> {
     let numbers = text.split_once('.');
     let numbers =

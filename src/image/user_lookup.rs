@@ -6,9 +6,7 @@ use crate::base::passwd::{ID_FIELD, Record, parse_records};
 /// Maximum number of groups, because a hostile file may have any number of lines.
 const MAX_GROUPS: usize = 1000;
 
-/// Maximum id of a user or a group, as in Docker and runc.
-///
-/// Some runtimes interpret larger numbers differently.
+/// Maximum id, as in Docker and runc. Some runtimes interpret larger numbers differently.
 const MAX_ID: u32 = i32::MAX.unsigned_abs();
 
 /// User, groups and home of a process.
@@ -82,7 +80,6 @@ fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
         .ok_or_else(|| unknown_user(name, "group"))
 }
 
-/// The groups that list `user` as a member.
 fn groups_of(user: &[u8], group: &[u8]) -> Vec<u32> {
     let lists = |record: &Record<'_>| {
         let mut members = record.field(3).split(|&byte| byte == b',');
