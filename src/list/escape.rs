@@ -2,10 +2,9 @@
 
 use std::fmt::Write;
 
-/// Escapes `name` as `ls --escape` does.
+/// Escapes `name` as `ls --escape` does, to one line. Different names stay different.
 ///
-/// Backslash, space, terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`. The result is
-/// one line, and different names stay different.
+/// Backslash, space, terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`.
 pub fn escape(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {

@@ -20,8 +20,8 @@ pub struct Columns {
 impl Columns {
     /// Columns of width zero.
     ///
-    /// `numeric` shows owners by number even if the archive names them. `escaped` escapes names for a
-    /// terminal (see [`escape`]). Otherwise names are unchanged, as `ls` writes them into a pipe.
+    /// `numeric` shows owners by number even if the archive names them. `escaped` applies [`escape`].
+    /// Otherwise names are unchanged, as `ls` writes them into a pipe.
     pub fn new(numeric: bool, escaped: bool) -> Self {
         Self {
             numeric,

@@ -1,7 +1,6 @@
 //! `ls` as iterators over an index; pure.
 //!
-//! [`walk`] descends in byte order with a stack of its own. [`Columns`] formats `ls -l` lines, and
-//! [`json::object`] one JSON object per entry. The caller decides where to write them.
+//! [`walk`] descends in byte order, [`Columns`] formats `ls -l` lines, and [`json::object`] JSON objects.
 
 mod escape;
 pub mod json;

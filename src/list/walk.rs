@@ -5,8 +5,7 @@ use crate::index::{Child, Entry, Index, Ino, Kind};
 
 /// Iterates over the names in directory `from`, in byte order.
 ///
-/// If `recursive`, the contents of each directory follow it immediately. For an entry other than a directory,
-/// it yields the entry itself. For a number without an entry, it yields nothing.
+/// If `recursive`, descends into each directory at once. If `from` is no directory, yields its entry, if any.
 pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     let mut walk = Walk {
         index,
@@ -22,9 +21,7 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     walk
 }
 
-/// Iterator over paths and entries, made by [`walk()`].
-///
-/// It needs memory for one path and a few bytes per level, for any number of entries.
+/// Iterator of [`walk()`], which needs memory for one path and a few bytes per level.
 #[derive(Debug)]
 pub struct Walk<'a> {
     index: &'a Index,
