@@ -74,9 +74,8 @@ fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Prefix of variables that hold arguments which may be secret, followed by the argument's number.
-///
-/// Other users can read a process's arguments, but not its environment.
+/// Prefix of variables that hold secret arguments, followed by the argument's number. Other users can read a
+/// process's arguments, but not its environment.
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
 /// Returns this process's arguments, with the secrets that [`pass_arguments`] hid.
@@ -92,9 +91,7 @@ pub(crate) fn arguments() -> Vec<OsString> {
         .collect()
 }
 
-/// Adds `words` as arguments to `command`, which starts this program.
-///
-/// Other users see only `shown`.
+/// Adds `words` as arguments to `command`, which starts this program. Other users see only `shown`.
 pub(crate) fn pass_arguments<'a>(
     command: &'a mut Command,
     words: &[OsString],
@@ -120,9 +117,8 @@ pub(crate) fn role() -> Option<Role> {
         .find(|role| word == Path::new(role.name()))
 }
 
-/// Gives `command`, which starts this program, the `argv[0]` of this process.
-///
-/// At shutdown, systemd does not kill processes whose `argv[0]` starts with `@`.
+/// Gives `command` the `argv[0]` of this process. At shutdown, systemd does not kill processes with `@` as
+/// its first character.
 pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
     match env::args_os().next() {
         Some(name) => command.arg0(name),
@@ -130,7 +126,6 @@ pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Returns the value of [`HEADERS`].
 pub(crate) fn headers() -> Option<OsString> {
     variable(HEADERS).map(PathBuf::into_os_string)
 }
@@ -153,7 +148,6 @@ pub(crate) const LOG_LEVEL: &str = "TARFS_LOG";
 /// Variable with the shell that asks for completions. Only clap reads it.
 pub(crate) const COMPLETE: &str = "TARFS_COMPLETE";
 
-/// Returns the value of [`LOG_LEVEL`].
 pub(crate) fn log_level() -> Option<Level> {
     variable(LOG_LEVEL)?.to_str()?.parse().ok()
 }
@@ -168,9 +162,7 @@ pub(crate) fn runtime_dir() -> PathBuf {
     )
 }
 
-/// Whether this user owns `path`, as the XDG specification requires of a runtime directory.
-///
-/// After `su` or `sudo -E`, it can belong to another user. A missing path counts as owned.
+/// Whether this user owns `path`, as XDG requires. After `su`, another may. A missing path counts as owned.
 fn is_owned_by_user(path: &Path) -> bool {
     let found = std::fs::metadata(path);
     found.map_or(true, |found| {
@@ -178,9 +170,8 @@ fn is_owned_by_user(path: &Path) -> bool {
     })
 }
 
-/// Returns the socket directories of all mounts that this user may query.
-///
-/// These are the user's own mounts, and for root also the system's, which include those of mount(8).
+/// Returns the socket directories of this user's mounts, and for root also of the system's mounts, which
+/// include those of mount(8).
 pub(crate) fn runtime_dirs() -> Vec<PathBuf> {
     let own = runtime_dir();
     let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
@@ -193,7 +184,6 @@ pub(crate) fn runtime_dirs() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether root runs this process.
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -223,10 +213,7 @@ fn scratch_dirs_from(own: Option<PathBuf>, runtime: Option<&Path>) -> Vec<PathBu
         .collect()
 }
 
-/// Returns the default directory for indexes and decoded data.
-///
-/// # Errors
-/// The environment names no directory.
+/// Returns the default directory for indexes and decoded data, or fails if the environment names none.
 pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     cache_dir_from(
         variable(CACHE_DIR),

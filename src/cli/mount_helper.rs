@@ -1,11 +1,9 @@
 //! `mount.tarfs`: the helper of mount(8) for `mount -t tarfs` and for /etc/fstab.
 //!
 //! For a type that the kernel does not know, mount(8) calls `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N
-//! NAMESPACE] [-o OPTIONS] [-t TYPE]`. A link of that name leads to this program. The helper translates the
-//! call to arguments of `tarfs mount` and exits with mount(8)'s codes.
-//!
-//! For `-t fuse.tarfs` the link is `mount.fuse.tarfs`. Without that link, mount(8) calls `mount.fuse3`,
-//! which starts `tarfs SOURCE DIR -o OPTIONS`.
+//! NAMESPACE] [-o OPTIONS] [-t TYPE]`, a link to this program. The helper translates the call to arguments of
+//! `tarfs mount` and exits with mount(8)'s codes. Without the link `mount.fuse.tarfs` for `-t fuse.tarfs`,
+//! mount(8) calls `mount.fuse3`, which starts `tarfs SOURCE DIR -o OPTIONS`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -31,9 +29,7 @@ const EX_SYSERR: u8 = 2;
 /// mount(8)'s exit code for a failed mount.
 const EX_FAIL: u8 = 32;
 
-/// Options in fstab that the helper ignores.
-///
-/// They are for mount(8) or systemd, or have no effect on a read-only mount.
+/// Options in fstab for mount(8) or systemd, or without effect on a read-only mount.
 const IGNORED_OPTIONS: [&str; 34] = [
     "defaults",
     "ro",
@@ -136,9 +132,7 @@ pub(crate) fn helper_arguments(words: &[OsString]) -> Option<Vec<OsString>> {
     }
 }
 
-/// Strips `dev` and `suid` from the end of the options.
-///
-/// `mount.fuse3` appends them unless the user denies them. The user's own options come before.
+/// Strips `dev` and `suid` from the end, where `mount.fuse3` appends them unless the user denies them.
 fn strip_mount_fuse_options(options: &str) -> &str {
     ["suid", "dev"].into_iter().fold(options, |rest, added| {
         let shorter = rest.strip_suffix(added);
@@ -237,11 +231,8 @@ fn mount_command() -> Command {
 /// A helper's call, translated to arguments of `tarfs`.
 #[derive(PartialEq, Eq, Debug)]
 struct MountArguments {
-    /// The verb, its flags and its positional arguments.
     words: Vec<OsString>,
-    /// Whether the options ask for `rw` but not for --writable.
-    ///
-    /// mount(8) passes `rw` by default.
+    /// Whether the options ask for `rw`, which mount(8) passes by default, but not for --writable.
     wants_to_write: bool,
 }
 
@@ -255,7 +246,6 @@ impl MountArguments {
     }
 }
 
-/// Reasons why a helper refuses its call.
 #[derive(PartialEq, Eq, Debug, thiserror::Error)]
 enum TranslateError {
     #[error("mount option `{0}` takes a value: {0}=…")]
@@ -294,8 +284,7 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
         match name {
             "remount" => return Err(TranslateError::Remount),
             "rw" | "ro" => wants_to_write = Some(name == "rw"),
-            // These two names bypass mount(8), which takes `suid` and `dev` for its defaults and does not
-            // pass them on.
+            // These two names bypass mount(8), which takes `suid` and `dev` for its defaults and drops them.
             "allow_suid" | "allow_dev" if value.is_none() => {
                 words.push("-o".into());
                 words.push(name.trim_start_matches("allow_").into());
@@ -365,9 +354,8 @@ fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
     (!FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some((name, takes_value))
 }
 
-/// Splits options at commas, then unescapes and unquotes them.
-///
-/// A comma after a backslash or within quotes does not separate. mount(8) passes both on unchanged.
+/// Splits options at commas, then unescapes and unquotes them, because mount(8) passes backslashes and quotes
+/// on. A comma after a backslash or within quotes does not separate.
 fn split_options(options: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_quoted = false;

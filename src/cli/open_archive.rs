@@ -27,9 +27,6 @@ use tarfs::source::{self, Certificates, Retry};
 use tarfs::tar;
 
 /// Starts the threads for the network. All other work has threads of its own.
-///
-/// # Errors
-/// The system cannot create a thread.
 pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -39,10 +36,8 @@ pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// Returns the settings of the flags with which a verb opens SOURCE. Loads headers and certificates.
-///
-/// # Errors
-/// A file with headers or certificates cannot be read.
+/// Returns the settings with which a verb opens SOURCE, including the contents of files of headers and
+/// certificates.
 pub(crate) fn open_context(
     args: &SourceArgs,
     layers: &LayerArgs,
@@ -64,7 +59,6 @@ pub(crate) fn open_context(
     Ok(context)
 }
 
-/// Applies the flags of the cache.
 fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs) {
     context.archive.index_file.clone_from(&cache.saved.index);
     context.enclosing_disk_cache = if cache.no_disk_cache {
@@ -86,7 +80,6 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
     Box::new(Progress::start(options, false))
 }
 
-/// Returns the options of `args` for each source.
 fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {
     let headers = headers::load_all(&args.headers)?.into_iter();
     Ok(source::Options {
@@ -113,7 +106,6 @@ fn retry_options(args: &SourceArgs) -> Retry {
     }
 }
 
-/// Returns the options of `args` for a scan.
 fn scan_options(args: &SourceArgs) -> scan::Options {
     scan::Options {
         compression: args.compression,
@@ -142,7 +134,6 @@ fn scan_options(args: &SourceArgs) -> scan::Options {
 /// Maximum length of the --cacert file, in bytes.
 const MAX_CERTIFICATES_LEN: u64 = 16 << 20;
 
-/// Loads the certificates of --cacert.
 fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     let Some(path) = file else {
         return Ok(Certificates::default());
@@ -175,10 +166,8 @@ pub(crate) fn open_image(
     Ok(context.open_image(&args.source)?)
 }
 
-/// Opens SOURCE and its layers, and indexes them completely, for a verb that needs only the tree.
-///
-/// # Errors
-/// SOURCE cannot be opened, or is standard input, which can be read only once.
+/// Opens and fully indexes SOURCE and its layers, for a verb that needs only the tree. Refuses standard
+/// input, because it can be read only once.
 pub(crate) fn open_tree(
     args: &SourceArgs,
     layers: &LayerArgs,
@@ -199,10 +188,6 @@ pub(crate) fn open_tree(
     Ok(context.open(&tree)?)
 }
 
-/// Opens the archive that a mount serves.
-///
-/// # Errors
-/// The archive cannot be opened.
 pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {
     let network = start_network_runtime()?;
     // A mount leaves its current directory, and its status should show paths that are valid everywhere.
@@ -246,7 +231,6 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     ))
 }
 
-/// Returns the settings with which a mount opens its archive.
 fn mount_context(
     args: &MountArgs,
     network: &Runtime,

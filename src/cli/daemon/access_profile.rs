@@ -1,8 +1,7 @@
 //! Access profiles: the ranges of an archive that were read, in order. Pure.
 //!
-//! A profile consists of lines of text. The first one identifies the format. Each other one holds a range's
-//! offset, its length, and the file's path in the archive, escaped like the output of `tarfs ls` on a
-//! terminal. Lines that begin with `#` are comments.
+//! The first line identifies the format. Each other one holds a range's offset, its length, and the file's
+//! path, escaped as by `tarfs ls` on a terminal. Lines that begin with `#` are comments.
 
 use std::fmt::Write;
 
@@ -11,33 +10,26 @@ use tarfs::base::archive_path::ArchivePath;
 use tarfs::index::Index;
 use tarfs::list::escape;
 
-/// The first line.
 const HEADER_LINE: &str = "# tarfs profile 1";
 
-/// Maximum number of ranges that a profile provides.
 const MAX_RANGES: usize = 1 << 20;
 
-/// Reasons why a profile is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum ProfileError {
-    /// The file is not a profile.
     #[error("not a profile: its first line is not `{HEADER_LINE}`")]
     NotAProfile,
-    /// A malformed line.
     #[error("line {0} of the profile is not an offset, a length and a path")]
     InvalidLine(usize),
 }
 
-/// A profile's ranges, resolved in an archive.
+/// A profile's ranges, in its order, resolved in an archive.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct ResolvedProfile {
-    /// Ranges in the profile's order.
     pub ranges: Vec<AccessedRange>,
     /// Number of ranges in files that the archive does not have.
     pub missing_ranges: usize,
 }
 
-/// Formats `ranges` as a profile.
 pub(crate) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
     let mut text = format!("{HEADER_LINE}\n");
     for range in ranges {
@@ -52,9 +44,6 @@ pub(crate) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String 
 }
 
 /// Resolves the files of `profile` in `index`.
-///
-/// # Errors
-/// The text is not a profile.
 pub(crate) fn resolve_profile(
     profile: &str,
     index: &Index,

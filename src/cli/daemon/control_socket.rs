@@ -1,11 +1,9 @@
 //! The control socket: other processes of the same user send requests to a mount.
 //!
-//! One directory holds a socket for each mount. Its name consists of the process ID and the PID namespace
-//! (`4711-4026531836.sock`), because containers may share the directory.
-//!
-//! A connection carries one request and one response, each a line of JSON. The response to
-//! `{"verb":"status"}` is a [`Status`]. That to `{"verb":"umount","force":false}` is `{"unmounted":"/mnt"}`
-//! or `{"error":…,"hint":…}`.
+//! One directory holds a socket for each mount, named by process ID and PID namespace
+//! (`4711-4026531836.sock`), because containers may share the directory. A connection carries one request and
+//! one response, each a line of JSON. The response to `{"verb":"status"}` is a [`Status`]. That to
+//! `{"verb":"umount","force":false}` is `{"unmounted":"/mnt"}` or `{"error":…,"hint":…}`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -34,18 +32,14 @@ const MAX_RESPONSE_BYTES: u64 = 16 << 20;
 
 /// Maximum length of a text in a status, in bytes. All texts together stay below [`MAX_RESPONSE_BYTES`].
 const MAX_TEXT_BYTES: usize = 2048;
-/// Timeout for reads and writes on a connection.
 const IO_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a failed accept(2).
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Timeout for a process to exit after its unmount.
 const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A request to a mount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "verb", rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// Return the status.
     Status,
     /// Unmount, and end the process.
     Umount {
@@ -55,31 +49,24 @@ pub(crate) enum Request {
     },
 }
 
-/// A response of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Response {
-    /// The status.
     Status(Box<Status>),
     /// The mount is gone, and its process ends.
     Unmounted {
-        /// The mountpoint.
         unmounted: String,
         /// A bind mount, an overlay or another mount namespace still uses it, so its process continues.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         elsewhere: bool,
     },
-    /// The request failed.
     Error {
-        /// The reason.
         error: String,
-        /// Advice for the user.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hint: Option<String>,
     },
 }
 
-/// Result of a request to unmount.
 #[derive(Debug)]
 pub(crate) enum UmountOutcome {
     /// The mount is gone and its process ended.
@@ -89,30 +76,22 @@ pub(crate) enum UmountOutcome {
         /// The process ID in its own PID namespace.
         pid: u32,
     },
-    /// The mount is gone here, but still in use.
-    ///
-    /// A bind mount, an overlay, or a mount namespace that was created meanwhile uses it.
+    /// The mount is gone here, but a bind mount, an overlay or a newer mount namespace still uses it.
     InUseElsewhere {
-        /// The process ID in its own PID namespace.
         pid: u32,
     },
     /// Nothing was unmounted, because another mount of the same tree is there, such as a bind mount.
     OtherMount {
-        /// The process ID in its own PID namespace.
         pid: u32,
         /// A descriptor to wait for the end of the process, if available.
         process: Option<OwnedFd>,
     },
-    /// The mount is still there.
     Failed {
-        /// The reason.
         error: String,
-        /// Advice for the user.
         hint: Option<String>,
     },
 }
 
-/// Status of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Status {
     /// The archive's location, without secrets.
@@ -120,45 +99,32 @@ pub(crate) struct Status {
     /// The layers, from the bottom, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<String>,
-    /// The mountpoint.
     pub mountpoint: String,
-    /// Device number of the mount, as in `/proc/self/mountinfo` (`0:45`).
-    ///
-    /// Two mounts may have the same path, in two namespaces or after a rename.
+    /// Device number as in `/proc/self/mountinfo` (`0:45`), because two mounts may have the same path, in two
+    /// namespaces or after a rename.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// ID of the mount in `/proc/self/mountinfo` that a request to unmount removes.
-    ///
-    /// A bind mount of it has the same device and another ID.
+    /// ID in `/proc/self/mountinfo` of the mount that a request to unmount removes. A bind mount of it has
+    /// the same device and another ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mount_id: Option<u32>,
     /// Whether nothing is mounted there any more, although the mount is still in use.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detached: bool,
-    /// The process that serves it.
     pub pid: u32,
-    /// Time of the mount, in seconds since 1970.
     pub since_unix_seconds: u64,
-    /// Version of the source that is served.
     pub version: String,
-    /// Number of entries in the index.
     pub entries: u64,
-    /// Progress of the index.
     pub index: IndexState,
-    /// Resident memory of the process, in bytes.
     pub resident_bytes: u64,
-    /// Use of memory by purpose.
     pub memory: MemoryUse,
     /// Use of disk by decoded data; `None` without a disk cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_cache: Option<DiskCacheUsage>,
-    /// Progress of the prefetch.
     #[serde(default)]
     pub prefetch: PrefetchStatus,
-    /// Progress of the copy on disk, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
-    /// Location of written files, if the mount is writable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub writable: Option<OverlayStatus>,
     /// URL of these figures for Prometheus, if there is one.
@@ -178,10 +144,8 @@ pub(crate) struct Status {
     pub errors: Vec<FailedRead>,
 }
 
-/// Progress of an index.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct IndexState {
-    /// State of the scan.
     pub phase: Phase,
     /// Compressed bytes that were scanned; 0 for a saved index.
     pub scanned_bytes: u64,
@@ -193,19 +157,14 @@ pub(crate) struct IndexState {
     pub failure: Option<String>,
 }
 
-/// State of an archive's scan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
-    /// The archive is being scanned.
     Scanning,
-    /// The index is complete.
     Complete,
-    /// The scan failed.
     Failed,
 }
 
-/// Current use of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::struct_field_names,
@@ -224,7 +183,6 @@ pub(crate) struct MemoryUse {
     pub index_bytes: u64,
 }
 
-/// Current use of disk.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::struct_field_names,
@@ -239,18 +197,12 @@ pub(crate) struct DiskCacheUsage {
     pub limit_bytes: u64,
 }
 
-/// Mode and progress of the prefetch.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(crate) struct PrefetchStatus {
     /// `none`, `ahead` or `all`, as in `--prefetch`.
     pub what: String,
-    /// State of `all`.
-    ///
-    /// - `off`: not requested.
-    /// - `running`: in progress.
-    /// - `complete`: everything is cached, so nothing is fetched any more.
-    /// - `full`: there is no space for more.
-    /// - `incomplete`: some parts could not be decoded.
+    /// State of `all`: `off` (not requested), `running`, `complete` (all is cached), `full` (no space for
+    /// more) or `incomplete` (some parts could not be decoded).
     pub state: String,
     /// Spans that `all` has decoded or found in the cache.
     pub done_spans: u64,
@@ -262,20 +214,16 @@ pub(crate) struct PrefetchStatus {
     pub replay_spans: u64,
 }
 
-/// Progress of a mount's copy on disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct CopyProgress {
-    /// Its directory.
     pub directory: String,
     /// `waiting` for the index, `writing`, `retrying`, `complete`, `incomplete` or `stopped`.
     pub state: String,
     /// Complete regular files.
     pub files: u64,
-    /// Regular files in total.
     pub total_files: u64,
     /// Stored bytes of complete files.
     pub bytes: u64,
-    /// Stored bytes in total.
     pub total_bytes: u64,
     /// Entries that could not be written, or that another process has changed.
     pub failures: u64,
@@ -292,16 +240,13 @@ pub(crate) struct OverlayStatus {
     pub by: String,
 }
 
-/// A failed read.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct FailedRead {
     /// Time of the last failure, in seconds since 1970.
     pub last_unix_seconds: u64,
     /// Number of failures in a row.
     pub count: u64,
-    /// Path of the file in the archive.
     pub path: String,
-    /// The reason.
     pub reason: String,
 }
 
@@ -315,9 +260,7 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in `directory` and answers with `handle_request` on a separate thread.
-    ///
-    /// Creates the directory if it is missing. Handles one connection at a time.
+    /// Listens in `directory`, which it creates if needed, and answers one connection at a time on a thread.
     ///
     /// # Errors
     /// Other users can access the directory, or the socket cannot be created.
@@ -327,8 +270,7 @@ impl ControlSocket {
     ) -> io::Result<Self> {
         create_private_dir(directory)?;
         let path = directory.join(socket_name());
-        // A client that finds a socket without a listener removes it as stale. So it gets its name only once
-        // it listens.
+        // A client removes a socket without a listener as stale. So it gets its name only once it listens.
         let listener = publish(&path, |temporary| {
             let listener = UnixListener::bind(temporary)?;
             fs::set_permissions(temporary, Permissions::from_mode(0o600))?;
@@ -374,8 +316,7 @@ fn accept_loop(
         let answered = match stream {
             Ok(stream) => handle_connection(&stream, &mut handle_request),
             Err(error) => {
-                // When file descriptors have run out, the client remains first in the queue, so a retry at
-                // once would spin.
+                // Without file descriptors, the client remains in the queue, so a retry at once would spin.
                 std::thread::sleep(ACCEPT_RETRY_DELAY);
                 Err(error)
             }
@@ -437,9 +378,7 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
     ))
 }
 
-/// Returns the status of each mount with a socket in `directory`, by mountpoint.
-///
-/// Removes sockets of dead processes.
+/// Returns the status of each mount with a socket in `directory`, by mountpoint. Removes other sockets.
 ///
 /// # Errors
 /// Other users can access the directory, or it cannot be read. A missing one is no error.
@@ -467,9 +406,7 @@ impl Status {
         }
     }
 
-    /// Whether this is the status of the mount on `mountpoint`, as this process sees it.
-    ///
-    /// If the kernel's mount table cannot be read, compares the path at which it was mounted.
+    /// Whether this mount is on `mountpoint` for this process. Without a mount table, compares the paths.
     pub(crate) fn is_mounted_on(&self, mountpoint: &Path) -> bool {
         self.matches_top_mount(mountpoint, &tarfs::fuse::top_mount(mountpoint))
     }
@@ -504,10 +441,9 @@ pub(crate) fn format_device((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
-/// Asks the process that serves `mountpoint` to unmount, and waits for its end.
+/// Asks the process that serves the top mount on `mountpoint` to unmount, and waits for its end.
 ///
-/// If several mounts are stacked, unmounts the one on top. Returns `None` if it has no socket in
-/// `directory`.
+/// Returns `None` if the mount has no socket in `directory`.
 ///
 /// # Errors
 /// The directory cannot be read, or the process does not respond.
@@ -595,15 +531,12 @@ fn send_request(socket: &Path, request: Request) -> io::Result<Response> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Returns the file name of this process's socket.
 fn socket_name() -> String {
     let namespace = fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino());
     format!("{}-{namespace}.sock", std::process::id())
 }
 
-/// Returns a descriptor to wait for the end of the process behind a socket.
-///
-/// `None` if there is no such process, or its PID namespace is another one.
+/// Opens the process behind a socket, to wait for its end. `None` if it is gone or of another PID namespace.
 fn open_pidfd(socket: &Path, pid: u32) -> Option<OwnedFd> {
     let namespace = |name: &str| Some(name.split_once('-')?.1.to_owned());
     let name = socket.file_name()?.to_str()?;
@@ -623,7 +556,6 @@ pub(crate) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<boo
 
 #[cfg(test)]
 impl Status {
-    /// Returns an example with errors.
     pub(crate) fn example() -> Self {
         let stats = tarfs::base::stats::Stats::default();
         stats.scans.increment();

@@ -1,8 +1,8 @@
 //! The background process, and the foreground process that waits until it is ready.
 //!
-//! A multithreaded program cannot fork, so it starts itself again. The second process inherits the terminal
-//! for its errors and a pipe as its stdout. It writes `ready` to the pipe once the mount is ready, and then
-//! detaches. If it ends before, the first process exits with the same code.
+//! A multithreaded program cannot fork, so it starts itself again, with the terminal for errors and a pipe as
+//! stdout. Once the mount is ready, the new process writes `ready` to the pipe and detaches. If it ends
+//! before, the first process exits with the same code.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -20,24 +20,16 @@ use crate::cli::environment::{self, Role};
 use crate::cli::ui::logging;
 use tarfs::base::trusted_dir;
 
-/// Message of the background process when it is ready.
 const READY_MESSAGE: &str = "ready\n";
 
 /// Owner of the directories that a background process uses for its socket and its cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum DirectoryScope {
-    /// The user who starts it.
     User,
-    /// The system.
     System,
 }
 
-/// Starts this program again with `arguments`. Returns when the new process is ready or has failed.
-///
-/// A process that fails has printed the error.
-///
-/// # Errors
-/// The process cannot be started.
+/// Starts this program again with `arguments`, and waits until it is ready or has printed why it failed.
 pub(crate) fn spawn_daemon(
     arguments: &[OsString],
     scope: DirectoryScope,
@@ -84,12 +76,7 @@ pub(crate) struct LogTarget {
 }
 
 impl LogTarget {
-    /// Opens the file at `path` for appending, or the system's log without a path.
-    ///
-    /// Only this user can read a new file.
-    ///
-    /// # Errors
-    /// The file cannot be opened.
+    /// Opens the file at `path` for appending, or the system's log. Only this user can read a new file.
     pub(crate) fn open(path: Option<&Path>) -> anyhow::Result<Self> {
         let file = path.map(|path| {
             trusted_dir::open_append(path)
@@ -116,10 +103,7 @@ impl LogTarget {
     }
 }
 
-/// Detaches like [`detach`], and reports readiness to the waiting process.
-///
-/// # Errors
-/// The waiting process is gone because the user interrupted it, or a system call fails.
+/// As [`detach`], and reports readiness to the waiting process. Fails if the user interrupted that process.
 pub(crate) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     detach(log, inherited)?;
     std::env::set_current_dir("/")?;
@@ -132,12 +116,7 @@ pub(crate) fn detach_and_report_ready(log: LogTarget, inherited: InheritedFds) -
     Ok(())
 }
 
-/// Leaves the terminal, the session and the inherited files, and sends events to `log`.
-///
-/// Relative paths stay valid.
-///
-/// # Errors
-/// A system call fails.
+/// Leaves the terminal, the session and the inherited files, and logs to `log`. Relative paths stay valid.
 pub(crate) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> {
     if let Err(error) = rustix::process::setsid() {
         tracing::debug!(%error, "already a session leader");

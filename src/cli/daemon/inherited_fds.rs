@@ -11,10 +11,8 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors that were open at the start, except the standard ones.
-///
-/// A background process outlives its parent. It would keep the parent's files open, with their locks and
-/// pipes.
+/// Descriptors above 2 that were open at the start. A background process would keep the parent's files open,
+/// with their locks and pipes.
 #[derive(Debug)]
 pub(crate) struct InheritedFds(Vec<RawFd>);
 
@@ -47,9 +45,7 @@ impl InheritedFds {
     }
 }
 
-/// Raises this process's limit of open files to the maximum.
-///
-/// The usual 1,024 are too few for an image of many layers, or for a copy with many open files.
+/// Raises the limit of open files, because 1,024 are too few for an image of many layers or for a copy.
 pub(crate) fn raise_open_file_limit() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

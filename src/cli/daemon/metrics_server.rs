@@ -1,7 +1,7 @@
 //! HTTP server for Prometheus: `GET /metrics` over HTTP/1.1, one request per connection.
 //!
-//! Any client that can connect is served, and none is trusted. Request heads are limited in bytes and
-//! headers, connections in number and time. A request only takes a snapshot of counters.
+//! No client is trusted. Request heads are limited in bytes and headers, connections in number and time. A
+//! request only takes a snapshot of counters.
 
 use std::io;
 use std::net::{self, SocketAddr};
@@ -21,18 +21,15 @@ use super::prometheus::{CONTENT_TYPE, render};
 
 /// Maximum length of a request's head. Prometheus sends a few hundred bytes.
 const MAX_HEAD_BYTES: usize = 8 << 10;
-/// Maximum number of headers in a request.
 const MAX_HEADERS: usize = 64;
 /// Pause when the system has no file descriptor for a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The only path that is served.
 const METRICS_PATH: &str = "/metrics";
 
 /// Requests a status. The channel closes if there is none.
 type StatusRequester = Arc<dyn Fn() -> oneshot::Receiver<Status> + Send + Sync>;
 
-/// Limits for clients.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Maximum number of connections. Later ones wait in the kernel's queue.
@@ -66,9 +63,6 @@ pub(crate) struct MetricsServer {
 
 impl MetricsListener {
     /// Binds `address`; port 0 is any free port.
-    ///
-    /// # Errors
-    /// The address is in use, or does not belong to this machine.
     pub(crate) fn bind(address: SocketAddr) -> anyhow::Result<Self> {
         let listener = net::TcpListener::bind(address)
             .with_context(|| format!("cannot serve metrics at {address}"))?;
@@ -76,15 +70,11 @@ impl MetricsListener {
         Ok(Self { listener, address })
     }
 
-    /// Returns the URL of the metrics.
     pub(crate) fn url(&self) -> String {
         format!("http://{}{METRICS_PATH}", self.address)
     }
 
     /// Responds on the threads of `network` with the status from `request_status`.
-    ///
-    /// # Errors
-    /// The runtime cannot register the socket.
     pub(crate) fn serve(
         self,
         network: &Handle,
@@ -162,10 +152,8 @@ async fn respond(stream: &mut TcpStream, request_status: &StatusRequester) -> io
     stream.shutdown().await
 }
 
-/// Result of parsing a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Route {
-    /// Respond with the metrics.
     Metrics,
     /// Respond with this status line, which may include a header.
     Error(&'static str),
@@ -224,7 +212,6 @@ fn error_response(status_line: &str) -> String {
     format!("HTTP/1.1 {status_line}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
 }
 
-/// Reads and discards bytes until the client closes.
 async fn drain(stream: &mut TcpStream) -> io::Result<()> {
     let mut discarded = [0; 1024];
     while stream.read(&mut discarded).await? > 0 {}
@@ -285,7 +272,6 @@ mod tests {
             stream
         }
 
-        /// Returns the response to `request`, up to the end of the connection.
         fn answer(&self, request: &[u8]) -> String {
             let mut stream = self.connect();
             stream.write_all(request).expect("taken");

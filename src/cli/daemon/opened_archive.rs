@@ -9,13 +9,9 @@ use super::status_source::StatusSource;
 use tarfs::archive::Volume;
 use tarfs::base::stats::Stats;
 
-/// An open archive, with its status and statistics.
 pub(crate) struct OpenedArchive {
-    /// The archive's tree and bytes.
     pub content: Arc<dyn Volume>,
-    /// SOURCE as an absolute name without secrets.
-    ///
-    /// The kernel lists it as the mount's source, and mount(8) compares it with fstab.
+    /// SOURCE, absolute and without secrets, which the kernel lists and mount(8) compares with fstab.
     pub name: String,
     /// Location and number of layers, as logs and the status show it.
     pub location: String,
@@ -25,9 +21,7 @@ pub(crate) struct OpenedArchive {
     pub version: String,
     /// Whether `version` differs for any two contents.
     pub is_strong: bool,
-    /// Counters of the work done so far.
     pub stats: Arc<Stats>,
-    /// Source of the archive's part of a status.
     pub status_source: StatusSource,
     /// Recorder of read files, if the user wants one; ends with the mount.
     pub recording: Option<Recording>,
@@ -36,7 +30,6 @@ pub(crate) struct OpenedArchive {
 }
 
 impl OpenedArchive {
-    /// Describes the volume of `status_source`.
     pub(crate) fn new(
         name: String,
         status_source: StatusSource,

@@ -1,8 +1,8 @@
 //! `tarfs mount --writable`: the directories of the overlay and their lifetime.
 //!
-//! With --upper, `upper` and `work` are in that directory, and the next mount uses them again. Without it,
-//! both are in a scratch directory, which only this user can enter and which is removed with the mount. The
-//! read-only mount is also in a scratch directory, for the moment until the overlay covers it.
+//! `upper` and `work` are in the --upper directory, for later mounts too, or else in a scratch directory,
+//! which only this user can enter and which is removed with the mount. The read-only mount is also in a
+//! scratch directory until the overlay covers it.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -36,9 +36,7 @@ use tarfs::materialize;
 /// Time for which a dead process may still hold its lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// File systems that overlayfs does not accept for `upper`.
-///
-/// They are `OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC` and `NFS_SUPER_MAGIC`.
+/// `OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC` and `NFS_SUPER_MAGIC`, which overlayfs rejects for `upper`.
 const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
 /// Directories of one writable mount.
@@ -46,7 +44,6 @@ const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 pub(crate) struct OverlayDirs {
     /// The --upper directory and its lock. Without it, `upper` and `work` are in the scratch directory.
     persistent: Option<(PathBuf, Option<File>)>,
-    /// The scratch directory, once it exists. It is removed with all its contents at the end.
     scratch: OnceLock<ScratchDir>,
 }
 
@@ -54,15 +51,11 @@ pub(crate) struct OverlayDirs {
 #[derive(Debug)]
 struct ScratchDir {
     path: PathBuf,
-    /// Whether this process removes it.
-    ///
-    /// An inherited directory is in use by a mount that another successor may have to take over.
+    /// Whether this process removes it. An inherited directory is in use by a mount that another successor
+    /// may have to take over.
     is_owned: AtomicBool,
-    /// Whether an overlay writes to it.
     has_overlay: AtomicBool,
-    /// Whether the mount below the overlay has ended.
     has_lower_ended: AtomicBool,
-    /// Reports the end of the overlay.
     overlay: OnceLock<SuperblockWatch>,
     /// Programs that delete old temporary files skip a locked directory.
     _lock: Option<File>,
@@ -109,9 +102,6 @@ pub(crate) fn open_overlay_dirs(
 }
 
 /// Refuses `--restart` unless a successor can take over the mount (`is_possible`).
-///
-/// # Errors
-/// `--restart` is given, and no successor can take over.
 pub(crate) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> anyhow::Result<()> {
     ensure!(
         is_possible || !args.restart,
@@ -120,10 +110,8 @@ pub(crate) fn ensure_restart_possible(args: &MountArgs, is_possible: bool) -> an
     Ok(())
 }
 
-/// Returns the options of the read-only mount below the overlay.
-///
-/// With them, the kernel finds the mount's ACLs. They admit the same callers as the overlay does, if this
-/// user may decide that.
+/// Returns the options of the read-only mount below the overlay. With them, the kernel finds the mount's
+/// ACLs. They admit the same callers as the overlay does, if this user may decide that.
 pub(crate) fn lower_options(options: &MountOptions) -> MountOptions {
     let is_root = rustix::process::geteuid().is_root();
     MountOptions {
@@ -150,9 +138,7 @@ impl ScratchDir {
         }
     }
 
-    /// Watches the overlay at `site`, which writes to this directory from now on.
-    ///
-    /// Returns the watch for its end.
+    /// Returns a watch for the end of the overlay at `site`, which writes to this directory from now on.
     fn watch_overlay(&self, site: &MountTarget) -> Option<&SuperblockWatch> {
         self.has_overlay.store(true, Ordering::Relaxed);
         match SuperblockWatch::on(&site.mountpoint) {
@@ -164,9 +150,8 @@ impl ScratchDir {
         }
     }
 
-    /// Whether no process uses the overlay; removal would show it empty directories.
-    ///
-    /// If it is in use, the supervisor removes the directory later.
+    /// Whether no process uses the overlay, to which removal would show empty directories. If one does, the
+    /// supervisor removes the directory later.
     fn is_unused(&self) -> bool {
         let has_ended = || self.has_lower_ended.load(Ordering::Relaxed);
         let ended = self
@@ -179,9 +164,6 @@ impl ScratchDir {
 
 impl OverlayDirs {
     /// Creates the directory for the read-only mount until the overlay covers it.
-    ///
-    /// # Errors
-    /// No directory can be created.
     pub(crate) fn create_lower_dir(
         &self,
         supervisor: Option<&SupervisorLink>,
@@ -220,10 +202,7 @@ impl OverlayDirs {
     }
 
     /// Mounts the overlay over `mount`, which is in the directory of
-    /// [`create_lower_dir`](Self::create_lower_dir).
-    ///
-    /// # Errors
-    /// The overlay cannot be mounted. Then `mount` is unchanged.
+    /// [`create_lower_dir`](Self::create_lower_dir). If that fails, `mount` is unchanged.
     pub(crate) fn mount_overlay(
         &self,
         mount: &mut Mount,
@@ -251,7 +230,6 @@ impl OverlayDirs {
         Ok(())
     }
 
-    /// Returns the overlay's part of a status.
     pub(crate) fn status(&self, mount: &Mount) -> OverlayStatus {
         let upper = self.upper();
         OverlayStatus {
@@ -265,9 +243,7 @@ impl OverlayDirs {
     }
 }
 
-/// Removes a scratch directory if it exists.
-///
-/// Refuses any directory without the scratch prefix.
+/// Removes a scratch directory if it exists, but no directory without the scratch prefix.
 pub(crate) fn remove_scratch(scratch: &Path) {
     let (Some(parent), Some(name)) = (scratch.parent(), scratch.file_name()) else {
         return;
@@ -308,9 +284,7 @@ fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathB
     Ok((home, Some(lock)))
 }
 
-/// Opens the --upper directory again, for a successor of the mount that uses it.
-///
-/// The dead process may still hold the lock. The mount uses the directory even without the lock.
+/// Opens --upper again for a successor, even without the lock, which the dead process may still hold.
 fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     let home = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
     let deadline = Instant::now() + LOCK_TIMEOUT;
@@ -328,9 +302,7 @@ fn reopen_persistent_dir(named: &Path) -> (PathBuf, Option<File>) {
     (home, lock)
 }
 
-/// Creates a scratch directory with a mountpoint, in the best possible place.
-///
-/// With `holds_upper`, overlayfs must accept the file system for `upper`.
+/// Creates a scratch directory with a mountpoint in the best place, for `upper` too if `holds_upper`.
 fn create_scratch_dir(holds_upper: bool) -> anyhow::Result<PathBuf> {
     let places = environment::scratch_dirs();
     let fit = places
@@ -362,9 +334,7 @@ fn is_supported_fs_type(f_type: i128) -> bool {
     !UNSUPPORTED_FS_TYPES.contains(&(f_type & 0xFFFF_FFFF))
 }
 
-/// Creates the directories of `upper` that are missing.
-///
-/// A new `upper` gets the root's attributes from `lower`, because the overlay shows those of `upper`.
+/// Creates the missing directories of `upper`. The overlay shows its attributes, so they come from `lower`.
 fn create_upper(lower: &Path, upper: &UpperDirs) -> io::Result<()> {
     create_directory(&upper.work)?;
     if upper.upper.is_dir() {
@@ -413,8 +383,7 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
             )
         });
         match copied {
-            // Not permitted, not supported by the file system, removed, or of users that are not mapped
-            // here.
+            // Not permitted, not supported, removed, or of users that are not mapped here.
             Ok(()) | Err(Errno::PERM | Errno::OPNOTSUPP | Errno::NODATA | Errno::INVAL) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -430,7 +399,6 @@ fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     Ok(utimensat(CWD, to, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Lists the extended attributes of `path`.
 fn list_xattrs(path: &Path) -> io::Result<Vec<Vec<u8>>> {
     let mut list = vec![0; 1 << 16];
     let len = match llistxattr(path, &mut list) {

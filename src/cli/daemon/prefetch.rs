@@ -23,7 +23,6 @@ use tarfs::fetch;
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source;
 
-/// Maximum length of a profile that is read, in bytes.
 const MAX_PROFILE_BYTES: usize = 64 << 20;
 
 /// Interval at which new reads are written to the recording.
@@ -32,13 +31,9 @@ const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 /// Returns notes for the user; called for each status.
 pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
-/// Starts the prefetch and the recording that `args` ask for.
+/// Starts the prefetch that `args` ask for, and for a single archive also replay and recording.
 ///
-/// Returns the recording, if there is one, and notes about what is not available. Replay and recording are
-/// for a single archive.
-///
-/// # Errors
-/// The recording cannot be written, or the system cannot create a thread.
+/// Returns the recording, if there is one, and notes about what is not available.
 pub(crate) fn start(
     args: &PrefetchArgs,
     context: &OpenContext,
@@ -114,7 +109,6 @@ fn resolve_replay(location: String, text: String, notes: Arc<Mutex<Vec<String>>>
     )
 }
 
-/// Fetches the text at `location`.
 fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String> {
     let stats = Arc::new(Stats::default());
     let mut context = context.clone();
@@ -151,10 +145,6 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    /// Starts to record.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     fn start(path: &Path, volume: Arc<dyn Volume>) -> anyhow::Result<Self> {
         // The process changes its current directory.
         let path = std::path::absolute(path)?;
@@ -215,9 +205,7 @@ fn read_earlier_recording(path: &Path, volume: &dyn Volume) -> Vec<AccessedRange
         .map_or_else(Vec::new, |found| found.ranges)
 }
 
-/// Writes a profile of `ranges` to `path`, readable only by this user.
-///
-/// It reveals names in the archive.
+/// Writes a profile of `ranges`, readable only by this user because it reveals names in the archive.
 fn write_profile(path: &Path, volume: &dyn Volume, ranges: &[AccessedRange]) -> io::Result<()> {
     let text = access_profile::format_profile(&volume.index(), ranges);
     publish_private(path, |mut file| file.write_all(text.as_bytes()))

@@ -1,7 +1,6 @@
 //! Drops privileges before a process begins to work.
 //!
-//! Capabilities belong to threads. New threads inherit the reduced set, but existing threads keep theirs. So
-//! this runs while the process has a single thread.
+//! This runs while the process has a single thread, because existing threads keep their capabilities.
 
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{
@@ -12,10 +11,9 @@ use rustix::thread::{
 use crate::cli::args::{LayerArgs, MountArgs, SourceArgs};
 use crate::cli::environment;
 
-/// Capabilities that a mount needs for its whole lifetime.
-///
-/// It mounts and unmounts, lists names to the kernel in a clone of the mount, and passes files to the
-/// kernel. It must also reach the mountpoint and the archive in directories that other users have closed.
+/// Capabilities that a mount needs for its whole lifetime. It mounts, unmounts, lists names in a clone of the
+/// mount, and passes files to the kernel. It must also reach mountpoint and archive in directories that
+/// others closed.
 const MOUNT_CAPABILITIES: CapabilitySet =
     CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_READ_SEARCH);
 
@@ -25,10 +23,8 @@ const RECORD_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE;
 /// Capabilities for `--restart` with `--metrics` at a low port, which a successor binds again.
 const RESTART_CAPABILITIES: CapabilitySet = CapabilitySet::NET_BIND_SERVICE;
 
-/// Capabilities for `--namespace`.
-///
-/// setns(2) changes a thread's root directory. Opening the namespace of a process with more capabilities
-/// counts as tracing it.
+/// Capabilities for `--namespace`. setns(2) changes a thread's root directory, and opening the namespace of a
+/// process with more capabilities counts as tracing it.
 const NAMESPACE_CAPABILITIES: CapabilitySet =
     CapabilitySet::SYS_CHROOT.union(CapabilitySet::SYS_PTRACE);
 
@@ -41,17 +37,15 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::MAC_ADMIN);
 
-/// Capabilities for `--writable`, which copies files to its upper directory.
-///
-/// For any writer, the kernel does that with the capabilities of the process that mounted the overlay.
+/// Capabilities for `--writable`. For all writers, the kernel copies files with those of the mounting
+/// process.
 const WRITABLE_CAPABILITIES: CapabilitySet =
     COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
-/// Drops all capabilities that the mount of `args` does not need.
+/// Drops all capabilities that the mount of `args` does not need, for this thread and those it starts later.
 ///
-/// This affects the current thread and those that it starts later. A process that can mount by itself also
-/// sets `no_new_privs`. Other processes need fusermount3 for the unmount, which has more privileges than
-/// they have.
+/// A process that can mount by itself also sets `no_new_privs`. Others need fusermount3 for the unmount,
+/// which has more privileges than they have.
 pub(crate) fn drop_capabilities(args: &MountArgs) {
     if let Err(error) = try_drop_capabilities(needed_capabilities(args)) {
         tracing::warn!(%error, "cannot drop unneeded capabilities");
@@ -97,10 +91,9 @@ fn ambient_capabilities() -> CapabilitySet {
 
 /// Returns the part of `had` that is `needed`.
 ///
-/// Started programs inherit nothing, except from the `ambient` set. A service that is not root receives its
-/// capabilities in that set. Without it, the supervisor and successors would have none. fusermount3 and
-/// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
-/// inheritable from the ambient set.
+/// Started programs inherit only the `ambient` set, by which a service that is not root passes its
+/// capabilities to the supervisor and successors. fusermount3 and fuse-overlayfs are only for processes
+/// without capabilities. The kernel removes capabilities that are not inheritable from the ambient set.
 fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
     CapabilitySets {
         effective: had.effective & needed,
@@ -109,9 +102,7 @@ fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) 
     }
 }
 
-/// Disables core files and tracing of a process with secrets.
-///
-/// Secrets are in headers and in URLs, because servers send secrets with redirects.
+/// Disables core files and tracing if there are headers, or URLs, whose servers may redirect with secrets.
 pub(crate) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
     let tree = layers.tree(args);
     let has_url = tree

@@ -1,14 +1,12 @@
-//! Formats a status for Prometheus: text exposition format, version 0.0.4.
+//! Formats a status in Prometheus's text format 0.0.4, with its names: base units, and `_total` for counters.
 //!
-//! The format is specified at `prometheus.io/docs/instrumenting/exposition_formats`. Names follow its
-//! conventions: base units, and `_total` for counters.
+//! The specification is `prometheus.io/docs/instrumenting/exposition_formats`.
 
 use std::fmt::Write;
 
 use super::control_socket::{CopyProgress, Phase, Status};
 use tarfs::base::stats::{CounterKind, Stats};
 
-/// Content type of the response.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Formats the figures of `status`, each with its mountpoint as a label.
@@ -133,7 +131,6 @@ pub(crate) fn render(status: &Status) -> String {
     page.text
 }
 
-/// A page under construction.
 struct Page {
     text: String,
     mountpoint: String,
@@ -154,7 +151,6 @@ impl Page {
 }
 
 impl Page {
-    /// Adds the progress of a copy.
     fn add_copy(&mut self, copy: &CopyProgress) {
         for (name, help, value) in [
             (
@@ -193,7 +189,6 @@ impl Page {
     }
 }
 
-/// Escapes the value of a label.
 fn escape_label(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     for letter in value.chars() {

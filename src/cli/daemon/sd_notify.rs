@@ -1,8 +1,8 @@
 //! Notifications for a service manager about a mount in the foreground: `sd_notify(3)` without its library.
 //!
-//! A service of `Type=notify` is started when it sends a datagram to the socket in `NOTIFY_SOCKET`. Failed
-//! notifications are ignored, so no mount fails because of them. A manager accepts notifications only from
-//! the process that it started. If that is a mount's supervisor, the supervisor forwards those of the mount.
+//! A service of `Type=notify` is started when it sends a datagram to the socket in `NOTIFY_SOCKET`. A manager
+//! accepts datagrams only from the process that it started, so a supervisor forwards those of its mount. No
+//! mount fails because of a failed notification.
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
@@ -17,7 +17,6 @@ use rustix::net::SendFlags;
 
 use crate::cli::environment;
 
-/// Interval between updates of the progress.
 pub(crate) const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout for a manager that does not read.
@@ -26,13 +25,11 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Prefix of a notification that the next one replaces.
 const STATUS_PREFIX: &str = "STATUS=";
 
-/// Sends a notification to a service manager.
 type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
 
 /// A service manager that expects notifications.
 pub(crate) struct ServiceManager {
     send: SendFn,
-    /// The last status that was sent.
     last_status: RefCell<String>,
 }
 
@@ -64,9 +61,6 @@ impl ServiceManager {
     }
 
     /// Connects to the socket `name`: a path, or `@` and an abstract name.
-    ///
-    /// # Errors
-    /// No process listens there.
     fn connect(name: &OsStr) -> io::Result<Self> {
         let address = match name.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
@@ -77,8 +71,7 @@ impl ServiceManager {
         socket.set_write_timeout(Some(SEND_TIMEOUT))?;
         Ok(Self {
             send: Box::new(move |text| {
-                // A stopped manager must not block the mount. A notification that is sent only once may
-                // wait.
+                // A stopped manager must not block the mount. A notification sent only once may wait.
                 let may_wait = !text.starts_with(STATUS_PREFIX);
                 let flags = if may_wait {
                     SendFlags::NOSIGNAL
@@ -92,7 +85,6 @@ impl ServiceManager {
         })
     }
 
-    /// Reports that the mount is ready.
     pub(crate) fn notify_ready(&self) {
         self.notify("READY=1");
     }
@@ -110,7 +102,6 @@ impl ServiceManager {
         is_sent
     }
 
-    /// Reports that the process is stopping.
     pub(crate) fn notify_stopping(&self) {
         self.notify("STOPPING=1");
     }

@@ -7,12 +7,10 @@ use super::prefetch::NotesFn;
 use tarfs::archive::{Archive, PrefetchMode, PrefetchProgress, PrefetchState, Volume};
 use tarfs::base::error_chain::error_chain;
 
-/// Maximum number of damaged members that a status names.
 const MAX_NAMED_DAMAGED: usize = 10;
 
 /// Members that are damaged or missing from the tree.
 pub(crate) struct Damage {
-    /// Their number.
     pub members: u64,
     /// The first ones, one per line.
     pub named: Vec<String>,
@@ -20,20 +18,16 @@ pub(crate) struct Damage {
 
 /// Source of an archive's part of a status, queried for each status.
 pub(crate) struct StatusSource {
-    /// The archive or the layers.
     pub volume: Arc<dyn Volume>,
-    /// Whether the volume consists of layers.
     pub is_layered: bool,
-    /// Whether the disk cache is enabled.
     pub has_disk_cache: bool,
     /// Notes about the parts of prefetching that are not available.
     pub prefetch_notes: NotesFn,
 }
 
 impl StatusSource {
-    /// Returns notes about degraded operation.
-    ///
-    /// For example, reads decode from the start because the disk cache was lost.
+    /// Returns notes about degraded operation, for example that reads decode from the start because the disk
+    /// cache was lost.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut all = Vec::new();
         for archive in self.volume.archives() {
@@ -73,7 +67,6 @@ impl StatusSource {
         }
     }
 
-    /// Returns the members that are damaged or missing from the tree.
     pub(crate) fn damage(&self) -> Damage {
         let index = self.volume.index();
         let named = index.problems().iter().take(MAX_NAMED_DAMAGED);
@@ -83,7 +76,6 @@ impl StatusSource {
         }
     }
 
-    /// Returns the use of memory.
     pub(crate) fn memory(&self) -> MemoryUse {
         let used = self.volume.memory_use();
         MemoryUse {
@@ -95,7 +87,6 @@ impl StatusSource {
         }
     }
 
-    /// Returns the use of disk.
     pub(crate) fn disk_cache(&self) -> Option<DiskCacheUsage> {
         let archives = self.volume.archives().into_iter();
         let uses = archives.filter_map(Archive::disk_cache_use);
@@ -112,7 +103,6 @@ impl StatusSource {
         })
     }
 
-    /// Returns the progress of the prefetch.
     pub(crate) fn prefetch(&self) -> PrefetchStatus {
         let archives = self.volume.archives().into_iter();
         let sum = archives
@@ -132,7 +122,6 @@ impl StatusSource {
     }
 }
 
-/// Returns notes about degraded reads of an archive.
 fn notes(archive: &Archive, has_disk_cache: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.disk_cache_problem());

@@ -13,9 +13,7 @@ use signal_hook::low_level::emulate_default_handler;
 use tarfs::base::sync::{Mutex, MutexGuard};
 use tarfs::base::thread::Thread;
 
-/// Runs a cleanup before a signal ends the process, until it is dropped.
-///
-/// A second signal ends the process at once.
+/// Runs a cleanup before a signal ends the process, until it is dropped. A second signal ends it at once.
 #[derive(Debug)]
 pub(crate) struct CleanupOnSignal {
     handle: Handle,
@@ -37,12 +35,7 @@ impl fmt::Debug for PriorCleanup {
 }
 
 impl CleanupOnSignal {
-    /// Calls `cleanup` on another thread after SIGINT, SIGTERM or SIGHUP.
-    ///
-    /// Then the signal has its default effect.
-    ///
-    /// # Errors
-    /// Signal handlers cannot be installed.
+    /// Calls `cleanup` on another thread before SIGINT, SIGTERM or SIGHUP has its default effect.
     pub(crate) fn install(cleanup: impl FnOnce() + Send + 'static) -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
         // Signals that nohup(1) or a shell's background job ignores stay ignored.
@@ -87,9 +80,8 @@ impl CleanupOnSignal {
         lock(&self.first).0 = Some(Box::new(cleanup));
     }
 
-    /// Blocks the cleanup until the returned guard is dropped.
-    ///
-    /// A signal waits meanwhile. If a signal arrived before, this call waits for the end of the process.
+    /// Blocks the cleanup, and the end by a signal, until the guard is dropped. If a signal arrived before,
+    /// waits for the end of the process.
     pub(crate) fn block(&self) -> MutexGuard<'_, PriorCleanup> {
         lock(&self.first)
     }
@@ -108,10 +100,8 @@ impl Drop for CleanupOnSignal {
     }
 }
 
-/// Returns the signals that end a mount.
-///
-/// nohup(1) sets SIGHUP to be ignored, which is respected. A shell's background job ignores SIGINT, but a
-/// SIGINT to a mount is intended.
+/// Returns the signals that end a mount. SIGHUP stays ignored if nohup(1) set that. SIGINT does not, although
+/// a shell's background job ignores it, because a SIGINT to a mount is intended.
 pub(crate) fn termination_signals() -> impl Iterator<Item = i32> {
     let hangup = Some(SIGHUP).filter(|&signal| !is_ignored(signal));
     [SIGINT, SIGTERM].into_iter().chain(hangup)

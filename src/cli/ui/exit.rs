@@ -5,9 +5,7 @@ use std::{mem, process, thread};
 
 use tarfs::base::thread::Thread;
 
-/// Ends the process successfully if it is still alive after `timeout`.
-///
-/// Output of running threads may be cut off, as when the process is killed.
+/// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
 #[expect(
     clippy::exit,
     reason = "threads that do not end cannot be ended by returning"

@@ -1,8 +1,7 @@
 //! Destinations of log events.
 //!
-//! Events are written to the terminal at first, or to the stderr of a service manager. Once a mount is
-//! ready, they are written to a file, or in the background to the system's log. From then on, a stopped
-//! terminal or an unread pipe loses events instead of blocking the mount.
+//! Events go to stderr, and once a mount is ready to a file, or in the background to the system's log. From
+//! then on, a stopped terminal or an unread pipe loses events instead of blocking the mount.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Write};
@@ -44,7 +43,6 @@ static MUST_NOT_BLOCK: AtomicBool = AtomicBool::new(false);
 /// Events lost since the last one that was written.
 static LOST_EVENTS: AtomicU64 = AtomicU64::new(0);
 
-/// The progress bar on the terminal, if there is one.
 static PROGRESS_BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
 static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
@@ -52,7 +50,6 @@ static LOG_SINK: Mutex<LogSink> = Mutex::new(LogSink::Terminal);
 /// Additional destination of events, until another one is chosen.
 static COPY_SINK: Mutex<LogSink> = Mutex::new(LogSink::Discard);
 
-/// Destination of events.
 #[derive(Debug)]
 enum LogSink {
     Terminal,
@@ -65,9 +62,7 @@ enum LogSink {
     Discard,
 }
 
-/// Sends events of `level` and above to stderr until another sink is chosen.
-///
-/// Later calls have no effect.
+/// Sends events of `level` and above to stderr until another sink is chosen. Later calls have no effect.
 pub(crate) fn init(level: Level) {
     if is_stderr(environment::journal_stream()) {
         set_sink(LogSink::Journal);
@@ -166,7 +161,6 @@ fn set_sink(sink: LogSink) {
     *LOG_SINK.lock() = sink;
 }
 
-/// Creates a line for each event.
 #[derive(Clone, Copy, Debug)]
 struct EventWriter;
 
@@ -259,10 +253,7 @@ fn write_line(target: &(impl AsFd + ?Sized), prefix: &str, text: &[u8]) -> io::R
     }
 }
 
-/// Writes `bytes` to `target`; waits at most `timeout` for space, if given.
-///
-/// # Errors
-/// `WouldBlock` after the timeout. A part may be written.
+/// Writes `bytes`, and waits at most `timeout` for space, if given. A part may be written on `WouldBlock`.
 fn write_with_timeout(
     target: impl AsFd,
     bytes: &[u8],

@@ -25,7 +25,6 @@ pub(crate) const EXIT_FAILURE: u8 = 2;
 /// Exit code of an invalid command line: `EX_USAGE` of sysexits(3).
 pub(crate) const EXIT_USAGE: u8 = 64;
 
-/// Interval between updates of the progress bar.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Interval between lines of progress without a terminal.
@@ -67,7 +66,6 @@ fn unwrap_transparent<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 
     }
 }
 
-/// Returns the hint for an error, if its type has one.
 fn find_hint(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
     if let Some(error) = error.downcast_ref::<source::Error>() {
         return error.cause.hint();
@@ -115,9 +113,7 @@ pub(crate) fn is_outage(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Prints the first damaged or missing members, one per line, and their total number.
-///
-/// Returns the exit code.
+/// Prints the first damaged or missing members, one per line, and their number. Returns the exit code.
 pub(crate) fn report_problems(index: &Index) -> ExitCode {
     let count = index.problem_count();
     if count == 0 {
@@ -133,7 +129,6 @@ pub(crate) fn report_problems(index: &Index) -> ExitCode {
     ExitCode::from(EXIT_FAILURE)
 }
 
-/// Formats the number of members that are damaged or missing from the tree.
 pub(crate) fn format_damaged_members(count: u64) -> String {
     match count {
         1 => "1 member is damaged or not in the tree".to_owned(),
@@ -150,9 +145,7 @@ pub(crate) fn print_counters(stats: &Stats) {
     }
 }
 
-/// Shows the progress of a scan until it is dropped.
-///
-/// Draws a bar on a terminal, and prints lines elsewhere.
+/// Shows the progress of a scan until it is dropped: a bar on a terminal, lines elsewhere.
 #[derive(Debug)]
 pub(crate) struct Progress {
     // Declared before the thread, because dropping it ends the thread.
@@ -160,14 +153,12 @@ pub(crate) struct Progress {
     _thread: Option<Thread<()>>,
 }
 
-/// Subject of a progress display.
 #[derive(Clone, Debug)]
 pub(crate) struct ProgressOptions {
     /// The first word of the line.
     pub verb: &'static str,
     /// Length of the source in bytes, if known.
     pub total_bytes: Option<u64>,
-    /// Counters of the scan.
     pub stats: Arc<Stats>,
 }
 
@@ -254,7 +245,6 @@ impl ProgressView {
     }
 }
 
-/// A snapshot of a scan's progress.
 #[derive(Clone, Copy, Debug)]
 struct ProgressState {
     read_bytes: u64,

@@ -1,7 +1,7 @@
 //! Logs and counts panics, which are bugs of this program.
 //!
-//! A worker thread that panics continues with its next task, and the waiting caller gets an error. In the
-//! background, stderr leads nowhere, so the reason would be lost without the log.
+//! A worker thread that panics continues with its next task, and the caller gets an error. In the background,
+//! stderr leads nowhere, so only the log has the reason.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -41,7 +41,6 @@ pub(crate) fn count() -> u64 {
     PANIC_COUNT.load(Ordering::Relaxed)
 }
 
-/// Returns the text of a panic, if it has one.
 fn payload_text(payload: &(dyn Any + Send)) -> &str {
     let owned = || payload.downcast_ref::<String>().map(String::as_str);
     let borrowed = payload.downcast_ref::<&str>().copied();

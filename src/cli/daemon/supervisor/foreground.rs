@@ -1,11 +1,8 @@
 //! The supervisor in the foreground, as the process that the user started.
 //!
-//! With `--restart`, the worker may be replaced, but the supervisor lives as long as the mount. A service
-//! manager, a shell or a container watches the process that it started. If that were the worker, its death
-//! would end the service just when a successor continues.
-//!
-//! So here the supervisor is first and starts the worker. It forwards signals to the worker, and
-//! notifications to the service manager. It exits with the code of the last worker.
+//! A service manager, a shell or a container watches the process that it started. With `--restart` that is
+//! the supervisor, because the death of a worker would end the service. It starts the worker, forwards
+//! signals to it and notifications to the service manager, and exits with the code of the last worker.
 
 use std::cell::{Cell, RefCell};
 use std::io::Read;
@@ -27,12 +24,10 @@ use crate::cli::ui::{cleanup_on_signal, output};
 /// A worker that dies within this time of a forwarded signal may not have received it.
 const SIGNAL_GRACE: Duration = Duration::from_secs(3);
 
-/// State of a supervisor in the foreground.
 #[derive(Debug)]
 pub(super) struct ForegroundSupervisor {
     /// Receives a byte for each termination signal.
     pub(super) signal_pipe: UnixStream,
-    /// The last termination signal.
     last_signal: Arc<AtomicUsize>,
     /// The signal that arrived while no worker served the mount. It forbids successors.
     stop_signal: Cell<Option<i32>>,
@@ -45,9 +40,6 @@ pub(super) struct ForegroundSupervisor {
 
 impl ForegroundSupervisor {
     /// Starts to handle signals.
-    ///
-    /// # Errors
-    /// A system call fails.
     pub(super) fn new() -> anyhow::Result<Self> {
         const FAILED: &str = "cannot watch for signals";
         let (signal_pipe, raised) = UnixStream::pair().context(FAILED)?;
@@ -112,7 +104,6 @@ impl ForegroundSupervisor {
         }
     }
 
-    /// Sends the notification again that did not fit into the socket.
     pub(super) fn retry_unsent(&self) {
         if let Some(text) = self.unsent.take() {
             self.notify(&text);
@@ -134,7 +125,6 @@ impl ForegroundSupervisor {
         }
     }
 
-    /// Returns the exit code after the last worker ended with `status`.
     pub(super) fn exit_code(&self, status: Option<ExitStatus>) -> ExitCode {
         if let Some(code) = status.and_then(|status| status.code()) {
             return ExitCode::from(u8::try_from(code).unwrap_or(output::EXIT_FAILURE));

@@ -27,7 +27,6 @@ const REACHABILITY_INTERVAL: Duration = Duration::from_millis(250);
 /// Maximum length of a version that is sent unchanged, in bytes.
 const MAX_VERSION_BYTES: usize = 4096;
 
-/// The worker's connection to its supervisor.
 #[derive(Debug)]
 pub(crate) struct SupervisorLink {
     socket: OwnedFd,
@@ -36,13 +35,11 @@ pub(crate) struct SupervisorLink {
 /// State that a successor receives from the supervisor.
 #[derive(Debug)]
 pub(crate) struct TakeoverState {
-    /// Connection to the supervisor.
     pub(crate) supervisor: SupervisorLink,
     /// The session to take over, or `None` if the successor must mount again.
     pub(crate) session: Option<InheritedSession>,
     /// The version to serve, in the form of a packet.
     version: String,
-    /// The mount's scratch directory, if it has one.
     pub(crate) scratch: Option<PathBuf>,
 }
 
@@ -52,10 +49,7 @@ impl TakeoverState {
         &self.version
     }
 
-    /// Checks that `version` is the one that the mount has shown.
-    ///
-    /// # Errors
-    /// The archive has changed.
+    /// Checks that `version` is the one that the mount has shown, or fails because the archive has changed.
     pub(crate) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
         anyhow::ensure!(
             self.version == version_for_packet(version),
@@ -76,9 +70,6 @@ fn version_for_packet(version: &str) -> String {
 
 impl SupervisorLink {
     /// Returns the link to the supervisor that started this process.
-    ///
-    /// # Errors
-    /// Too many files are open.
     pub(crate) fn from_stdin() -> io::Result<Self> {
         Ok(Self {
             socket: dup_stdin()?,
@@ -95,19 +86,13 @@ impl SupervisorLink {
     }
 
     /// Starts a supervisor for the mount that this process is about to make.
-    ///
-    /// # Errors
-    /// The process cannot be started.
     pub(crate) fn spawn() -> io::Result<Self> {
         let (ours, theirs) = protocol::pair()?;
         process::spawn_self(Role::Supervisor, theirs, None, Output::Null)?;
         Ok(Self { socket: ours })
     }
 
-    /// Receives the state from the supervisor that started this process.
-    ///
-    /// # Errors
-    /// The supervisor is gone or sends another packet.
+    /// Receives the state from the supervisor that started this process, or fails if that is gone.
     pub(crate) fn receive_takeover() -> anyhow::Result<TakeoverState> {
         let socket = dup_stdin()?;
         let Some((Packet::TakeOver(place, state, scratch), descriptor)) =
@@ -153,12 +138,7 @@ impl SupervisorLink {
         self.send(&Packet::Ready(state), None);
     }
 
-    /// Reports how long the source is unreachable, until the returned value is dropped.
-    ///
-    /// `stats` counts the reads of the source.
-    ///
-    /// # Errors
-    /// No file descriptor or thread is available.
+    /// Reports how long the source of `stats` is unreachable, until the returned value is dropped.
     pub(crate) fn watch_reachability(&self, stats: &Arc<Stats>) -> io::Result<ReachabilityWatch> {
         let socket = self.socket.try_clone()?;
         let stats = Arc::clone(stats);
@@ -200,7 +180,6 @@ impl SupervisorLink {
     }
 }
 
-/// Reports to the supervisor how long a source is unreachable, until dropped.
 #[derive(Debug)]
 pub(crate) struct ReachabilityWatch {
     /// Ends the thread when dropped, before the thread is joined.
@@ -208,13 +187,9 @@ pub(crate) struct ReachabilityWatch {
     _thread: Thread<()>,
 }
 
-/// Makes this process the worker of a supervisor in the foreground.
+/// Makes this process the worker of a supervisor in the foreground, or fails if that is gone already.
 ///
-/// Signals from a terminal reach only the supervisor. If the supervisor is killed, this process unmounts if
-/// it can.
-///
-/// # Errors
-/// The supervisor is gone already, or a system call fails.
+/// Signals from a terminal reach only the supervisor. If it is killed, this process unmounts if it can.
 pub(crate) fn follow_supervisor() -> anyhow::Result<()> {
     rustix::process::setsid().context("cannot begin a session")?;
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;

@@ -1,13 +1,10 @@
-//! The supervisor: a process that outlives the one that serves a mount.
+//! The supervisor: a process that outlives the worker, which serves a mount.
 //!
-//! The worker is the process that serves a mount. If it is killed, it leaves a dead mount, and each `ls` of
-//! the parent directory fails on it. So the worker starts this program a second time as its supervisor and
-//! passes it the mount's connection.
-//!
-//! When the worker dies and the mount remains, the supervisor unmounts it. With `--restart`, it starts a
-//! successor instead, which continues on the same connection. The supervisor opens and serves nothing, so
-//! little can kill it. With `--restart` in the foreground, it is the process that the user started
-//! (`foreground`).
+//! A killed worker leaves a dead mount, on which each `ls` of the parent directory fails. So the worker
+//! starts this program a second time as its supervisor and passes it the mount's connection. When the worker
+//! dies and the mount remains, the supervisor unmounts it, or with `--restart` starts a successor that
+//! continues on the same connection. The supervisor opens and serves nothing, so little can kill it. With
+//! `--restart` in the foreground, it is the process that the user started (`foreground`).
 
 mod foreground;
 mod link;
@@ -41,9 +38,8 @@ use process::{Output, dup_stdin, has_threads, is_alive, spawn_self};
 use protocol::{Packet, SessionState};
 use tarfs::fuse::{LOWER_DIR_NAME, MountTarget, SuperblockWatch};
 
-/// Interval at which the supervisor checks a silent worker.
-///
-/// Threads of a killed worker may block on the mount that it served, and keep its socket open.
+/// Interval at which the supervisor checks a silent worker, because threads of a killed worker that block on
+/// its mount keep the socket open.
 const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -61,9 +57,6 @@ const MIN_LIFETIME: Duration = Duration::from_secs(10);
 const MAX_SHORT_LIVED: u32 = 5;
 
 /// Supervises the mount of the process that started this one, until it is gone.
-///
-/// # Errors
-/// A system call fails.
 pub(crate) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
     let socket = dup_stdin()?;
     // Signals from a terminal or to a process group are meant for the worker.
@@ -94,9 +87,6 @@ pub(crate) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<E
 }
 
 /// Starts the worker in the foreground and supervises its mount until it is gone.
-///
-/// # Errors
-/// The worker cannot be started.
 pub(crate) fn run_foreground(
     args: &MountArgs,
     inherited: InheritedFds,
@@ -123,9 +113,7 @@ pub(crate) fn run_foreground(
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
-/// Supervises the mount of `worker` and of its successors.
-///
-/// Relative paths are relative to `directory`.
+/// Supervises the mount of `worker` and of its successors. Relative paths are relative to `directory`.
 fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> ExitCode {
     let mut short_lived_count = 0;
     loop {
@@ -177,18 +165,14 @@ fn supervise(args: &MountArgs, mut worker: Worker, directory: Option<&Path>) -> 
     }
 }
 
-/// State of the overlay that writes to the scratch directory.
+/// The overlay that writes to the scratch directory, and whether its end can be observed.
 #[derive(Clone)]
 enum OverlayWatch {
-    /// There is no overlay yet.
     None,
-    /// The overlay's end cannot be observed.
     Unwatched,
-    /// The overlay's end can be observed.
     Watched(Rc<SuperblockWatch>),
 }
 
-/// A process that serves a mount.
 struct Worker {
     socket: OwnedFd,
     pid: i32,
@@ -197,14 +181,11 @@ struct Worker {
     /// Its exit status, if the supervisor reaped it.
     status: Option<ExitStatus>,
     started: Instant,
-    /// The mount that it reported.
     mount_state: Option<MountState>,
     session_state: Option<SessionState>,
     /// Directory to remove with the mount.
     scratch: Option<PathBuf>,
-    /// The overlay that may use `scratch`.
     overlay: OverlayWatch,
-    /// State of a supervisor in the foreground.
     foreground: Option<Rc<ForegroundSupervisor>>,
     /// Time during which the source was unreachable, before the worker was ready.
     unreachable_time: Duration,
@@ -275,10 +256,8 @@ impl Worker {
         }
     }
 
-    /// Waits until no process uses the overlay over `scratch`; else they would see empty directories.
-    ///
-    /// Returns false if the overlay's end is unknown. In the foreground, waits for at most
-    /// [`THREAD_EXIT_TIMEOUT`].
+    /// Waits until no process uses the overlay over `scratch`; else they would see empty directories. False
+    /// if its end is unknown. In the foreground, waits for at most [`THREAD_EXIT_TIMEOUT`].
     fn is_unused(&self, scratch: &Path) -> bool {
         match &self.overlay {
             OverlayWatch::None => true,
@@ -294,9 +273,7 @@ impl Worker {
         self.mount_state.take().filter(MountState::is_mounted)
     }
 
-    /// Handles the next packet, or none after a timeout.
-    ///
-    /// Returns false when the worker is dead and all packets are read.
+    /// Handles a packet, or none after a timeout. False when the worker is dead and all packets are read.
     fn receive_packet(&mut self) -> bool {
         match self.wait_for_packet(&POLL_INTERVAL) {
             Ok(true) => {}
@@ -347,9 +324,7 @@ impl Worker {
         true
     }
 
-    /// Waits for a packet or the end of the connection.
-    ///
-    /// Returns false after `deadline`, or when a signal was forwarded.
+    /// Waits for a packet or the end of the connection. False after `deadline` or a forwarded signal.
     fn wait_for_packet(&self, deadline: &Timespec) -> Result<bool, Errno> {
         let foreground = self
             .foreground
@@ -378,9 +353,8 @@ impl Worker {
         self.kill_and_reap();
     }
 
-    /// Kills the worker and waits until its threads handle no more requests.
-    ///
-    /// Threads that are blocked on the mount itself may remain.
+    /// Kills the worker and waits until its threads handle no more requests. Threads that are blocked on the
+    /// mount itself may remain.
     fn kill_and_reap(&mut self) {
         if let Some(child) = &mut self.child {
             // It closed its socket, so it is dead or useless.
@@ -405,10 +379,8 @@ enum RestartMode {
 }
 
 impl RestartMode {
-    /// Chooses the mode for a mount with these arguments and this state.
     fn of(args: &MountArgs, state: &SessionState) -> Self {
-        // The kernel keeps cached pages. If another version looks the same, readers would see old bytes
-        // among new ones.
+        // If another version looks the same, readers would see its bytes among old ones in the page cache.
         let may_adopt = state.is_strong && tarfs::fuse::supports_takeover(state.capabilities);
         match args.copy_to {
             None if may_adopt => Self::Adopt,
@@ -417,7 +389,6 @@ impl RestartMode {
     }
 }
 
-/// A worker's mount.
 struct MountState {
     site: MountTarget,
     /// The FUSE mount below an overlay, which leaves the tree soon.
@@ -432,7 +403,6 @@ impl MountState {
         is_mounted(&self.site) || self.lower.as_ref().is_some_and(is_mounted)
     }
 
-    /// Unmounts it.
     fn unmount(&self) {
         for site in [Some(&self.site), self.lower.as_ref()]
             .into_iter()
@@ -447,9 +417,7 @@ impl MountState {
         }
     }
 
-    /// Starts successors until one is ready, or returns `None` after `timeout`.
-    ///
-    /// Time in which the source is unreachable does not count.
+    /// Starts successors until one is ready. `None` after `timeout`, which excludes outages of the source.
     fn restart(
         &self,
         state: &SessionState,
@@ -555,7 +523,6 @@ impl MountState {
     }
 }
 
-/// Result of an attempt to restart.
 enum RestartResult {
     Succeeded(Box<Worker>),
     Failed,

@@ -12,11 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 
 use crate::cli::environment::{self, Role};
 
-/// Output of a started process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Output {
     Null,
-    /// The output of this process.
     Inherit,
 }
 
@@ -42,14 +40,13 @@ pub(super) fn spawn_self(
     command.spawn()
 }
 
-/// Duplicates the socket that this process has as its stdin.
+/// Duplicates stdin, which is the socket.
 pub(super) fn dup_stdin() -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
 }
 
-/// Whether process `pid` exists and its main thread has not ended.
-///
-/// If `/proc` does not show the process, returns whether any of its threads has not ended.
+/// Whether process `pid` exists and its main thread has not ended. If `/proc` does not show the process, any
+/// thread counts.
 pub(super) fn is_alive(pid: i32) -> bool {
     let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
     else {
@@ -66,9 +63,7 @@ pub(super) fn has_threads(pid: i32) -> bool {
     is_alive(pid) || tasks.is_some_and(|tasks| tasks.is_ok_and(|tasks| tasks.count() > 1))
 }
 
-/// Returns the directory of process `pid` in `/proc`.
-///
-/// `None` if `/proc` belongs to another PID namespace, where that number means another process.
+/// Directory of process `pid` in `/proc`. `None` if that belongs to another PID namespace with other numbers.
 pub(super) fn process_directory(pid: i32) -> Option<PathBuf> {
     let own = fs::read_link("/proc/self").ok()?;
     let is_ours = own.as_os_str() == std::process::id().to_string().as_str();

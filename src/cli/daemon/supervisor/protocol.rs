@@ -17,13 +17,10 @@ use serde::{Deserialize, Serialize};
 
 use tarfs::fuse::{MountTarget, Namespace, OverlayKind};
 
-/// Maximum length of a packet, in bytes.
-///
-/// The longest one is for a successor. It holds two paths of 4096 bytes as numbers, and a version of as many
-/// bytes, each of which JSON may expand to six. That makes 57 KiB.
+/// Maximum length of a packet, in bytes. The longest, for a successor, holds two paths of 4096 bytes as
+/// numbers, and a version of as many bytes, each of which JSON may expand to six: 57 KiB.
 const MAX_PACKET_BYTES: usize = 64 << 10;
 
-/// A packet of the protocol.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Packet {
@@ -31,25 +28,20 @@ pub(super) enum Packet {
     Mounted(MountPlace),
     /// Worker: the mount is ready.
     Ready(SessionState),
-    /// Worker: a writable overlay covers the mount and determines its lifetime.
-    ///
-    /// If the written files are temporary, the descriptor watches the overlay's end.
+    /// Worker: a writable overlay covers the mount and determines its lifetime. If the written files are
+    /// temporary, the descriptor watches the overlay's end.
     OverlayMounted(MountPlace),
     /// Worker: remove this directory with the mount.
     ScratchDir(Vec<u8>),
     /// Worker: forward this to the service manager that started the supervisor.
     Notify(String),
-    /// Successor that is not ready yet: the source was unreachable for this many milliseconds.
-    ///
-    /// At most its whole lifetime counts.
+    /// Successor that is not ready: the source was unreachable for this many ms, at most its whole lifetime.
     Unreachable(u64),
     /// Supervisor to successor: continue with this mount, if its connection is attached, else mount again.
-    ///
-    /// Includes the mount's scratch directory, if it has one.
+    /// The last field is the mount's scratch directory.
     TakeOver(MountPlace, SessionState, Option<Vec<u8>>),
 }
 
-/// Location of a mount.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct MountPlace {
     /// A path, which need not be UTF-8.
@@ -66,7 +58,6 @@ pub(super) struct MountPlace {
 pub(super) struct SessionState {
     /// Capabilities that the kernel offered, as bits.
     pub(super) capabilities: u64,
-    /// Version of the archive that the mount shows.
     pub(super) version: String,
     /// Whether `version` differs for any two contents.
     pub(super) is_strong: bool,
@@ -78,10 +69,7 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends a packet.
-///
-/// # Errors
-/// The peer is gone.
+/// Sends a packet, or fails if the peer is gone.
 pub(super) fn send(
     socket: impl AsFd,
     packet: &Packet,
@@ -90,10 +78,7 @@ pub(super) fn send(
     send_with(socket, packet, descriptor, SendFlags::NOSIGNAL)
 }
 
-/// Sends a packet without blocking; it may be lost.
-///
-/// # Errors
-/// The peer is gone, or its queue is full.
+/// Sends a packet without blocking. Fails if the peer is gone or its queue is full.
 pub(super) fn send_without_blocking(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
     send_with(
         socket,
@@ -122,9 +107,6 @@ fn send_with(
 }
 
 /// Waits for the next packet; `None` when the peer is gone.
-///
-/// # Errors
-/// The bytes are not a packet.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<Option<(Packet, Option<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
