@@ -5,133 +5,45 @@
 use clap::Command;
 
 /// Flags by heading, in the order of the help. A flag of several verbs has the same heading in all.
-const HEADINGS: [(&str, &[&str]); 12] = [
+const HEADINGS: [(&str, &str); 12] = [
     (
         "Source",
-        &[
-            "headers",
-            "layers",
-            "whiteouts",
-            "platform",
-            "expect_sha256",
-            "compression",
-            "ignore_zeros",
-            "allow_truncated",
-        ],
+        "headers layers whiteouts platform expect_sha256 compression ignore_zeros allow_truncated",
     ),
     (
         "Selection",
-        &[
-            "include",
-            "exclude",
-            "strip_components",
-            "root",
-            "xattrs_include",
-            "xattrs_exclude",
-            "no_xattrs",
-            "no_acls",
-        ],
+        "include exclude strip_components root xattrs_include xattrs_exclude no_xattrs no_acls",
     ),
     (
         "Output",
-        &[
-            "directory",
-            "output",
-            "long",
-            "recursive",
-            "numeric_uid_gid",
-            "to_stdout",
-            "dry_run",
-            "sync",
-            "json",
-            "verbose",
-            "quiet",
-            "stats",
-        ],
+        "directory output long recursive numeric_uid_gid to_stdout dry_run sync json verbose quiet stats",
     ),
     (
         "Existing files",
-        &[
-            "atomic",
-            "resume",
-            "keep_old_files",
-            "skip_old_files",
-            "force",
-        ],
+        "atomic resume keep_old_files skip_old_files force",
     ),
     (
         "Ownership",
-        &[
-            "numeric_owner",
-            "same_owner",
-            "no_same_owner",
-            "same_permissions",
-            "no_same_permissions",
-        ],
+        "numeric_owner same_owner no_same_owner same_permissions no_same_permissions",
     ),
-    (
-        "Mount",
-        &[
-            "options",
-            "writable",
-            "upper",
-            "copy_to",
-            "namespace",
-            "lazy",
-        ],
-    ),
+    ("Mount", "options writable upper copy_to namespace lazy"),
     (
         "Process",
-        &[
-            "foreground",
-            "wait_index",
-            "restart",
-            "restart_timeout",
-            "log_file",
-            "metrics",
-        ],
+        "foreground wait_index restart restart_timeout log_file metrics",
     ),
-    (
-        "Container",
-        &["terminal", "cap_add", "cap_drop", "security_opt"],
-    ),
-    (
-        "Prefetch",
-        &["prefetch", "prefetch_rate", "record", "replay"],
-    ),
+    ("Container", "terminal cap_add cap_drop security_opt"),
+    ("Prefetch", "prefetch prefetch_rate record replay"),
     (
         "Cache",
-        &[
-            "cache_dir",
-            "index",
-            "cache_size",
-            "no_disk_cache",
-            "max_size",
-            "older_than",
-        ],
+        "cache_dir index cache_size no_disk_cache max_size older_than",
     ),
     (
         "Limits",
-        &[
-            "memory",
-            "index_memory",
-            "max_entries",
-            "max_unpacked_size",
-            "writers",
-        ],
+        "memory index_memory max_entries max_unpacked_size writers",
     ),
     (
         "Network",
-        &[
-            "timeout",
-            "cacert",
-            "allow_insecure_redirects",
-            "connections",
-            "chunk_size",
-            "min_speed",
-            "min_speed_wait",
-            "retries",
-        ],
+        "timeout cacert allow_insecure_redirects connections chunk_size min_speed min_speed_wait retries",
     ),
 ];
 
@@ -139,7 +51,7 @@ const HEADINGS: [(&str, &[&str]); 12] = [
 struct VerbHelp {
     verb: &'static str,
     /// Flags that `-h` shows; empty for all.
-    short: &'static [&'static str],
+    short: &'static str,
     /// Command lines, each with its purpose. `-h` shows the first two.
     examples: &'static [(&'static str, &'static str)],
 }
@@ -147,20 +59,7 @@ struct VerbHelp {
 const VERBS: [VerbHelp; 10] = [
     VerbHelp {
         verb: "mount",
-        short: &[
-            "headers",
-            "layers",
-            "root",
-            "options",
-            "writable",
-            "copy_to",
-            "foreground",
-            "wait_index",
-            "restart",
-            "prefetch",
-            "cache_dir",
-            "memory",
-        ],
+        short: "headers layers root options writable foreground wait_index restart memory",
         examples: &[
             (
                 "tarfs mount https://example.com/rootfs.tar.zst mnt",
@@ -186,7 +85,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "umount",
-        short: &[],
+        short: "",
         examples: &[
             ("tarfs umount mnt", "unmount, unless it is in use"),
             ("tarfs umount --lazy mnt", "unmount even if it is in use"),
@@ -194,7 +93,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "status",
-        short: &[],
+        short: "",
         examples: &[
             ("tarfs status", "show all mounts of this user"),
             (
@@ -205,22 +104,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "materialize",
-        short: &[
-            "headers",
-            "layers",
-            "directory",
-            "include",
-            "exclude",
-            "strip_components",
-            "atomic",
-            "resume",
-            "keep_old_files",
-            "to_stdout",
-            "verbose",
-            "quiet",
-            "numeric_owner",
-            "memory",
-        ],
+        short: "headers directory include exclude strip_components atomic resume keep_old_files to_stdout verbose memory",
         examples: &[
             (
                 "tarfs materialize --atomic https://example.com/data.tar.gz -C data",
@@ -242,14 +126,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "ls",
-        short: &[
-            "headers",
-            "layers",
-            "long",
-            "recursive",
-            "json",
-            "cache_dir",
-        ],
+        short: "headers layers long recursive json",
         examples: &[
             (
                 "tarfs ls -l https://example.com/data.tar.gz a/b",
@@ -263,7 +140,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "image",
-        short: &["headers", "platform", "json", "cache_dir"],
+        short: "headers platform json",
         examples: &[
             (
                 "tarfs image oci-archive:image.tar",
@@ -277,9 +154,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "bundle",
-        short: &[
-            "headers", "platform", "force", "terminal", "cap_add", "cap_drop", "quiet",
-        ],
+        short: "headers platform force terminal cap_add cap_drop quiet",
         examples: &[
             (
                 "tarfs bundle oci-archive:image.tar bundle && crun run -b bundle name",
@@ -293,7 +168,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "index",
-        short: &["headers", "output", "quiet", "cache_dir", "memory"],
+        short: "headers output quiet memory",
         examples: &[
             (
                 "tarfs index https://example.com/data.tar.gz",
@@ -307,7 +182,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "verify",
-        short: &["headers", "expect_sha256", "json", "quiet", "index"],
+        short: "headers expect_sha256 json quiet index",
         examples: &[
             (
                 "tarfs verify https://example.com/data.tar.gz",
@@ -321,7 +196,7 @@ const VERBS: [VerbHelp; 10] = [
     },
     VerbHelp {
         verb: "cache",
-        short: &[],
+        short: "",
         examples: &[
             ("tarfs cache list", "show what the cache holds"),
             (
@@ -356,26 +231,20 @@ fn arrange_verb(verb: Command, help: &VerbHelp) -> Command {
     arrange_flags(verb, help.short)
 }
 
-fn arrange_flags(command: Command, short: &[&str]) -> Command {
+fn arrange_flags(command: Command, short: &str) -> Command {
     command.mut_args(|arg| {
-        if arg.is_positional() {
-            return arg;
-        }
         let id = arg.get_id().as_str();
-        let is_hidden = !short.is_empty() && !short.contains(&id);
-        let place = HEADINGS
-            .iter()
-            .enumerate()
-            .find_map(|(heading, (_, flags))| {
-                let flag = flags.iter().position(|flag| *flag == id)?;
-                Some((heading, flag))
-            });
+        let is_hidden = !short.is_empty() && !short.split(' ').any(|flag| flag == id);
+        let place = HEADINGS.iter().find_map(|(heading, flags)| {
+            let place = flags.split(' ').position(|flag| flag == id)?;
+            Some((*heading, place))
+        });
         match place {
-            Some((heading, flag)) => arg
-                .help_heading(HEADINGS.get(heading).map(|(name, _)| *name))
-                .display_order(heading * 100 + flag)
+            Some((heading, place)) if !arg.is_positional() => arg
+                .help_heading(heading)
+                .display_order(place)
                 .hide_short_help(is_hidden),
-            None => arg,
+            _ => arg,
         }
     })
 }
@@ -434,8 +303,8 @@ mod tests {
                 seen.insert(arg.get_id().to_string());
             }
         }
-        let known = HEADINGS.iter().flat_map(|(_, flags)| *flags);
-        let unused: Vec<_> = known.filter(|flag| !seen.contains(**flag)).collect();
+        let known = HEADINGS.iter().flat_map(|(_, flags)| flags.split(' '));
+        let unused: Vec<_> = known.filter(|flag| !seen.contains(*flag)).collect();
         assert!(unused.is_empty(), "{unused:?}");
     }
 

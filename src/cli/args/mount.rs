@@ -68,8 +68,10 @@ pub(crate) struct MountArgs {
         value_name = "OPTIONS",
         value_parser = parse_mount_options,
         add = ArgValueCompleter::new(completion::mount_options),
-        help = "Mount options, separated by commas: allow_other, default_permissions, uid=N, gid=N, \
-                umask=OCTAL, suid, dev, noexec, nosymfollow, ro, fsname=NAME; repeatable"
+        help = "Mount options, separated by commas, such as allow_other or uid=N; repeatable",
+        long_help = "Mount options, separated by commas; repeatable\n\n\
+                     They are allow_other, default_permissions, uid=N, gid=N, umask=OCTAL, suid, dev, \
+                     noexec, nosymfollow, ro and fsname=NAME."
     )]
     pub options: Vec<String>,
     /// Show only this directory of the archive

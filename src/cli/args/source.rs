@@ -24,7 +24,7 @@ pub(crate) struct SourceArgs {
 
     #[arg(
         long = "header",
-        help = "Send this header to SOURCE's host; @FILE reads headers from FILE, one per line",
+        help = "Send this header to SOURCE's host, or those in FILE",
         long_help = "Send this header with every request to SOURCE's host, and to no other; @FILE reads \
                      headers from FILE, one per line\n\n\
                      Other users can list the arguments of a process, so secrets are safer in FILE. \
