@@ -1,5 +1,66 @@
 //! tarfs mounts, lists and extracts remote tarballs without downloading them first.
 //!
+//! # Read a file of a remote archive
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tarfs::base::archive_path::ArchivePath;
+//! use tarfs::locate::{OpenContext, SourceSpec};
+//!
+//! let network = tokio::runtime::Runtime::new()?;
+//! let context = OpenContext::new(network.handle().clone());
+//! let source = SourceSpec::from("https://example.com/data.tar.gz");
+//! let volume = context.open(&source.into())?;
+//! let path = ArchivePath::sanitize(b"a/table.csv").path;
+//! let file = volume.index().find(&path).map(|entry| (entry.ino(), entry.size()));
+//! let (ino, size) = file.ok_or("no such file")?;
+//! let bytes = volume.read_blocking(ino, 0, size.try_into()?)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Write the tree to disk
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::path::Path;
+//! use std::sync::Arc;
+//!
+//! use tarfs::archive::scan;
+//! use tarfs::locate::{OpenContext, SourceSpec};
+//! use tarfs::materialize::{Materializer, Options};
+//!
+//! let network = tokio::runtime::Runtime::new()?;
+//! let context = OpenContext::new(network.handle().clone());
+//! let source = context.open_source(&SourceSpec::from("https://example.com/data.tar.zst"))?;
+//! let stats = &context.source.stats;
+//! let mut writer = Materializer::new(Path::new("out"), Options::default(), Arc::clone(stats))?;
+//! scan::scan(&source, &scan::Options::default(), network.handle(), stats, &mut writer)?;
+//! writer.finish()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Open a container image
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use tarfs::locate::{OpenContext, SourceSpec};
+//!
+//! let network = tokio::runtime::Runtime::new()?;
+//! let context = OpenContext::new(network.handle().clone());
+//! let image = SourceSpec::from("oci-archive:https://example.com/image.tar:latest");
+//! println!("{} layers", context.open_image(&image)?.layers.len());
+//! let root = context.open(&image.into())?;
+//! println!("{} entries", root.index().entry_count());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Functions that wait for the network must be called outside the threads of its runtime.
+//!
+//! # How it works
+//!
 //! The data path, from the network to the user:
 //!
 //! ```text
@@ -12,8 +73,6 @@
 //!
 //! *Cold*: one [`archive::scan`] streams the source once and feeds one sink, the index or the writer.
 //! *Warm*: [`archive::Archive::read`] starts at the seek point before the wanted bytes.
-//!
-//! [`locate::OpenContext::open`] opens any SOURCE of the command line as one tree.
 //!
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
 //! `tests/architecture` checks that. The program's own layer, `cli`, is above them (`src/main.rs`).

@@ -22,7 +22,8 @@ pub const VERSION: u32 = 8;
 
 const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
-const SECTIONS: u32 = 16;
+/// Number of sections of an index file.
+pub const SECTIONS: u32 = 16;
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 

@@ -21,9 +21,10 @@ const VERBS: [&[&str]; 12] = [
 ];
 
 /// Flags of other programs, and the documents that mention them.
-const FOREIGN_FLAGS: [(&str, &[&str]); 5] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 6] = [
     ("README.md", &["--path"]),
     ("docs/semantics.md", &["--acls", "--rootless", "--xattrs"]),
+    ("docs/robustness.md", &["--test"]),
     ("docs/guides/boot.md", &["--install", "--move", "--parents"]),
     (
         "docs/guides/containers.md",
@@ -117,7 +118,11 @@ fn tests() -> BTreeSet<String> {
     for directory in ["src", "tests"] {
         for path in files(&root().join(directory), ".rs") {
             let text = read(&path);
-            for part in text.split("#[test]").skip(1) {
+            for part in text
+                .replace("#[tokio::test", "#[test]")
+                .split("#[test]")
+                .skip(1)
+            {
                 let name = part.split_once("fn ").map(|(_, rest)| rest);
                 let name = name.and_then(|rest| rest.split(|letter| !is_word(letter)).next());
                 names.extend(name.map(str::to_owned));

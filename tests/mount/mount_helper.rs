@@ -82,7 +82,7 @@ fn mount_command_finds_helper_by_each_type() {
              cat mnt/open
              findmnt -n -o SOURCE,FSTYPE,OPTIONS mnt | tr -s ' '
              df --output=source mnt | tail -n 1
-             tarfs status mnt | grep -c '32 MiB'
+             tarfs status --verbose mnt | grep -c '32 MiB'
              umount mnt; gone; ls mnt; ls session"
         ));
         let archive = place.0.path("a.tar");

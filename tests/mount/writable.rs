@@ -254,7 +254,7 @@ fn dentries_are_primed_through_the_overlay() {
         mkdir many; for i in $(seq 400); do echo "$i" >many/file$i; done; tar -C many -cf many.tar .
         tarfs mount --writable many.tar mnt
         tar -tf many.tar | sed -n 's,^\./\(f.*\),mnt/\1,p' | xargs -n 1 cat | wc -l
-        tarfs status mnt | awk '$1 == "served_lookups" { print $2 < 200 }'
+        tarfs status --verbose mnt | awk '$1 == "served_lookups" { print $2 < 200 }'
         tarfs umount mnt
         "#,
     );

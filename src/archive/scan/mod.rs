@@ -65,11 +65,13 @@ pub struct Summary {
 }
 
 /// Reason why a scan ended early.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum ScanError<E> {
     /// The rest of the archive cannot be read.
+    #[error("cannot read the archive")]
     Archive {
         /// The error.
+        #[source]
         error: Error,
         /// Name of the member at which it happened.
         member: Option<Vec<u8>>,
@@ -77,6 +79,7 @@ pub enum ScanError<E> {
         sha256: Option<Box<Sha256>>,
     },
     /// The sink stopped the scan.
+    #[error(transparent)]
     Sink(E),
 }
 

@@ -7,15 +7,15 @@ use tarfs::list::{Columns, json, walk};
 
 use super::knobs::Knobs;
 
-/// Length of an index file's header, and of the trailer after its sections.
-const HEADER_LEN: usize = 280;
-const FOOTER_LEN: usize = 40;
-
 /// Number of sections.
-const SECTIONS: usize = 14;
+const SECTIONS: usize = format::SECTIONS as usize;
 
 /// Offset of the section table in the header.
 const SECTION_TABLE_OFFSET: usize = 56;
+
+/// Length of an index file's header, and of the trailer after its sections.
+const HEADER_LEN: usize = SECTION_TABLE_OFFSET + 16 * SECTIONS;
+const FOOTER_LEN: usize = 40;
 
 /// Maximum number of inodes and directories that are checked. A file of a few bytes may claim that all
 /// directories have the same thousand children.
@@ -32,24 +32,30 @@ pub(super) struct Description {
 /// Loads `bytes` unchanged, and again with lengths, offsets and checksum made valid.
 pub(super) fn run(bytes: &[u8]) {
     let (bytes, knobs) = Knobs::split(bytes);
-    load(bytes);
-    let mut healed = bytes.to_vec();
-    fix_checksums(&mut healed, knobs.flag(0));
-    load(&healed);
+    let is_valid = load(bytes);
+    let (mut healed, fill) = (bytes.to_vec(), knobs.flag(0));
+    fix_checksums(&mut healed, fill);
+    let is_healed = load(&healed);
+    assert!(
+        is_healed || fill || !is_valid,
+        "a valid file is not spoiled"
+    );
 }
 
-fn load(bytes: &[u8]) {
+/// Loads `bytes` and reads all of the index. Returns whether they are one.
+fn load(bytes: &[u8]) -> bool {
     let len = bytes.len() as u64;
     drop(format::read_origin(bytes, len));
     // The file's length differs from the expected one.
     drop(format::read(bytes, len + 1));
     let Ok(index) = format::read(bytes, len) else {
-        return;
+        return false;
     };
     // Rows in memory are as large as in the file.
     assert!(index.memory_bytes() <= bytes.len() * 2 + 4096);
     description(&index);
     apply_as_layer(&index);
+    true
 }
 
 /// Applies the tree as a layer over itself, which builds an index as well.
