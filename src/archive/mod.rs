@@ -18,7 +18,7 @@ use bytes::Bytes;
 
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
-use crate::index::{Index, Ino};
+use crate::index::Ino;
 use crate::source::Source;
 
 use open::background_scan::BackgroundScan;
@@ -83,41 +83,9 @@ impl Drop for Archive {
 }
 
 impl Archive {
-    /// Ends the scan, prefetch and all reads soon, including those that wait for memory. From now on reads
-    /// fail in all archives that [share](SharedResources) their memory.
-    pub fn close(&self) {
-        if let Some(background_scan) = &self.background_scan {
-            background_scan.cancel();
-        }
-        self.reader.close();
-        self.workers.discard_queue();
-    }
-
     /// Returns the tree as far as the scan has found it.
     pub fn index(&self) -> IndexGuard<'_> {
         self.reader.live_index.read()
-    }
-
-    /// Returns the tree once it is complete, for callers that keep it.
-    pub fn complete_index(&self) -> Option<Arc<Index>> {
-        self.reader.live_index.completed().cloned()
-    }
-
-    /// Whether the scan is over, if there was one. After that, no entry is added to the index.
-    pub fn is_scanned(&self) -> bool {
-        self.reader.live_index.is_scan_over()
-    }
-
-    /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
-    /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
-    pub fn on_available(&self, awaited: WaitFor, callback: Callback) {
-        self.reader.live_index.on_available(awaited, callback);
-    }
-
-    /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
-    /// It must not block. Only the first call has an effect.
-    pub fn watch(&self, watcher: Watcher) {
-        self.reader.live_index.watch(watcher);
     }
 
     /// Why the scan failed, if it did.
@@ -174,17 +142,6 @@ impl Archive {
         self.reader.span_cache.cached_bytes()
     }
 
-    /// Current memory use, by purpose.
-    pub fn memory_use(&self) -> MemoryUse {
-        MemoryUse {
-            budget_bytes: self.reader.memory_bytes,
-            spans_bytes: self.cached_bytes(),
-            reads_bytes: self.reader.budget.used_bytes(),
-            decoders_bytes: self.reader.broker.granted_bytes(),
-            index_bytes: self.index().memory_bytes() as u64,
-        }
-    }
-
     /// Starts to prefetch as `options` say. A second call has no effect.
     ///
     /// # Errors
@@ -193,20 +150,6 @@ impl Archive {
         let prefetcher = Prefetcher::start(Arc::clone(&self.reader), options)?;
         drop(self.prefetch.set(prefetcher));
         Ok(())
-    }
-
-    /// Reports a read of `len` bytes at `offset` of `ino` to prefetch. Never blocks.
-    pub fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        if let Some(prefetch) = self.prefetch.get() {
-            prefetch.note_read(ino, offset, len);
-        }
-    }
-
-    /// Reports a lookup of `ino` by name to prefetch. Never blocks.
-    pub fn note_lookup(&self, ino: Ino) {
-        if let Some(prefetch) = self.prefetch.get() {
-            prefetch.note_lookup(ino);
-        }
     }
 
     /// Whether prefetch has handled all reads reported to it. Pushes to the page cache may still be pending.
@@ -222,19 +165,6 @@ impl Archive {
     /// Recorded accesses and the number of reads, if more than `reads`; `None` also without recording.
     pub fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         self.prefetch.get()?.accesses_since(reads)
-    }
-
-    /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
-    pub fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
-        if let Some(prefetch) = self.prefetch.get() {
-            prefetch.set_page_cache(pages);
-        }
-    }
-
-    /// Reads up to `len` bytes at `offset` of `ino`, fewer only at the end of the file, without blocking.
-    /// Returns `None` if some byte is neither in a hole nor in memory.
-    pub fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        self.reader.try_read(ino, offset, len)
     }
 
     /// Reads as [`Archive::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the
@@ -262,13 +192,5 @@ impl Archive {
         // A worker never waits for the scan, because the next read in the queue may not need to.
         let callback = Callback::while_wanted(wanted, move || workers.submit(work));
         self.on_available(WaitFor::Plain(scan_end), callback);
-    }
-
-    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async runtime.
-    ///
-    /// # Errors
-    /// When the bytes are unavailable, or differ from the indexed ones.
-    pub fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
-        self.reader.read(ino, offset, len)
     }
 }

@@ -18,46 +18,50 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// As [`Archive::index`].
     fn index(&self) -> IndexGuard<'_>;
 
-    /// As [`Archive::complete_index`].
+    /// Returns the tree once it is complete, for callers that keep it.
     fn complete_index(&self) -> Option<Arc<Index>>;
 
-    /// As [`Archive::is_scanned`].
+    /// Whether the scan is over, if there was one. After that, no entry is added to the index.
     fn is_scanned(&self) -> bool;
 
-    /// As [`Archive::on_available`].
-    fn on_available(&self, awaited: WaitFor, then: Callback);
+    /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
+    /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
+    fn on_available(&self, awaited: WaitFor, callback: Callback);
 
-    /// As [`Archive::watch`].
+    /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
+    /// It must not block. Only the first call has an effect.
     fn watch(&self, _watcher: Watcher) {}
 
-    /// As [`Archive::try_read`].
+    /// Reads up to `len` bytes at `offset` of `ino`, fewer only at the end of the file, without blocking.
+    /// Returns `None` if some byte is neither in a hole nor in memory.
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
     /// As [`Archive::read`].
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply);
 
-    /// As [`Archive::read_blocking`].
+    /// Reads as [`Archive::read`] does, but blocks. Must not be called on a thread of the async runtime.
     ///
     /// # Errors
     /// When the bytes are unavailable, or differ from the indexed ones.
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError>;
 
-    /// As [`Archive::note_read`].
+    /// Reports a read of `len` bytes at `offset` of `ino` to prefetch. Never blocks.
     fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
 
-    /// As [`Archive::note_lookup`].
+    /// Reports a lookup of `ino` by name to prefetch. Never blocks.
     fn note_lookup(&self, _ino: Ino) {}
 
-    /// As [`Archive::set_page_cache`].
+    /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
     fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
 
     /// The archives that form the tree, from the bottom.
     fn archives(&self) -> Vec<&Archive>;
 
-    /// As [`Archive::memory_use`], for all archives together.
+    /// Current memory use of all archives together, by purpose.
     fn memory_use(&self) -> MemoryUse;
 
-    /// As [`Archive::close`].
+    /// Ends the scan, prefetch and all reads soon, including those that wait for memory. From now on reads
+    /// fail in all archives that [share](SharedResources) their memory.
     fn close(&self) {}
 }
 
@@ -67,23 +71,23 @@ impl Volume for Archive {
     }
 
     fn complete_index(&self) -> Option<Arc<Index>> {
-        Self::complete_index(self)
+        self.reader.live_index.completed().cloned()
     }
 
     fn is_scanned(&self) -> bool {
-        Self::is_scanned(self)
+        self.reader.live_index.is_scan_over()
     }
 
-    fn on_available(&self, awaited: WaitFor, then: Callback) {
-        Self::on_available(self, awaited, then);
+    fn on_available(&self, awaited: WaitFor, callback: Callback) {
+        self.reader.live_index.on_available(awaited, callback);
     }
 
     fn watch(&self, watcher: Watcher) {
-        Self::watch(self, watcher);
+        self.reader.live_index.watch(watcher);
     }
 
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
-        Self::try_read(self, ino, offset, len)
+        self.reader.try_read(ino, offset, len)
     }
 
     fn read(&self, ino: Ino, offset: u64, len: u32, wanted: IsWanted, done: ReadReply) {
@@ -91,19 +95,25 @@ impl Volume for Archive {
     }
 
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
-        Self::read_blocking(self, ino, offset, len)
+        self.reader.read(ino, offset, len)
     }
 
     fn note_read(&self, ino: Ino, offset: u64, len: u32) {
-        Self::note_read(self, ino, offset, len);
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.note_read(ino, offset, len);
+        }
     }
 
     fn note_lookup(&self, ino: Ino) {
-        Self::note_lookup(self, ino);
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.note_lookup(ino);
+        }
     }
 
-    fn set_page_cache(&self, page_cache: Arc<dyn PageCache>) {
-        Self::set_page_cache(self, page_cache);
+    fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+        if let Some(prefetch) = self.prefetch.get() {
+            prefetch.set_page_cache(pages);
+        }
     }
 
     fn archives(&self) -> Vec<&Archive> {
@@ -111,10 +121,20 @@ impl Volume for Archive {
     }
 
     fn memory_use(&self) -> MemoryUse {
-        Self::memory_use(self)
+        MemoryUse {
+            budget_bytes: self.reader.memory_bytes,
+            spans_bytes: self.cached_bytes(),
+            reads_bytes: self.reader.budget.used_bytes(),
+            decoders_bytes: self.reader.broker.granted_bytes(),
+            index_bytes: self.index().memory_bytes() as u64,
+        }
     }
 
     fn close(&self) {
-        Self::close(self);
+        if let Some(background_scan) = &self.background_scan {
+            background_scan.cancel();
+        }
+        self.reader.close();
+        self.workers.discard_queue();
     }
 }

@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 use super::LayeredArchive;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
-use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources};
+use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources, Volume};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tarfs::archive::scan::{self, ScanError, Sink};
-use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, ReadError};
+use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, ReadError, Volume};
 use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
 use tarfs::fetch;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use flate2::write::GzEncoder;
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tarfs::archive::{
-    Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, scan,
+    Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, Volume, scan,
 };
 use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::base::free_list::FreeList;

@@ -7,7 +7,7 @@ use crate::support::http::Resource;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
-use tarfs::archive::scan;
+use tarfs::archive::{Volume, scan};
 use tarfs::base::stats::Stats;
 use tarfs::index::{Index, Ino, Kind};
 

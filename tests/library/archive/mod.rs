@@ -20,7 +20,7 @@ mod windows;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, ReadError};
+use tarfs::archive::{Archive, ReadError, Volume};
 use tarfs::base::archive_path::ArchivePath;
 use tarfs::index::Ino;
 

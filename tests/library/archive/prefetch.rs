@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tarfs::archive::{
     AccessedRange, Archive, DiskCacheMode, OpenOptions, PageCache, PrefetchMode, PrefetchOptions,
-    PrefetchState,
+    PrefetchState, Volume,
 };
 use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino};

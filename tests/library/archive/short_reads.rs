@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
-use tarfs::archive::{Archive, PrefetchOptions};
+use tarfs::archive::{Archive, PrefetchOptions, Volume};
 use tarfs::base::stats::Stats;
 use tarfs::source;
 

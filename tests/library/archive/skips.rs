@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, scan::Digest};
+use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, Volume, scan::Digest};
 use tarfs::base::extent::{Extent, Packed};
 use tarfs::index::{Index, Ino};
 

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
-use tarfs::archive::{Archive, scan};
+use tarfs::archive::{Archive, Volume, scan};
 use tarfs::base::extent::{Extent, Plain};
 
 use super::{PATH, TestEnv, assert_file, ino, large_lz4, packed};

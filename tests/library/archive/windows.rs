@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tarfs::archive::{
     Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, ReadError,
+    Volume,
 };
 use tarfs::base::extent::{Extent, Plain};
 

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
-use tarfs::archive::Archive;
+use tarfs::archive::{Archive, Volume};
 use tarfs::index::{Entry, Ino, Kind};
 use tarfs::list::walk;
 use xxhash_rust::xxh3::xxh3_64;
