@@ -114,61 +114,50 @@ const HINT_RAISE_MAX_UNPACKED_SIZE: &str =
 impl Error {
     /// Advice for the user, if there is any.
     pub fn hint(&self) -> Option<Cow<'static, str>> {
-        if let Self::Codec(error) = self
-            && let codec::Cause::MemoryLimit { needed_bytes, .. } = error.cause
-        {
-            let mebibytes = memory_for_state(needed_bytes).div_ceil(1 << 20);
-            return Some(Cow::from(format!("allow it with --memory {mebibytes}MiB")));
-        }
-        if let Self::Source(error) = self
-            && !self.is_truncation()
-        {
-            return error.cause.hint();
-        }
-        if let Self::Encrypted(encryption) = self {
-            let command = encryption.decrypt_command();
-            return Some(Cow::from(format!(
-                "decrypt it with `{command}` to a file and name that, or pipe the output of \
-                 `{command}` to `tarfs materialize -`"
-            )));
-        }
-        self.static_hint().map(Cow::from)
-    }
-
-    fn static_hint(&self) -> Option<&'static str> {
-        match self {
-            // Truncation. Other causes of the source have their own hints.
-            Self::Source(_) => Some(HINT_TRUNCATED),
+        let hint = match self {
+            Self::Source(error) if !self.is_truncation() => return error.cause.hint(),
+            Self::Source(_) => HINT_TRUNCATED,
             Self::Codec(error) => match error.cause {
-                codec::Cause::Truncated => Some(HINT_TRUNCATED),
-                codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => Some(HINT_DAMAGED),
-                codec::Cause::Unsupported(_) => Some(HINT_REPACK),
-                codec::Cause::MemoryLimit { .. } | codec::Cause::Cancelled => None,
+                codec::Cause::Truncated => HINT_TRUNCATED,
+                codec::Cause::Malformed(_) | codec::Cause::Checksum { .. } => HINT_DAMAGED,
+                codec::Cause::Unsupported(_) => HINT_REPACK,
+                codec::Cause::MemoryLimit { needed_bytes, .. } => {
+                    let mebibytes = memory_for_state(needed_bytes).div_ceil(1 << 20);
+                    return Some(format!("allow it with --memory {mebibytes}MiB").into());
+                }
+                codec::Cause::Cancelled => return None,
             },
             Self::Tar(error) => match error.cause {
-                tar::Cause::Truncated(_) => Some(HINT_TRUNCATED),
-                tar::Cause::NotTar => Some(HINT_CHECK_SOURCE),
+                tar::Cause::Truncated(_) => HINT_TRUNCATED,
+                tar::Cause::NotTar => HINT_CHECK_SOURCE,
                 tar::Cause::LimitExceeded {
                     which: tar::Limit::MetadataBytes,
                     ..
-                } => Some(HINT_RAISE_MEMORY),
-                tar::Cause::LimitExceeded { .. } => Some(HINT_FIXED_LIMIT),
-                tar::Cause::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
+                } => HINT_RAISE_MEMORY,
+                tar::Cause::LimitExceeded { .. } => HINT_FIXED_LIMIT,
+                tar::Cause::TooManyEntries { .. } => HINT_RAISE_MAX_ENTRIES,
                 tar::Cause::TooLarge { .. } | tar::Cause::TooLong { .. } => {
-                    Some(HINT_RAISE_MAX_UNPACKED_SIZE)
+                    HINT_RAISE_MAX_UNPACKED_SIZE
                 }
             },
-            Self::NotAnArchive | Self::WebPage | Self::Empty => Some(HINT_CHECK_SOURCE),
-            Self::TooManyEntries { .. } => Some(HINT_RAISE_MAX_ENTRIES),
-            Self::TooMuchMemory(_) => Some(HINT_RAISE_INDEX_MEMORY),
-            Self::EndlessZeros => Some(HINT_SAVE_TO_FILE),
-            Self::UnsupportedFormat(_) => Some(HINT_REPACK),
-            Self::DigestMismatch { .. } | Self::PlainDigestMismatch { .. } => {
-                Some(HINT_DIGEST_MISMATCH)
+            Self::NotAnArchive | Self::WebPage | Self::Empty => HINT_CHECK_SOURCE,
+            Self::TooManyEntries { .. } => HINT_RAISE_MAX_ENTRIES,
+            Self::TooMuchMemory(_) => HINT_RAISE_INDEX_MEMORY,
+            Self::EndlessZeros => HINT_SAVE_TO_FILE,
+            Self::UnsupportedFormat(_) => HINT_REPACK,
+            Self::Encrypted(encryption) => {
+                let command = encryption.decrypt_command();
+                let hint = format!(
+                    "decrypt it with `{command}` to a file and name that, or pipe the output of \
+                     `{command}` to `tarfs materialize -`"
+                );
+                return Some(hint.into());
             }
-            Self::BlockMismatch { .. } => Some(HINT_REPLACED),
-            Self::Encrypted(_) | Self::Interrupted => None,
-        }
+            Self::DigestMismatch { .. } | Self::PlainDigestMismatch { .. } => HINT_DIGEST_MISMATCH,
+            Self::BlockMismatch { .. } => HINT_REPLACED,
+            Self::Interrupted => return None,
+        };
+        Some(hint.into())
     }
 
     /// Whether the archive ends too early, so that the bytes before are good.
