@@ -75,6 +75,7 @@ pub enum WaitFor {
 }
 
 /// An index, complete or under construction.
+#[derive(Default)]
 pub(super) struct LiveIndex {
     complete: OnceLock<Arc<Index>>,
     /// Builder of the index; `None` once complete.
@@ -146,23 +147,18 @@ impl LiveIndex {
     pub(super) fn complete(index: Index) -> Self {
         Self {
             complete: OnceLock::from(Arc::new(index)),
-            growing: RwLock::new(None),
             waiters: Mutex::new(Waiters {
                 is_scan_over: true,
                 ..Waiters::default()
             }),
-            waiter_count: AtomicUsize::new(0),
-            watcher: OnceLock::new(),
+            ..Self::default()
         }
     }
 
     pub(super) fn growing(builder: Builder) -> Self {
         Self {
-            complete: OnceLock::new(),
             growing: RwLock::new(Some(builder)),
-            waiters: Mutex::default(),
-            waiter_count: AtomicUsize::new(0),
-            watcher: OnceLock::new(),
+            ..Self::default()
         }
     }
 

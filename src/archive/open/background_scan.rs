@@ -1,8 +1,8 @@
 //! The background scan, which builds the index of an archive.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::{io, mem};
 
 use super::opener::{Opener, disk_cache_name, hold_index};
 use crate::archive::error::{Error, OpenError};
@@ -29,14 +29,8 @@ pub(crate) struct BackgroundScan {
 #[derive(Debug, Default)]
 struct Shared {
     is_cancelled: AtomicBool,
-    outcome: Mutex<Outcome>,
-}
-
-/// Results of the scan, in addition to the index.
-#[derive(Debug, Default)]
-struct Outcome {
-    notes: Vec<String>,
-    failure: Option<Arc<OpenError>>,
+    notes: Mutex<Vec<String>>,
+    failure: Mutex<Option<Arc<OpenError>>>,
 }
 
 impl BackgroundScan {
@@ -53,8 +47,6 @@ impl BackgroundScan {
             shared: Arc::clone(&shared),
         };
         let thread = Thread::spawn("tarfs-index", move || {
-            // Runs even after a panic, so that no waiter waits for ever.
-            let _end = EndOnDrop(&scan_thread);
             if let Err(error) = scan_thread.run(disk_cache_writer) {
                 scan_thread.set_failure(error);
             }
@@ -66,16 +58,16 @@ impl BackgroundScan {
     }
 
     pub(crate) fn notes(&self) -> Vec<String> {
-        self.shared.outcome.lock().notes.clone()
+        self.shared.notes.lock().clone()
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<OpenError>> {
-        self.shared.outcome.lock().failure.clone()
+        self.shared.failure.lock().clone()
     }
 
     /// Takes the failure, for its only reader.
     pub(crate) fn take_failure(&self) -> Option<OpenError> {
-        let failure = mem::take(&mut self.shared.outcome.lock().failure);
+        let failure = self.shared.failure.lock().take();
         failure.and_then(Arc::into_inner)
     }
 
@@ -90,29 +82,26 @@ impl Drop for BackgroundScan {
     }
 }
 
-/// Ends the live index's scan when dropped, which wakes all waiters.
-struct EndOnDrop<'a>(&'a ScanThread);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0
-                .set_failure(Some(self.0.opener.archive_error(Error::Interrupted, None)));
-        }
-        self.0.reader.live_index.end_scan();
-    }
-}
-
 struct ScanThread {
     opener: Opener,
     reader: Arc<Reader>,
     shared: Arc<Shared>,
 }
 
+impl Drop for ScanThread {
+    /// Ends the live index's scan, even after a panic, so that no waiter waits for ever.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.set_failure(Some(self.opener.archive_error(Error::Interrupted, None)));
+        }
+        self.reader.live_index.end_scan();
+    }
+}
+
 impl ScanThread {
     /// Stores the reason of a failure; `None` if the scan was cancelled.
     fn set_failure(&self, error: Option<OpenError>) {
-        self.shared.outcome.lock().failure = error.map(Arc::new);
+        *self.shared.failure.lock() = error.map(Arc::new);
     }
 
     /// Scans, completes the index and saves it. `None` as an error means that the scan was cancelled.
@@ -157,7 +146,7 @@ impl ScanThread {
                 }
             }
         }
-        self.shared.outcome.lock().notes = notes;
+        *self.shared.notes.lock() = notes;
         published.map_err(Some)
     }
 

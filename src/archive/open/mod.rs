@@ -99,10 +99,7 @@ impl Archive {
         };
         let opener = Opener {
             locator: locator(&*source, options),
-            store: options
-                .cache_dir
-                .as_ref()
-                .map(|directory| Store::new(directory)),
+            store: options.cache_dir.as_deref().map(Store::new),
             source,
             options: options.clone(),
             network: network.clone(),
