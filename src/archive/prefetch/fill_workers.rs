@@ -79,7 +79,7 @@ impl FillWorkers {
                 for batch in reader.batches(now.iter().copied(), from, counts.as_deref()) {
                     if let Some((rate, since)) = rate {
                         let mut rate = rate.lock();
-                        rate.spend(since.elapsed(), batch.packed_bytes());
+                        rate.spend(since.elapsed(), batch.packed.len());
                     }
                     let Ok(reserved) = reader.reserve_batch(&batch, 2) else {
                         return;
@@ -90,10 +90,8 @@ impl FillWorkers {
                                 .stats
                                 .prefetched_packed_bytes
                                 .add(packed.len() as u64);
-                            let pending_job = Arc::clone(&pending_job);
-                            let done = move || drop(pending_job);
-                            let filled = counts.as_ref();
-                            batch.decode(&reader, &packed, reserved, &decoders, filled, done);
+                            let (filled, job) = (counts.as_ref(), Arc::clone(&pending_job));
+                            batch.decode(&reader, &packed, reserved, &decoders, filled, job);
                         }
                         Err(error) => tracing::debug!(%error, "cannot prefetch"),
                     }
@@ -121,13 +119,8 @@ fn wait_for_rate(reader: &Reader, rate: Option<&(Mutex<RateLimit>, Instant)>) ->
 
 /// Waits until the disk cache accepts more; returns false if the archive is closed.
 fn wait_for_disk(reader: &Reader) -> bool {
-    let is_busy = || {
-        reader
-            .disk_cache
-            .as_ref()
-            .is_some_and(|disk_cache| disk_cache.is_busy())
-    };
-    while is_busy() {
+    let disk_cache = reader.disk_cache.as_ref();
+    while disk_cache.is_some_and(|disk_cache| disk_cache.is_busy()) {
         if !reader.read_priority.pause(DISK_POLL_INTERVAL) {
             return false;
         }

@@ -102,7 +102,8 @@ impl ScanPusher {
         let is_over = reader.live_index.is_scan_over();
         let batch = {
             let index = reader.live_index.read();
-            if is_local_and_uncompressed(reader, &index) {
+            // Any reader of a local uncompressed archive is as fast as the scan.
+            if index.origin().compression == Compression::None && !reader.source.is_remote() {
                 return PushProgress::Done;
             }
             self.collect_batch(&index, pages)
@@ -215,9 +216,4 @@ fn file_extent(entry: Entry<'_>) -> Option<(Plain, u64)> {
     let file = FileRead::new(entry, 0, entry.size())?.file;
     // A sparse file must be assembled by a read.
     (file.len() == entry.size()).then(|| (file.start(), entry.size()))
-}
-
-/// Whether the archive is local and uncompressed, so that any reader is as fast as the scan.
-fn is_local_and_uncompressed(reader: &Reader, index: &Index) -> bool {
-    index.origin().compression == Compression::None && !reader.source.is_remote()
 }

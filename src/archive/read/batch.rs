@@ -28,7 +28,7 @@ const MAX_REQUEST_SPANS: usize = 8;
 /// Neighbouring spans that one request fetches.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    packed: Extent<Packed>,
+    pub(crate) packed: Extent<Packed>,
     /// Ranges that decode independently.
     ranges: Vec<SpanRange>,
 }
@@ -136,7 +136,7 @@ impl Reader {
                 let extent = Extent::with_len(start, batch.packed.len());
                 return Err(self.read_error_at(extent, error));
             };
-            Err(self.read_error(&self.indexed_span(first)?, error))
+            Err(self.read_error_at(self.indexed_span(first)?.plain, error))
         })
     }
 
@@ -193,7 +193,7 @@ impl Reader {
             } else {
                 let seek_point = span.seek_point.as_ref().ok_or(ReadError::Index)?;
                 let decoder = self.resume_decoder(seek_point);
-                let decoder = decoder.map_err(|error| self.read_error(&span, error))?;
+                let decoder = decoder.map_err(|error| self.read_error_at(span.plain, error))?;
                 filled.insert((decoder, PackedBytes::Fetched(packed.take())))
             };
             let bytes = self.decode_next(&span, decoder, packed)?;
@@ -233,10 +233,6 @@ fn count_span(spans: Option<&AtomicU64>) {
 }
 
 impl Batch {
-    pub(crate) fn packed_bytes(&self) -> u64 {
-        self.packed.len()
-    }
-
     fn span_count(&self) -> usize {
         let counts = self.ranges.iter();
         counts.map(|range| range.claims.len().max(1)).sum()
@@ -253,7 +249,7 @@ impl Batch {
         is_next && self.span_count() < MAX_REQUEST_SPANS
     }
 
-    /// Decodes on `workers`. `filled` counts filled spans. `done` runs after the last one, filled or failed.
+    /// Decodes on `workers`. `filled` counts filled spans. `job` is dropped after the last one, filled or failed.
     pub(crate) fn decode(
         self,
         reader: &Arc<Reader>,
@@ -261,13 +257,10 @@ impl Batch {
         reserved: Reservation,
         workers: &ThreadPool,
         filled: Option<&Arc<AtomicU64>>,
-        done: impl FnOnce() + Send + Sync + 'static,
+        job: impl Send + Sync + 'static,
     ) {
         let start = self.packed.start();
-        let last = Arc::new(BatchGuard {
-            _reserved: reserved,
-            done: Some(Box::new(done)),
-        });
+        let last = Arc::new((job, reserved));
         for range in self.ranges {
             let from = range.packed.start().0 - start.0;
             let until = range.packed.end().0 - start.0;
@@ -287,20 +280,6 @@ impl Batch {
                 }
                 drop(last);
             });
-        }
-    }
-}
-
-/// Runs `done` and releases memory after the last range of a batch.
-struct BatchGuard {
-    _reserved: Reservation,
-    done: Option<Box<dyn FnOnce() + Send + Sync>>,
-}
-
-impl Drop for BatchGuard {
-    fn drop(&mut self) {
-        if let Some(done) = self.done.take() {
-            done();
         }
     }
 }

@@ -24,7 +24,7 @@ impl Reader {
         let extent =
             Extent::new(seek_point.packed, self.packed_end(span.number)).ok_or(ReadError::Index)?;
         let request = self.request(extent)?;
-        let read_error = |error: Error| self.read_error(span, error);
+        let read_error = |error: Error| self.read_error_at(span.plain, error);
         // Reserves everything at once, so that a running decoder never waits for another one.
         let needed_bytes = request.buffer_bytes()
             + codec::read_pool_bytes(self.compression())
@@ -72,11 +72,11 @@ impl Reader {
     ) -> Result<Bytes, ReadError> {
         let len = span_len(span)?;
         if self.is_closed.load(Ordering::Relaxed) {
-            return Err(self.read_error(span, Error::Interrupted));
+            return Err(self.read_error_at(span.plain, Error::Interrupted));
         }
         let bytes = decoder
             .take_bytes(&self.free_list, span.plain.start(), len, packed)
-            .map_err(|error| self.read_error(span, error))?;
+            .map_err(|error| self.read_error_at(span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
         let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
@@ -100,12 +100,7 @@ impl Reader {
         request.is_some_and(|request| request.blocks.are_all_digested())
     }
 
-    /// Converts `error` for a reader of `span`, and counts damage.
-    pub(super) fn read_error(&self, span: &Span, error: Error) -> ReadError {
-        self.read_error_at(span.plain, error)
-    }
-
-    /// As [`Reader::read_error`], for a reader of the plain bytes `extent`.
+    /// Converts `error` for a reader of the plain bytes `extent`, and counts damage.
     pub(super) fn read_error_at(&self, extent: Extent<Plain>, error: Error) -> ReadError {
         let error = Arc::new(error);
         match &*error {
