@@ -52,12 +52,6 @@ pub(crate) enum IndexSinkError {
     },
 }
 
-impl From<TooMuchMemory> for IndexSinkError {
-    fn from(error: TooMuchMemory) -> Self {
-        Self::Memory(error)
-    }
-}
-
 impl Sink for IndexSink<'_> {
     type Error = IndexSinkError;
 
@@ -75,7 +69,7 @@ impl Sink for IndexSink<'_> {
             let placed = builder.add_member(&member);
             builder.check_memory().map(|()| placed)
         });
-        match placed.transpose()? {
+        match placed.transpose().map_err(IndexSinkError::Memory)? {
             Some(Err(MemberError::TooManyEntries)) => Err(IndexSinkError::TooManyEntries {
                 name: member.name,
                 at: member.header,
@@ -99,7 +93,7 @@ impl Sink for IndexSink<'_> {
         if self.is_cancelled.load(Ordering::Relaxed) {
             return Err(IndexSinkError::Cancelled);
         }
-        Ok(self.memory_check?)
+        self.memory_check.map_err(IndexSinkError::Memory)
     }
 
     fn damage(&mut self, offset: Plain, text: &str) {

@@ -18,8 +18,10 @@ const MAX_FINDINGS: usize = 100;
 /// Result of a scan that only verifies an archive.
 #[derive(Debug, Default)]
 pub struct VerifySink {
-    compression: Option<Compression>,
-    members: u64,
+    /// Packed format, once it is detected.
+    pub compression: Option<Compression>,
+    /// Number of members found so far.
+    pub members: u64,
     warnings: Findings,
     comparison: Option<IndexComparison>,
 }
@@ -59,12 +61,7 @@ struct IndexComparison {
 }
 
 impl VerifySink {
-    /// Verifies an archive by itself.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Verifies as [`VerifySink::new`] does, and compares each span with its hash in `index`. The scan needs
+    /// Verifies an archive, and compares each span with its hash in `index`. The scan needs
     /// [`spans`](crate::archive::scan::Options::spans), and must not skip payloads.
     pub fn with_index(index: Arc<Index>) -> Self {
         Self {
@@ -77,16 +74,6 @@ impl VerifySink {
             }),
             ..Self::default()
         }
-    }
-
-    /// Packed format, once it is detected.
-    pub fn compression(&self) -> Option<Compression> {
-        self.compression
-    }
-
-    /// Number of members found so far.
-    pub fn members(&self) -> u64 {
-        self.members
     }
 
     /// Oddities without data loss.

@@ -232,7 +232,7 @@ fn verify(
         spans: index.is_some(),
         ..scan_options.clone()
     };
-    let check = index.map_or_else(VerifySink::new, |index| {
+    let check = index.map_or_else(VerifySink::default, |index| {
         VerifySink::with_index(Arc::new(index))
     });
     let mut sink = VerifyAndIndexSink {
@@ -252,10 +252,10 @@ fn verify(
     let mut report = Report {
         source: source.location().to_owned(),
         is_good: false,
-        format: check.compression().map(|format| format.to_string()),
+        format: check.compression.map(|format| format.to_string()),
         packed_bytes: None,
         plain_bytes: None,
-        members: check.members(),
+        members: check.members,
         sha256: None,
         problems: Vec::new(),
         warnings: check.warnings(),
