@@ -130,32 +130,22 @@ fn find_links<'a>(
         if directory.0 != link.parent {
             directory = (link.parent, index.path(link.parent).unwrap_or_default());
         }
-        note_missing_target(layers, number, &directory.1, link.name, target);
+        let mut names = directory.1.components().chain([link.name]);
+        if names.any(|name| layers.whiteouts.is_reserved_name(name)) {
+            continue;
+        }
+        layers.missing_count += 1;
+        if layers.missing.len() < Options::default().max_problems {
+            let what = match target {
+                Target::TooMuchWork => TOO_MUCH_WORK,
+                _ => MISSING_TARGET,
+            };
+            let problem = problem_at(directory.1.clone(), link.name, what);
+            layers.missing.push((number as usize, problem));
+        }
     }
     layers.links.push(found);
     Ok(())
-}
-
-fn note_missing_target(
-    layers: &mut Layers<'_>,
-    number: u32,
-    directory: &ArchivePath,
-    name: &[u8],
-    target: Target,
-) {
-    let mut names = directory.components().chain([name]);
-    if names.any(|name| layers.whiteouts.is_reserved_name(name)) {
-        return;
-    }
-    layers.missing_count += 1;
-    if layers.missing.len() < Options::default().max_problems {
-        let what = match target {
-            Target::TooMuchWork => TOO_MUCH_WORK,
-            _ => MISSING_TARGET,
-        };
-        let problem = problem_at(directory.clone(), name, what);
-        layers.missing.push((number as usize, problem));
-    }
 }
 
 /// Finds the targets of `links` of layer `number`, sorted by directory and name. Searches the layers below
