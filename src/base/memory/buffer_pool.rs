@@ -22,7 +22,7 @@ pub use super::reclaim::Closed;
 pub struct BufferPool {
     shared: Arc<Shared>,
     /// Bytes reserved in advance, which its buffers use first.
-    preallocated: Option<Arc<Preallocation>>,
+    preallocated: Option<Arc<Mutex<Reservation>>>,
 }
 
 struct Shared {
@@ -119,16 +119,11 @@ impl BufferPool {
 
     /// Reserves `bytes`, waiting for them, and returns a pool of them that allocates without waiting. Unused
     /// bytes return when the last clone is dropped. Bytes beyond them are counted, but do not wait.
-    ///
-    /// # Errors
-    /// As [`BufferPool::acquire`].
-    pub fn preallocate(&self, bytes: u64) -> Result<Self, Closed> {
+    pub(crate) fn preallocate(&self, bytes: u64) -> Result<Self, Closed> {
         let reserved = self.reserve(bytes)?;
         Ok(Self {
             shared: Arc::clone(&self.shared),
-            preallocated: Some(Arc::new(Preallocation {
-                left: Mutex::new(reserved),
-            })),
+            preallocated: Some(Arc::new(Mutex::new(reserved))),
         })
     }
 
@@ -144,10 +139,11 @@ impl BufferPool {
     }
 
     /// As [`BufferPool::acquire`] and [`BufferPool::reserve`] together, with one wait for both.
-    ///
-    /// # Errors
-    /// As [`BufferPool::acquire`].
-    pub fn acquire_with(&self, len: usize, bytes: u64) -> Result<(Buffer, Reservation), Closed> {
+    pub(crate) fn acquire_with(
+        &self,
+        len: usize,
+        bytes: u64,
+    ) -> Result<(Buffer, Reservation), Closed> {
         let mut state = self.wait_for((len as u64).saturating_add(bytes))?;
         let reserved = self.reserve_now(&mut state, bytes);
         Ok((self.allocate(state, len), reserved))
@@ -198,18 +194,35 @@ impl BufferPool {
     }
 
     fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
-        match self.preallocated {
-            None => self.shared.wait_for(bytes),
-            Some(_) => Ok(self.shared.state.lock()),
+        let mut state = self.shared.state.lock();
+        while self.preallocated.is_none() {
+            if state.is_closed {
+                return Err(Closed);
+            }
+            if self.shared.can_acquire(&state, bytes) {
+                break;
+            }
+            state = self.shared.released.wait(state);
+        }
+        Ok(state)
+    }
+
+    /// Counts `bytes`, and uses preallocated ones first.
+    fn charge(&self, state: &mut State, bytes: u64) {
+        state.used += bytes;
+        state.peak = state.peak.max(state.used);
+        state.evict_idle(self.shared.budget);
+        if let Some(preallocated) = &self.preallocated {
+            let mut left = preallocated.lock();
+            let used = left.bytes.min(bytes);
+            left.bytes -= used;
+            state.used -= used;
         }
     }
 
-    /// Counts `bytes` for which there is room.
+    /// Reserves `bytes` for which there is room.
     fn reserve_now(&self, state: &mut State, bytes: u64) -> Reservation {
-        state.charge(bytes, self.shared.budget);
-        if let Some(preallocated) = &self.preallocated {
-            state.used -= preallocated.consume(bytes);
-        }
+        self.charge(state, bytes);
         Reservation {
             bytes,
             shared: Arc::clone(&self.shared),
@@ -230,11 +243,8 @@ impl BufferPool {
         let capacity = reused.as_ref().map_or(0, usable_len);
         state.idle -= capacity as u64;
         let charge = len.max(capacity) as u64;
-        state.charge(charge, self.shared.budget);
+        self.charge(&mut state, charge);
         state.buffers += 1;
-        if let Some(preallocated) = &self.preallocated {
-            state.used -= preallocated.consume(charge);
-        }
         drop(state);
         let mut bytes = reused.unwrap_or_else(|| self.shared.allocate_memory(len));
         let start = aligned_start(&bytes);
@@ -317,17 +327,6 @@ impl Shared {
         state.used == 0 || (used <= self.budget - state.reclaimed && !is_over_soft_limit)
     }
 
-    fn wait_for(&self, bytes: u64) -> Result<MutexGuard<'_, State>, Closed> {
-        let mut state = self.state.lock();
-        while !state.is_closed {
-            if self.can_acquire(&state, bytes) {
-                return Ok(state);
-            }
-            state = self.released.wait(state);
-        }
-        Err(Closed)
-    }
-
     fn wake_waiters(&self, mut state: MutexGuard<'_, State>) {
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
@@ -348,12 +347,6 @@ impl Drop for Shared {
 }
 
 impl State {
-    fn charge(&mut self, bytes: u64, budget: u64) {
-        self.used += bytes;
-        self.peak = self.peak.max(self.used);
-        self.evict_idle(budget);
-    }
-
     fn evict_idle(&mut self, budget: u64) {
         while self.used + self.idle > budget - self.reclaimed {
             let Some(oldest) = self.free.pop_front() else {
@@ -361,19 +354,6 @@ impl State {
             };
             self.idle -= usable_len(&oldest) as u64;
         }
-    }
-}
-
-struct Preallocation {
-    left: Mutex<Reservation>,
-}
-
-impl Preallocation {
-    fn consume(&self, bytes: u64) -> u64 {
-        let mut left = self.left.lock();
-        let used = left.bytes.min(bytes);
-        left.bytes -= used;
-        used
     }
 }
 

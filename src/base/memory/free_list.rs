@@ -76,15 +76,6 @@ impl FreeList {
         }
     }
 
-    #[cfg(test)]
-    fn idle_bytes(&self) -> u64 {
-        self.idle
-            .lock()
-            .iter()
-            .map(|bytes| bytes.len() as u64)
-            .sum()
-    }
-
     pub(super) fn pop_fitting(&self, len: usize) -> Option<Vec<u8>> {
         let mut idle = self.idle.lock();
         let fits =
@@ -240,6 +231,13 @@ mod tests {
     use crate::base::memory::buffer_pool::BufferPool;
 
     const MIB: usize = 1 << 20;
+
+    impl FreeList {
+        fn idle_bytes(&self) -> u64 {
+            let idle = self.idle.lock();
+            idle.iter().map(|bytes| bytes.len() as u64).sum()
+        }
+    }
 
     #[test]
     fn dropped_memory_is_reused_for_similar_lengths() {
