@@ -23,17 +23,14 @@ const MAX_RANDOM_LEN: usize = 128 << 10;
 
 /// Second descriptor of a file for short reads, opened on first use.
 #[derive(Debug, Default)]
-pub struct RandomReads {
+pub(crate) struct RandomReads {
     /// Opened separately, because fadvise(2) applies to a descriptor. `None` if that failed.
     file: OnceLock<Option<File>>,
 }
 
 impl RandomReads {
     /// Fills `bytes` from `offset` of `file`, the same at each call. `None` if [`Wait::Never`] forbids it.
-    ///
-    /// # Errors
-    /// As [`FileExt::read_exact_at`].
-    pub fn read(
+    pub(crate) fn read(
         &self,
         file: &File,
         bytes: &mut [u8],

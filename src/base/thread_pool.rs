@@ -14,17 +14,14 @@ type Job = Box<dyn FnOnce() + Send>;
 ///
 /// The queue is unbounded, because decoders bound their pieces, and the kernel a mount's requests.
 #[derive(Debug)]
-pub struct ThreadPool {
+pub(crate) struct ThreadPool {
     queue: Arc<Queue>,
     threads: Vec<Thread<()>>,
 }
 
 impl ThreadPool {
     /// Starts `count` threads called `name`.
-    ///
-    /// # Errors
-    /// If the system cannot create a thread.
-    pub fn start(name: &str, count: usize) -> io::Result<Self> {
+    pub(crate) fn start(name: &str, count: usize) -> io::Result<Self> {
         let mut workers = Self {
             queue: Arc::default(),
             threads: Vec::new(),
@@ -38,7 +35,7 @@ impl ThreadPool {
     }
 
     /// Queues `work` without waiting.
-    pub fn submit(&self, work: impl FnOnce() + Send + 'static) {
+    pub(crate) fn submit(&self, work: impl FnOnce() + Send + 'static) {
         let mut state = self.queue.state.lock();
         if !state.is_discarded {
             state.work.push_back(Box::new(work));
@@ -48,7 +45,7 @@ impl ThreadPool {
     }
 
     /// Drops queued and later jobs. Running jobs finish.
-    pub fn discard_queue(&self) {
+    pub(crate) fn discard_queue(&self) {
         let mut state = self.queue.state.lock();
         state.is_discarded = true;
         let work = std::mem::take(&mut state.work);

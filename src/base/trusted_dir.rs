@@ -3,7 +3,6 @@
 //! Cached data is partly trusted, so no other user may replace a name by a link or file. Each directory is
 //! opened before it is checked, and the last step to a file never follows a link.
 
-use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,27 +18,18 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use super::resolve::MAX_LINKS;
 use super::time::{nanoseconds, system_time};
-
-/// Maximum number of consecutive links, as in the kernel.
-const MAX_LINKS: usize = 40;
 
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reason why a file or directory is rejected.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{} {why}", .path.display())]
 pub struct PermissionProblem {
     path: PathBuf,
     why: &'static str,
 }
-
-impl fmt::Display for PermissionProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.path.display(), self.why)
-    }
-}
-
-impl std::error::Error for PermissionProblem {}
 
 impl PermissionProblem {
     fn error(path: PathBuf, why: &'static str) -> io::Error {
@@ -61,11 +51,9 @@ pub struct TrustedDir {
 }
 
 impl TrustedDir {
-    /// Opens the directory at `path`. A last component that is a link must belong to this user or root.
-    ///
-    /// # Errors
-    /// If it is missing or not a directory. [`PermissionProblem`] if another user owns it or can write to it.
-    pub fn open(path: &Path) -> io::Result<Self> {
+    /// Opens the directory at `path`. A last component that is a link must belong to this user or root. Fails
+    /// with a [`PermissionProblem`] if another user owns the directory or can write to it.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
         // Drops a trailing slash, which would make the kernel follow a link.
         let named: PathBuf = path.components().collect();
         let mut path = named.clone();
@@ -104,19 +92,13 @@ impl TrustedDir {
     }
 
     /// Opens the subdirectory `name`, which must not be a link.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_dir(&self, name: &str) -> io::Result<Self> {
+    pub(crate) fn open_dir(&self, name: &str) -> io::Result<Self> {
         let path = self.path.join(name);
         Self::open_at(&self.descriptor, Path::new(name), path, |_| false)
     }
 
     /// As [`open_dir`](Self::open_dir), but creates a missing subdirectory for this user only.
-    ///
-    /// # Errors
-    /// As `open_dir`, or if it cannot be created.
-    pub fn create_dir(&self, name: &str) -> io::Result<Self> {
+    pub(crate) fn create_dir(&self, name: &str) -> io::Result<Self> {
         match mkdirat(&self.descriptor, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => self.open_dir(name),
             Err(errno) => Err(errno.into()),
@@ -145,16 +127,9 @@ impl TrustedDir {
         Ok(Self { descriptor, path })
     }
 
-    /// Its path as given.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Opens the regular file `name` without blocking, as a FIFO could. A file that it creates is private.
-    ///
-    /// # Errors
-    /// If it cannot be opened. [`PermissionProblem`] if not regular, or owned or writable by another user.
-    pub fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+    /// Fails with a [`PermissionProblem`] if it is not regular, or owned or writable by another user.
+    pub(crate) fn file(&self, name: &str, flags: OFlags) -> io::Result<File> {
         let untrusted = |why| PermissionProblem::error(self.path.join(name), why);
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let descriptor = match openat(&self.descriptor, name, flags, Mode::RUSR | Mode::WUSR) {
@@ -175,26 +150,17 @@ impl TrustedDir {
     }
 
     /// Renames the file `from` to `to`, and replaces a file of that name.
-    ///
-    /// # Errors
-    /// As renameat(2).
-    pub fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+    pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.descriptor, from, &self.descriptor, to)?)
     }
 
     /// Removes the file `name`.
-    ///
-    /// # Errors
-    /// As unlinkat(2).
-    pub fn remove(&self, name: &str) -> io::Result<()> {
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(&self.descriptor, name, AtFlags::empty())?)
     }
 
     /// Returns the state of `name`, which must be a regular file of this user.
-    ///
-    /// # Errors
-    /// If it is missing or any other file.
-    pub fn stat_file(&self, name: &str) -> io::Result<FileInfo> {
+    pub(crate) fn stat_file(&self, name: &str) -> io::Result<FileInfo> {
         let stat = statat(&self.descriptor, name, AtFlags::SYMLINK_NOFOLLOW)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !is_ours(&stat) {
             let why = "is not a regular file of this user";
@@ -210,10 +176,7 @@ impl TrustedDir {
     }
 
     /// Lists the names that are UTF-8, unordered.
-    ///
-    /// # Errors
-    /// If the directory cannot be read.
-    pub fn names(&self) -> io::Result<Vec<String>> {
+    pub(crate) fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.descriptor)? {
             let entry = entry?;

@@ -13,7 +13,7 @@ use super::archive_path::ArchivePath;
 pub const MAX_LINKS: usize = 40;
 
 /// A tree that can be walked one component at a time.
-pub trait Tree {
+pub(crate) trait Tree {
     /// A directory of the tree. Clones name the same directory.
     type Directory: Clone;
     /// Error of the tree itself, for example of the operating system.
@@ -27,10 +27,7 @@ pub trait Tree {
         false
     }
 
-    /// Looks up `name` in `parent` without following it.
-    ///
-    /// # Errors
-    /// Only if the lookup itself fails; a missing name is [`Step::Missing`].
+    /// Looks up `name` in `parent` without following it. A missing name is [`Step::Missing`].
     fn step(
         &mut self,
         parent: &Self::Directory,
@@ -38,9 +35,6 @@ pub trait Tree {
     ) -> Result<Step<Self::Directory>, Self::Error>;
 
     /// Creates the directory `name` in `parent`, which a member below it implies.
-    ///
-    /// # Errors
-    /// If it cannot be created.
     fn imply(
         &mut self,
         parent: &Self::Directory,
@@ -50,7 +44,7 @@ pub trait Tree {
 
 /// Result of looking up one name in one directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step<D> {
+pub(crate) enum Step<D> {
     /// A directory.
     Directory(D),
     /// A symbolic link and its target.
@@ -77,7 +71,7 @@ pub enum PathError {
 
 /// Error of a path resolution: from the path or from the tree.
 #[derive(Debug)]
-pub enum ResolveError<E> {
+pub(crate) enum ResolveError<E> {
     /// The path does not resolve inside the root.
     Path(PathError),
     /// A lookup or creation in the tree failed.
@@ -85,10 +79,7 @@ pub enum ResolveError<E> {
 }
 
 /// Resolves `components` from the root to a directory, and creates missing ones.
-///
-/// # Errors
-/// If the path leads outside, through a non-directory, or in a loop, or a step fails.
-pub fn directory<'a, T: Tree>(
+pub(crate) fn directory<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<T::Directory, ResolveError<T::Error>> {
@@ -96,10 +87,7 @@ pub fn directory<'a, T: Tree>(
 }
 
 /// As [`directory`], and returns the path to it without links.
-///
-/// # Errors
-/// As for [`directory`].
-pub fn directory_with_path<'a, T: Tree>(
+pub(crate) fn directory_with_path<'a, T: Tree>(
     tree: &mut T,
     components: impl Iterator<Item = &'a [u8]>,
 ) -> Result<(T::Directory, ArchivePath), ResolveError<T::Error>> {
