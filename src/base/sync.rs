@@ -4,14 +4,13 @@
 //!
 //! `tests/interleavings` compiles this file with the primitives of its own scheduler.
 
-use std::fmt;
 use std::time::Duration;
 
 pub use super::primitives::MutexGuard;
 use super::primitives::{self, PoisonError};
 
 /// As [`std::sync::Mutex`].
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Mutex<T>(primitives::Mutex<T>);
 
 impl<T> Mutex<T> {
@@ -33,12 +32,6 @@ impl<T> Mutex<T> {
     /// The value, out of the mutex.
     pub fn into_inner(self) -> T {
         self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T: fmt::Debug> fmt::Debug for Mutex<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -239,21 +239,12 @@ fn parse_entry(line: &[u8], names: &impl IdResolver) -> Option<Entry> {
         (_, permissions) => (qualifier, permissions?),
     };
     let numeric = fields.next().and_then(parse_number);
+    let id = |named: Option<u32>| numeric.or(named).or_else(|| parse_number(qualifier));
     let (tag, id) = match kind {
         b"user" | b"u" if qualifier.is_empty() => (Tag::UserObject, UNDEFINED_ID),
-        b"user" | b"u" => (
-            Tag::User,
-            numeric
-                .or_else(|| names.user(qualifier))
-                .or_else(|| parse_number(qualifier))?,
-        ),
+        b"user" | b"u" => (Tag::User, id(names.user(qualifier))?),
         b"group" | b"g" if qualifier.is_empty() => (Tag::GroupObject, UNDEFINED_ID),
-        b"group" | b"g" => (
-            Tag::Group,
-            numeric
-                .or_else(|| names.group(qualifier))
-                .or_else(|| parse_number(qualifier))?,
-        ),
+        b"group" | b"g" => (Tag::Group, id(names.group(qualifier))?),
         b"mask" | b"m" => (Tag::Mask, UNDEFINED_ID),
         b"other" | b"o" => (Tag::Other, UNDEFINED_ID),
         _ => return None,
