@@ -145,14 +145,10 @@ impl Opener {
         let result = std::mem::take(&mut self.queue.lock().results);
         let mut layers = Vec::new();
         for (layer, result) in self.layers.iter().zip(result) {
-            let archive = match result {
-                // Retry with all memory, because the layer's decoder needs more than its share.
-                Some(Err(error)) if concurrency > 1 && is_out_of_memory(&error) => {
-                    self.open(layer, options)?
-                }
-                Some(result) => result?,
-                None => self.open(layer, options)?,
-            };
+            // Retries with all memory if the layer's decoder needs more than its share.
+            let needs_more = |result: &Result<_, _>| result.as_ref().is_err_and(is_out_of_memory);
+            let result = result.filter(|result| concurrency == 1 || !needs_more(result));
+            let archive = result.unwrap_or_else(|| self.open(layer, options))?;
             layers.push(Arc::new(archive));
         }
         Ok(layers)
