@@ -96,19 +96,14 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
         path: cache_dir.to_owned(),
         cause,
     };
-    match TrustedDir::open(cache_dir) {
+    let names = match TrustedDir::open(cache_dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        opened => {
-            let names = opened.and_then(|directory| directory.names());
-            let names = names.map_err(system)?;
-            let is_ours = names.is_empty()
-                || names
-                    .iter()
-                    .any(|name| CACHE_SUBDIRECTORIES.contains(&name.as_str()));
-            if !is_ours {
-                return Err(InventoryError::Foreign(cache_dir.to_owned()));
-            }
-        }
+        opened => opened.and_then(|directory| directory.names()),
+    };
+    let names = names.map_err(system)?;
+    let is_ours = |name: &String| CACHE_SUBDIRECTORIES.contains(&name.as_str());
+    if !names.is_empty() && !names.iter().any(is_ours) {
+        return Err(InventoryError::Foreign(cache_dir.to_owned()));
     }
     let stored = Store::new(cache_dir).files().map_err(system)?;
     let disk_cache_dir = DiskCacheDir::new(cache_dir.to_owned(), None);
@@ -149,15 +144,14 @@ fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
 }
 
 fn data_entry(cache_file: CacheFileInfo, origins: &HashMap<String, Origin>) -> Option<CacheEntry> {
-    let kind = match cache_file.content() {
+    let content = cache_file.content();
+    let kind = match content {
         Some(content) if is_content_hash(content) => Kind::DiskCache,
         None if cache_file.is_unfinished() => Kind::Unfinished,
         // Leaves files alone that tarfs does not seem to have made.
         Some(_) | None => return None,
     };
-    let origin = cache_file
-        .content()
-        .and_then(|content| origins.get(content));
+    let origin = content.and_then(|content| origins.get(content));
     Some(CacheEntry {
         kind,
         path: Path::new("disk-cache").join(cache_file.name()),

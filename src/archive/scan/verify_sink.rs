@@ -109,13 +109,8 @@ impl IndexComparison {
         let number = self.span;
         let (found, _) = self.hasher.finish();
         let hash = self.index.span(number).map(|span| span.hash);
-        let is_right = match hash {
-            // The scan that built the index skipped this span.
-            Some(None) => true,
-            Some(Some(hash)) => hash == found,
-            None => false,
-        };
-        if !is_right {
+        // A span without a hash was skipped by the scan that built the index.
+        if !hash.is_some_and(|hash| hash.is_none_or(|hash| hash == found)) {
             let extent = self.index.span_extent(number);
             self.mismatches.add(|| match extent {
                 Some(extent) => format!(
@@ -132,33 +127,33 @@ impl IndexComparison {
 
     fn differences(mut self, summary: &Summary) -> Vec<String> {
         let origin = self.index.origin().clone();
-        let mut differs = |what: &str, is_same: bool| {
-            if !is_same {
-                self.mismatches
-                    .add(|| format!("the index is of an archive with {what}"));
-            }
-        };
-        differs(
-            "another packed format",
-            origin.compression == summary.compression,
-        );
-        differs(
-            "another packed length",
-            origin.packed_bytes == summary.packed_len,
-        );
-        differs(
-            "another plain length",
-            origin.plain_bytes == summary.plain_len,
-        );
         let content_id = Some(origin.content_id).filter(|id| *id != [0; 32]);
-        differs(
-            "another content id",
-            content_id.is_none() || content_id == summary.content_id,
-        );
-        differs(
-            "another SHA-256",
-            origin.sha256.is_none() || origin.sha256 == summary.sha256,
-        );
+        let differs_in = [
+            (
+                "another packed format",
+                origin.compression != summary.compression,
+            ),
+            (
+                "another packed length",
+                origin.packed_bytes != summary.packed_len,
+            ),
+            (
+                "another plain length",
+                origin.plain_bytes != summary.plain_len,
+            ),
+            (
+                "another content id",
+                content_id.is_some() && content_id != summary.content_id,
+            ),
+            (
+                "another SHA-256",
+                origin.sha256.is_some() && origin.sha256 != summary.sha256,
+            ),
+        ];
+        for (what, _) in differs_in.into_iter().filter(|&(_, differs)| differs) {
+            self.mismatches
+                .add(|| format!("the index is of an archive with {what}"));
+        }
         if self.span < self.index.span_count() {
             let (seen, count) = (self.span, self.index.span_count());
             self.mismatches
