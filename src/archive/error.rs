@@ -264,17 +264,12 @@ pub enum OpenError {
         location: String,
         /// Reason why the disk cache failed, if it was tried.
         #[source]
-        cause: Option<DiskCacheFailure>,
+        cause: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// A thread cannot be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
 }
-
-/// Reason why a disk cache failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct DiskCacheFailure(pub(super) String);
 
 fn member_text(member: Option<&[u8]>) -> String {
     member.map_or_else(String::new, |name| {

@@ -27,18 +27,16 @@ use read::Reader;
 use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
-pub use error::{
-    DiskCacheFailure, Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError,
-};
+pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
-pub use open::resources::SharedResources;
+pub(crate) use open::opener::detect_compression;
+pub(crate) use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
 pub use options::{DiskCacheMode, OpenOptions};
 pub use prefetch::access_log::AccessedRange;
 pub use prefetch::options::{
-    PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
+    PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };
-pub use prefetch::page_cache::PageCache;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;

@@ -61,7 +61,7 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     fn memory_use(&self) -> MemoryUse;
 
     /// Ends the scan, prefetch and all reads soon, including those that wait for memory. From now on reads
-    /// fail in all archives that [share](SharedResources) their memory.
+    /// fail in all archives that share their memory.
     fn close(&self) {}
 }
 

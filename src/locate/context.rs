@@ -12,13 +12,13 @@ use tokio::runtime::Handle;
 use super::error::{Error, MAX_LAYERS};
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
-use crate::archive::{Archive, Callback, DiskCacheMode, OpenError, OpenOptions, Volume, WaitFor};
-use crate::base::buffer_pool::BufferPool;
+use crate::archive::{
+    Archive, Callback, DiskCacheMode, OpenError, OpenOptions, Volume, WaitFor, detect_compression,
+};
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::codec::{self, Compression, Detected};
-use crate::fetch;
+use crate::codec::Compression;
 use crate::image::{self, Image, Layout, Platform, Transport};
 use crate::index::MemoryLimit;
 use crate::index::store::Store;
@@ -98,7 +98,9 @@ impl OpenContext {
         if tree.enclosing_archives() > 0 {
             options.scan.memory -= options.scan.memory / ENCLOSING_MEMORY_DIVISOR;
         }
-        options.scan.sha256 = self.digest(&tree.source);
+        // The digest of an image is that of its manifest, which contains those of its layers.
+        let expected = self.expected_sha256.filter(|_| !tree.source.is_image());
+        options.scan.sha256 = expected.map_or(Digest::Ignore, Digest::Expect);
         if tree.is_layered() {
             options.layer = Some(tree.whiteouts.unwrap_or_default());
             options.scan.tar.accepts_empty = true;
@@ -106,13 +108,6 @@ impl OpenContext {
             options.should_log_problems = false;
         }
         options
-    }
-
-    /// Returns how to treat the SHA-256 of SOURCE's bytes.
-    fn digest(&self, source: &SourceSpec) -> Digest {
-        // The digest of an image is that of its manifest, which contains those of its layers.
-        let expected = self.expected_sha256.filter(|_| !source.is_image());
-        expected.map_or(Digest::Ignore, Digest::Expect)
     }
 
     /// Opens and completely indexes `tree`.
@@ -177,9 +172,8 @@ impl OpenContext {
         let memory = self.enclosing_memory(tree.enclosing_archives());
         let mut layers = Vec::new();
         for (number, spec) in tree.sources().enumerate() {
-            let is_source = number == 0;
+            let expected = self.expected_sha256.filter(|_| number == 0);
             if spec.is_image() {
-                let expected = self.expected_sha256.filter(|_| is_source);
                 let image = self.open_image_with(spec, expected, memory)?;
                 layers.extend(image.layers.into_iter().map(|layer| Layer {
                     source: layer.source,
@@ -187,11 +181,7 @@ impl OpenContext {
                 }));
             } else {
                 let source = self.open_part(spec, memory)?;
-                let digest = if is_source {
-                    self.digest(spec)
-                } else {
-                    Digest::Ignore
-                };
+                let digest = expected.map_or(Digest::Ignore, Digest::Expect);
                 layers.push(Layer { source, digest });
             }
         }
@@ -379,17 +369,8 @@ impl OpenContext {
 
     /// Whether the archive is uncompressed, so that its files are ranges of `source`.
     fn is_uncompressed(&self, source: &Arc<dyn Source>) -> Result<bool, Error> {
-        if source.access() == Access::Stream {
-            return Ok(false);
-        }
-        let len = source.fingerprint().len.unwrap_or_default();
-        let first = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
-        let pool = BufferPool::new(first.len().max(1));
-        let bytes = fetch::read(&self.network, source, first, &pool)?;
-        Ok(matches!(
-            codec::detect(&bytes),
-            Detected::Supported(Compression::None)
-        ))
+        Ok(source.access() != Access::Stream
+            && detect_compression(&self.network, source)? == Some(Compression::None))
     }
 }
 

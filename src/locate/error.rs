@@ -62,7 +62,7 @@ pub enum Error {
     #[error("standard input can only be one of the layers")]
     StdinTwice,
     /// A range exceeds its source.
-    #[error("{location}: {} bytes from {start}: it has only {all} bytes", len_text(*.len))]
+    #[error("{location}: {} bytes from {start}: it has only {all} bytes", .len.map_or_else(|| "the".to_owned(), |len| len.to_string()))]
     OutOfRange {
         /// Location of the source, without secrets.
         location: String,
@@ -106,8 +106,4 @@ pub enum Error {
     /// The layers exceed their limit.
     #[error("{0} layers are more than the {MAX_LAYERS} that one tree can have")]
     TooManyLayers(usize),
-}
-
-fn len_text(len: Option<u64>) -> String {
-    len.map_or_else(|| "the".to_owned(), |len| len.to_string())
 }

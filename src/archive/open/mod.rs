@@ -48,10 +48,7 @@ impl Archive {
 
     /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
     /// scan the archive also has the memory that `options` give.
-    ///
-    /// # Errors
-    /// As [`Archive::open`].
-    pub fn open_layer(
+    pub(crate) fn open_layer(
         source: Arc<dyn Source>,
         options: &OpenOptions,
         (resources, layer): (&SharedResources, u16),

@@ -8,12 +8,12 @@ use tokio::runtime::Handle;
 
 use super::resources::{MemoryBudgets, SharedResources};
 use super::saved_index::{IndexLocation, SavedIndex};
-use crate::archive::error::{DiskCacheFailure, Error, OpenError, ReadError};
+use crate::archive::error::{Error, OpenError, ReadError};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
 use crate::archive::read::Reader;
 use crate::archive::read::disk_cache_policy::should_cache_spans;
-use crate::archive::read::first_read_hashes::FirstReadHashes;
+use crate::archive::read::packed::FirstReadHashes;
 use crate::archive::read::single_flight::SingleFlight;
 use crate::archive::read::window_layout::Windows;
 use crate::archive::scan::options::Digest;
@@ -28,7 +28,7 @@ use crate::codec::{self, Compression, Detected};
 use crate::fetch;
 use crate::index::store::{self, IndexLock, Store};
 use crate::index::{self, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
-use crate::source::{Access, Source};
+use crate::source::{self, Access, Source};
 use crate::tar;
 
 pub(crate) struct Opener {
@@ -147,10 +147,8 @@ impl Opener {
     /// Whether the index belongs to the source, and the source's bytes are available. Proven by a strong
     /// validator, or by samples read from the source itself.
     fn matches_source(&self, reader: &Reader) -> bool {
-        match (
-            self.source.fingerprint().is_strong(),
-            self.has_byte_ranges(),
-        ) {
+        let is_strong = self.source.fingerprint().is_strong();
+        match (is_strong, self.has_byte_ranges()) {
             (true, true) => true,
             // The disk cache must hold every span, because a lost one cannot be fetched again.
             (true, false) => reader.is_fully_on_disk(),
@@ -207,18 +205,12 @@ impl Opener {
     /// The packed format, if it can be detected before the scan starts.
     fn compression(&self) -> Option<Compression> {
         let requested = self.options.scan.compression;
-        let len = self.source.fingerprint().len?;
+        self.source.fingerprint().len?;
         if requested.is_some() || self.source.is_remote() || !self.has_byte_ranges() {
             return requested;
         }
-        let len = len.min(codec::detect::DETECT_LEN as u64);
-        let first = Extent::with_len(Packed(0), len);
         // If this read fails, the scan reports why.
-        let bytes = fetch::read(&self.network, &self.source, first, &BufferPool::new(len)).ok()?;
-        match codec::detect(&bytes) {
-            Detected::Supported(compression) => Some(compression),
-            _ => None,
-        }
+        detect_compression(&self.network, &self.source).ok()?
     }
 
     /// Maximum number of entries, not counting the root.
@@ -262,12 +254,10 @@ impl Opener {
         if !should_cache_spans(&*self.source, self.compression()) {
             return Ok(None);
         }
-        let Some(disk_cache_dir) = self.options.disk_cache_dir() else {
-            return if is_needed {
-                Err(self.no_disk_cache_error(None))
-            } else {
-                Ok(None)
-            };
+        let disk_cache_dir = match self.options.disk_cache_dir() {
+            Some(disk_cache_dir) => disk_cache_dir,
+            None if is_needed => return Err(self.no_disk_cache_error(None)),
+            None => return Ok(None),
         };
         match DiskCache::create(disk_cache_dir, self.disk_cache_options()) {
             Err(error) if is_needed => Err(self.no_disk_cache_error(Some(error_chain(&error)))),
@@ -285,11 +275,8 @@ impl Opener {
             // Private to this process, because the source may have changed since others read it.
             DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
-            DiskCache::open(
-                disk_cache_dir,
-                &disk_cache_name(index.origin()),
-                self.disk_cache_options(),
-            )
+            let name = disk_cache_name(index.origin());
+            DiskCache::open(disk_cache_dir, &name, self.disk_cache_options())
         };
         usable_disk_cache(disk_cache)
     }
@@ -342,7 +329,7 @@ impl Opener {
     pub(super) fn no_disk_cache_error(&self, cause: Option<String>) -> OpenError {
         OpenError::NoDiskCache {
             location: self.source.location().to_string(),
-            cause: cause.map(DiskCacheFailure),
+            cause: cause.map(Into::into),
         }
     }
 }
@@ -375,6 +362,21 @@ impl SavedIndex {
             digest,
         }))
     }
+}
+
+/// Detects the packed format by the first bytes of `source`, which has byte ranges; `None` if it is none.
+pub(crate) fn detect_compression(
+    network: &Handle,
+    source: &Arc<dyn Source>,
+) -> Result<Option<Compression>, source::Error> {
+    let len = source.fingerprint().len.unwrap_or_default();
+    let first = Extent::with_len(Packed(0), len.min(codec::detect::DETECT_LEN as u64));
+    let pool = BufferPool::new(first.len().max(1));
+    let bytes = fetch::read(network, source, first, &pool)?;
+    Ok(match codec::detect(&bytes) {
+        Detected::Supported(compression) => Some(compression),
+        _ => None,
+    })
 }
 
 /// The disk cache, unless it cannot be opened.

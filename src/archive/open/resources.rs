@@ -56,7 +56,7 @@ impl MemoryBudgets {
 
 /// Memory and threads that the archives of one tree share.
 #[derive(Clone, Debug)]
-pub struct SharedResources {
+pub(crate) struct SharedResources {
     pub(super) budgets: MemoryBudgets,
     pub(crate) free_list: FreeList,
     pub(crate) workers: Arc<ThreadPool>,
@@ -64,10 +64,8 @@ pub struct SharedResources {
 
 impl SharedResources {
     /// Creates the resources that `options` define, for archives that are opened with the same options.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
-    pub fn new(options: &OpenOptions) -> io::Result<Self> {
+    /// Fails if the system cannot start a thread.
+    pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(options),
             free_list: FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),

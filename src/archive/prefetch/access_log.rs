@@ -23,7 +23,8 @@ pub struct AccessedRange {
 pub(super) struct AccessLog {
     /// Ranges by file and start, with their end and the number of their first read.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
-    reads: u64,
+    /// Number of recorded reads. The ranges do not change while it stays the same.
+    pub(super) reads: u64,
 }
 
 impl AccessLog {
@@ -53,11 +54,6 @@ impl AccessLog {
         if self.ranges.len() < MAX_RANGES {
             self.ranges.insert((ino, start), (end, first));
         }
-    }
-
-    /// Number of recorded reads. The ranges do not change while it stays the same.
-    pub(super) fn read_count(&self) -> u64 {
-        self.reads
     }
 
     /// Returns the ranges, in the order of their first reads.

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::access_log::AccessedRange;
 use super::fill_workers::FillWorkers;
-use super::options::{PrefetchMode, PrefetchOptions, Profile};
-use super::page_cache::PageCache;
+use super::options::{PageCache, PrefetchMode, PrefetchOptions, Profile};
 use super::push_job::{PushJob, Step};
 use super::replay::Replay;
 use super::scan_push::{PushProgress, ScanPusher};
@@ -186,9 +185,9 @@ impl AccessTracker {
         for span in spans_covering(index, file_read.wanted) {
             self.replay.mark_read(span);
         }
-        let can_push = self.pages.get().is_some();
-        self.streams
-            .set_max_push_bytes(if can_push { self.max_push_bytes } else { 0 });
+        // Without pushes, skipped bytes must not count as read from the page cache.
+        let push_bytes = self.pages.get().map(|_| self.max_push_bytes);
+        self.streams.limits.push_bytes = push_bytes.unwrap_or_default();
         let Some(wanted) = self.streams.record_read(&file_read) else {
             return;
         };

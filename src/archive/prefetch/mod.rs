@@ -13,7 +13,6 @@ mod fill_workers;
 pub(super) mod lag_limit;
 mod lookup_runs;
 pub(super) mod options;
-pub(super) mod page_cache;
 mod push_job;
 mod rate_limit;
 mod replay;
@@ -29,8 +28,7 @@ use std::sync::{Arc, OnceLock};
 use self::access_log::{AccessLog, AccessedRange};
 use self::access_tracker::AccessTracker;
 use self::lookup_runs::LookupRuns;
-use self::options::{PrefetchMode, PrefetchOptions, PrefetchProgress};
-use self::page_cache::PageCache;
+use self::options::{PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress};
 use self::shared::{Message, ReadEvent, Shared};
 use super::live_index::{Callback, WaitFor};
 use super::read::Reader;
@@ -144,7 +142,7 @@ impl Prefetcher {
 
     pub(crate) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
         let access_log = self.access_log.as_ref()?.lock();
-        (access_log.read_count() > reads).then(|| (access_log.ranges(), access_log.read_count()))
+        (access_log.reads > reads).then(|| (access_log.ranges(), access_log.reads))
     }
 
     pub(crate) fn progress(&self) -> PrefetchProgress {

@@ -1,7 +1,7 @@
 //! Pushes the small files ahead of a sequential reader into the kernel's page cache.
 
 use super::fill_workers::FillWorkers;
-use super::page_cache::PageCache;
+use super::options::PageCache;
 use super::sequential::{FileRead, PushRange};
 use crate::base::extent::Plain;
 use crate::index::{Index, Ino};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::available_memory::available_bytes;
 use super::lag_limit::LagLimit;
-use super::page_cache::PageCache;
+use super::options::PageCache;
 use super::sequential::FileRead;
 use crate::archive::read::Reader;
 use crate::base::extent::Plain;

@@ -98,7 +98,7 @@ pub(super) struct PushRange {
 
 #[derive(Debug)]
 pub(super) struct ReadStreams {
-    limits: Limits,
+    pub(super) limits: Limits,
     /// Divisor of the bytes read that gives the read-ahead across files.
     ahead_divisor: u64,
     /// Streams, most recently read first.
@@ -224,11 +224,6 @@ impl ReadStreams {
     /// Sets whether all spans are on disk, so that filling them fetches nothing.
     pub(super) fn set_all_on_disk(&mut self, is_here: bool) {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
-    }
-
-    /// Sets the push limit. Without pushes, skipped bytes must not count as read from the page cache.
-    pub(super) fn set_max_push_bytes(&mut self, bytes: u64) {
-        self.limits.push_bytes = bytes;
     }
 
     pub(super) fn record_read(&mut self, file_read: &FileRead) -> Option<ReadAhead> {

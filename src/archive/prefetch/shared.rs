@@ -120,14 +120,15 @@ impl Shared {
     }
 
     pub(super) fn state(&self) -> PrefetchState {
+        let queued = self.full.queued.load(Ordering::SeqCst);
         let is_busy = self.full.outstanding.load(Ordering::SeqCst) > 0;
         if self.mode != PrefetchMode::All {
             PrefetchState::Off
         } else if is_busy || !self.is_full_queued.load(Ordering::SeqCst) {
             PrefetchState::Running
-        } else if self.full.done() < self.full.queued() {
+        } else if self.full.done() < queued {
             PrefetchState::Incomplete
-        } else if self.full.queued() < self.full.total.load(Ordering::SeqCst) {
+        } else if queued < self.full.total.load(Ordering::SeqCst) {
             PrefetchState::Full
         } else {
             PrefetchState::Complete
@@ -138,9 +139,5 @@ impl Shared {
 impl SpanCounts {
     pub(super) fn done(&self) -> u64 {
         self.done.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn queued(&self) -> u64 {
-        self.queued.load(Ordering::SeqCst)
     }
 }

@@ -22,7 +22,7 @@ use crate::source::{
 const MAX_LINKS: usize = 8;
 
 impl Archive {
-    /// Opens the file at `path` as [`Archive::file_as_source`] does, and follows links within the archive.
+    /// Opens the file at `path` as a source, and follows links within the archive.
     ///
     /// # Errors
     /// When the file does not exist, or is not a regular file.
@@ -37,10 +37,7 @@ impl Archive {
     ///
     /// A contiguous file of an uncompressed archive is a slice of its source, which alone checks reads. Any
     /// other file is read and verified by spans.
-    ///
-    /// # Errors
-    /// When it is not a regular file, or its range is outside of the source.
-    pub fn file_as_source(
+    fn file_as_source(
         self: &Arc<Self>,
         ino: Ino,
         name: &str,
