@@ -21,7 +21,7 @@ impl Accounts {
         let read = |path: &str| fs::read(path).unwrap_or_default();
         Self {
             user_ids: IdMap::of_users(),
-            group_ids: IdMap::of_groups(),
+            group_ids: IdMap::read("/proc/self/gid_map"),
             ..Self::parse(&read("/etc/passwd"), &read("/etc/group"))
         }
     }
@@ -128,11 +128,6 @@ impl IdMap {
     /// Maps the user ids of this process's user namespace; the initial map without `/proc`.
     pub fn of_users() -> Self {
         Self::read("/proc/self/uid_map")
-    }
-
-    /// As [`IdMap::of_users`], for group ids.
-    pub fn of_groups() -> Self {
-        Self::read("/proc/self/gid_map")
     }
 
     fn read(path: &str) -> Self {

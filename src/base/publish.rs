@@ -46,13 +46,8 @@ pub fn publish<T>(path: &Path, create: impl FnOnce(&Path) -> io::Result<T>) -> i
 pub fn publish_private(path: &Path, write: impl FnOnce(File) -> io::Result<()>) -> io::Result<()> {
     publish(path, |temporary| {
         let mut options = OpenOptions::new();
-        write(
-            options
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(temporary)?,
-        )
+        options.write(true).create_new(true).mode(0o600);
+        write(options.open(temporary)?)
     })
 }
 

@@ -1,18 +1,15 @@
 //! Packed bytes for decoding, verified by digests of their blocks. Blocks that the scan skipped have none.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use xxhash_rust::xxh3::xxh3_64;
 
 use super::Reader;
 use crate::archive::error::{Error, ReadError};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
-use crate::base::sync::Mutex;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
@@ -27,9 +24,6 @@ const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 /// Memory for the packed bytes of such a stream: all that a decoder needs before its first output (see
 /// [`MIN_MEMORY`](crate::archive::scan::MIN_MEMORY)), and a chunk at both ends.
 const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
-
-/// Number of hashes in one allocation.
-const HASHES_PER_LEAF: usize = 512;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FetchMode {
@@ -280,29 +274,4 @@ impl StreamPieces {
 
 fn truncated(source: &Arc<dyn Source>) -> Error {
     source::Error::new(source.location(), Cause::Truncated).into()
-}
-
-/// Hashes of blocks without digests, from their first read, which detect that a later read differs. They take
-/// eight bytes for each block near a read one.
-#[derive(Debug, Default)]
-pub(crate) struct FirstReadHashes {
-    /// Hashes of adjacent blocks; zero means that there is none.
-    leaves: Mutex<HashMap<usize, Box<[u64]>>>,
-}
-
-impl FirstReadHashes {
-    /// Whether block `number` equals its first read, if there was one.
-    fn matches(&self, number: usize, block: &[u8]) -> bool {
-        let hash = xxh3_64(block).max(1);
-        let mut leaves = self.leaves.lock();
-        let leaf = leaves.entry(number / HASHES_PER_LEAF);
-        let leaf = leaf.or_insert_with(|| vec![0; HASHES_PER_LEAF].into());
-        let Some(first) = leaf.get_mut(number % HASHES_PER_LEAF) else {
-            return false;
-        };
-        if *first == 0 {
-            *first = hash;
-        }
-        *first == hash
-    }
 }
