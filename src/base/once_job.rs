@@ -37,7 +37,7 @@ impl<T> OnceJob<T> {
     pub fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
             state: Mutex::new(State::Pending(Box::new(work))),
-            finished: Condvar::new(),
+            finished: Condvar::default(),
         }
     }
 

@@ -40,11 +40,6 @@ impl<T> Mutex<T> {
 pub struct Condvar(primitives::Condvar);
 
 impl Condvar {
-    /// A variable for which no thread waits.
-    pub const fn new() -> Self {
-        Self(primitives::Condvar::new())
-    }
-
     /// Wakes one waiting thread.
     pub fn notify_one(&self) {
         self.0.notify_one();

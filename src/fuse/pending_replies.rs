@@ -169,7 +169,7 @@ impl PendingReplies {
             scan_position,
             timeout,
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
         }
     }
 

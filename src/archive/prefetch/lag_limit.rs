@@ -26,7 +26,7 @@ impl Default for LagLimit {
     fn default() -> Self {
         Self {
             state: Mutex::default(),
-            moved: Condvar::new(),
+            moved: Condvar::default(),
             stall_timeout: STALL_TIMEOUT,
         }
     }

@@ -111,7 +111,7 @@ impl BufferPool {
                 source_list,
                 soft_limit,
                 state: Mutex::default(),
-                released: Condvar::new(),
+                released: Condvar::default(),
             }),
             preallocated: None,
         }

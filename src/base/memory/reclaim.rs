@@ -77,7 +77,7 @@ impl MemoryBroker {
             limit_bytes,
             reclaimers,
             state: Mutex::default(),
-            released: Condvar::new(),
+            released: Condvar::default(),
         });
         Self { shared }
     }

@@ -69,7 +69,7 @@ impl WriteQueue {
         Self {
             limit_bytes,
             state: Mutex::default(),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
         }
     }
 
