@@ -8,7 +8,7 @@ use crate::cache::DiskCacheDir;
 use crate::index::{MemoryLimit, WhiteoutFormat};
 
 /// Options for opening an archive.
-#[derive(Clone, Debug)]
+#[derive(Clone, Default, Debug)]
 pub struct OpenOptions {
     /// Options of the scan, which runs if no saved index matches. Its memory is that of the whole archive.
     pub scan: scan::Options,
@@ -50,9 +50,10 @@ impl OpenOptions {
 }
 
 /// Disk caching of spans that are expensive to fetch or decode again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum DiskCacheMode {
     /// Caches nothing, because the caller wants only the tree.
+    #[default]
     IndexOnly,
     /// Writes spans to a file next to the index.
     Enabled {

@@ -74,16 +74,7 @@ impl OpenContext {
             network,
             source: source::Options::default(),
             headers_origin: String::new(),
-            archive: OpenOptions {
-                scan: scan::Options::default(),
-                cache_dir: None,
-                index_file: None,
-                index_memory: MemoryLimit::default(),
-                should_rescan_unproven: false,
-                should_log_problems: false,
-                disk_cache: DiskCacheMode::IndexOnly,
-                layer: None,
-            },
+            archive: OpenOptions::default(),
             enclosing_disk_cache: DiskCacheMode::Enabled { limit_bytes: None },
             expected_sha256: None,
             platform: None,
@@ -350,17 +341,14 @@ impl OpenContext {
                 ..self.archive.scan.clone()
             },
             cache_dir: self.archive.cache_dir.clone(),
-            index_file: None,
             index_memory: MemoryLimit::new(self.archive.index_memory.bytes()),
-            should_rescan_unproven: false,
-            should_log_problems: false,
-            layer: None,
             // Files of an uncompressed archive are read as ranges of its source.
             disk_cache: if self.is_uncompressed(&source)? {
                 DiskCacheMode::IndexOnly
             } else {
                 self.enclosing_disk_cache
             },
+            ..OpenOptions::default()
         };
         let _progress = self.start_progress(source.fingerprint().len, &stats);
         let archive = Archive::open(source, &options, &self.network, &stats);
