@@ -84,7 +84,8 @@ pub(super) struct PlainStream {
     /// Undelivered output of a job.
     output: Option<Output>,
     hash: Option<ContentChecksum>,
-    finished: Option<StreamSummary>,
+    /// Summary of the packed stream, once it has ended or failed.
+    pub(super) finished: Option<StreamSummary>,
     stats: Arc<Stats>,
     /// Control of the packed stream; `None` in tests without one.
     control: Option<fetch::StreamControl>,
@@ -208,11 +209,6 @@ impl PlainStream {
                 }
             }
         }
-    }
-
-    /// Summary of the packed stream, once it has ended or failed.
-    pub(super) fn finished(&self) -> Option<StreamSummary> {
-        self.finished
     }
 
     /// Offset up to which the packed stream has been requested.

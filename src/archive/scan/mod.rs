@@ -398,7 +398,7 @@ impl<'a, S: Sink> Scan<'a, S> {
         &mut self,
         plain: &mut PlainStream,
     ) -> Result<Option<Bytes>, ScanError<S::Error>> {
-        while plain.finished().is_none() {
+        while plain.finished.is_none() {
             match plain.next().map_err(|error| self.archive_error(error))? {
                 StreamItem::Begin(compression) => {
                     self.is_plain = compression == Compression::None;
@@ -544,12 +544,12 @@ impl<'a, S: Sink> Scan<'a, S> {
             return None;
         }
         // The decoded data is useless, and further errors add nothing.
-        while plain.finished().is_none() {
+        while plain.finished.is_none() {
             if let Err(Error::Interrupted) = plain.next() {
                 break;
             }
         }
-        plain.finished()?.sha256
+        plain.finished?.sha256
     }
 
     /// Ends the span and member after `error`. Returns it, unless the options allow this truncation.
@@ -586,8 +586,9 @@ impl<'a, S: Sink> Scan<'a, S> {
         plain: &PlainStream,
         truncated: bool,
     ) -> Result<Summary, ScanError<S::Error>> {
-        let finished = plain.finished();
-        let finished = finished.ok_or_else(|| self.archive_error(Error::Interrupted))?;
+        let finished = plain
+            .finished
+            .ok_or_else(|| self.archive_error(Error::Interrupted))?;
         check_digest(self.options.sha256, finished.sha256, |expected, found| {
             Error::DigestMismatch { expected, found }
         })
