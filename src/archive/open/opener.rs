@@ -13,7 +13,7 @@ use crate::archive::live_index::LiveIndex;
 use crate::archive::options::{DiskCacheMode, OpenOptions};
 use crate::archive::read::Reader;
 use crate::archive::read::disk_cache_policy::should_cache_spans;
-use crate::archive::read::packed::FirstReadHashes;
+use crate::archive::read::first_read_hashes::FirstReadHashes;
 use crate::archive::read::single_flight::SingleFlight;
 use crate::archive::read::window_layout::Windows;
 use crate::archive::scan::options::Digest;

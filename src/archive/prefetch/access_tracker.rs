@@ -370,10 +370,7 @@ impl AccessTracker {
 
 fn limits(reader: &Reader, mode: PrefetchMode) -> Limits {
     if mode == PrefetchMode::Off {
-        return Limits {
-            fill_bytes: 0,
-            push_bytes: 0,
-        };
+        return Limits::default();
     }
     Limits {
         // As for a replay: that much may be read before a span is needed, and must not evict it.

@@ -92,8 +92,7 @@ impl Prefetcher {
                 .unwrap_or_default()
                 .saturating_sub(offset)
                 .min(len.into());
-            let mut access_log = access_log.lock();
-            access_log.add(ino, offset, len);
+            access_log.lock().add(ino, offset, len);
         }
         if !self.is_tracking {
             return;
@@ -120,8 +119,7 @@ impl Prefetcher {
         let Some((directory, number)) = self.reader.live_index.completed().and_then(place) else {
             return;
         };
-        let mut lookup_runs = self.lookup_runs.lock();
-        if lookup_runs.step(directory, number) {
+        if self.lookup_runs.lock().step(directory, number) {
             self.shared.send(Message::Names(ino));
         }
     }

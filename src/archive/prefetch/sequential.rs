@@ -38,7 +38,7 @@ const FETCH_AHEAD_DIVISOR: u64 = 6;
 const FIRST_PUSH_BYTES: u64 = 512 << 10;
 
 /// Maximum read-ahead, in plain bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Limits {
     /// Limit for spans filled into memory.
     pub(super) fill_bytes: u64,
