@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    fn problem_of<T: fmt::Debug>(result: io::Result<T>) -> String {
+    fn problem_of<T: std::fmt::Debug>(result: io::Result<T>) -> String {
         let error = result.expect_err("refused");
         let untrusted = PermissionProblem::from_error(&error).map(ToString::to_string);
         untrusted.unwrap_or_else(|| panic!("{error}"))
