@@ -77,10 +77,10 @@ impl TrustedDir {
         Err(Errno::LOOP.into())
     }
 
-    /// As [`open`](Self::open), but creates a missing directory and its parents for this user only.
+    /// Opens the directory at `path`, and creates a missing one and its parents for this user only.
     ///
     /// # Errors
-    /// As `open`, or if it cannot be created.
+    /// If it cannot be created, or is not a directory. [`PermissionProblem`] if others could change it.
     pub fn create(path: &Path) -> io::Result<Self> {
         match Self::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {

@@ -95,7 +95,7 @@ impl Reader {
         self.broker.close();
     }
 
-    /// As [`crate::archive::Archive::try_read`].
+    /// As [`crate::archive::Volume::try_read`].
     pub(crate) fn try_read(
         &self,
         ino: Ino,

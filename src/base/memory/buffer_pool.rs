@@ -129,7 +129,7 @@ impl BufferPool {
 
     /// Acquires a buffer of exactly `len` bytes with unspecified contents; waits for the budget.
     ///
-    /// A thread with a buffer must not wait, or may wait for itself. See [`BufferPool::acquire_with`].
+    /// A thread with a buffer must not wait, or may wait for itself. See `BufferPool::acquire_with`.
     ///
     /// # Errors
     /// If the pool is [closed](BufferPool::close), even during the wait.
