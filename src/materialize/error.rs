@@ -46,13 +46,8 @@ pub struct Problem {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
     /// The operating system refused a step.
-    #[error("cannot {action}: {errno}")]
-    System {
-        /// The step that failed, as an infinitive: `create the file`.
-        action: &'static str,
-        /// The system's error.
-        errno: Errno,
-    },
+    #[error(transparent)]
+    System(#[from] StepError),
     /// The entry would be outside the destination.
     #[error("refused: {0}")]
     Rejected(PathError),
@@ -63,11 +58,8 @@ pub enum Cause {
     #[error("refused: the name is that of the destination itself")]
     IsRoot,
     /// A hard link whose target does not exist even at the end.
-    #[error("cannot link to {target}: no such file")]
-    NoTarget {
-        /// The target.
-        target: ArchivePath,
-    },
+    #[error("cannot link to {0}: no such file")]
+    NoTarget(ArchivePath),
     /// A hard link whose target has no components, or lost all of them.
     #[error("cannot link: nothing is left of the target's name")]
     EmptyTarget,
@@ -143,21 +135,11 @@ pub enum Error {
         written_bytes: u64,
     },
     /// No inode is left, though space is.
-    #[error("{path}: no inode left on the destination ({written_entries} entries were written)")]
-    NoInodes {
-        /// The entry that did not fit.
-        path: ArchivePath,
-        /// Entries written so far.
-        written_entries: u64,
-    },
+    #[error("{0}: no inode left on the destination ({1} entries were written)")]
+    NoInodes(ArchivePath, u64),
     /// The archive has more entries than [`Options::max_entries`](super::Options::max_entries).
-    #[error("{path}: this is one entry more than the {limit} that are allowed")]
-    TooManyEntries {
-        /// The first member above the limit.
-        path: ArchivePath,
-        /// The limit.
-        limit: u64,
-    },
+    #[error("{0}: this is one entry more than the {1} that are allowed")]
+    TooManyEntries(ArchivePath, u64),
     /// The user's disk quota is exceeded.
     #[error(
         "{path}: the disk quota is used up: this file alone needs {missing_bytes} bytes more; \
@@ -171,17 +153,9 @@ pub enum Error {
         /// Bytes written so far by the whole run.
         written_bytes: u64,
     },
-    /// The destination is read-only, or fails.
-    #[error("{path}: the destination fails, cannot {action}")]
-    DestinationFailed {
-        /// The entry being written.
-        path: ArchivePath,
-        /// The step that failed, as an infinitive.
-        action: &'static str,
-        /// The system's error.
-        #[source]
-        errno: Errno,
-    },
+    /// The destination is read-only, or fails. The step is an infinitive.
+    #[error("{0}: the destination fails, cannot {1}")]
+    DestinationFailed(ArchivePath, &'static str, #[source] Errno),
     /// The output for file contents fails.
     #[error("cannot write to the output")]
     Output(#[source] Arc<io::Error>),
@@ -238,8 +212,11 @@ impl Error {
 }
 
 /// A step that the system refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct StepError {
+// The errno is not `#[source]`, because the text contains it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot {action}: {errno}")]
+pub struct StepError {
+    /// An infinitive: `create the file`.
     pub(super) action: &'static str,
     pub(super) errno: Errno,
 }
@@ -251,15 +228,6 @@ impl StepError {
             self.errno,
             Errno::NOSPC | Errno::DQUOT | Errno::ROFS | Errno::IO
         )
-    }
-}
-
-impl From<StepError> for Cause {
-    fn from(error: StepError) -> Self {
-        Self::System {
-            action: error.action,
-            errno: error.errno,
-        }
     }
 }
 

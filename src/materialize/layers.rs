@@ -108,10 +108,10 @@ impl LayerState {
                 return self.unplaced_file(ino, member, name.path, tree);
             }
             Ok(_) => tree.report_stripped_prefix(name.stripped),
-            Err(MemberError::TooManyEntries) => problems.stop(Error::TooManyEntries {
-                path: name.path,
-                limit: tree.context.entry_quota.limit,
-            }),
+            Err(MemberError::TooManyEntries) => {
+                let limit = tree.context.entry_quota.limit;
+                problems.stop(Error::TooManyEntries(name.path, limit));
+            }
             // The index lists it as a problem.
             Err(_) => {}
         }
@@ -184,10 +184,10 @@ impl LayerState {
             Err(error) => {
                 problems.stop(match error {
                     MergeError::TooMuchMemory(error) => error.into(),
-                    MergeError::TooLarge => Error::TooManyEntries {
-                        path: ArchivePath::root(),
-                        limit: tree.context.entry_quota.limit,
-                    },
+                    MergeError::TooLarge => {
+                        let limit = tree.context.entry_quota.limit;
+                        Error::TooManyEntries(ArchivePath::root(), limit)
+                    }
                 });
                 None
             }

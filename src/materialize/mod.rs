@@ -29,7 +29,7 @@ pub use self::background_copy::{
     BackgroundCopy, BackgroundCopyProgress, CopyState, ReadFn, RunningCopy,
 };
 pub use self::dry_run::DryRunSink;
-pub use self::error::{Cause, Error, Problem, Reporter};
+pub use self::error::{Cause, Error, Problem, Reporter, StepError};
 pub use self::layers::UNPLACED_FILES;
 pub use self::materializer::Materializer;
 pub use self::options::{Existing, Options, Summary};

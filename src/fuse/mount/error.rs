@@ -19,34 +19,17 @@ pub enum MountError {
     #[error("cannot mount: not permitted, and {FUSERMOUNT} is not installed")]
     NoFusermount,
     /// The helper failed.
-    #[error("cannot mount on {}: {message}", .mountpoint.display())]
-    Fusermount {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// The helper's message.
-        message: String,
-    },
+    #[error("cannot mount on {}: {}", .0.display(), .1)]
+    Fusermount(PathBuf, String),
     /// The mountpoint is missing or out of reach.
-    #[error("cannot mount on {}", .path.display())]
-    Mountpoint {
-        /// The mountpoint.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("cannot mount on {}", .0.display())]
+    Mountpoint(PathBuf, #[source] io::Error),
     /// The mountpoint is not a directory.
     #[error("cannot mount on {}: not a directory", .0.display())]
     NotADirectory(PathBuf),
-    /// This process cannot enter the mount namespace.
-    #[error("cannot enter the mount namespace {}", .path.display())]
-    Namespace {
-        /// The file that names it.
-        path: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
+    /// This process cannot enter the mount namespace that this file names.
+    #[error("cannot enter the mount namespace {}", .0.display())]
+    Namespace(PathBuf, #[source] io::Error),
     /// The kernel rejected the mount, or another system call failed.
     #[error("cannot mount")]
     System(#[from] io::Error),
@@ -79,10 +62,7 @@ impl MountError {
     pub(super) fn at(path: &Path, cause: io::Error) -> Self {
         match cause.kind() {
             io::ErrorKind::NotADirectory => Self::NotADirectory(path.to_owned()),
-            _ => Self::Mountpoint {
-                path: path.to_owned(),
-                cause,
-            },
+            _ => Self::Mountpoint(path.to_owned(), cause),
         }
     }
 
@@ -98,19 +78,19 @@ impl MountError {
                 "install it (Debian: `apt install fuse3`) or mount as root; \
                  `tarfs materialize` works without it",
             ),
-            Self::Fusermount { message, .. } if message.contains("user_allow_other") => {
+            Self::Fusermount(_, message) if message.contains("user_allow_other") => {
                 Some("add the line `user_allow_other` to /etc/fuse.conf, or mount as root")
             }
-            Self::Fusermount { message, .. } if message.contains(FUSE_DEVICE) => {
+            Self::Fusermount(_, message) if message.contains(FUSE_DEVICE) => {
                 Some("`tarfs materialize` works without it")
             }
-            Self::Fusermount { message, .. } if message.contains("no write access") => {
+            Self::Fusermount(_, message) if message.contains("no write access") => {
                 Some("mount on a directory of your own, or as root")
             }
-            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotFound => {
+            Self::Mountpoint(_, cause) if cause.kind() == io::ErrorKind::NotFound => {
                 Some("make the directory first")
             }
-            Self::Mountpoint { cause, .. } if cause.kind() == io::ErrorKind::NotConnected => {
+            Self::Mountpoint(_, cause) if cause.kind() == io::ErrorKind::NotConnected => {
                 Some("a dead mount is in the way: `umount -l` removes it")
             }
             Self::NotADirectory(_) => Some("mount on a directory"),
@@ -161,23 +141,12 @@ pub enum UnmountError {
     /// No tarfs mount is at that path.
     #[error("{} is not a tarfs mount", .0.display())]
     NotMounted(PathBuf),
-    /// Another user mounted it.
-    #[error("cannot unmount {}: it was mounted by {owner}", .mountpoint.display())]
-    NotOwner {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// Name and number of that user.
-        owner: String,
-    },
+    /// Another user of this name and number mounted it.
+    #[error("cannot unmount {}: it was mounted by {}", .0.display(), .1)]
+    NotOwner(PathBuf, String),
     /// The system call failed.
-    #[error("cannot unmount {}", .mountpoint.display())]
-    System {
-        /// The mountpoint.
-        mountpoint: PathBuf,
-        /// The cause.
-        #[source]
-        cause: io::Error,
-    },
+    #[error("cannot unmount {}", .0.display())]
+    System(PathBuf, #[source] io::Error),
 }
 
 impl UnmountError {
@@ -186,7 +155,7 @@ impl UnmountError {
         match Errno::from_io_error(&cause) {
             Some(Errno::BUSY) => Self::Busy(mountpoint),
             Some(Errno::INVAL | Errno::NOENT) => Self::NotMounted(mountpoint),
-            _ => Self::System { mountpoint, cause },
+            _ => Self::System(mountpoint, cause),
         }
     }
 

@@ -39,7 +39,8 @@ pub struct Namespace {
 /// A mount namespace with an open descriptor.
 #[derive(Debug)]
 pub struct OpenNamespace {
-    namespace: Namespace,
+    /// The namespace's path and identity.
+    pub(super) namespace: Namespace,
     descriptor: OwnedFd,
 }
 
@@ -49,10 +50,7 @@ impl OpenNamespace {
     /// # Errors
     /// When this process cannot enter it.
     pub fn open(path: &Path) -> Result<Self, MountError> {
-        let at = |cause| MountError::Namespace {
-            path: path.to_owned(),
-            cause,
-        };
+        let at = |cause| MountError::Namespace(path.to_owned(), cause);
         let descriptor = open_file(path).map_err(at)?;
         let namespace = Namespace {
             path: path.to_owned(),
@@ -64,11 +62,6 @@ impl OpenNamespace {
             namespace,
             descriptor,
         })
-    }
-
-    /// The namespace's path and identity.
-    pub fn namespace(&self) -> &Namespace {
-        &self.namespace
     }
 
     /// Checks that `mountpoint` is a directory in the namespace.

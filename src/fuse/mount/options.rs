@@ -92,7 +92,12 @@ impl MountOptions {
         match name {
             "uid" => self.ownership.uid = Some(number("uid", value)?),
             "gid" => self.ownership.gid = Some(number("gid", value)?),
-            "umask" => self.ownership.umask = umask(value)?,
+            "umask" => {
+                let mask = u32::from_str_radix(value, 8).ok();
+                let mask = mask.filter(|&mask| mask <= 0o777);
+                self.ownership.umask =
+                    mask.ok_or_else(|| invalid("umask", "an octal number up to 777", value))?;
+            }
             "fsname" => self.fsname = Some(value.to_owned()),
             _ if name.starts_with("x-") => {}
             _ => return Err(OptionError::Unknown(option.to_owned())),
@@ -111,22 +116,12 @@ impl MountOptions {
 }
 
 fn number(name: &'static str, value: &str) -> Result<u32, OptionError> {
-    value.parse().map_err(|_| OptionError::Value {
-        name,
-        takes: "a number",
-        value: value.to_owned(),
-    })
+    value.parse().map_err(|_| invalid(name, "a number", value))
 }
 
-fn umask(value: &str) -> Result<u32, OptionError> {
-    u32::from_str_radix(value, 8)
-        .ok()
-        .filter(|&mask| mask <= 0o777)
-        .ok_or_else(|| OptionError::Value {
-            name: "umask",
-            takes: "an octal number up to 777",
-            value: value.to_owned(),
-        })
+fn invalid(name: &'static str, takes: &'static str, value: &str) -> OptionError {
+    let value = value.to_owned();
+    OptionError::Value { name, takes, value }
 }
 
 fn split(argument: &str) -> Vec<String> {

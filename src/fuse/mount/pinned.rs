@@ -7,7 +7,7 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, fstatfs, open, openat};
@@ -20,7 +20,7 @@ use super::mountinfo;
 #[derive(Debug)]
 pub(super) struct PinnedMount {
     entry: MountpointEntry,
-    mount: OwnedFd,
+    pub(super) mount: OwnedFd,
     pub(super) device: (u32, u32),
 }
 
@@ -69,12 +69,6 @@ impl PinnedMount {
             UnmountMode::Detach => by_descriptor(&mount, UnmountFlags::DETACH),
         };
         result.map_err(|errno| (errno, entry))
-    }
-}
-
-impl AsFd for PinnedMount {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.mount.as_fd()
     }
 }
 

@@ -187,7 +187,7 @@ impl Mount {
             mountpoint: mountpoint.to_owned(),
             device: syscalls::device_number(&root)?,
             overlay: None,
-            namespace: Some(namespace.namespace().clone()),
+            namespace: Some(namespace.namespace.clone()),
         };
         on_mounted(&target, device.as_fd());
         namespace.attach(root.try_clone()?, mountpoint)?;

@@ -77,7 +77,7 @@ pub fn unmount_dead(path: &Path) {
         return;
     };
     if let Ok(Some(mount)) = PinnedMount::open(&canonical, TARFS_FS_TYPE)
-        && is_dead(&mount)
+        && is_dead(&mount.mount)
     {
         match unmount_pinned(mount, &canonical, UnmountMode::Force) {
             Ok(()) => tracing::info!(mountpoint = %canonical.display(), "unmounted a dead mount"),
@@ -138,15 +138,6 @@ pub(super) fn create_detached(
     options: &MountOptions,
 ) -> Result<(OwnedFd, OwnedFd), MountError> {
     let device = open_fuse_device().map_err(device_open_error)?;
-    let root = fsmount_fuse(&device, source, options)?;
-    Ok((device.into(), root))
-}
-
-fn fsmount_fuse(
-    device: &File,
-    source: &str,
-    options: &MountOptions,
-) -> rustix::io::Result<OwnedFd> {
     let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in [
         ("source", source),
@@ -163,7 +154,8 @@ fn fsmount_fuse(
     }
     fsconfig_create(&context)?;
     let flags = FsMountFlags::FSMOUNT_CLOEXEC;
-    fsmount(&context, flags, mount_attrs(options))
+    let root = fsmount(&context, flags, mount_attrs(options))?;
+    Ok((device.into(), root))
 }
 
 /// As [`mount_flags`], for fsmount(2).
@@ -292,10 +284,10 @@ pub(super) fn mount_with_fusermount(
     let output = helper.wait_with_output()?;
     match device {
         Ok(Some(device)) if output.status.success() => Ok(device),
-        _ => Err(MountError::Fusermount {
-            mountpoint: mountpoint.to_owned(),
-            message: stderr_message(&output),
-        }),
+        _ => Err(MountError::Fusermount(
+            mountpoint.to_owned(),
+            stderr_message(&output),
+        )),
     }
 }
 
@@ -412,10 +404,7 @@ fn unmount_with_fusermount(
     mountpoint: &Path,
     mode: UnmountMode,
 ) -> Result<(), UnmountError> {
-    let system = |cause| UnmountError::System {
-        mountpoint: mountpoint.to_owned(),
-        cause,
-    };
+    let system = |cause| UnmountError::System(mountpoint.to_owned(), cause);
     let output = Command::new(FUSERMOUNT)
         .arg(if mode == UnmountMode::IfIdle {
             "-u"
@@ -433,8 +422,7 @@ fn unmount_with_fusermount(
     }
     let stderr_message = stderr_message(&output);
     if let Some(owner) = other_owner(mountpoint) {
-        let mountpoint = mountpoint.to_owned();
-        Err(UnmountError::NotOwner { mountpoint, owner })
+        Err(UnmountError::NotOwner(mountpoint.to_owned(), owner))
     } else if stderr_message.contains("busy") {
         Err(UnmountError::Busy(mountpoint.to_owned()))
     } else if stderr_message.contains("not found") || stderr_message.contains("not mounted") {

@@ -55,6 +55,7 @@ impl MountTarget {
             return namespace.unmount(&self.mountpoint, self.device, force, connection);
         }
         let is_target = |mount: &PinnedMount| {
+            let mount = &mount.mount;
             connection.is_none_or(|connection| syscalls::is_mount_of_connection(connection, mount))
         };
         let (mountpoint, device) = (self.current_mountpoint(), Some(self.device));

@@ -235,10 +235,7 @@ impl Context {
         let written_bytes = self.stats.written_bytes.get();
         match error.errno {
             Errno::DQUOT if self.entry_quota.count() > self.entry_quota.limit => {
-                Error::TooManyEntries {
-                    path,
-                    limit: self.entry_quota.limit,
-                }
+                Error::TooManyEntries(path, self.entry_quota.limit)
             }
             Errno::DQUOT => Error::Quota {
                 path,
@@ -247,10 +244,7 @@ impl Context {
             },
             Errno::NOSPC => match rustix::fs::fstatvfs(directory) {
                 Ok(space) if space.f_favail == 0 && space.f_files > 0 && space.f_bavail > 0 => {
-                    Error::NoInodes {
-                        path,
-                        written_entries: self.stats.written_entries.get(),
-                    }
+                    Error::NoInodes(path, self.stats.written_entries.get())
                 }
                 space => Error::NoSpace {
                     path,
@@ -260,11 +254,7 @@ impl Context {
                     written_bytes,
                 },
             },
-            errno => Error::DestinationFailed {
-                path,
-                action: error.action,
-                errno,
-            },
+            errno => Error::DestinationFailed(path, error.action, errno),
         }
     }
 }

@@ -18,30 +18,7 @@ use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::options::Existing;
 use crate::tar::{Device, Kind};
 
-enum LinkFailure {
-    NoTarget,
-    Cause(Cause),
-    Step(StepError),
-}
-
-impl From<StepError> for LinkFailure {
-    fn from(error: StepError) -> Self {
-        Self::Step(error)
-    }
-}
-
-impl From<ResolveError<StepError>> for LinkFailure {
-    fn from(error: ResolveError<StepError>) -> Self {
-        match error {
-            ResolveError::Path(refusal) => Self::Cause(Cause::Rejected(refusal)),
-            ResolveError::Tree(StepError {
-                errno: Errno::NOENT,
-                ..
-            }) => Self::NoTarget,
-            ResolveError::Tree(error) => Self::Step(error),
-        }
-    }
-}
+const CREATE_LINK: &str = "create the hard link";
 
 impl TreeWriter {
     /// Makes an entry that is not a regular file.
@@ -223,8 +200,8 @@ impl TreeWriter {
                 self.resume
                     .after_link(&job.path, &target, &mut self.destination);
             }
-            Err(LinkFailure::NoTarget) => self.defer_link(job, target),
-            Err(failure) => self.record_link_failure(&job.path, &job.directory, target, failure),
+            Err(error) if is_missing(&error) => self.defer_link(job, target),
+            Err(error) => self.record_link_failure(&job.path, &job.directory, error),
         }
     }
 
@@ -237,7 +214,7 @@ impl TreeWriter {
             Ok(_) => true,
             Err(Errno::NOENT) => self.context.reserved_names.contains(&job.directory, name),
             Err(errno) => {
-                let action = "create the hard link";
+                let action = CREATE_LINK;
                 let error = StepError { action, errno };
                 return self.context.record_job_failure(job, error, 0);
             }
@@ -245,8 +222,8 @@ impl TreeWriter {
         match self.context.existing {
             Existing::Skip if is_taken => {}
             _ if is_taken => {
-                let cause = Cause::NoTarget { target };
-                self.context.problems.add(&job.path, cause);
+                let problems = &self.context.problems;
+                problems.add(&job.path, Cause::NoTarget(target));
             }
             _ => {
                 self.context.reserved_names.reserve(&job.directory, name);
@@ -264,7 +241,7 @@ impl TreeWriter {
         directory: &Directory,
         path: &ArchivePath,
         target: &ArchivePath,
-    ) -> Result<(), LinkFailure> {
+    ) -> Result<(), ResolveError<StepError>> {
         let name = name_of(path);
         let parent = parent_of(target);
         let destination = &mut self.destination;
@@ -295,8 +272,10 @@ impl TreeWriter {
         match made {
             Ok(Some(())) => self.context.stats.written_entries.increment(),
             Ok(None) => {}
-            Err(Errno::NOENT) => return Err(LinkFailure::NoTarget),
-            Err(errno) => Err(errno).with_action("create the hard link")?,
+            Err(errno) => {
+                let action = CREATE_LINK;
+                return Err(ResolveError::Tree(StepError { action, errno }));
+            }
         }
         Ok(())
     }
@@ -305,13 +284,11 @@ impl TreeWriter {
         &self,
         path: &ArchivePath,
         directory: &Directory,
-        target: ArchivePath,
-        failure: LinkFailure,
+        error: ResolveError<StepError>,
     ) {
-        match failure {
-            LinkFailure::NoTarget => self.context.problems.add(path, Cause::NoTarget { target }),
-            LinkFailure::Cause(cause) => self.context.problems.add(path, cause),
-            LinkFailure::Step(error) => self.context.record_failure(path, directory, error, 0),
+        match error {
+            ResolveError::Path(error) => self.context.problems.add(path, Cause::Rejected(error)),
+            ResolveError::Tree(error) => self.context.record_failure(path, directory, error, 0),
         }
     }
 
@@ -323,23 +300,21 @@ impl TreeWriter {
             links = links
                 .into_iter()
                 .rev()
-                .filter(|link| matches!(self.make_deferred_link(link), Err(LinkFailure::NoTarget)))
+                .filter(|link| !self.make_deferred_link(link))
                 .collect();
             if links.is_empty() || links.len() == before {
                 break;
             }
         }
         for link in links {
-            let target = link.target;
-            self.context
-                .problems
-                .add(&link.path, Cause::NoTarget { target });
+            let problems = &self.context.problems;
+            problems.add(&link.path, Cause::NoTarget(link.target));
         }
         self.context.reserved_names.clear();
     }
 
-    /// Returns only a missing target as an error, and reports other errors.
-    fn make_deferred_link(&mut self, link: &DeferredLink) -> Result<(), LinkFailure> {
+    /// Returns false if the target is missing, and reports other errors.
+    fn make_deferred_link(&mut self, link: &DeferredLink) -> bool {
         let parent = parent_of(&link.path);
         let result = match self
             .destination
@@ -352,17 +327,20 @@ impl TreeWriter {
                 self.resume.record_entry(0, &directory, &link.path);
                 made
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         match result {
-            Err(failure @ (LinkFailure::Cause(_) | LinkFailure::Step(_))) => {
-                let (top, target) = (&self.destination.top, link.target.clone());
-                self.record_link_failure(&link.path, top, target, failure);
-                Ok(())
-            }
-            result => result,
+            Err(error) if is_missing(&error) => return false,
+            Err(error) => self.record_link_failure(&link.path, &self.destination.top, error),
+            Ok(()) => {}
         }
+        true
     }
+}
+
+/// Whether a link's target is missing.
+fn is_missing(error: &ResolveError<StepError>) -> bool {
+    matches!(error, ResolveError::Tree(error) if error.errno == Errno::NOENT)
 }
 
 fn is_same_file(one: &Directory, one_name: &[u8], other: &Directory, other_name: &[u8]) -> bool {
