@@ -22,12 +22,12 @@ use super::read::ReadRequest;
 use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
 use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
-use super::{attr, caller, listing, seek, xattr};
+use super::{attr, caller, seek, xattr};
 use crate::archive::Volume;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Index, Ino, Kind};
+use crate::index::{Ino, Kind};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -404,28 +404,19 @@ impl Filesystem for TarFilesystem {
             // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
-        let answer =
-            move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectory| match state
-                .listable_directory(index, ino)
-            {
-                Ok(directory) => {
-                    listing::list(
-                        state.subtree,
-                        index,
-                        directory,
-                        offset,
-                        |entry, next, name| {
-                            let inode = state.subtree.inode(entry.ino());
-                            let file_type = attr::file_type(entry.kind());
-                            reply.add(inode, next, file_type, OsStr::from_bytes(name))
-                        },
-                    );
-                    reply.ok();
-                }
-                Err(errno) => reply.error(errno),
-            };
+        let (content, caller) = (&self.content, req.pid());
         self.state
-            .with_complete_index(&self.content, req.pid(), reply, answer);
+            .with_complete_index(content, caller, reply, move |state, index, mut reply| {
+                let listed = state.list(index, ino, offset, |entry, next, name| {
+                    let inode = state.subtree.inode(entry.ino());
+                    let file_type = attr::file_type(entry.kind());
+                    reply.add(inode, next, file_type, OsStr::from_bytes(name))
+                });
+                match listed {
+                    Ok(()) => reply.ok(),
+                    Err(errno) => reply.error(errno),
+                }
+            });
     }
 
     fn readdirplus(
@@ -440,40 +431,23 @@ impl Filesystem for TarFilesystem {
         if PrimingDir::is_priming_inode(ino) {
             return self.list_priming_dir(ino, offset, reply);
         }
-        let answer = move |state: &FilesystemState,
-                           index: &Index,
-                           mut reply: ReplyDirectoryPlus| {
-            match state.listable_directory(index, ino) {
-                Ok(directory) => {
-                    listing::list(
-                        state.subtree,
-                        index,
-                        directory,
-                        offset,
-                        |entry, next, name| {
-                            let attr = state.attributes(entry);
-                            let name = OsStr::from_bytes(name);
-                            let is_full = reply.add(
-                                attr.ino,
-                                next,
-                                name,
-                                &TTL_IMMUTABLE,
-                                &attr,
-                                Generation(0),
-                            );
-                            if !is_full {
-                                state.kernel_cache.mark_dentry_known(entry.ino());
-                            }
-                            is_full
-                        },
-                    );
-                    reply.ok();
-                }
-                Err(errno) => reply.error(errno),
-            }
-        };
+        let (content, caller) = (&self.content, req.pid());
         self.state
-            .with_complete_index(&self.content, req.pid(), reply, answer);
+            .with_complete_index(content, caller, reply, move |state, index, mut reply| {
+                let listed = state.list(index, ino, offset, |entry, next, name| {
+                    let attr = state.attributes(entry);
+                    let (name, ttl) = (OsStr::from_bytes(name), &TTL_IMMUTABLE);
+                    let is_full = reply.add(attr.ino, next, name, ttl, &attr, Generation(0));
+                    if !is_full {
+                        state.kernel_cache.mark_dentry_known(entry.ino());
+                    }
+                    is_full
+                });
+                match listed {
+                    Ok(()) => reply.ok(),
+                    Err(errno) => reply.error(errno),
+                }
+            });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {

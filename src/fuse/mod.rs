@@ -13,7 +13,6 @@
 mod attr;
 mod caller;
 mod filesystem;
-mod listing;
 mod mount;
 mod passthrough;
 mod pending_replies;
@@ -28,13 +27,7 @@ mod xattr;
 
 pub use attr::Ownership;
 pub use filesystem::TarFilesystem;
-pub use mount::{
-    Attachment, Force, InheritedSession, LOWER_DIR_NAME, Mount, MountError, MountOptions,
-    MountTarget, Namespace, OpenNamespace, OptionError, OverlayKind, SCRATCH_PREFIX,
-    SuperblockWatch, TopMount, UnmountError, UpperDirs, canonical_mountpoint, clear_dead_mounts,
-    is_mounted, is_still_mounted, supports_takeover, top_mount, unmount, unmount_bind_mount,
-    unmount_dead, unmount_dead_overlay,
-};
+pub use mount::*;
 pub use passthrough::BackingFiles;
 pub use recent_errors::RecentError;
 pub use subtree::{Subtree, SubtreeError};

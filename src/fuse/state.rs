@@ -68,20 +68,24 @@ impl FilesystemState {
         })
     }
 
-    pub(super) fn listable_directory<'a>(
+    /// Lists the directory `inode`, as [`Subtree::list`].
+    pub(super) fn list<'a>(
         &self,
         index: &'a Index,
         inode: INodeNo,
-    ) -> Result<Entry<'a>, Errno> {
+        offset: u64,
+        add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
+    ) -> Result<(), Errno> {
         let entry = self.entry(index, inode)?;
         // The scan failed, so a listing would lack names.
         if !index.is_complete() {
             return Err(Errno::EIO);
         }
-        match entry.kind() {
-            Kind::Directory => Ok(entry),
-            _ => Err(Errno::ENOTDIR),
+        if entry.kind() != Kind::Directory {
+            return Err(Errno::ENOTDIR);
         }
+        self.subtree.list(index, entry, offset, add);
+        Ok(())
     }
 
     /// Whether there may be security labels.

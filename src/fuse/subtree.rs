@@ -1,9 +1,12 @@
-//! The part of the archive that a mount shows, and its inode numbers.
+//! The part of the archive that a mount shows, its inode numbers and directory listings.
 
 use fuser::INodeNo;
 
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Entry, Index, Ino, Kind};
+
+/// Longest name in a listing (`FUSE_NAME_MAX`). The kernel rejects a listing with a longer name.
+const FUSE_NAME_MAX_BYTES: usize = 1024;
 
 /// A directory of the archive as the root of a mount.
 ///
@@ -90,13 +93,46 @@ impl Subtree {
         directory == self.root
     }
 
-    /// The entry of `..` in `directory`. The root is its own parent.
-    pub(super) fn parent<'a>(self, index: &'a Index, directory: Entry<'a>) -> Entry<'a> {
-        if directory.ino() == self.root {
-            return directory;
+    /// Calls `add` for each entry of `directory` from `offset` on, until `add` is full.
+    ///
+    /// `add` also gets the next entry's offset. `.` has offset 0, `..` has 1, and the names follow.
+    pub(super) fn list<'a>(
+        self,
+        index: &'a Index,
+        directory: Entry<'a>,
+        offset: u64,
+        mut add: impl FnMut(Entry<'a>, u64, &[u8]) -> bool,
+    ) {
+        if offset == 0 && add(directory, 1, b".") {
+            return;
         }
-        index.entry(directory.parent()).unwrap_or(directory)
+        // The root is its own parent.
+        let parent = Some(directory.parent()).filter(|_| directory.ino() != self.root);
+        let parent = parent.and_then(|parent| index.entry(parent));
+        if offset <= 1 && add(parent.unwrap_or(directory), 2, b"..") {
+            return;
+        }
+        let Ok(from) = u32::try_from(offset.saturating_sub(2)) else {
+            return;
+        };
+        for child in index.children(directory.ino(), from) {
+            if is_listable_name(child.name)
+                && let Some(entry) = index.entry(child.ino)
+                && add(entry, next_offset(child.number), child.name)
+            {
+                return;
+            }
+        }
     }
+}
+
+pub(super) fn is_listable_name(name: &[u8]) -> bool {
+    name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
+}
+
+/// The offset of the entry after child `number` in a listing.
+pub(super) fn next_offset(number: u32) -> u64 {
+    u64::from(number) + 3
 }
 
 fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {

@@ -74,7 +74,8 @@ impl Materializer {
     /// When the directory cannot be made, [`Error::Interrupted`], and [`Error::Thread`].
     pub fn staged(staging: &Staging, options: Options, stats: Arc<Stats>) -> Result<Self, Error> {
         let (top, mode) = staging.create()?;
-        let problems = Problems::with_stop_error(staging.stop_error(), options.reporter.clone());
+        let stop_error = Arc::clone(&staging.stop_error);
+        let problems = Problems::with_stop_error(stop_error, options.reporter.clone());
         let mut materializer = Self::start(top, problems, options, stats)?;
         materializer.root_mode = Some(mode);
         materializer.tree.was_empty = true;

@@ -39,7 +39,7 @@ pub struct Staging {
     name: Vec<u8>,
     stage: Mutex<Stage>,
     /// Set by [`Staging::interrupt`].
-    stop_error: Arc<OnceLock<Error>>,
+    pub(super) stop_error: Arc<OnceLock<Error>>,
     stats: Arc<Stats>,
 }
 
@@ -107,10 +107,6 @@ impl Staging {
         };
         self.prepare_directory(&temporary, replaced.as_ref())
             .map_err(|error| self.staging_error(error))
-    }
-
-    pub(super) fn stop_error(&self) -> Arc<OnceLock<Error>> {
-        Arc::clone(&self.stop_error)
     }
 
     /// Renames the finished tree to its destination.

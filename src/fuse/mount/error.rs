@@ -33,15 +33,9 @@ pub enum MountError {
     /// The kernel rejected the mount, or another system call failed.
     #[error("cannot mount")]
     System(#[from] io::Error),
-    /// The overlay failed.
+    /// The overlay failed. The second value is whether fuse-overlayfs is installed.
     #[error("cannot make it writable")]
-    Overlay {
-        /// The cause.
-        #[source]
-        cause: io::Error,
-        /// Whether fuse-overlayfs is installed.
-        has_fuse_overlayfs: bool,
-    },
+    Overlay(#[source] io::Error, bool),
     /// The paths of the overlay's directories are longer than the kernel reads.
     #[error(
         "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
@@ -97,10 +91,7 @@ impl MountError {
             Self::Namespace { .. } => {
                 Some("name a process, or a file like /proc/PID/ns/mnt, and mount as root")
             }
-            Self::Overlay {
-                cause,
-                has_fuse_overlayfs,
-            } => overlay_hint(cause, *has_fuse_overlayfs),
+            Self::Overlay(cause, has_fuse_overlayfs) => overlay_hint(cause, *has_fuse_overlayfs),
             Self::OverlayOptionsTooLong { .. } => {
                 Some("name a directory with a shorter path with --upper")
             }

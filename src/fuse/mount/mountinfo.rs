@@ -45,8 +45,8 @@ pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(
 /// Number of mounts of the file system `device`, including mounts of a part of it.
 pub(super) fn count_mounts(device: (u32, u32)) -> io::Result<usize> {
     let table = read_table()?;
-    let mounts = table.split(|&byte| byte == b'\n').filter_map(parse_line);
-    Ok(mounts.filter(|found| found.device == device).count())
+    let mounts = mounts(&table).filter(|found| found.device == device);
+    Ok(mounts.count())
 }
 
 /// The place where a file system is mounted.
@@ -71,9 +71,9 @@ pub(super) fn find(
     fs_type: &str,
     mountpoint: &Path,
 ) -> Option<Attachment> {
-    let lines = || table.rsplit(|&byte| byte == b'\n').filter_map(parse_line);
-    let all =
-        || lines().filter(|found| found.device == device && found.fs_type == fs_type.as_bytes());
+    let is_wanted =
+        |found: &MountEntry<'_>| found.device == device && found.fs_type == fs_type.as_bytes();
+    let all = || mounts(table).rev().filter(is_wanted);
     let whole = || all().filter(|found| found.is_whole);
     let here = whole().find(|found| found.mountpoint == mountpoint);
     let found = here.or_else(|| whole().next()).or_else(|| all().next());
@@ -97,8 +97,7 @@ pub(super) fn find_by_root(
 }
 
 fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
-    let mut lines = table.split(|&byte| byte == b'\n');
-    lines.find_map(|line| parse_line(line).filter(|found| found.id == id))
+    mounts(table).find(|found| found.id == id)
 }
 
 /// The id of the mount that `descriptor` is on.
@@ -119,10 +118,12 @@ pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
 }
 
 fn last_mount_at<'a>(table: &'a [u8], mountpoint: &Path) -> Option<MountEntry<'a>> {
-    table
-        .rsplit(|&byte| byte == b'\n')
-        .filter_map(parse_line)
-        .find(|found| found.mountpoint == mountpoint)
+    let mut latest_first = mounts(table).rev();
+    latest_first.find(|found| found.mountpoint == mountpoint)
+}
+
+fn mounts(table: &[u8]) -> impl DoubleEndedIterator<Item = MountEntry<'_>> {
+    table.split(|&byte| byte == b'\n').filter_map(parse_line)
 }
 
 struct MountEntry<'a> {

@@ -81,10 +81,7 @@ pub(super) fn check_available() -> Result<(), MountError> {
     if may_mount() || find_fuse_overlayfs().is_some() {
         Ok(())
     } else {
-        Err(MountError::Overlay {
-            cause: Errno::PERM.into(),
-            has_fuse_overlayfs: false,
-        })
+        Err(MountError::Overlay(Errno::PERM.into(), false))
     }
 }
 
@@ -114,10 +111,7 @@ pub(super) fn mount_overlay(
             mount_with_fuse_overlayfs(&helper, lower, upper, &mountpoint.path()?, options)?;
             Ok(OverlayKind::FuseOverlayfs)
         }
-        helper => Err(MountError::Overlay {
-            cause: refused.into(),
-            has_fuse_overlayfs: helper.is_some(),
-        }),
+        helper => Err(MountError::Overlay(refused.into(), helper.is_some())),
     }
 }
 
@@ -209,7 +203,7 @@ fn mount_with_fuse_overlayfs(
     let layers = fuse_overlayfs_dirs(lower, upper, options);
     if !may_mount() {
         match mount_in_user_namespace(helper, &layers, mountpoint, options) {
-            Err(MountError::Overlay { cause, .. }) => tracing::warn!(
+            Err(MountError::Overlay(cause, _)) => tracing::warn!(
                 %cause,
                 "{FUSE_OVERLAYFS} runs without a user namespace: it cannot make directories without write \
                  permission, as dpkg does"
@@ -278,10 +272,7 @@ fn fuse_overlayfs_flags(options: &MountOptions) -> String {
 
 /// Runs the helper until it has mounted. It then continues in the background.
 fn run_fuse_overlayfs(command: &mut Command) -> Result<(), MountError> {
-    let refused = |message: String| MountError::Overlay {
-        cause: io::Error::other(message),
-        has_fuse_overlayfs: true,
-    };
+    let refused = |message: String| MountError::Overlay(io::Error::other(message), true);
     let output = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())

@@ -4,7 +4,7 @@
 //! (`IN_UNMOUNT`) without keeping it alive.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 
-/// A watch for the end of a file system.
+/// A watch for the end of a file system, with its inotify descriptor.
 #[derive(Debug)]
-pub struct SuperblockWatch(OwnedFd);
+pub struct SuperblockWatch(pub OwnedFd);
 
 impl SuperblockWatch {
     /// Watches the file system whose root is mounted on `mountpoint`.
@@ -44,18 +44,6 @@ impl SuperblockWatch {
                 polled => return polled == Ok(1),
             }
         }
-    }
-}
-
-impl From<OwnedFd> for SuperblockWatch {
-    fn from(watch: OwnedFd) -> Self {
-        Self(watch)
-    }
-}
-
-impl AsFd for SuperblockWatch {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
     }
 }
 

@@ -14,7 +14,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::mount::{OpenTreeFlags, open_tree};
 
-use crate::fuse::subtree::Subtree;
+use crate::fuse::subtree::{Subtree, next_offset};
 use crate::index::{Index, Ino};
 
 /// Buffer size of a listing: some 300 names. Before Linux 6.15 a request had one page, some 20 names.
@@ -47,10 +47,7 @@ pub(super) fn prime_dentries(
     let directory = openat2(&root, &path[..], flags, Mode::empty(), resolve)?;
     // A listing contains attributes only from its start on, and only just after a lookup in the directory.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
-    seek(
-        &directory,
-        SeekFrom::Start(crate::fuse::listing::next_offset(child.number)),
-    )?;
+    seek(&directory, SeekFrom::Start(next_offset(child.number)))?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
     // Advancing the iterator again would send another request.
     let mut listing = RawDir::new(&directory, &mut buffer);

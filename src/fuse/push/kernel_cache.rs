@@ -21,8 +21,7 @@ use crate::archive::{PageCache, Volume};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::fuse::listing::is_listable_name;
-use crate::fuse::subtree::Subtree;
+use crate::fuse::subtree::{Subtree, is_listable_name};
 use crate::index::{Child, Index, Ino};
 
 /// Number of inodes in a leaf of an [`InodeSet`]. A leaf is an allocation of 128 KiB.

@@ -78,7 +78,8 @@ impl Ledger {
     }
 
     fn new(file: File, tree_id: TreeId, boot_id: u64) -> Self {
-        let seed = fold(tree_id.content) ^ tree_id.directory.rotate_left(32);
+        let (low, high) = halves(tree_id.content);
+        let seed = low ^ high ^ tree_id.directory.rotate_left(32);
         Self {
             file,
             seed,
@@ -123,28 +124,18 @@ impl Ledger {
 
     /// Records that entry `number`, whose stored bytes have `hash`, is complete.
     pub(super) fn put(&self, number: u32, stat: &Stat, hash: u64) -> io::Result<()> {
-        let record = Record {
-            snapshot: StatSnapshot::of(stat),
-            hash,
-            boot_id: self.boot_id,
-        };
-        self.file
-            .write_all_at(&self.slot(number, &record), slot_offset(number))
-    }
-
-    fn slot(&self, number: u32, record: &Record) -> [u8; SLOT_BYTES] {
-        let snapshot = record.snapshot;
+        let snapshot = StatSnapshot::of(stat);
         let mut slot = slot([
             snapshot.inode,
             snapshot.size.cast_unsigned(),
             snapshot.mtime.0.cast_unsigned(),
             snapshot.ctime.0.cast_unsigned(),
             snapshot.mtime.1 | snapshot.ctime.1 << 32,
-            record.hash,
-            record.boot_id,
+            hash,
+            self.boot_id,
         ]);
         write_checksum(&mut slot, self.seed ^ u64::from(number));
-        slot
+        self.file.write_all_at(&slot, slot_offset(number))
     }
 
     fn parse(&self, number: u32, slot: &[u8; SLOT_BYTES]) -> Option<Record> {
@@ -218,11 +209,6 @@ fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
 fn halves(number: u128) -> (u64, u64) {
     let half = |number| u64::try_from(number & u128::from(u64::MAX)).unwrap_or_default();
     (half(number), half(number >> 64))
-}
-
-fn fold(number: u128) -> u64 {
-    let (low, high) = halves(number);
-    low ^ high
 }
 
 /// Fills `buffer`, at most up to the end of the file.

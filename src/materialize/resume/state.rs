@@ -295,19 +295,14 @@ impl ResumeState {
         journal.checkpoint(&position.resume_point, &progress)
     }
 
-    /// Records that the current member's directory gets its attributes at the end.
-    pub(crate) fn record_directory(&self, parent: &Directory, pending: &PendingDirectory) {
-        if let Some(journal) = &self.journal {
-            journal.record_directory(self.number, Some(parent), pending);
-        }
-    }
-
-    /// Records that an implied directory gets its time at the end.
+    /// Records that a directory gets its attributes at the end. An implied one has no `parent`.
     ///
-    /// For member 0, because a repeated member finds the directory and does not record it again.
-    pub(crate) fn record_implied(&self, pending: &PendingDirectory) {
+    /// An implied one is recorded for member 0, because a repeated member finds the directory and does not
+    /// record it again.
+    pub(crate) fn record_directory(&self, parent: Option<&Directory>, pending: &PendingDirectory) {
         if let Some(journal) = &self.journal {
-            journal.record_directory(0, None, pending);
+            let number = parent.map_or(0, |_| self.number);
+            journal.record_directory(number, parent, pending);
         }
     }
 

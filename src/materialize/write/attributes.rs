@@ -32,7 +32,12 @@ impl<'a> AttributeTarget<'a> {
     }
 
     pub(crate) fn chown(self, (user, group): (u32, u32)) -> Result<(), StepError> {
-        let (user, group) = (valid_user(user), valid_group(group));
+        // chown(2) reads the highest value as "do not change".
+        let valid = |number: u32| Some(number).filter(|&number| number != u32::MAX);
+        let (user, group) = (
+            valid(user).map(Uid::from_raw),
+            valid(group).map(Gid::from_raw),
+        );
         match self {
             Self::Open(fd) => rustix::fs::fchown(fd, user, group),
             Self::Name(directory, name) => {
@@ -234,15 +239,6 @@ pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
         rustix::fs::fgetxattr(directory, posix_acl::Kind::Default.attribute(), &mut *value).ok()?;
     value.truncate(len);
     posix_acl::mode_of_xattr(&value)
-}
-
-/// The user ID, or `None` for the value that chown(2) reads as "do not change".
-fn valid_user(number: u32) -> Option<Uid> {
-    (number != u32::MAX).then(|| Uid::from_raw(number))
-}
-
-fn valid_group(number: u32) -> Option<Gid> {
-    (number != u32::MAX).then(|| Gid::from_raw(number))
 }
 
 /// Path of the entry through `/proc/self/fd`, for calls that take no directory descriptor.

@@ -40,7 +40,7 @@ pub(crate) struct Destination {
     pub(crate) context: Arc<Context>,
     pub(crate) writers: WriterPool,
     pub(crate) top: Directory,
-    cache: DirectoryCache,
+    pub(super) cache: DirectoryCache,
     last: Option<(Vec<u8>, Directory)>,
     /// Open directories at which the cache is dropped and the queues are drained.
     max_open_directories: usize,
@@ -48,7 +48,8 @@ pub(crate) struct Destination {
     seen_replacements: usize,
     /// Whether a lookup has ever followed links.
     has_followed_links: bool,
-    implied: Vec<Implied>,
+    /// Implied directories that the caller has not taken yet, without those above [`MAX_IMPLIED_BYTES`].
+    pub(super) implied: Vec<Implied>,
     implied_bytes: usize,
 }
 
@@ -109,11 +110,6 @@ impl Destination {
         lstat_at(&parent.ok()?, name_of(path)).ok()
     }
 
-    /// Caches a directory that was just made or found at `path`.
-    pub(super) fn cache_directory(&mut self, path: &[u8], directory: Directory) {
-        self.cache.insert(path, directory);
-    }
-
     /// Forgets `path` before it is replaced by a non-directory.
     pub(super) fn invalidate(&mut self, path: &[u8]) {
         if self.cache.invalidate(path) {
@@ -139,11 +135,6 @@ impl Destination {
     fn clear_cache(&mut self) {
         self.cache = DirectoryCache::default();
         self.last = None;
-    }
-
-    /// Implied directories made since the last call, without those above [`MAX_IMPLIED_BYTES`].
-    pub(super) fn take_implied(&mut self) -> Vec<Implied> {
-        std::mem::take(&mut self.implied)
     }
 
     fn note_implied(&mut self, path: ArchivePath, identity: Identity) {
@@ -317,7 +308,7 @@ impl Tree for Resolver<'_> {
 /// When the young generation is full, it replaces the old one, which is closed. Recently used directories
 /// stay, without an ordered list.
 #[derive(Debug, Default)]
-struct DirectoryCache {
+pub(super) struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,
     old: HashMap<Vec<u8>, Directory>,
 }
@@ -332,7 +323,7 @@ impl DirectoryCache {
         Some(directory)
     }
 
-    fn insert(&mut self, path: &[u8], directory: Directory) {
+    pub(super) fn insert(&mut self, path: &[u8], directory: Directory) {
         if path.len() > MAX_CACHED_PATH_BYTES {
             return;
         }

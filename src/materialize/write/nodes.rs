@@ -131,13 +131,14 @@ impl TreeWriter {
             Ok(Some((directory, is_new))) => {
                 let identity = directory.identity();
                 self.destination
-                    .cache_directory(job.path.as_bytes(), directory);
+                    .cache
+                    .insert(job.path.as_bytes(), directory);
                 self.context.stats.written_entries.increment();
                 let resolved_path = job.directory.resolved_path_of(job.name());
                 let path = resolved_path.unwrap_or(job.path);
                 let policy = &self.context.policy;
                 let pending = PendingDirectory::new(path, identity, is_new, *job.member, policy);
-                self.defer_attributes(pending, &job.directory);
+                self.defer_attributes(pending, Some(&job.directory));
             }
             Ok(None) => {}
             Err(error) => self.context.record_job_failure(&job, error, 0),

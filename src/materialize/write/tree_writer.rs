@@ -123,7 +123,7 @@ impl TreeWriter {
             let top = self.destination.top.clone();
             let policy = &self.context.policy;
             let pending = PendingDirectory::new(path, top.identity(), false, member, policy);
-            self.defer_attributes(pending, &top);
+            self.defer_attributes(pending, Some(&top));
         }
     }
 
@@ -135,7 +135,7 @@ impl TreeWriter {
             .destination
             .resolve_directory(parent_of(path), IfMissing::Create);
         // They get the time 0 at the end, as in an index.
-        for implied in self.destination.take_implied() {
+        for implied in std::mem::take(&mut self.destination.implied) {
             self.defer_implied_mtime(implied.path, implied.identity);
         }
         match parent {
@@ -167,13 +167,15 @@ impl TreeWriter {
 
     /// Gives an implied directory the time 0 at the end, unless a member describes it.
     fn defer_implied_mtime(&mut self, path: ArchivePath, identity: Identity) {
-        let pending = PendingDirectory::implied(path, identity);
-        self.resume.record_implied(&pending);
-        self.directories.push(pending);
+        self.defer_attributes(PendingDirectory::implied(path, identity), None);
     }
 
-    /// Sets the attributes of the current member's directory at the end.
-    pub(super) fn defer_attributes(&mut self, pending: PendingDirectory, parent: &Directory) {
+    /// Sets the attributes of a directory at the end. That of the current member is in `parent`.
+    pub(super) fn defer_attributes(
+        &mut self,
+        pending: PendingDirectory,
+        parent: Option<&Directory>,
+    ) {
         self.resume.record_directory(parent, &pending);
         self.directories.push(pending);
     }

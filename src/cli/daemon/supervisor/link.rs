@@ -119,7 +119,10 @@ impl SupervisorLink {
 
     /// Reports the overlay over the mount, with a watch for its end.
     pub(crate) fn report_overlay(&self, site: &MountTarget, watch: Option<&SuperblockWatch>) {
-        self.send(&Packet::OverlayMounted(site.into()), watch.map(AsFd::as_fd));
+        self.send(
+            &Packet::OverlayMounted(site.into()),
+            watch.map(|watch| watch.0.as_fd()),
+        );
     }
 
     /// Reports a directory to remove with the mount.

@@ -295,7 +295,7 @@ impl Worker {
             }
             Ok(Some((Packet::OverlayMounted(place), watch))) => {
                 self.overlay = match watch {
-                    Some(watch) => OverlayWatch::Watched(Rc::new(watch.into())),
+                    Some(watch) => OverlayWatch::Watched(Rc::new(SuperblockWatch(watch))),
                     None => OverlayWatch::Unwatched,
                 };
                 if let Some(mount_state) = &mut self.mount_state {
