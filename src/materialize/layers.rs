@@ -141,11 +141,8 @@ impl LayerState {
             .xattrs
             .retain(|(name, _)| !whiteouts.hides_xattr(name));
         Some(Job {
-            directory,
-            path,
             name: Some(name),
-            member: Box::new(member),
-            number: 0,
+            ..Job::new(directory, path, member)
         })
     }
 
@@ -391,13 +388,7 @@ impl TreePlacement<'_> {
             context.record_failure(&path, &directory, error, 0);
             return None;
         }
-        let job = Job {
-            directory,
-            path,
-            name: None,
-            member: Box::new(member_of(entry)),
-            number: 0,
-        };
+        let job = Job::new(directory, path, member_of(entry));
         if entry.kind() != Kind::Directory {
             self.place_entry(job, entry);
             return None;

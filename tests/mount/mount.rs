@@ -178,9 +178,15 @@ impl Mounted {
         let tree = TarFilesystem::new(Arc::new(content), view, &taken, Arc::clone(&stats))
             .with_xattrs(XattrFilter::everything());
         let (sender, ended) = mpsc::channel();
-        let mount = Mount::start(tree, "sample.tar", directory.path(), &taken, move || {
-            drop(sender);
-        })
+        let on_end = move || drop(sender);
+        let mount = Mount::start(
+            tree,
+            "sample.tar",
+            directory.path(),
+            &taken,
+            |_, _| {},
+            on_end,
+        )
         .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
         Self {
             mount: Some(mount),
@@ -600,14 +606,14 @@ fn unmount_spares_other_mount_with_reused_id() {
     let (gone, other) = (0..100)
         .find_map(|_| {
             let gone = one_file().mount();
-            let number = gone.mount().device();
+            let number = gone.mount().target.device;
             rustix::mount::unmount(gone.directory.path(), UnmountFlags::empty()).expect("root");
             assert!(gone.is_gone());
             // The kernel assigns the lowest free number, so it may first assign a few lower ones.
             let mut others: Vec<Mounted> = Vec::new();
             while others.len() < 20 {
                 others.push(one_file().mount());
-                if others.last()?.mount().device() == number {
+                if others.last()?.mount().target.device == number {
                     return Some((gone, others.pop()?));
                 }
             }
@@ -641,7 +647,14 @@ fn mount_on_top_is_not_mistaken_for_ours() {
     let options = MountOptions::default();
     let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
     let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
-    let upper = Mount::start(tree, "upper", lower.directory.path(), &options, || {});
+    let upper = Mount::start(
+        tree,
+        "upper",
+        lower.directory.path(),
+        &options,
+        |_, _| {},
+        || {},
+    );
     let upper = upper.expect("stacked");
     assert!(matches!(
         lower.mount().unmount(Force::No),
@@ -666,7 +679,8 @@ fn failed_mount_leaves_nothing_mounted() {
         let options = MountOptions::default();
         let content = Arc::new(one_file().content(ReplyTiming::AtOnce));
         let tree = TarFilesystem::new(content, Subtree::WHOLE, &options, Arc::default());
-        let error = Mount::start(tree, "sample", place, &options, || {}).expect_err("refused");
+        let error =
+            Mount::start(tree, "sample", place, &options, |_, _| {}, || {}).expect_err("refused");
         assert!(error.to_string().contains(&*place.to_string_lossy()));
     }
 }

@@ -57,8 +57,15 @@ impl PushFixture {
         let view = view.unwrap_or(Subtree::WHOLE);
         let mounted = Mounted::new(content, view, &options, Arc::clone(archive.stats()));
         let directory = tempfile::tempdir().expect("a directory");
-        let mount = Mount::start(mounted, "small.tar", directory.path(), &options, || {})
-            .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
+        let mount = Mount::start(
+            mounted,
+            "small.tar",
+            directory.path(),
+            &options,
+            |_, _| {},
+            || {},
+        )
+        .expect("these tests need FUSE: /dev/fuse, and root or fusermount3");
         Self {
             mount: Some(mount),
             archive,

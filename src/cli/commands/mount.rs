@@ -443,7 +443,7 @@ fn make_mount(
         }
     };
     if let Some(supervisor) = supervisor {
-        supervisor.report_ready(mount.capabilities(), &opened.version, opened.is_strong);
+        supervisor.report_ready(mount.capabilities, &opened.version, opened.is_strong);
     }
     Ok(mount)
 }
@@ -461,7 +461,7 @@ fn handle_events(
     state.manager = mode.enter()?;
     tracing::info!(
         source = state.opened.location,
-        mountpoint = %state.mount.mountpoint().display(),
+        mountpoint = %state.mount.target.mountpoint.display(),
         "mounted"
     );
     let has_ended = event_loop(inbox, &state);
@@ -538,14 +538,12 @@ fn mount_here(
     };
     let (at, source) = (&args.mountpoint, &opened.name);
     let Some((writable, overlay_options)) = writable else {
-        return Ok(Mount::start_with_callback(
-            tree, source, at, options, mounted, ended,
-        )?);
+        return Ok(Mount::start(tree, source, at, options, mounted, ended)?);
     };
     overlay_dirs::ensure_restart_possible(args, opened.is_strong)?;
     let lower = writable.create_lower_dir(supervisor)?;
-    let mut mount = Mount::start_with_callback(tree, source, &lower, options, mounted, ended)?;
-    overlay_dirs::ensure_restart_possible(args, supports_takeover(mount.capabilities()))?;
+    let mut mount = Mount::start(tree, source, &lower, options, mounted, ended)?;
+    overlay_dirs::ensure_restart_possible(args, supports_takeover(mount.capabilities))?;
     writable.mount_overlay(&mut mount, source, at, overlay_options, supervisor)?;
     Ok(mount)
 }
@@ -668,7 +666,7 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
 fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Force) -> Response {
     match result {
         Ok(()) => Response::Unmounted {
-            unmounted: mount.mountpoint().to_string_lossy().into_owned(),
+            unmounted: mount.target.mountpoint.to_string_lossy().into_owned(),
             elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
         },
         Err(error) => Response::Error {
@@ -687,7 +685,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
     let detached = matches!(attachment, Ok(None));
     let (mountpoint, mount_id) = match attachment.ok().flatten() {
         Some(found) => (found.path, Some(found.mount_id)),
-        None => (mount.mountpoint().to_owned(), None),
+        None => (mount.target.mountpoint.clone(), None),
     };
     let entries = opened.content.index().entry_count();
     let damage = opened.status_source.damage();
@@ -696,11 +694,11 @@ fn build_status(state: &ServeState<'_>) -> Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
         mountpoint: mountpoint.to_string_lossy().into_owned(),
-        device: Some(control_socket::format_device(mount.device())),
+        device: Some(control_socket::format_device(mount.target.device)),
         mount_id,
         detached,
         pid: std::process::id(),
-        since_unix_seconds: unix_seconds(mount.mounted_at()),
+        since_unix_seconds: unix_seconds(mount.mounted_at),
         version: opened.version.clone(),
         entries,
         index: opened.status_source.index(),
@@ -730,7 +728,7 @@ fn notes(state: &ServeState<'_>) -> Vec<String> {
     if let Some(copy) = state.copy {
         notes.extend(copy.notes(state.mount));
     }
-    if let Some(namespace) = state.mount.namespace() {
+    if let Some(namespace) = &state.mount.target.namespace {
         let path = namespace.path.display();
         notes.push(format!("it is in another mount namespace: {path}"));
     }

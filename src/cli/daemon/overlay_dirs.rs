@@ -212,7 +212,7 @@ impl OverlayDirs {
         supervisor: Option<&SupervisorLink>,
     ) -> anyhow::Result<()> {
         let upper = self.upper();
-        let lower = mount.mountpoint().to_owned();
+        let lower = mount.target.mountpoint.clone();
         create_upper(&lower, &upper)
             .with_context(|| format!("cannot make {}", upper.upper.display()))?;
         mount.add_overlay(&upper, source, mountpoint, options, |site| {
@@ -235,9 +235,8 @@ impl OverlayDirs {
         OverlayStatus {
             upper: upper.upper.to_string_lossy().into_owned(),
             is_temporary: upper.is_temporary,
-            by: mount
-                .overlay_kind()
-                .map_or("", |cover| cover.name())
+            by: (mount.target.overlay)
+                .map_or("", |(cover, _)| cover.name())
                 .to_owned(),
         }
     }

@@ -36,17 +36,12 @@ pub enum MountError {
     /// The overlay failed. The second value is whether fuse-overlayfs is installed.
     #[error("cannot make it writable")]
     Overlay(#[source] io::Error, bool),
-    /// The paths of the overlay's directories are longer than the kernel reads.
+    /// The overlay's options have so many bytes, more than the second number, which the kernel reads.
     #[error(
-        "cannot make it writable: the names of the overlay's directories take {len} bytes, and the \
-         kernel reads {max_len}"
+        "cannot make it writable: the names of the overlay's directories take {0} bytes, and the \
+         kernel reads {1}"
     )]
-    OverlayOptionsTooLong {
-        /// Bytes of all options.
-        len: usize,
-        /// Bytes of them that the kernel reads.
-        max_len: usize,
-    },
+    OverlayOptionsTooLong(usize, usize),
     /// The mount did not answer, and was unmounted again.
     #[error("the mount did not answer in time")]
     NotReady,

@@ -99,7 +99,12 @@ pub(super) fn mount_overlay(
     if may_mount() {
         check_options_len(&data, rustix::param::page_size())?;
     }
-    let refused = match mount_overlayfs(data, &mountpoint.proc_fd_path(), source, options) {
+    let data = CString::new(data).map_err(|_| Errno::INVAL);
+    let mut flags = syscalls::mount_flags(options);
+    flags.set(MountFlags::RDONLY, options.read_only == Some(true));
+    let path = mountpoint.proc_fd_path();
+    let mount = |data: CString| rustix::mount::mount(source, &path, OVERLAY_FS_TYPE, flags, &*data);
+    let refused = match data.and_then(mount) {
         Ok(()) => return Ok(OverlayKind::Overlayfs),
         Err(errno) => errno,
     };
@@ -113,18 +118,6 @@ pub(super) fn mount_overlay(
         }
         helper => Err(MountError::Overlay(refused.into(), helper.is_some())),
     }
-}
-
-fn mount_overlayfs(
-    data: Vec<u8>,
-    mountpoint: &Path,
-    source: &str,
-    options: &MountOptions,
-) -> rustix::io::Result<()> {
-    let data = CString::new(data).map_err(|_| Errno::INVAL)?;
-    let mut flags = syscalls::mount_flags(options);
-    flags.set(MountFlags::RDONLY, options.read_only == Some(true));
-    rustix::mount::mount(source, mountpoint, OVERLAY_FS_TYPE, flags, data.as_c_str())
 }
 
 fn overlay_options(lower: &Path, upper: &UpperDirs, in_namespace: bool) -> Vec<u8> {
@@ -150,8 +143,7 @@ fn layer_options(lower: &Path, upper: &UpperDirs) -> Vec<u8> {
 fn check_options_len(data: &[u8], page_len: usize) -> Result<(), MountError> {
     let max_len = page_len.saturating_sub(1);
     if data.len() > max_len {
-        let len = data.len();
-        return Err(MountError::OverlayOptionsTooLong { len, max_len });
+        return Err(MountError::OverlayOptionsTooLong(data.len(), max_len));
     }
     Ok(())
 }
@@ -200,8 +192,13 @@ fn mount_with_fuse_overlayfs(
     mountpoint: &Path,
     options: &MountOptions,
 ) -> Result<(), MountError> {
-    let layers = fuse_overlayfs_dirs(lower, upper, options);
+    let mut layers = layer_options(lower, upper);
     if !may_mount() {
+        if options.ownership == Ownership::default() {
+            // This user could neither change files of other users nor give files to them.
+            let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+            layers.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
+        }
         match mount_in_user_namespace(helper, &layers, mountpoint, options) {
             Err(MountError::Overlay(cause, _)) => tracing::warn!(
                 %cause,
@@ -242,16 +239,6 @@ fn mount_in_user_namespace(
         .arg(format!("/dev/fd/{}", device.as_raw_fd()));
     run_fuse_overlayfs(&mut command)
         .inspect_err(|_| syscalls::unmount_or_warn(FUSE_OVERLAYFS_FS_TYPE, mountpoint, None))
-}
-
-fn fuse_overlayfs_dirs(lower: &Path, upper: &UpperDirs, options: &MountOptions) -> Vec<u8> {
-    let mut words = layer_options(lower, upper);
-    if !may_mount() && options.ownership == Ownership::default() {
-        // This user could neither change files of other users nor give files to them.
-        let (user, group) = (geteuid().as_raw(), getegid().as_raw());
-        words.extend(format!(",squash_to_uid={user},squash_to_gid={group}").into_bytes());
-    }
-    words
 }
 
 fn fuse_overlayfs_flags(options: &MountOptions) -> String {

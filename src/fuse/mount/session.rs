@@ -14,7 +14,7 @@ use rustix::fs::{major, makedev, minor};
 
 use super::error::{MountError, UnmountError};
 use super::mountinfo::{self, Attachment, TopMount};
-use super::namespace::{Namespace, OpenNamespace};
+use super::namespace::OpenNamespace;
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
 use super::pinned::UnmountMode;
@@ -76,11 +76,14 @@ impl Force {
 /// A served mount. Dropping it unmounts, by force if necessary.
 #[derive(Debug)]
 pub struct Mount {
-    target: MountTarget,
+    /// The place of the mount or its overlay. The mountpoint is that at the time of the mount.
+    pub target: MountTarget,
     /// `st_dev` of the mount itself. `None` until the mount answers.
     device: Option<u64>,
-    capabilities: u64,
-    mounted_at: SystemTime,
+    /// The capability bits that the kernel offered, for an [`InheritedSession`].
+    pub capabilities: u64,
+    /// Time of the mount.
+    pub mounted_at: SystemTime,
     recent_errors: Arc<RecentErrors>,
     open_files: Option<Arc<OpenFiles>>,
     session: Option<Thread<()>>,
@@ -117,27 +120,12 @@ impl Mount {
 
     /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers.
     ///
-    /// mount(8) lists `source` unless `options` name another. Any last unmount calls `on_end`.
+    /// mount(8) lists `source` unless `options` name another. Calls `on_mounted` with the target and the FUSE
+    /// device before the first reply. Any last unmount calls `on_end`.
     ///
     /// # Errors
     /// When it cannot be mounted; then nothing is mounted.
     pub fn start(
-        filesystem: TarFilesystem,
-        source: &str,
-        mountpoint: &Path,
-        options: &MountOptions,
-        on_end: impl FnOnce() + Send + 'static,
-    ) -> Result<Self, MountError> {
-        Self::start_with_callback(filesystem, source, mountpoint, options, |_, _| {}, on_end)
-    }
-
-    /// As [`start`](Self::start), but calls `on_mounted` before the first reply.
-    ///
-    /// `on_mounted` gets the target and the FUSE device.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
-    pub fn start_with_callback(
         filesystem: TarFilesystem,
         source: &str,
         mountpoint: &Path,
@@ -168,7 +156,7 @@ impl Mount {
         Self::serve_new(filesystem, &target, mount, on_end)
     }
 
-    /// As [`start_with_callback`](Self::start_with_callback), in another mount namespace.
+    /// As [`start`](Self::start), in another mount namespace.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -363,37 +351,12 @@ impl Mount {
         })
     }
 
-    /// The kind of overlay over this mount.
-    pub fn overlay_kind(&self) -> Option<OverlayKind> {
-        self.target.overlay.map(|(overlay, _)| overlay)
-    }
-
-    /// The mountpoint at the time of the mount: absolute, without symbolic links.
-    pub fn mountpoint(&self) -> &Path {
-        &self.target.mountpoint
-    }
-
     /// The mountpoint now, because a directory above may have been renamed. `None` when detached.
     ///
     /// # Errors
     /// When the kernel's table of mounts cannot be read.
     pub fn attachment(&self) -> io::Result<Option<Attachment>> {
         self.target.find()
-    }
-
-    /// Major and minor number of the mount or its overlay, unique on the machine.
-    pub fn device(&self) -> (u32, u32) {
-        self.target.device
-    }
-
-    /// The capability bits that the kernel offered, for an [`InheritedSession`].
-    pub fn capabilities(&self) -> u64 {
-        self.capabilities
-    }
-
-    /// Time of the mount.
-    pub fn mounted_at(&self) -> SystemTime {
-        self.mounted_at
     }
 
     /// The last failed reads, oldest first.
@@ -421,11 +384,6 @@ impl Mount {
             force => force.mode(),
         };
         self.target.unmount(mode, Some(self.connection.as_fd()))
-    }
-
-    /// The mount namespace of the mount, unless it is this process's own.
-    pub fn namespace(&self) -> Option<&Namespace> {
-        self.target.namespace.as_ref()
     }
 
     /// Whether it is attached to the directory tree.

@@ -69,27 +69,15 @@ pub(super) fn take_over_session(
 fn fuse_init_request(capabilities: u64) -> Vec<u8> {
     let capabilities = capabilities | InitFlags::FUSE_INIT_EXT.bits();
     let low = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(u32::MAX);
-    let words = [
-        IN_HEADER_BYTES + INIT_IN_BYTES,
-        FUSE_INIT,
-        // The request's number (any), 8 bytes; the inode, 8 bytes; user, group and process; padding.
-        2,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        0,
-        FUSE_PROTOCOL_VERSION.0,
-        FUSE_PROTOCOL_VERSION.1,
-        // Read-ahead, which the kernel has set already.
-        0,
-        low(capabilities),
-        low(capabilities >> 32),
-    ];
-    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-    bytes.resize((IN_HEADER_BYTES + INIT_IN_BYTES) as usize, 0);
+    let len = IN_HEADER_BYTES + INIT_IN_BYTES;
+    // The request's number (any), 8 bytes; the inode, 8 bytes; user, group and process; padding.
+    let header = [len, FUSE_INIT, 2, 0, 0, 0, 0, 0, 0, 0];
+    let (major, minor) = FUSE_PROTOCOL_VERSION;
+    // The zero is the read-ahead, which the kernel has set already.
+    let init = [major, minor, 0, low(capabilities), low(capabilities >> 32)];
+    let words = header.iter().chain(&init);
+    let mut bytes: Vec<u8> = words.flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.resize(len as usize, 0);
     bytes
 }
 

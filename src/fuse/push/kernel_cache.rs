@@ -4,7 +4,6 @@
 //! kernel knows the inode, knows its name, and caches the file's bytes. All are cleared when the kernel
 //! forgets the inode, because it drops the pages, too.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -39,6 +38,7 @@ const DENTRY_LOOKAHEAD: usize = 16;
 const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
 /// The daemon's record of the kernel's caches.
+#[derive(Debug)]
 pub(in crate::fuse) struct KernelCache {
     subtree: Subtree,
     stats: Arc<Stats>,
@@ -248,13 +248,8 @@ fn is_permanent_error(error: &io::Error) -> bool {
     )
 }
 
-impl fmt::Debug for KernelCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KernelCache").finish_non_exhaustive()
-    }
-}
-
 /// A bitmap of inode numbers. It allocates leaves only for numbers that occur.
+#[derive(Debug)]
 struct InodeSet {
     leaves: Box<[OnceLock<Box<[AtomicU64]>>]>,
 }

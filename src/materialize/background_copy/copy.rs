@@ -7,9 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-use super::cancel_token::CancelToken;
 use super::directory::CopyDirectory;
-use super::status::{BackgroundCopyProgress, CopyStatus};
+use super::status::{BackgroundCopyProgress, CancelToken, CopyStatus};
 use super::task::{CopyTask, ReadFn};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;

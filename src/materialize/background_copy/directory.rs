@@ -33,11 +33,10 @@ impl CopyDirectory {
     /// Fails with [`Error::NotACopy`] when a non-empty directory has no ledger.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination(directory.to_owned(), errno_of(&error));
-        match std::fs::create_dir(directory) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(failed(error));
-            }
-            _ => {}
+        if let Err(error) = std::fs::create_dir(directory)
+            && error.kind() != io::ErrorKind::AlreadyExists
+        {
+            return Err(failed(error));
         }
         let directory = std::fs::canonicalize(directory).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -53,11 +52,8 @@ impl CopyDirectory {
             Err(Errno::NOENT) => return Err(Error::NotACopy(directory)),
             Err(Errno::WOULDBLOCK) => return Err(Error::InUse(directory)),
             Err(errno) => {
-                return Err(Error::Ledger(
-                    ledger_path,
-                    "open the record of complete files",
-                    errno,
-                ));
+                let action = "open the record of complete files";
+                return Err(Error::Ledger(ledger_path, action, errno));
             }
         };
         Ok(Self {

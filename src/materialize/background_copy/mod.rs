@@ -8,8 +8,6 @@
 //! names and attributes and a record in the [`Ledger`](ledger::Ledger), which each open compares with it. The
 //! archive's reader has verified the bytes.
 
-mod bit_set;
-mod cancel_token;
 mod copy;
 mod directory;
 mod ledger;

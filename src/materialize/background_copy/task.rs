@@ -14,7 +14,6 @@ use rustix::fs::{AtFlags, fstat};
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3Default;
 
-use super::bit_set::BitSet;
 use super::directory::is_file;
 use super::ledger::{Ledger, Record};
 use super::plan::{self, CopyPlan, Name};
@@ -434,13 +433,7 @@ impl CopyTask {
             let directory = tree.reopen_parent_directory(path);
             directory.ok_or(Failure::Recorded)?
         };
-        let job = Job {
-            number: 0,
-            directory: directory.clone(),
-            path: path.clone(),
-            name: None,
-            member: Box::new(member_of(entry)),
-        };
+        let job = Job::new(directory.clone(), path.clone(), member_of(entry));
         let file = FileWriter::create(job, &self.context, || ()).ok_or(Failure::Recorded)?;
         let mut unfinished = RemoveUnlessFinished {
             directory: &directory,
@@ -577,4 +570,54 @@ fn read_len(index: &Index, piece: &Piece, done: u64) -> u32 {
         .and_then(|number| index.span_extent(number));
     let in_span = span.map_or(left, |span| span.end().0.saturating_sub(here.0));
     u32::try_from(left.min(in_span).clamp(1, MAX_READ_BYTES)).unwrap_or(u32::MAX)
+}
+
+/// A set of numbers from 0 to the last one, which many threads read and change.
+#[derive(Debug)]
+pub(super) struct BitSet(Vec<AtomicU64>);
+
+impl BitSet {
+    pub(super) fn new(last: u32) -> Self {
+        let words = last as usize / 64 + 1;
+        Self((0..words).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    pub(super) fn contains(&self, number: u32) -> bool {
+        let word = self.word(number);
+        word.is_some_and(|word| word.load(Ordering::Acquire) & bit(number) != 0)
+    }
+
+    /// Returns whether `number` is new.
+    pub(super) fn insert(&self, number: u32) -> bool {
+        let word = self.word(number);
+        word.is_some_and(|word| word.fetch_or(bit(number), Ordering::AcqRel) & bit(number) == 0)
+    }
+
+    /// Returns whether the set contained `number`.
+    pub(super) fn remove(&self, number: u32) -> bool {
+        let word = self.word(number);
+        word.is_some_and(|word| word.fetch_and(!bit(number), Ordering::AcqRel) & bit(number) != 0)
+    }
+
+    fn word(&self, number: u32) -> Option<&AtomicU64> {
+        self.0.get(number as usize / 64)
+    }
+}
+
+fn bit(number: u32) -> u64 {
+    1 << (number % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bit_set_inserts_and_removes_only_numbers_in_range() {
+        let bits = BitSet::new(64);
+        assert!(bits.insert(64) && !bits.insert(64) && bits.insert(0));
+        assert!(bits.contains(64) && bits.contains(0) && !bits.contains(63));
+        assert!(bits.remove(64) && !bits.remove(64) && !bits.contains(64));
+        assert!(!bits.insert(128) && !bits.contains(128) && !bits.remove(128));
+    }
 }

@@ -19,6 +19,17 @@ pub(crate) struct Job {
 }
 
 impl Job {
+    /// An entry with the archive's name, of a member without a number.
+    pub(crate) fn new(directory: Directory, path: ArchivePath, member: Member) -> Self {
+        Self {
+            directory,
+            path,
+            name: None,
+            member: Box::new(member),
+            number: 0,
+        }
+    }
+
     pub(crate) fn name(&self) -> &[u8] {
         self.name.as_deref().unwrap_or_else(|| name_of(&self.path))
     }

@@ -10,6 +10,7 @@ use super::destination::IfMissing;
 use super::directories::PendingDirectory;
 use super::directory::{Directory, Identity, is_directory, lstat_at, name_of, parent_of};
 use super::job::{DeferredLink, Job};
+use super::remove_tree::OWNER_RWX;
 use super::tree_writer::TreeWriter;
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
@@ -172,7 +173,6 @@ impl TreeWriter {
 
     /// The final mode, unless that denies us access, or grants access before the owner is set.
     fn initial_directory_mode(&self, job: &Job) -> u32 {
-        const OWNER_RWX: u32 = 0o700;
         let policy = &self.context.policy;
         let mode = policy.mode(&job.member);
         let has_xattrs = !job.member.xattrs.is_empty();

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use super::attributes::AttributeTarget;
 use super::directory::Identity;
 
-const OWNER_RWX: u32 = 0o700;
+pub(super) const OWNER_RWX: u32 = 0o700;
 
 /// Removes the directory `name` in `parent` with its contents. A missing entry is no error.
 ///

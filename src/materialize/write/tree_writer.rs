@@ -9,6 +9,7 @@ use super::directories::PendingDirectory;
 use super::directory::{Directory, Identity, lstat_at, name_of, parent_of};
 use super::job::{DeferredLink, Job};
 use super::pool::WriterPool;
+use super::remove_tree::OWNER_RWX;
 use super::{directories, file_system};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::ResolveError;
@@ -94,11 +95,8 @@ impl TreeWriter {
         }
         let directory = self.parent_directory(&path, member.payload.len())?;
         let job = Job {
-            directory,
-            path,
-            name: None,
-            member: Box::new(member),
             number: self.resume.number,
+            ..Job::new(directory, path, member)
         };
         let shared = self
             .resume
@@ -212,7 +210,6 @@ impl TreeWriter {
 
     /// Lets the owner into a read-only directory of an earlier mount. Its final mode is set at the end.
     pub(crate) fn grant_owner_access(&mut self, path: &ArchivePath) {
-        const OWNER_RWX: u32 = 0o700;
         let parent = self
             .destination
             .resolve_directory(parent_of(path), IfMissing::Fail);
