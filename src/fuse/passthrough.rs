@@ -164,8 +164,14 @@ impl OpenFiles {
             // The kernel now holds its own reference to the file.
             Ok(id) => ReadMode::Passthrough(Arc::new(id)),
             Err(error) => {
-                // A missing permission is permanent. Other errors may be temporary.
-                if is_permanent_error(&error) {
+                // Permanent: CAP_SYS_ADMIN is missing, the backing file system is stacked, or the kernel is too
+                // old. Other errors may be temporary.
+                if matches!(
+                    Errno::from_io_error(&error),
+                    Some(
+                        Errno::PERM | Errno::LOOP | Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS
+                    )
+                ) {
                     self.is_passthrough_enabled.store(false, Ordering::Relaxed);
                     self.record_disabled_reason(&error.to_string());
                 }
@@ -253,17 +259,6 @@ impl OpenFiles {
             why.to_owned()
         });
     }
-}
-
-/// Whether the kernel will always reject passthrough.
-///
-/// Then `CAP_SYS_ADMIN` is missing, the backing file system is stacked, or the kernel is too old.
-fn is_permanent_error(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    matches!(
-        errno,
-        Some(Errno::PERM | Errno::LOOP | Errno::OPNOTSUPP | Errno::NOTTY | Errno::NOSYS)
-    )
 }
 
 /// Reads `len` bytes from the page cache; `None` if that would wait for a disk.

@@ -246,7 +246,7 @@ impl PendingReplies {
         }
     }
 
-    /// Sweeps at [`SWEEP_INTERVAL`] while requests are pending, until [stopped](Self::stop).
+    /// Sweeps at [`SWEEP_INTERVAL`] while requests are pending, until the [`Watchdog`] is dropped.
     fn run_watchdog(&self) {
         loop {
             let state = self.state.lock();
@@ -267,11 +267,6 @@ impl PendingReplies {
             let suspended = passed.map(|passed| passed.saturating_sub(SWEEP_INTERVAL));
             self.sweep(now, suspended.unwrap_or_default());
         }
-    }
-
-    fn stop(&self) {
-        self.state.lock().is_stopped = true;
-        self.changed.notify_all();
     }
 }
 
@@ -294,7 +289,8 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.pending_replies.stop();
+        self.pending_replies.state.lock().is_stopped = true;
+        self.pending_replies.changed.notify_all();
     }
 }
 

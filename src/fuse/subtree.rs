@@ -13,7 +13,8 @@ const FUSE_NAME_MAX_BYTES: usize = 1024;
 /// The kernel requires that a root is inode 1. Every other inode number is the index's [`Ino`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subtree {
-    root: Ino,
+    /// The directory that is the root.
+    pub root: Ino,
 }
 
 /// Why a directory cannot be a mount's root.
@@ -55,11 +56,6 @@ impl Subtree {
             root = ino;
         }
         Ok(Self { root })
-    }
-
-    /// The directory that is the root.
-    pub fn root(self) -> Ino {
-        self.root
     }
 
     pub(super) fn inode(self, ino: Ino) -> INodeNo {

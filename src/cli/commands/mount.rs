@@ -361,7 +361,7 @@ fn mount_and_serve(
     mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
     let view = args.view(&*opened.content)?;
-    let root = view.root();
+    let root = view.root;
     let (events, inbox) = mpsc::channel();
     // Until here, a signal ends the process, because there is nothing to clean up.
     let _signals = SignalWatch::start(events.clone())?;
@@ -614,7 +614,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
                 answer(umount_response(mount, &result, force));
-                if result.is_ok() && force == Force::Yes && !mount.is_mounted() {
+                if result.is_ok() && force == Force::Yes && !mount.target.is_mounted() {
                     return false;
                 }
             }
@@ -667,7 +667,7 @@ fn umount_response(mount: &Mount, result: &Result<(), UnmountError>, force: Forc
     match result {
         Ok(()) => Response::Unmounted {
             unmounted: mount.target.mountpoint.to_string_lossy().into_owned(),
-            elsewhere: mount.is_mounted() || force == Force::No && mount.is_still_in_use(),
+            elsewhere: mount.target.is_mounted() || force == Force::No && mount.is_still_in_use(),
         },
         Err(error) => Response::Error {
             hint: error.hint().map(str::to_owned),
@@ -681,7 +681,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
     // Taken first, because the notes explain states that `progress` reports.
     let progress = state.copy.map(MountCopy::progress);
     let notes = notes(state);
-    let attachment = mount.attachment();
+    let attachment = mount.target.find();
     let detached = matches!(attachment, Ok(None));
     let (mountpoint, mount_id) = match attachment.ok().flatten() {
         Some(found) => (found.path, Some(found.mount_id)),

@@ -18,7 +18,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use super::error::MountError;
 use super::mountinfo;
 use super::options::MountOptions;
-use super::pinned::UnmountMode;
+use super::pinned::{UnmountMode, proc_fd_path};
 use super::syscalls::{self, Mountpoint};
 use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
@@ -102,7 +102,7 @@ pub(super) fn mount_overlay(
     let data = CString::new(data).map_err(|_| Errno::INVAL);
     let mut flags = syscalls::mount_flags(options);
     flags.set(MountFlags::RDONLY, options.read_only == Some(true));
-    let path = mountpoint.proc_fd_path();
+    let path = proc_fd_path(&mountpoint.0);
     let mount = |data: CString| rustix::mount::mount(source, &path, OVERLAY_FS_TYPE, flags, &*data);
     let refused = match data.and_then(mount) {
         Ok(()) => return Ok(OverlayKind::Overlayfs),

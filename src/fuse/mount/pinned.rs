@@ -92,6 +92,7 @@ impl MountpointEntry {
     }
 }
 
+/// A path that leads to the open file whatever its name is. Valid in this process only.
 pub(super) fn proc_fd_path(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }

@@ -13,7 +13,7 @@ use fuser::{Config, INodeNo, Session, SessionACL};
 use rustix::fs::{major, makedev, minor};
 
 use super::error::{MountError, UnmountError};
-use super::mountinfo::{self, Attachment, TopMount};
+use super::mountinfo::{self, TopMount};
 use super::namespace::OpenNamespace;
 use super::options::MountOptions;
 use super::overlay::{self, OverlayKind, UpperDirs};
@@ -351,14 +351,6 @@ impl Mount {
         })
     }
 
-    /// The mountpoint now, because a directory above may have been renamed. `None` when detached.
-    ///
-    /// # Errors
-    /// When the kernel's table of mounts cannot be read.
-    pub fn attachment(&self) -> io::Result<Option<Attachment>> {
-        self.target.find()
-    }
-
     /// The last failed reads, oldest first.
     pub fn recent_errors(&self) -> Vec<RecentError> {
         self.recent_errors.recent()
@@ -386,14 +378,9 @@ impl Mount {
         self.target.unmount(mode, Some(self.connection.as_fd()))
     }
 
-    /// Whether it is attached to the directory tree.
-    pub fn is_mounted(&self) -> bool {
-        self.target.is_mounted()
-    }
-
     /// Whether a bind mount, an overlay or another namespace still uses it. Then its connection does not end.
     pub fn is_still_in_use(&self) -> bool {
-        if self.is_mounted() {
+        if self.target.is_mounted() {
             return true;
         }
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;

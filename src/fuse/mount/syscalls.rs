@@ -43,17 +43,12 @@ pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
 ///
 /// The path is resolved once, so another user cannot redirect the mount by a rename or a link.
 #[derive(Debug)]
-pub(super) struct Mountpoint(OwnedFd);
+pub(super) struct Mountpoint(pub(super) OwnedFd);
 
 impl Mountpoint {
-    /// A path that leads to the directory whatever its name is. Valid in this process only.
-    pub(super) fn proc_fd_path(&self) -> PathBuf {
-        proc_fd_path(&self.0)
-    }
-
     /// Its path now: absolute, without symbolic links.
     pub(super) fn path(&self) -> Result<PathBuf, MountError> {
-        Ok(fs::read_link(self.proc_fd_path())?)
+        Ok(fs::read_link(proc_fd_path(&self.0))?)
     }
 }
 
@@ -202,7 +197,7 @@ fn mount_by_path(
 ) -> Result<OwnedFd, MountError> {
     let mount_with_fusermount =
         || mount_with_fusermount(&mountpoint.path()?, &fusermount_options(source, options));
-    let path = mountpoint.proc_fd_path();
+    let path = proc_fd_path(&mountpoint.0);
     match open_fuse_device() {
         Ok(device) => match mount_directly(&device, &path, source, options) {
             Ok(()) => Ok(device.into()),

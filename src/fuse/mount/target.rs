@@ -26,14 +26,17 @@ pub struct MountTarget {
 
 impl MountTarget {
     /// Whether it is attached, even if covered; false on an error. Sends it no request.
-    pub(super) fn is_mounted(&self) -> bool {
+    pub fn is_mounted(&self) -> bool {
         self.find().is_ok_and(|found| found.is_some())
     }
 
-    /// Finds the mount's place now, because a directory above it may have been renamed.
+    /// Finds the mount's place now, because a directory above it may have been renamed. `None` when detached.
     ///
     /// Its device number identifies it while a process holds its connection.
-    pub(super) fn find(&self) -> io::Result<Option<Attachment>> {
+    ///
+    /// # Errors
+    /// When the kernel's table of mounts cannot be read.
+    pub fn find(&self) -> io::Result<Option<Attachment>> {
         let table = match &self.namespace {
             Some(namespace) => namespace.table()?,
             None => mountinfo::read_table()?,

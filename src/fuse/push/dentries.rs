@@ -68,14 +68,14 @@ pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd>
 
 /// The path of `directory` below the mount's root; `None` if it is outside.
 fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<u8>> {
-    if directory == subtree.root() {
+    if directory == subtree.root {
         return Some(b".".to_vec());
     }
     let path = index.path(directory)?;
-    if subtree.root() == Ino::ROOT {
+    if subtree.root == Ino::ROOT {
         return Some(path.as_bytes().to_vec());
     }
-    let root = index.path(subtree.root())?;
+    let root = index.path(subtree.root)?;
     let below = path.starts_with(&root).then_some(path)?;
     let below = below.strip_components(root.components().count())?;
     Some(below.as_bytes().to_vec())

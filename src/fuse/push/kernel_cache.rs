@@ -123,7 +123,7 @@ impl KernelCache {
 
     /// Queues an invalidation if the kernel may know `ino`. Never waits.
     fn queue_invalidation(&self, ino: Ino) {
-        if (ino == self.subtree.root() || self.known_inodes.contains(ino))
+        if (ino == self.subtree.root || self.known_inodes.contains(ino))
             && let Some(invalidations) = &*self.invalidations.lock()
         {
             // If the queue is full, the TTL ends soon enough.
@@ -184,8 +184,12 @@ impl KernelCache {
         };
         if let Err(error) = prime((&mountpoint, device)) {
             tracing::debug!(%error, "cannot prime the kernel's caches");
-            // Other errors concern one directory, or are temporary.
-            if is_permanent_error(&error) {
+            // Permission or the system call is missing, another mount covers ours, or the kernel asked for
+            // nothing. Other errors concern one directory, or are temporary.
+            if matches!(
+                Errno::from_io_error(&error),
+                Some(Errno::PERM | Errno::NOSYS | Errno::INVAL | Errno::XDEV | Errno::NODATA)
+            ) {
                 self.is_priming_disabled.store(true, Ordering::Relaxed);
             }
         }
@@ -235,17 +239,6 @@ impl PageCache for KernelCache {
         }
         notifier.store(INodeNo(ino.0.into()), offset, bytes)
     }
-}
-
-/// Whether an error will repeat for every directory.
-///
-/// Permission or the system call is missing, another mount covers ours, or the kernel asked for nothing.
-fn is_permanent_error(error: &io::Error) -> bool {
-    let errno = Errno::from_io_error(error);
-    matches!(
-        errno,
-        Some(Errno::PERM | Errno::NOSYS | Errno::INVAL | Errno::XDEV | Errno::NODATA)
-    )
 }
 
 /// A bitmap of inode numbers. It allocates leaves only for numbers that occur.

@@ -104,12 +104,10 @@ pub(crate) struct RecoveredState {
 pub(crate) enum TreeRecord {
     /// An entry was complete.
     Complete(ArchivePath, StatSnapshot),
-    /// A directory existed.
-    Directory(ArchivePath),
     /// The inode's link count was about to change, which changes its ctime.
     Touched(u64),
-    /// The entry was about to be replaced.
-    Replaced(ArchivePath),
+    /// The entry was about to be replaced, or is a directory, which is checked when it gets its attributes.
+    Unchecked(ArchivePath),
 }
 
 /// Progress recorded in a checkpoint.
@@ -479,7 +477,7 @@ impl JournalLoader {
             RecordKind::Directory => {
                 let number = fields.number()?;
                 self.tree_records
-                    .push((Some(number), TreeRecord::Directory(fields.path()?)));
+                    .push((Some(number), TreeRecord::Unchecked(fields.path()?)));
                 self.directories
                     .push((number, PendingDirectory::decode(&mut fields)?));
             }
@@ -495,7 +493,7 @@ impl JournalLoader {
                 .push((None, TreeRecord::Touched(fields.number()?))),
             RecordKind::Replace => self
                 .tree_records
-                .push((None, TreeRecord::Replaced(fields.path()?))),
+                .push((None, TreeRecord::Unchecked(fields.path()?))),
             RecordKind::Make => self
                 .new_directories
                 .push((fields.number()?, fields.path()?)),

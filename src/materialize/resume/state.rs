@@ -337,8 +337,7 @@ pub(crate) fn is_tree_unchanged(records: &[TreeRecord], destination: &mut Destin
                     *is_touched = true;
                 }
             }
-            // A directory is checked when it gets its attributes.
-            TreeRecord::Directory(path) | TreeRecord::Replaced(path) => {
+            TreeRecord::Unchecked(path) => {
                 expected.remove(path);
             }
         }

@@ -9,10 +9,10 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, Uid, Xat
 use rustix::fs::{UTIME_OMIT, chmodat};
 use rustix::io::Errno;
 
-use super::attribute_policy::AttributePolicy;
+use super::context::Context;
 use crate::base::archive_path::ArchivePath;
 use crate::base::posix_acl;
-use crate::materialize::error::{Problems, StepError, WithAction};
+use crate::materialize::error::{StepError, WithAction};
 use crate::tar::Timestamp;
 
 /// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
@@ -114,8 +114,7 @@ pub(crate) struct Attributes<'a> {
     pub(crate) xattrs: &'a [(Vec<u8>, Vec<u8>)],
     /// Removes the ACLs inherited from the directory.
     pub(crate) removes_inherited_acls: bool,
-    pub(crate) policy: &'a AttributePolicy,
-    pub(crate) problems: &'a Problems,
+    pub(crate) context: &'a Context,
 }
 
 impl Attributes<'_> {
@@ -135,7 +134,7 @@ impl Attributes<'_> {
 
     fn selected(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let xattrs = self.xattrs.iter().map(|(name, value)| (&**name, &**value));
-        xattrs.filter(|(name, _)| self.policy.xattrs.selects(name))
+        xattrs.filter(|(name, _)| self.context.policy.xattrs.selects(name))
     }
 
     fn set_non_acls(self, target: AttributeTarget<'_>) {
@@ -150,7 +149,7 @@ impl Attributes<'_> {
 
     fn set_acls(self, target: AttributeTarget<'_>) {
         for kind in posix_acl::Kind::ALL {
-            match posix_acl::find(self.selected(), kind, &self.policy.accounts) {
+            match posix_acl::find(self.selected(), kind, &self.context.policy.accounts) {
                 Ok(None) => {}
                 Ok(Some(acl)) => {
                     let name = kind.attribute().as_bytes();
@@ -158,7 +157,7 @@ impl Attributes<'_> {
                         self.warn(name, errno);
                     }
                     if acl.unmapped > 0 {
-                        self.problems.warn(&format!(
+                        self.context.problems.warn(&format!(
                             "{}: {} entries of the ACL {} name users or groups that this user \
                              namespace does not map, left out",
                             self.path,
@@ -167,7 +166,7 @@ impl Attributes<'_> {
                         ));
                     }
                 }
-                Err(posix_acl::InvalidAcl) => self.problems.warn(&format!(
+                Err(posix_acl::InvalidAcl) => self.context.problems.warn(&format!(
                     "{}: the ACL {} is malformed or names an unknown user or group, left out",
                     self.path,
                     kind.attribute()
@@ -187,7 +186,7 @@ impl Attributes<'_> {
     }
 
     fn warn(self, name: &[u8], errno: Errno) {
-        self.problems.warn(&format!(
+        self.context.problems.warn(&format!(
             "{}: cannot set the extended attribute {}: {errno}",
             self.path,
             name.escape_ascii()

@@ -167,29 +167,23 @@ impl Context {
         name: &[u8],
         wait_for_files: &mut impl FnMut(),
     ) -> Result<(), Errno> {
-        // A directory with a reserved name is not empty.
-        let has_reserved_names = |stat| {
-            self.reserved_names
-                .0
-                .lock()
-                .contains_key(&Identity::of(stat))
-        };
-        let removed = match lstat_at(directory, name) {
-            Err(errno) => Err(errno),
-            Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory if has_reserved_names(&stat) => Err(Errno::NOTEMPTY),
-                FileType::Directory => {
-                    wait_for_files();
-                    self.note_replacement();
-                    rustix::fs::unlinkat(directory, name, AtFlags::REMOVEDIR)
+        let removed = lstat_at(directory, name).and_then(|stat| {
+            let kind = FileType::from_raw_mode(stat.st_mode);
+            let mut flags = AtFlags::empty();
+            if kind == FileType::Directory {
+                // A directory with a reserved name is not empty.
+                let reserved_names = &self.reserved_names.0;
+                if reserved_names.lock().contains_key(&Identity::of(&stat)) {
+                    return Err(Errno::NOTEMPTY);
                 }
-                FileType::Symlink => {
-                    self.note_replacement();
-                    rustix::fs::unlinkat(directory, name, AtFlags::empty())
-                }
-                _ => rustix::fs::unlinkat(directory, name, AtFlags::empty()),
-            },
-        };
+                wait_for_files();
+                flags = AtFlags::REMOVEDIR;
+            }
+            if matches!(kind, FileType::Directory | FileType::Symlink) {
+                self.note_replacement();
+            }
+            rustix::fs::unlinkat(directory, name, flags)
+        });
         match removed {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             // GNU tar also reports why the entry was not made, not why the old one was not removed.

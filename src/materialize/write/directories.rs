@@ -238,8 +238,7 @@ impl PendingDirectory {
             mtime: self.mtime,
             xattrs: &self.xattrs,
             removes_inherited_acls,
-            policy: &context.policy,
-            problems: &context.problems,
+            context,
         };
         attributes.apply(AttributeTarget::Open(directory.as_fd()))
     }

@@ -188,8 +188,7 @@ impl FileWriter {
             mtime: member.mtime,
             xattrs: &member.xattrs,
             removes_inherited_acls: self.job.directory.inherits_acl(),
-            policy: &context.policy,
-            problems: &context.problems,
+            context,
         };
         attributes.apply(AttributeTarget::Open(self.fd.as_fd()))
     }

@@ -112,8 +112,7 @@ impl TreeWriter {
                 mtime: job.member.mtime,
                 xattrs: &job.member.xattrs,
                 removes_inherited_acls: mode.is_some() && job.directory.inherits_acl(),
-                policy: &self.context.policy,
-                problems: &self.context.problems,
+                context: &self.context,
             };
             attributes.apply(AttributeTarget::named(&job.directory, job.name()))?;
         }
