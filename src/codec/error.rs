@@ -62,9 +62,6 @@ impl Cause {
     }
 
     /// Compares a stored checksum with the computed one.
-    ///
-    /// # Errors
-    /// [`Cause::Checksum`] when they differ.
     pub(super) fn compare_checksums(
         what: &'static str,
         expected: impl Into<u64>,

@@ -15,15 +15,9 @@ pub(super) trait FrameWalker: Send + fmt::Debug {
     const COMPRESSION: Compression;
 
     /// Takes from `input` and appends to `pulls`; without enough input only returns [`Step::NeedInput`].
-    ///
-    /// # Errors
-    /// As [`super::Decoder::pull`], but never [`Cause::Truncated`].
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
     /// Appends output held back to be joined with more, when the walk pauses or stops.
-    ///
-    /// # Errors
-    /// [`Cause::Cancelled`].
     fn flush(&mut self, pulls: &mut PullQueue) -> Result<(), Error>;
 }
 

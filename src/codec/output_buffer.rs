@@ -15,9 +15,6 @@ pub(super) struct OutputBuffer {
 
 impl OutputBuffer {
     /// Space for the next plain bytes, never empty.
-    ///
-    /// # Errors
-    /// As [`BufferPool::acquire`].
     pub(super) fn spare_capacity(&mut self, pool: &BufferPool) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,

@@ -30,9 +30,6 @@ impl Decoder {
     }
 
     /// At a seek point.
-    ///
-    /// # Errors
-    /// [`Cause::Malformed`] when packed and plain offset differ or decoder state comes with it.
     pub(super) fn resume(context: &Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let offset = seek_point.packed.0;
         if (offset, 0, 0) != (seek_point.plain.0, seek_point.bit, seek_point.state)

@@ -160,9 +160,6 @@ pub(super) fn pack_window(window: &[u8]) -> Bytes {
 }
 
 /// The window behind [`SeekPoint::window`]: at most `max_len` bytes, whatever the frame claims.
-///
-/// # Errors
-/// [`Cause::Malformed`] when it is not one zstd frame, or longer.
 pub(super) fn unpack_window(packed: &[u8], max_len: usize) -> Result<Vec<u8>, Cause> {
     if packed.is_empty() {
         return Ok(Vec::new());

@@ -218,9 +218,6 @@ impl IndexFile {
     }
 
     /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it.
-    ///
-    /// # Errors
-    /// [`Errno::WOULDBLOCK`] while another process uses it.
     fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
@@ -256,9 +253,6 @@ impl IndexFile {
 }
 
 /// Opens the file `name` and takes the shared lock, if possible.
-///
-/// # Errors
-/// As [`TrustedDir::file`].
 fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<IndexLock>)> {
     for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;

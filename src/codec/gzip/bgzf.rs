@@ -48,9 +48,6 @@ impl Group {
     }
 
     /// Decodes the input of [`Group::parse`], which begins at `packed`, into [`Group::plain_len`] bytes.
-    ///
-    /// # Errors
-    /// When a member is malformed, or its checksum or length is wrong.
     pub(super) fn decode(
         self,
         input: &[u8],

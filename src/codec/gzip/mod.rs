@@ -110,9 +110,6 @@ impl Decoder {
     }
 
     /// Resumes at a seek point.
-    ///
-    /// # Errors
-    /// [`Cause::Malformed`] when it is not gzip's.
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let error = |cause| error(seek_point.packed, cause);
         let state = match (seek_point.state, seek_point.bit) {

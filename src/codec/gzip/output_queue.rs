@@ -34,9 +34,6 @@ impl OutputQueue {
     /// Space for the next plain bytes, never empty; a new buffer has `len` bytes, at least one.
     ///
     /// May wait for buffers to be returned, so the caller must have pulled all ready output.
-    ///
-    /// # Errors
-    /// As [`BufferPool::acquire`].
     pub(super) fn spare_capacity(&mut self, len: usize) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,

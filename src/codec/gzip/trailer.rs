@@ -121,9 +121,6 @@ impl MemberChecksum {
     }
 
     /// Compares a member, whose plain bytes end at `end`, with `trailer`.
-    ///
-    /// # Errors
-    /// [`Cause::Checksum`] when they differ.
     pub(super) fn compare(mut self, trailer: &Trailer, end: Plain) -> Result<(), Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
         if self.has_parts() {

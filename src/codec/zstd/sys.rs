@@ -156,9 +156,6 @@ impl BlockDecoder {
     }
 
     /// Decodes `packed`, which has [`Self::next_input_len`] bytes. Returns the number of plain bytes.
-    ///
-    /// # Errors
-    /// When the frame is malformed, in libzstd's words. Only [`Self::begin_frame`] is valid then.
     pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
         let Some(region) = &self.current else {
             return Err("no room to decode to".to_owned());
