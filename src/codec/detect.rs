@@ -1,44 +1,37 @@
 //! Detects formats by magic bytes.
 
-use std::fmt;
 use std::str::FromStr;
 
 use crate::base::tar_checksum;
 
 /// A compression format.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, thiserror::Error)]
 pub enum Compression {
     /// None: packed bytes are plain bytes.
+    #[default]
+    #[error("plain")]
     None,
     /// gzip (RFC 1952), any number of members.
+    #[error("gzip")]
     Gzip,
     /// lz4 frames, modern and legacy.
+    #[error("lz4")]
     Lz4,
     /// Zstandard (RFC 8878).
+    #[error("zstd")]
     Zstd,
     /// xz.
+    #[error("xz")]
     Xz,
     /// bzip2.
+    #[error("bzip2")]
     Bzip2,
-}
-
-impl fmt::Display for Compression {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "plain",
-            Self::Gzip => "gzip",
-            Self::Lz4 => "lz4",
-            Self::Zstd => "zstd",
-            Self::Xz => "xz",
-            Self::Bzip2 => "bzip2",
-        })
-    }
 }
 
 impl FromStr for Compression {
     type Err = UnknownCompression;
 
-    /// Parses the output of [`Display`](fmt::Display) and the usual file name extensions.
+    /// Parses the output of [`Display`](std::fmt::Display) and the usual file name extensions.
     fn from_str(name: &str) -> Result<Self, UnknownCompression> {
         match name {
             "plain" | "none" => Ok(Self::None),
@@ -73,15 +66,19 @@ pub enum Detected {
 }
 
 /// How a file is encrypted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Encryption {
     /// A message of `OpenPGP` (RFC 9580), binary or in ASCII armor.
+    #[error("OpenPGP")]
     OpenPgp,
     /// Output of `openssl enc`.
+    #[error("OpenSSL")]
     OpenSsl,
     /// Output of `openssl enc -a`, which is base64.
+    #[error("OpenSSL")]
     OpenSslBase64,
     /// A file of age, binary or in ASCII armor.
+    #[error("age")]
     Age,
 }
 
@@ -94,16 +91,6 @@ impl Encryption {
             Self::OpenSslBase64 => "openssl enc -d -a",
             Self::Age => "age --decrypt",
         }
-    }
-}
-
-impl fmt::Display for Encryption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OpenPgp => "OpenPGP",
-            Self::OpenSsl | Self::OpenSslBase64 => "OpenSSL",
-            Self::Age => "age",
-        })
     }
 }
 

@@ -24,6 +24,15 @@ const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
 pub const SECTIONS: u32 = 16;
+/// By their codes in [`Layer::compression`].
+const COMPRESSIONS: [Compression; 6] = [
+    Compression::None,
+    Compression::Gzip,
+    Compression::Lz4,
+    Compression::Zstd,
+    Compression::Xz,
+    Compression::Bzip2,
+];
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -327,13 +336,15 @@ impl Header {
 impl Layer {
     fn of(index: &Index) -> Self {
         let origin = &index.origin;
+        let mut codes = (0_u32..).zip(COMPRESSIONS);
+        let code = codes.find_map(|(code, known)| (known == origin.compression).then_some(code));
         Self {
             block_len: u32::try_from(index.block_len).unwrap_or_default().into(),
             reserved: 0.into(),
             content_id: origin.content_id,
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
-            compression: compression_code(origin.compression).into(),
+            compression: code.unwrap_or_default().into(),
             flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
         }
@@ -347,11 +358,12 @@ impl Layer {
     }
 
     fn origin(&self, locator: Locator) -> Result<Origin, Error> {
+        let compression = COMPRESSIONS.get(self.compression.get() as usize).copied();
         Ok(Origin {
             locator,
             content_id: self.content_id,
             sha256: (self.flags.get() & HAS_SHA256 != 0).then_some(Sha256(self.sha256)),
-            compression: compression_from_code(self.compression.get())?,
+            compression: compression.ok_or(Error::Malformed("an unknown compression"))?,
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
         })
@@ -365,29 +377,6 @@ fn digested(blocks: &[BlockDigest], block_len: u64, packed_bytes: u64) -> Result
         count if count == packed_bytes.div_ceil(block_len) => Ok(Packed(packed_bytes)),
         _ => Err(Error::Malformed("not one digest a block")),
     }
-}
-
-fn compression_code(compression: Compression) -> u32 {
-    match compression {
-        Compression::None => 0,
-        Compression::Gzip => 1,
-        Compression::Lz4 => 2,
-        Compression::Zstd => 3,
-        Compression::Xz => 4,
-        Compression::Bzip2 => 5,
-    }
-}
-
-fn compression_from_code(code: u32) -> Result<Compression, Error> {
-    Ok(match code {
-        0 => Compression::None,
-        1 => Compression::Gzip,
-        2 => Compression::Lz4,
-        3 => Compression::Zstd,
-        4 => Compression::Xz,
-        5 => Compression::Bzip2,
-        _ => return Err(Error::Malformed("an unknown compression")),
-    })
 }
 
 impl Locator {

@@ -15,7 +15,7 @@ pub struct Locator {
 }
 
 /// The source that an index was made from.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Origin {
     /// The key of the saved index.
     pub locator: Locator,
@@ -29,17 +29,4 @@ pub struct Origin {
     pub packed_bytes: u64,
     /// Length of the plain stream.
     pub plain_bytes: u64,
-}
-
-impl Default for Origin {
-    fn default() -> Self {
-        Self {
-            locator: Locator::default(),
-            content_id: [0; 32],
-            sha256: None,
-            compression: Compression::None,
-            packed_bytes: 0,
-            plain_bytes: 0,
-        }
-    }
 }

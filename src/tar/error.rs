@@ -1,8 +1,6 @@
 //! Errors, warnings and damage of an archive.
 
-use std::fmt;
-
-use super::limits::{Exceeded, Limit};
+use super::limits::Limit;
 use crate::base::extent::Plain;
 
 /// Why the parser cannot continue.
@@ -77,34 +75,21 @@ impl Cause {
     }
 }
 
-impl From<Exceeded> for Cause {
-    fn from(Exceeded { which, limit }: Exceeded) -> Self {
-        Self::LimitExceeded { which, limit }
-    }
-}
-
 /// The part of an archive that is cut.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TruncatedIn {
     /// Inside a record that should be a header.
+    #[error("a header")]
     Header,
     /// Inside an extension, or between it and the header that it amends.
+    #[error("an extended header")]
     Extension,
     /// Inside a payload.
+    #[error("a member's payload")]
     Payload,
     /// Inside the zeros that pad a payload's last record.
+    #[error("a member's padding")]
     Padding,
-}
-
-impl fmt::Display for TruncatedIn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Header => "a header",
-            Self::Extension => "an extended header",
-            Self::Payload => "a member's payload",
-            Self::Padding => "a member's padding",
-        })
-    }
 }
 
 /// An oddity of an archive.

@@ -1,6 +1,6 @@
 //! Limits on the resources that a hostile archive can consume.
 
-use std::fmt;
+use super::Cause;
 
 /// Bytes of headers for each member on top of [`Limits::size`], with padding.
 const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
@@ -100,28 +100,36 @@ impl Limits {
 }
 
 /// One of the [`Limits`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Limit {
     /// [`Limits::path_depth`].
+    #[error("components in a name")]
     PathDepth,
     /// [`Limits::metadata_bytes`].
+    #[error("bytes of names, attributes and sparse maps")]
     MetadataBytes,
     /// [`Limits::pax_bytes`].
+    #[error("bytes in a pax header")]
     PaxBytes,
     /// [`Limits::global_bytes`].
+    #[error("bytes of global pax keywords")]
     GlobalBytes,
     /// [`Limits::xattrs`].
+    #[error("extended attributes of a member")]
     Xattrs,
     /// [`Limits::xattr_bytes`].
+    #[error("bytes of extended attributes of a member")]
     XattrBytes,
     /// [`Limits::name_bytes`].
+    #[error("bytes in a name or link target")]
     NameBytes,
     /// [`Limits::sparse_segments`].
+    #[error("pieces of a sparse file")]
     SparseSegments,
 }
 
 impl Limit {
-    pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Exceeded> {
+    pub(super) fn check(self, limits: &Limits, found: u64) -> Result<(), Cause> {
         let limit = match self {
             Self::PathDepth => limits.path_depth,
             Self::MetadataBytes => limits.metadata_bytes,
@@ -133,31 +141,10 @@ impl Limit {
             Self::SparseSegments => limits.sparse_segments,
         };
         if found > limit {
-            return Err(Exceeded { which: self, limit });
+            return Err(Cause::LimitExceeded { which: self, limit });
         }
         Ok(())
     }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::PathDepth => "components in a name",
-            Self::MetadataBytes => "bytes of names, attributes and sparse maps",
-            Self::PaxBytes => "bytes in a pax header",
-            Self::GlobalBytes => "bytes of global pax keywords",
-            Self::Xattrs => "extended attributes of a member",
-            Self::XattrBytes => "bytes of extended attributes of a member",
-            Self::NameBytes => "bytes in a name or link target",
-            Self::SparseSegments => "pieces of a sparse file",
-        })
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Exceeded {
-    pub(super) which: Limit,
-    pub(super) limit: u64,
 }
 
 #[cfg(test)]
@@ -191,7 +178,7 @@ mod tests {
             ..Limits::default()
         };
         assert_eq!(Limit::Xattrs.check(&limits, 3), Ok(()));
-        let exceeded = Exceeded {
+        let exceeded = Cause::LimitExceeded {
             which: Limit::Xattrs,
             limit: 3,
         };

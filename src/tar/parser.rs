@@ -46,7 +46,7 @@ pub enum Event {
 }
 
 /// Turns plain bytes into members.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Parser {
     options: Options,
     input: Bytes,
@@ -73,17 +73,19 @@ pub struct Parser {
 /// Maximum bytes of global pax headers stored for [`Parser::globals`].
 const MAX_SAVED_GLOBAL_BYTES: usize = 64 << 10;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum LastRecord {
     /// Also when there is no record yet.
+    #[default]
     Header,
     /// A zero record, when zero records count.
     Zero,
     Bad,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum State {
+    #[default]
     Header,
     Extension(Extension),
     HeaderMap(Box<PendingMember>, HeaderMap),
@@ -133,20 +135,8 @@ impl Parser {
     pub fn new(options: Options) -> Self {
         Self {
             options,
-            input: Bytes::new(),
-            partial: Vec::new(),
-            offset: 0,
-            is_finished: false,
-            state: State::Header,
-            events: VecDeque::new(),
-            failure: None,
-            extensions: Extensions::default(),
-            global: pax::Keywords::default(),
             globals: Some(Arc::default()),
-            is_tar: false,
-            last: LastRecord::Header,
-            sums: MemberTotals::default(),
-            totals_before_last: MemberTotals::default(),
+            ..Self::default()
         }
     }
 
@@ -380,7 +370,7 @@ impl Parser {
             b'L' | b'K' => Limit::NameBytes.check(limits, size.saturating_sub(1)),
             _ => Limit::PaxBytes.check(limits, size),
         };
-        checked.map_err(|exceeded| error(at, exceeded.into()))?;
+        checked.map_err(|cause| error(at, cause))?;
         self.state = State::Extension(Extension {
             flag,
             at,
@@ -431,7 +421,7 @@ impl Parser {
         keywords.sparse = super::sparse::Keywords::default();
         Limit::GlobalBytes
             .check(&self.options.limits, keywords.bytes())
-            .map_err(|exceeded| error(at, exceeded.into()))?;
+            .map_err(|cause| error(at, cause))?;
         self.global = keywords;
         // Not immediately, because each global header would apply it again.
         self.extensions.is_stale = true;
@@ -451,7 +441,7 @@ impl Parser {
         let mut keywords = Box::new(self.global.clone());
         keywords
             .read(&extensions.body, &self.options.limits, &mut Vec::new())
-            .map_err(|exceeded| error(at, exceeded.into()))?;
+            .map_err(|cause| error(at, cause))?;
         Ok(Some(keywords))
     }
 
@@ -478,7 +468,7 @@ impl Parser {
         let read = keywords.read(body, &self.options.limits, &mut notes);
         let is_clean = notes.is_empty();
         self.report_notes(at, notes);
-        read.map_err(|exceeded| error(at, exceeded.into()))?;
+        read.map_err(|cause| error(at, cause))?;
         Ok(is_clean)
     }
 
@@ -593,7 +583,7 @@ impl Parser {
     fn handle_map_fault(&mut self, pending: &PendingMember, fault: MapFault) -> Result<(), Error> {
         match fault {
             MapFault::Map(fault) => self.skip_damaged(pending, &fault.to_string()),
-            MapFault::Exceeded(exceeded) => return Err(error(pending.at, exceeded.into())),
+            MapFault::Exceeded(cause) => return Err(error(pending.at, cause)),
         }
         Ok(())
     }
@@ -632,8 +622,8 @@ impl Parser {
             _ => 0,
         };
         let depth = depth(&member.name).max(link);
-        if let Err(exceeded) = Limit::PathDepth.check(&self.options.limits, depth) {
-            let (name, cause) = (printable(&member.name), Cause::from(exceeded));
+        if let Err(cause) = Limit::PathDepth.check(&self.options.limits, depth) {
+            let name = printable(&member.name);
             self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
             self.skip(payload + rest);
             return Ok(());

@@ -2,9 +2,8 @@
 
 use super::error::{Note, printable};
 use super::header::text;
-use super::limits::{Exceeded, Limit};
 use super::sparse::{self, decimal};
-use super::{Limits, Timestamp};
+use super::{Cause, Limit, Limits, Timestamp};
 
 /// Values from pax headers. `None` leaves the header's own field in force.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +29,7 @@ impl Keywords {
         body: &[u8],
         limits: &Limits,
         notes: &mut Vec<Note>,
-    ) -> Result<(), Exceeded> {
+    ) -> Result<(), Cause> {
         let mut rest = body;
         loop {
             match keyword(rest) {
@@ -61,7 +60,7 @@ impl Keywords {
         value: &[u8],
         limits: &Limits,
         notes: &mut Vec<Note>,
-    ) -> Result<(), Exceeded> {
+    ) -> Result<(), Cause> {
         let mut report = |note: Option<Note>| notes.extend(note);
         match key {
             b"path" => self.path = name(value, limits)?,
@@ -97,12 +96,7 @@ impl Keywords {
         Ok(())
     }
 
-    fn sparse(
-        &mut self,
-        key: &[u8],
-        value: &[u8],
-        limits: &Limits,
-    ) -> Result<Option<Note>, Exceeded> {
+    fn sparse(&mut self, key: &[u8], value: &[u8], limits: &Limits) -> Result<Option<Note>, Cause> {
         let sparse = &mut self.sparse;
         match key {
             b"size" | b"realsize" => {
@@ -123,7 +117,7 @@ impl Keywords {
         Ok(None)
     }
 
-    fn acl(&mut self, key: &[u8], value: &[u8], limits: &Limits) -> Result<(), Exceeded> {
+    fn acl(&mut self, key: &[u8], value: &[u8], limits: &Limits) -> Result<(), Cause> {
         if value.is_empty() {
             self.xattrs.retain(|(other, _)| other != key);
             return Ok(());
@@ -132,7 +126,7 @@ impl Keywords {
     }
 
     /// Sets an extended attribute, possibly an empty one; a later value replaces an earlier one.
-    fn xattr(&mut self, key: Vec<u8>, value: Vec<u8>, limits: &Limits) -> Result<(), Exceeded> {
+    fn xattr(&mut self, key: Vec<u8>, value: Vec<u8>, limits: &Limits) -> Result<(), Cause> {
         self.xattrs.retain(|(other, _)| *other != key);
         self.xattrs.push((key, value));
         Limit::Xattrs.check(limits, self.xattrs.len() as u64)?;
@@ -215,7 +209,7 @@ fn invalid(key: &[u8], value: &[u8]) -> Note {
 }
 
 /// A text up to its first NUL; an empty one is `None`, which clears the field.
-fn name(value: &[u8], limits: &Limits) -> Result<Option<Vec<u8>>, Exceeded> {
+fn name(value: &[u8], limits: &Limits) -> Result<Option<Vec<u8>>, Cause> {
     let name = text(value);
     Limit::NameBytes.check(limits, name.len() as u64)?;
     Ok((!name.is_empty()).then(|| name.to_vec()))

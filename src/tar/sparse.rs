@@ -1,8 +1,7 @@
 //! Sparse files: pax's three forms of maps, and the validation of maps.
 
 use super::header::Record;
-use super::limits::{Exceeded, Limit};
-use super::{Limits, Segment};
+use super::{Cause, Limit, Limits, Segment};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MapError {
@@ -72,7 +71,7 @@ pub(super) struct Keywords {
 
 impl Keywords {
     /// For `GNU.sparse.numbytes` of 0.0.
-    pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Exceeded> {
+    pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Cause> {
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
             self.is_sparse = true;
             return push(&mut self.map, Segment { offset, len }, limits);
@@ -92,7 +91,7 @@ impl Keywords {
     }
 
     /// For `GNU.sparse.map` of 0.1: offsets and lengths in turn, separated by commas.
-    pub(super) fn set_map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Exceeded> {
+    pub(super) fn set_map(&mut self, text: &[u8], limits: &Limits) -> Result<(), Cause> {
         self.map.clear();
         let mut numbers = text.split(|&byte| byte == b',').map(decimal);
         while let Some(offset) = numbers.next() {
@@ -108,11 +107,7 @@ impl Keywords {
 }
 
 /// Adds a piece, unless it is empty, as at the file's end; some writers write millions of empty ones.
-pub(super) fn push(
-    map: &mut Vec<Segment>,
-    piece: Segment,
-    limits: &Limits,
-) -> Result<(), Exceeded> {
+pub(super) fn push(map: &mut Vec<Segment>, piece: Segment, limits: &Limits) -> Result<(), Cause> {
     if piece.len > 0 {
         Limit::SparseSegments.check(limits, map.len() as u64 + 1)?;
         map.push(piece);
@@ -187,24 +182,14 @@ impl MapReader {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MapFault {
     /// The map is invalid, and the member is lost.
-    Map(MapError),
+    #[error(transparent)]
+    Map(#[from] MapError),
     /// The map exceeds a limit, and the archive is rejected.
-    Exceeded(Exceeded),
-}
-
-impl From<MapError> for MapFault {
-    fn from(error: MapError) -> Self {
-        Self::Map(error)
-    }
-}
-
-impl From<Exceeded> for MapFault {
-    fn from(exceeded: Exceeded) -> Self {
-        Self::Exceeded(exceeded)
-    }
+    #[error(transparent)]
+    Exceeded(#[from] Cause),
 }
 
 #[cfg(test)]
