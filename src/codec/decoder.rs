@@ -1,6 +1,7 @@
 //! The interface of decoders: packed bytes in, plain bytes, jobs and seek points out.
 
 use std::fmt;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -16,7 +17,7 @@ pub const LOOKAHEAD_LEN: usize = 16;
 ///
 /// After [`Pull::NeedInput`] the caller calls [`push`](Self::push) once, or [`finish`](Self::finish) at the
 /// end of the packed stream. Errors are fused: after one, every pull repeats it.
-pub trait Decoder: Send + fmt::Debug {
+pub trait Decoder: Send {
     /// Adds the next packed bytes, in order. Call it only after [`Pull::NeedInput`].
     fn push(&mut self, packed: Bytes);
 
@@ -27,6 +28,12 @@ pub trait Decoder: Send + fmt::Debug {
 
     /// Returns the next item of the stream.
     fn pull(&mut self) -> Result<Pull, Error>;
+}
+
+impl fmt::Debug for dyn Decoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Decoder")
+    }
 }
 
 /// The result of [`Decoder::pull`].
@@ -47,9 +54,9 @@ pub enum Pull {
     /// As [`Pull::Job`], but it must run after all jobs before it.
     OrderedJob(Job),
     /// Optional work for another thread, whose result the decoder may use later.
-    Speculative(SpeculativeJob),
+    Speculative(Arc<dyn SpeculativeJob>),
     /// The decoder is blocked on this work. Call [`SpeculativeJob::wait`], then pull again.
-    WaitFor(SpeculativeJob),
+    WaitFor(Arc<dyn SpeculativeJob>),
     /// The driver must compute this checksum up to [`Pull::ChecksumEnd`]: jobs end out of order.
     ChecksumStart(ContentChecksum),
     /// End of the bytes of [`Pull::ChecksumStart`], with the stored checksum.

@@ -1,7 +1,6 @@
 //! Shared by codecs that walk frames and blocks: a queue of pulls, and fused errors.
 
 use std::collections::VecDeque;
-use std::fmt;
 
 use bytes::Bytes;
 
@@ -10,7 +9,7 @@ use super::{Cause, Compression, Error, Pull};
 use crate::base::extent::Packed;
 
 /// A codec that moves through its format in small steps.
-pub(super) trait FrameWalker: Send + fmt::Debug {
+pub(super) trait FrameWalker: Send {
     /// The format, for errors.
     const COMPRESSION: Compression;
 
@@ -34,7 +33,6 @@ pub(super) enum Step {
 }
 
 /// A decoder that drives a [`FrameWalker`].
-#[derive(Debug)]
 pub(super) struct FrameDecoder<W> {
     walker: W,
     input: InputQueue,
@@ -128,13 +126,19 @@ pub(super) fn no_magic(is_first: bool, format: &str, unit: &str) -> Cause {
     })
 }
 
-/// Whether `magic` starts a skippable frame, which lz4 and zstd share.
-pub(super) fn is_skippable(magic: u32) -> bool {
-    magic & 0xffff_fff0 == 0x184d_2a50
-}
-
-/// Skips the skippable frame that begins with the next byte of `input`: magic, length and content.
-pub(super) fn skip_frame(input: &InputQueue) -> Step {
-    let len = input.peek_at(4).map(u32::from_le_bytes);
-    len.map_or(Step::NeedInput, |len| Step::Skip(8 + u64::from(len)))
+/// The magic of the frame that begins with the next byte of `input`; else the step there.
+///
+/// Skips skippable frames (magic, length and content), which lz4 and zstd share.
+pub(super) fn next_magic(input: &InputQueue, is_first: &mut bool) -> Result<u32, Step> {
+    if input.is_exhausted() && !*is_first {
+        return Err(Step::End);
+    }
+    let number_at = |at| input.peek_at(at).map(u32::from_le_bytes);
+    let magic = number_at(0).ok_or(Step::NeedInput)?;
+    if magic & 0xffff_fff0 != 0x184d_2a50 {
+        return Ok(magic);
+    }
+    let len = number_at(4).ok_or(Step::NeedInput)?;
+    *is_first = false;
+    Err(Step::Skip(8 + u64::from(len)))
 }

@@ -3,7 +3,6 @@
 //! Only for streams that cannot be cut otherwise: those whose seek points have windows.
 
 use std::collections::VecDeque;
-use std::fmt;
 
 use bytes::Bytes;
 
@@ -167,7 +166,7 @@ impl IndexedDecoder {
             .pool
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
         context.pool = ration.map_err(|closed| Cause::from(closed).at(compression, packed))?;
-        Ok(Some(Pull::Job(Job::with_pieces(move || {
+        Ok(Some(Pull::Job(Job::new(move || {
             decode(compression, context, &range, input)
         }))))
     }
@@ -200,12 +199,6 @@ impl Decoder for IndexedDecoder {
                 return Err(error.clone());
             }
         }
-    }
-}
-
-impl fmt::Debug for IndexedDecoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IndexedDecoder").finish_non_exhaustive()
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -19,22 +18,10 @@ pub struct Job {
 }
 
 impl Job {
-    /// A job whose `work` makes one piece.
-    pub fn new(work: impl FnOnce() -> Result<Bytes, Error> + Send + 'static) -> Self {
-        Self::with_pieces(move || Ok(vec![work()?]))
-    }
-
-    /// A job whose `work` makes any number of pieces.
-    pub fn with_pieces(work: impl FnOnce() -> Result<Vec<Bytes>, Error> + Send + 'static) -> Self {
-        Self::with_output(move || Ok(Output::from(work()?)))
-    }
-
-    /// A job whose `work` may leave some of its output to be made piece by piece.
-    pub(super) fn with_output(
-        work: impl FnOnce() -> Result<Output, Error> + Send + 'static,
-    ) -> Self {
+    /// A job whose `work` makes one piece, several, or output that is made piece by piece.
+    pub fn new<T: Into<Output>>(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Self {
         Self {
-            work: Box::new(work),
+            work: Box::new(move || Ok(work()?.into())),
         }
     }
 
@@ -68,7 +55,7 @@ impl Output {
     pub(super) fn with_rest(first: Bytes, rest: impl LazyOutput + 'static) -> Self {
         Self {
             rest: Some(Box::new(rest)),
-            ..Self::from(vec![first])
+            ..Self::from(first)
         }
     }
 
@@ -113,6 +100,12 @@ impl Output {
     }
 }
 
+impl From<Bytes> for Output {
+    fn from(piece: Bytes) -> Self {
+        Self::from(vec![piece])
+    }
+}
+
 impl From<Vec<Bytes>> for Output {
     fn from(pieces: Vec<Bytes>) -> Self {
         Self {
@@ -144,44 +137,20 @@ impl fmt::Debug for Job {
 }
 
 /// Work whose result the decoder itself may use.
-#[derive(Clone)]
-pub struct SpeculativeJob {
-    work: Arc<dyn SpeculativeWork>,
-}
-
-trait SpeculativeWork: Send + Sync {
+pub trait SpeculativeJob: Send + Sync + fmt::Debug {
+    /// Runs the work on this thread, unless it has begun or is cancelled.
     fn run(&self);
+
+    /// Waits while the work runs on another thread.
     fn wait(&self);
 }
 
-impl<T: Send> SpeculativeWork for OnceJob<T> {
+impl<T: Send> SpeculativeJob for OnceJob<T> {
     fn run(&self) {
         OnceJob::run(self);
     }
 
     fn wait(&self) {
         OnceJob::wait(self);
-    }
-}
-
-impl SpeculativeJob {
-    pub(super) fn new<T: Send + 'static>(job: Arc<OnceJob<T>>) -> Self {
-        Self { work: job }
-    }
-
-    /// Runs the work on this thread, unless it has begun or is cancelled.
-    pub fn run(&self) {
-        self.work.run();
-    }
-
-    /// Waits while the work runs on another thread.
-    pub fn wait(&self) {
-        self.work.wait();
-    }
-}
-
-impl fmt::Debug for SpeculativeJob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SpeculativeJob")
     }
 }

@@ -11,10 +11,10 @@ const MAGIC_MASK: u64 = (1 << MAGIC_BITS) - 1;
 /// Bytes that hold any block header, whatever bit it begins at.
 pub(super) const BLOCK_HEADER_LEN: usize = 33 << 10;
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct MagicScanner {
     window: u64,
-    scanned: usize,
+    pub(super) scanned: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,17 +25,6 @@ pub(super) struct FoundMagic {
 }
 
 impl MagicScanner {
-    pub(super) fn new() -> Self {
-        Self {
-            window: 0,
-            scanned: 0,
-        }
-    }
-
-    pub(super) fn scanned(&self) -> usize {
-        self.scanned
-    }
-
     /// Scans `bytes` up to the end of the first magic.
     pub(super) fn find(&mut self, bytes: &[u8]) -> Option<FoundMagic> {
         for byte in bytes {
@@ -153,7 +142,7 @@ mod tests {
                 let bytes = writer.finish();
                 for cut in 45..bytes.len() {
                     let (first, second) = bytes.split_at(cut);
-                    let mut scanner = MagicScanner::new();
+                    let mut scanner = MagicScanner::default();
                     let found = scanner.find(first).or_else(|| scanner.find(second));
                     let bit = 400 + bit as usize;
                     assert_eq!(

@@ -89,7 +89,6 @@ impl Decoder {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
@@ -213,7 +212,7 @@ impl Streams {
         let checksum = reader.read_bits(32).and_then(|sum| u32::try_from(sum).ok());
         let checksum = checksum.unwrap_or_default();
         match magic {
-            Some(BLOCK_MAGIC) => self.state = State::Scanning(checksum, MagicScanner::new()),
+            Some(BLOCK_MAGIC) => self.state = State::Scanning(checksum, MagicScanner::default()),
             Some(STREAM_END_MAGIC) => {
                 if self.stream.has_all_blocks {
                     Cause::compare_checksums("stream", checksum, self.stream.checksum)?;
@@ -241,13 +240,13 @@ impl Streams {
         };
         let before = scanner.clone();
         let found = input
-            .slices_from(scanner.scanned())
+            .slices_from(scanner.scanned)
             .find_map(|bytes| scanner.find(bytes));
         let level = self.stream.level;
         let Some(found) = found else {
             let max_block_len =
                 usize::from(level) * BLOCK_LEN_PER_LEVEL * MAX_CODE_BITS / 8 + BLOCK_HEADER_LEN;
-            if scanner.scanned() > max_block_len {
+            if scanner.scanned > max_block_len {
                 return Err(Cause::malformed("a block that is longer than any"));
             }
             return Ok(Step::NeedInput);
@@ -317,7 +316,7 @@ impl Streams {
         let room = max_block_len.load(Ordering::Relaxed).clamp(usual_len, most);
         // In stream order, and both at once: see `BufferPool::acquire_with`.
         let (buffer, state) = self.context.pool.acquire_with(room, block.needed_bytes())?;
-        pulls.push_back(Pull::Job(Job::with_output(move || {
+        pulls.push_back(Pull::Job(Job::new(move || {
             let decoding = BlockDecoding {
                 packed,
                 stream: block.stream(),
@@ -449,7 +448,7 @@ impl BlockDecoding {
         let filled = self.fill(&mut buffer)?;
         let first = buffer.freeze().slice(..filled);
         Ok(if self.is_ended {
-            Output::from(vec![first])
+            Output::from(first)
         } else {
             Output::with_rest(first, self)
         })

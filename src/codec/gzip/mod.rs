@@ -45,7 +45,6 @@ const BUFFER_EXPANSION_FACTOR: usize = 4;
 /// Maximum plain bytes of a zlib call; checkpoints may be as late. 64 KiB and 1 MiB are equally fast.
 const INFLATE_STEP_LEN: usize = 256 << 10;
 
-#[derive(Debug)]
 pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
@@ -470,7 +469,7 @@ impl Decoder {
         self.output.flush();
         let mut from = 0;
         for piece in pieces {
-            let to = from + piece.len();
+            let to = from + piece.len;
             let inside = marks.extract_if(.., |(plain, _)| *plain < to);
             let inside: Vec<_> = inside
                 .map(|(plain, seek_point)| (plain - from, seek_point))

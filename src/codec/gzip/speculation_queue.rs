@@ -105,7 +105,7 @@ impl Drop for Partition {
 pub(super) enum Match {
     Miss,
     /// A thread is still decoding the partition by this job.
-    Running(SpeculativeJob),
+    Running(Arc<dyn SpeculativeJob>),
     Hit,
 }
 
@@ -153,7 +153,7 @@ impl SpeculationQueue {
         &mut self,
         input: &InputQueue,
         decoded_lens: (u64, u64),
-    ) -> Option<SpeculativeJob> {
+    ) -> Option<Arc<dyn SpeculativeJob>> {
         if self.next_start.0 < input.offset().0 {
             // Decoding overtook it, because there was no memory, or no thread to begin it.
             self.next_start = Packed(input.offset().0 + self.partition_len as u64);
@@ -181,7 +181,7 @@ impl SpeculationQueue {
             job: Arc::new(OnceJob::new(move || task.run())),
             output: None,
         };
-        let work = SpeculativeJob::new(Arc::clone(&partition.job));
+        let work = partition.job.clone();
         self.partitions.push_back(partition);
         self.next_start = Packed(self.next_start.0 + self.partition_len as u64);
         self.partition_len = self.limits.partition_len(decoded_lens);
@@ -197,7 +197,7 @@ impl SpeculationQueue {
             if partition.output.is_none() {
                 match partition.job.try_take() {
                     TakeOutcome::Running => {
-                        return Match::Running(SpeculativeJob::new(Arc::clone(&partition.job)));
+                        return Match::Running(partition.job.clone());
                     }
                     TakeOutcome::Done(Some(output)) => partition.output = Some(output),
                     TakeOutcome::Done(None) => self.misses += 1,

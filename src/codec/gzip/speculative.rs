@@ -110,7 +110,7 @@ impl BlockEnds {
 #[derive(Debug)]
 pub(super) struct UnresolvedPiece {
     first: Buffer,
-    len: usize,
+    pub(super) len: usize,
     /// Output of the second decoding, for the start of the piece.
     second: Option<(Buffer, usize)>,
 }
@@ -379,10 +379,6 @@ impl SpeculativeOutput {
 }
 
 impl UnresolvedPiece {
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-
     /// The plain bytes, given the whole window before the speculative output.
     pub(super) fn resolve(mut self, window: &[u8]) -> Bytes {
         self.first.truncate(self.len);

@@ -9,7 +9,6 @@
 )]
 
 use std::ffi::{CStr, c_int};
-use std::fmt;
 use std::mem::size_of;
 use std::ptr;
 
@@ -215,12 +214,6 @@ impl Drop for Inflate {
         // SAFETY: the stream is initialised and not used again.
         let code = unsafe { inflateEnd(&raw mut *self.stream) };
         debug_assert_eq!(code, Z_OK);
-    }
-}
-
-impl fmt::Debug for Inflate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Inflate")
     }
 }
 

@@ -10,8 +10,7 @@ mod sys;
 use std::sync::Arc;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, is_skippable, no_magic,
-    skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, next_magic, no_magic,
 };
 use super::input_queue::InputQueue;
 use super::job::MAX_PARTS_PER_JOB;
@@ -62,7 +61,6 @@ impl Decoder {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
@@ -200,18 +198,11 @@ impl Frames {
         input: &mut InputQueue,
         pulls: &mut PullQueue,
     ) -> Result<Step, Error> {
-        if input.is_exhausted() && !self.is_first {
-            return Ok(Step::End);
-        }
-        let Some(magic) = input.peek().map(u32::from_le_bytes) else {
-            return Ok(Step::NeedInput);
+        let magic = match next_magic(input, &mut self.is_first) {
+            Ok(magic) => magic,
+            Err(step) => return Ok(step),
         };
         let packed = input.offset();
-        if is_skippable(magic) {
-            let step = skip_frame(input);
-            self.is_first &= step == Step::NeedInput;
-            return Ok(step);
-        }
         let (header, len) = match magic {
             LEGACY_MAGIC => (Header::LEGACY, 0),
             MAGIC => match Header::read(|target| input.peek_into(MAGIC_LEN, target)) {
@@ -439,13 +430,13 @@ impl Group {
         if let Some(len_check) = &len_check {
             len_check.begin_part();
         }
-        Ok(Some(Pull::Job(Job::with_output(move || {
+        Ok(Some(Pull::Job(Job::new(move || {
             let plain = decode_group(&blocks, max_len, buffer)?;
             if let Some(len_check) = len_check {
                 let counted = len_check.end_part(plain.len() as u64);
                 counted.map_err(|cause| error::<Frames>(first, cause))?;
             }
-            Ok(plain.into())
+            Ok(plain)
         }))))
     }
 }

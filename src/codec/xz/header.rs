@@ -26,16 +26,12 @@ pub(super) fn crc32(bytes: &[u8]) -> u32 {
 
 /// The checksum a stream has behind each of its blocks, by its number in the format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Check(u8);
+pub(super) struct Check(pub(super) u8);
 
 impl Check {
     /// The check with this number; `None` when it is not one of none, CRC32, CRC64, SHA-256.
     pub(super) fn new(number: u8) -> Option<Self> {
         matches!(number, 0 | 1 | 4 | 10).then_some(Self(number))
-    }
-
-    pub(super) fn number(self) -> u8 {
-        self.0
     }
 
     /// In bytes.

@@ -6,8 +6,6 @@
 
 mod header;
 
-use std::fmt;
-
 use bytes::Bytes;
 use flate2::Crc;
 use liblzma::stream::{Action, Error as LzmaError, Status, Stream};
@@ -64,7 +62,6 @@ impl Decoder {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
@@ -73,7 +70,6 @@ pub(super) struct Streams {
     state: State,
 }
 
-#[derive(Debug)]
 enum State {
     /// Before a stream, in the padding behind one, or at the end.
     BetweenStreams,
@@ -113,12 +109,6 @@ impl BlockRecords {
         self.count += 1;
         self.hash.update(&unpadded_len.to_le_bytes());
         self.hash.update(&plain_len.to_le_bytes());
-    }
-}
-
-impl fmt::Debug for BlockRecords {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BlockRecords").finish_non_exhaustive()
     }
 }
 
@@ -238,7 +228,7 @@ impl Streams {
     /// Makes a seek point if one is due before the block at `packed`.
     fn mark_block(&mut self, packed: Packed, check: Check, pulls: &mut PullQueue) {
         if self.spacing.try_mark_frame(self.plain) {
-            let state = check.number().into();
+            let state = check.0.into();
             let point = SeekPoint::without_window(packed, self.plain, state);
             pulls.push_back(Pull::SeekPoint(point));
         }
@@ -494,12 +484,6 @@ impl Serial {
     }
 }
 
-impl fmt::Debug for Serial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Serial").finish_non_exhaustive()
-    }
-}
-
 /// Reads an index record by record and compares it with the stream's blocks.
 struct Index {
     expected: BlockRecords,
@@ -604,12 +588,6 @@ impl Index {
 
 fn mismatch() -> Cause {
     Cause::malformed("the index does not fit the blocks")
-}
-
-impl fmt::Debug for Index {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Index").finish_non_exhaustive()
-    }
 }
 
 #[cfg(test)]

@@ -6,14 +6,11 @@
 mod header;
 mod sys;
 
-use std::fmt;
-
 use ::zstd::zstd_safe::{DCtx, DParameter, ErrorCode, InBuffer, OutBuffer, get_error_name};
 use bytes::Bytes;
 
 use super::frame_walker::{
-    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, is_skippable, no_magic,
-    skip_frame,
+    FrameDecoder, FrameWalker, PullQueue, Step, error, foreign_seek_point, next_magic, no_magic,
 };
 use super::input_queue::{InputQueue, SegmentedBytes};
 use super::job::MAX_PARTS_PER_JOB;
@@ -69,7 +66,6 @@ impl Decoder {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct Frames {
     context: Context,
     spacing: Spacing,
@@ -103,17 +99,10 @@ impl Frames {
     }
 
     fn start_frame(&mut self, input: &InputQueue, pulls: &mut PullQueue) -> Result<Step, Error> {
-        if input.is_exhausted() && !self.is_first {
-            return Ok(Step::End);
-        }
-        let Some(magic) = input.peek().map(u32::from_le_bytes) else {
-            return Ok(Step::NeedInput);
+        let magic = match next_magic(input, &mut self.is_first) {
+            Ok(magic) => magic,
+            Err(step) => return Ok(step),
         };
-        if is_skippable(magic) {
-            let step = skip_frame(input);
-            self.is_first &= step == Step::NeedInput;
-            return Ok(step);
-        }
         let packed = input.offset();
         if magic != MAGIC {
             return Err(error::<Self>(packed, self.bad_magic(magic)));
@@ -352,7 +341,6 @@ fn cause(code: ErrorCode) -> Cause {
     Cause::Malformed(get_error_name(code).to_lowercase())
 }
 
-#[derive(Debug)]
 enum Serial {
     /// Block by block, with our buffers as the window.
     Blocks {
@@ -485,12 +473,6 @@ impl Stream {
         pulls.extend(self.piece.advance(produced));
         input.skip(read as u64);
         Ok((Step::Progressed, produced, left == 0))
-    }
-}
-
-impl fmt::Debug for Stream {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,6 @@
 )]
 
 use std::ffi::CStr;
-use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -208,11 +207,5 @@ impl Drop for BlockDecoder {
     fn drop(&mut self) {
         // SAFETY: the context is valid, and this is its last use.
         unsafe { ZSTD_freeDCtx(self.context.as_ptr()) };
-    }
-}
-
-impl fmt::Debug for BlockDecoder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").finish_non_exhaustive()
     }
 }
