@@ -7,7 +7,6 @@ pub mod detect;
 
 mod bzip2;
 mod content_checksum;
-mod context;
 mod decoder;
 mod error;
 mod frame_walker;
@@ -25,8 +24,7 @@ mod xz;
 mod zstd;
 
 pub use content_checksum::ContentChecksum;
-pub use context::Context;
-pub use decoder::{Decoder, LOOKAHEAD_LEN, Pull, UNKNOWN_PLAIN};
+pub use decoder::{Context, Decoder, LOOKAHEAD_LEN, Pull, UNKNOWN_PLAIN};
 pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
 pub use error::{Cause, Error};
 pub use indexed::{ExpectedSpan, SeekRange, start_indexed};

@@ -7,7 +7,6 @@ use super::{Cause, Compression, Context, Error, Pull, SeekPoint};
 use crate::base::extent::{Packed, Plain};
 
 /// Passes bytes through, with a seek point before each multiple of [`MIN_SPAN_LEN`].
-#[derive(Debug)]
 pub(super) struct Decoder {
     wants_seek_points: bool,
     input: Bytes,

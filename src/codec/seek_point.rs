@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::{Cause, Context};
+use super::Cause;
 use crate::base::extent::{Packed, Plain};
 
 /// Minimum plain bytes between two seek points. Smaller frames, members and blocks are merged.
@@ -62,7 +62,6 @@ impl SeekPoint {
 /// KiB. So gzip gets a checkpoint every 4 MiB. Spans grow only where windows pack worse than the data around
 /// them: to 6.4 MB with windows of 32 kB at a packed half. Linked lz4's windows of 64 KiB, packed to a half
 /// by zstd where lz4 reached two thirds, give 5 MB.
-#[derive(Debug)]
 pub(super) struct Spacing {
     is_enabled: bool,
     /// The packed offset since which windows are counted.
@@ -75,10 +74,10 @@ pub(super) struct Spacing {
 }
 
 impl Spacing {
-    /// For a stream from its start. Without seek points in the context, none is ever due.
-    pub(super) fn start(context: &Context) -> Self {
+    /// For a stream from its start. If not `is_enabled`, no seek point is ever due.
+    pub(super) fn start(is_enabled: bool) -> Self {
         Self {
-            is_enabled: context.wants_seek_points,
+            is_enabled,
             origin: Packed(0),
             last: None,
             windows_bytes: 0,
@@ -87,11 +86,11 @@ impl Spacing {
     }
 
     /// For a stream from `seek_point`, which is not repeated. Counts windows from here on.
-    pub(super) fn resume(context: &Context, seek_point: &SeekPoint) -> Self {
+    pub(super) fn resume(is_enabled: bool, seek_point: &SeekPoint) -> Self {
         Self {
             origin: seek_point.packed,
             last: Some(seek_point.plain),
-            ..Self::start(context)
+            ..Self::start(is_enabled)
         }
     }
 
@@ -174,15 +173,6 @@ mod tests {
     use crate::base::buffer_pool::BufferPool;
     use crate::base::memory_reclaim::MemoryBroker;
 
-    fn context(seek_points: bool) -> Context {
-        Context {
-            pool: BufferPool::new(0),
-            wants_seek_points: seek_points,
-            broker: MemoryBroker::with_limit(0),
-            workers: 0,
-        }
-    }
-
     fn noise(len: usize) -> Vec<u8> {
         let mut state = 1_u64;
         std::iter::repeat_with(|| {
@@ -197,7 +187,7 @@ mod tests {
 
     #[test]
     fn first_seek_point_is_at_the_start() {
-        let mut spacing = Spacing::start(&context(true));
+        let mut spacing = Spacing::start(true);
         assert!(!spacing.is_checkpoint_due(Plain(0), Packed(0)));
         assert!(spacing.try_mark_frame(Plain(0)));
         assert!(!spacing.try_mark_frame(Plain(0)));
@@ -205,14 +195,14 @@ mod tests {
 
     #[test]
     fn small_frames_share_a_seek_point() {
-        let mut spacing = Spacing::start(&context(true));
+        let mut spacing = Spacing::start(true);
         let made = (0..64).filter(|number| spacing.try_mark_frame(Plain(number * 65_280)));
         assert_eq!(made.collect::<Vec<_>>(), [0, 17, 34, 51]);
     }
 
     #[test]
     fn no_seek_point_is_due_when_disabled() {
-        let mut spacing = Spacing::start(&context(false));
+        let mut spacing = Spacing::start(false);
         assert!(!spacing.try_mark_frame(Plain(0)));
         assert_eq!(
             spacing.try_checkpoint(Plain(1 << 40), Packed(1 << 40), b"w"),
@@ -229,7 +219,7 @@ mod tests {
             state: 0,
             window: Bytes::new(),
         };
-        let mut spacing = Spacing::resume(&context(true), &seek_point);
+        let mut spacing = Spacing::resume(true, &seek_point);
         assert!(!spacing.try_mark_frame(seek_point.plain));
         assert!(spacing.try_mark_frame(Plain(11 << 20)));
     }
@@ -237,7 +227,7 @@ mod tests {
     #[test]
     fn windows_stay_within_one_percent_of_the_packed_bytes() {
         let window = noise(32 << 10);
-        let mut spacing = Spacing::start(&context(true));
+        let mut spacing = Spacing::start(true);
         assert!(spacing.try_mark_frame(Plain(0)));
         let (mut windows_bytes, mut checkpoints) = (0, 0);
         // A ratio of two: 4 MiB plain are 2 MiB packed, which pay for 20 KiB of windows.
@@ -254,7 +244,7 @@ mod tests {
 
     #[test]
     fn rejected_window_is_not_packed_again_until_affordable() {
-        let mut spacing = Spacing::start(&context(true));
+        let mut spacing = Spacing::start(true);
         assert!(spacing.try_mark_frame(Plain(0)));
         let packed = |window: u64| Packed((window + 100) * 100);
         assert_eq!(

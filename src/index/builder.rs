@@ -21,13 +21,12 @@ use super::build_tree::{
     TargetResolver, implied_directory,
 };
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
-use super::origin::Origin;
 use super::problem::Problem;
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, Dirent, ExtraRow, FIFO, FILE, FORWARD_LINK, InodeRow,
     NONE, PieceRow, SYMLINK, SpanRow, UnresolvedRow,
 };
-use super::tree::{Index, Ino, Totals};
+use super::tree::{Index, Ino, Origin, Totals};
 use super::whiteouts::NameKind;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};

@@ -9,9 +9,8 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 use super::arrays::{Arena, Arrays};
 use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::memory::{MemoryLimit, TooMuchMemory};
-use super::origin::{Locator, Origin};
 use super::problem;
-use super::tree::{Index, Ino, Kind, Totals};
+use super::tree::{Index, Ino, Kind, Locator, Origin, Totals};
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;

@@ -11,10 +11,9 @@ use super::arrays::{Arrays, capacity_bytes, push_row};
 use super::blocks::MIN_BLOCK_LEN;
 use super::build_tree::Options;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
-use super::origin::Origin;
 use super::problem::Problem;
 use super::rows::{DIRECTORY, Dirent, ExtraRow, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow};
-use super::tree::{Index, Ino, Totals};
+use super::tree::{Index, Ino, Origin, Totals};
 use crate::base::extent::Packed;
 
 /// An entry of one of several indexes.

@@ -11,7 +11,6 @@ mod checksums;
 pub mod format;
 mod memory;
 mod merge;
-mod origin;
 mod problem;
 mod rows;
 pub mod store;
@@ -26,8 +25,9 @@ pub use builder::{Builder, MAX_FORWARD_LINK_PASSES, Placement};
 pub use checksums::SpanChecksums;
 pub use memory::{Charge, MemoryLimit, TooMuchMemory};
 pub use merge::{LayerIno, MergeError, MergePlan, MergedDirectory, MergedIndex, MergedName, merge};
-pub use origin::{Locator, Origin};
 pub use problem::Problem;
 pub use store::Store;
-pub use tree::{Child, Entry, Index, Ino, Kind, Piece, Span, UnresolvedLink, Whiteout};
+pub use tree::{
+    Child, Entry, Index, Ino, Kind, Locator, Origin, Piece, Span, UnresolvedLink, Whiteout,
+};
 pub use whiteouts::{NameKind, WhiteoutFormat};

@@ -86,11 +86,9 @@ impl Store {
 
     /// Path of the index file for `locator`, whether it exists or not.
     pub fn path(&self, locator: &Locator) -> PathBuf {
-        self.directory().join(locator.file_name())
-    }
-
-    fn directory(&self) -> PathBuf {
-        self.cache_dir.join(DIRECTORY_NAME)
+        self.cache_dir
+            .join(DIRECTORY_NAME)
+            .join(locator.file_name())
     }
 
     /// The published index for `locator`, with a lock; `None` when there is none.
@@ -342,10 +340,8 @@ fn expired(files: &[IndexFile]) -> Vec<&IndexFile> {
 /// When it cannot be read, or is not a complete and undamaged index of this version.
 pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     let loaded = open(path).and_then(|file| load(file, limit));
-    loaded.map_err(|cause| Error {
-        path: path.to_owned(),
-        cause,
-    })
+    let path = path.to_owned();
+    loaded.map_err(|cause| Error { path, cause })
 }
 
 /// Writes an index file at `path` atomically, over an existing one, into an existing directory.
@@ -598,8 +594,8 @@ mod tests {
             file.set_modified(long_ago).unwrap();
         }
         held(&store, "used").touch();
-        fs::write(store.directory().join("foreign"), b"").unwrap();
-        File::open(store.directory().join("foreign"))
+        fs::write(store.cache_dir.join(DIRECTORY_NAME).join("foreign"), b"").unwrap();
+        File::open(store.cache_dir.join(DIRECTORY_NAME).join("foreign"))
             .unwrap()
             .set_modified(long_ago)
             .unwrap();
@@ -607,7 +603,14 @@ mod tests {
         let left = |name: &str| store.path(&locator(name)).exists();
         assert!(!left("old"));
         assert!(left("used") && left("marked") && left("new"));
-        assert!(store.directory().join("foreign").exists(), "it is not ours");
+        assert!(
+            store
+                .cache_dir
+                .join(DIRECTORY_NAME)
+                .join("foreign")
+                .exists(),
+            "it is not ours"
+        );
     }
 
     #[test]

@@ -8,15 +8,15 @@ use bytes::Bytes;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::sha256::Sha256;
 use crate::base::span_hash;
-use crate::codec::SeekPoint;
+use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Device, Timestamp};
 
 use super::arrays::{Arrays, NameTable, is_valid_component};
 use super::blocks::{self, Blocks};
 use super::checksums::SpanChecksums;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
-use super::origin::Origin;
 use super::problem::Problem;
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
@@ -32,6 +32,34 @@ pub struct Ino(pub u32);
 impl Ino {
     /// The archive's root directory.
     pub const ROOT: Self = Self(1);
+}
+
+/// Key of a saved index, compared byte by byte: source, version, and options. Equal keys share an index.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Locator {
+    /// The URL without userinfo and signature, or the identity of a file.
+    pub canonical: String,
+    /// Length and validator.
+    pub fingerprint: String,
+    /// Every option that changes the tree or the plain bytes, in a fixed order.
+    pub options: String,
+}
+
+/// The source that an index was made from.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Origin {
+    /// The key of the saved index.
+    pub locator: Locator,
+    /// BLAKE3 digest of the packed bytes; zeros when the scan skipped some of them.
+    pub content_id: [u8; 32],
+    /// SHA-256 of the packed bytes, if the caller asked for it.
+    pub sha256: Option<Sha256>,
+    /// How the bytes are packed.
+    pub compression: Compression,
+    /// Length of the packed stream.
+    pub packed_bytes: u64,
+    /// Length of the plain stream.
+    pub plain_bytes: u64,
 }
 
 /// The immutable tree of one archive, or the part known so far ([`Builder::index`](super::Builder::index)).

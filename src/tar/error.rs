@@ -1,6 +1,5 @@
 //! Errors, warnings and damage of an archive.
 
-use super::limits::Limit;
 use crate::base::extent::Plain;
 
 /// Why the parser cannot continue.
@@ -73,6 +72,35 @@ impl Cause {
         let name = printable(name);
         Self::TooManyEntries { name, limit }
     }
+}
+
+/// One of the [`Limits`](super::Limits).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Limit {
+    /// [`path_depth`](super::Limits::path_depth).
+    #[error("components in a name")]
+    PathDepth,
+    /// [`metadata_bytes`](super::Limits::metadata_bytes).
+    #[error("bytes of names, attributes and sparse maps")]
+    MetadataBytes,
+    /// [`pax_bytes`](super::Limits::pax_bytes).
+    #[error("bytes in a pax header")]
+    PaxBytes,
+    /// [`global_bytes`](super::Limits::global_bytes).
+    #[error("bytes of global pax keywords")]
+    GlobalBytes,
+    /// [`xattrs`](super::Limits::xattrs).
+    #[error("extended attributes of a member")]
+    Xattrs,
+    /// [`xattr_bytes`](super::Limits::xattr_bytes).
+    #[error("bytes of extended attributes of a member")]
+    XattrBytes,
+    /// [`name_bytes`](super::Limits::name_bytes).
+    #[error("bytes in a name or link target")]
+    NameBytes,
+    /// [`sparse_segments`](super::Limits::sparse_segments).
+    #[error("pieces of a sparse file")]
+    SparseSegments,
 }
 
 /// The part of an archive that is cut.

@@ -1,6 +1,6 @@
 //! Limits on the resources that a hostile archive can consume.
 
-use super::Cause;
+use super::error::{Cause, Limit};
 
 /// Bytes of headers for each member on top of [`Limits::size`], with padding.
 const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
@@ -97,35 +97,6 @@ impl Limits {
         self.metadata_bytes
             .saturating_add(members.saturating_mul(METADATA_BYTES_PER_MEMBER))
     }
-}
-
-/// One of the [`Limits`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Limit {
-    /// [`Limits::path_depth`].
-    #[error("components in a name")]
-    PathDepth,
-    /// [`Limits::metadata_bytes`].
-    #[error("bytes of names, attributes and sparse maps")]
-    MetadataBytes,
-    /// [`Limits::pax_bytes`].
-    #[error("bytes in a pax header")]
-    PaxBytes,
-    /// [`Limits::global_bytes`].
-    #[error("bytes of global pax keywords")]
-    GlobalBytes,
-    /// [`Limits::xattrs`].
-    #[error("extended attributes of a member")]
-    Xattrs,
-    /// [`Limits::xattr_bytes`].
-    #[error("bytes of extended attributes of a member")]
-    XattrBytes,
-    /// [`Limits::name_bytes`].
-    #[error("bytes in a name or link target")]
-    NameBytes,
-    /// [`Limits::sparse_segments`].
-    #[error("pieces of a sparse file")]
-    SparseSegments,
 }
 
 impl Limit {

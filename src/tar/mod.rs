@@ -22,23 +22,8 @@
 //!   it.
 //! - The first of two zero records, a single one, or just the last byte ends the archive.
 //!
-//! It differs from GNU tar in these points:
-//! - An archive that does not begin with a header is rejected. GNU tar searches for one.
-//! - An archive that ends inside a header record, or between an extension and its header, is truncated. GNU
-//!   tar does not report this.
-//! - Global pax headers add up, as in POSIX; in GNU tar only the last one counts. Each member gets their
-//!   extended attributes, which GNU tar fails to do.
-//! - An empty pax value leaves the header's field in force, as POSIX requires for most keywords. GNU tar uses
-//!   an empty name, and calls an empty number malformed. In both, an empty `uname` or `gname` is an empty
-//!   name, and an empty `SCHILY.xattr` an empty attribute.
-//! - Unknown keywords are silently ignored; GNU tar warns. `LIBARCHIVE.xattr`, `SCHILY.devmajor`,
-//!   `SCHILY.devminor` and `SCHILY.realsize` are known.
-//! - Pieces of sparse maps must be in order, apart, and inside the file, or the file is lost. Its size is the
-//!   one in its header even if no piece reaches it. After a piece whose length is not a multiple of 512, the
-//!   next one follows without padding, as in libarchive and Go. GNU tar expects padding, but writes such
-//!   pieces only at the end.
-//! - Numbers in base 64, written by GNU tar 1.13.6 to 1.13.11 of 1999, are invalid.
-//! - Names, extended headers and sparse maps have [`Limits`].
+//! `docs/semantics.md` lists the differences from GNU tar. An empty `uname` or `gname` is an empty name in
+//! both, and an empty `SCHILY.xattr` an empty attribute.
 
 mod assemble;
 mod error;
@@ -52,8 +37,8 @@ mod totals;
 
 use crate::base::extent::{Extent, Plain};
 
-pub use error::{Cause, Error, TruncatedIn, Warning};
-pub use limits::{Limit, Limits};
+pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
+pub use limits::Limits;
 pub use parser::{Event, Options, Parser};
 pub use totals::MemberTotals;
 

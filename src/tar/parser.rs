@@ -8,10 +8,9 @@ use bytes::{Buf, Bytes};
 use super::assemble::{Extensions, member};
 use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
-use super::limits::Limit;
 use super::old_sparse::HeaderMap;
 use super::sparse::{MapError, MapFault, MapReader, validate_map};
-use super::{Kind, Limits, Member, MemberTotals, RECORD, Segment, pax};
+use super::{Kind, Limit, Limits, Member, MemberTotals, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
 

@@ -447,7 +447,10 @@ mod tests {
         let body = b"25 SCHILY.xattr.user.a=1\n25 SCHILY.xattr.user.b=1\n";
         let exceeded = |limits| {
             let read = Keywords::default().read(body, &limits, &mut Vec::new());
-            read.err().map(|exceeded| exceeded.which)
+            read.err().map(|cause| match cause {
+                Cause::LimitExceeded { which, .. } => which,
+                other => panic!("{other}"),
+            })
         };
         let attributes = |xattrs| Limits {
             xattrs,

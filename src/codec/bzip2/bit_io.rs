@@ -30,7 +30,6 @@ impl<'a> BitReader<'a> {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct BitWriter {
     bytes: Vec<u8>,
     /// The low `count` (0 to 7) bits wait for more to make a byte.

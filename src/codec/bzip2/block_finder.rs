@@ -70,24 +70,9 @@ const fn magic_bytes() -> [bool; 256] {
     magic_bytes
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Plausibility {
-    Yes,
-    No,
-    /// So far, but the bytes end.
-    NeedInput,
-}
-
-/// Whether the bits at `reader`, after a magic, can be a block header: random bits practically never can.
-pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Plausibility {
-    match block_header(&mut reader, level) {
-        None => Plausibility::NeedInput,
-        Some(true) => Plausibility::Yes,
-        Some(false) => Plausibility::No,
-    }
-}
-
-fn block_header(reader: &mut BitReader<'_>, level: u8) -> Option<bool> {
+/// Whether the bits at `reader`, after a magic, can be a block header; `None` when they end before that is
+/// known. Random bits practically never can.
+pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Option<bool> {
     let _crc = reader.read_bits(32)?;
     let _randomised = reader.read_bit()?;
     if reader.read_bits(24)? >= u64::from(level) * 100_000 {
@@ -162,8 +147,8 @@ mod tests {
         let noise = noise(2_000_000);
         let all = noise.windows(1000).step_by(20);
         assert!(all.clone().count() > 90_000);
-        let found = all
-            .filter(|bytes| check_block_header(BitReader::new(bytes, 3), 9) == Plausibility::Yes);
+        let found =
+            all.filter(|bytes| check_block_header(BitReader::new(bytes, 3), 9) == Some(true));
         assert_eq!(found.count(), 0);
     }
 }

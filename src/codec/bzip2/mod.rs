@@ -21,8 +21,8 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Reservation};
 use crate::base::extent::{Packed, Plain};
 use bit_io::{BitReader, BitWriter, shift};
 use block_finder::{
-    BLOCK_HEADER_LEN, BLOCK_MAGIC, FoundMagic, MAGIC_BITS, MagicScanner, Plausibility,
-    STREAM_END_MAGIC, check_block_header,
+    BLOCK_HEADER_LEN, BLOCK_MAGIC, FoundMagic, MAGIC_BITS, MagicScanner, STREAM_END_MAGIC,
+    check_block_header,
 };
 
 const STREAM_HEADER_LEN: usize = 4;
@@ -67,7 +67,7 @@ pub(super) type Decoder = FrameDecoder<Streams>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
-        let spacing = Spacing::start(&context);
+        let spacing = Spacing::start(context.wants_seek_points);
         Self::new(Streams::new(context, spacing, 0, None), Packed(0))
     }
 
@@ -78,7 +78,7 @@ impl Decoder {
             let cause = foreign_seek_point::<Streams>();
             return Err(error::<Streams>(seek_point.packed, cause));
         }
-        let spacing = Spacing::resume(&context, seek_point);
+        let spacing = Spacing::resume(context.wants_seek_points, seek_point);
         let stream = Stream {
             has_all_blocks: false,
             bit: seek_point.bit,
@@ -123,7 +123,6 @@ impl Stream {
     }
 }
 
-#[derive(Debug)]
 enum State {
     BetweenStreams,
     Boundary,
@@ -254,7 +253,7 @@ impl Streams {
         let computed = self.stream.checksum.rotate_left(1) ^ checksum;
         let plausible = if found.bit < usize::from(self.stream.bit) + MAGIC_AND_CRC_BITS {
             // The magic of this very block, or one that overlaps it.
-            Plausibility::No
+            Some(false)
         } else if found.is_stream_end {
             let computed = self.stream.has_all_blocks.then_some(computed);
             check_stream_end(found, input, computed)
@@ -262,12 +261,12 @@ impl Streams {
             check_block_start(found, input, level)
         };
         match plausible {
-            Plausibility::No => return Ok(Step::Progressed),
-            Plausibility::NeedInput if !input.is_finished() => {
+            Some(false) => return Ok(Step::Progressed),
+            None if !input.is_finished() => {
                 *scanner = before;
                 return Ok(Step::NeedInput);
             }
-            Plausibility::NeedInput | Plausibility::Yes => {}
+            None | Some(true) => {}
         }
         let packed = input.offset();
         let tail = input.peek_at(found.bit / 8);
@@ -334,7 +333,7 @@ impl Streams {
     }
 }
 
-fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Plausibility {
+fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Option<bool> {
     let start = found.bit / 8;
     let len = input.len().saturating_sub(start).min(BLOCK_HEADER_LEN);
     let mut bytes = vec![0; len];
@@ -343,31 +342,30 @@ fn check_block_start(found: FoundMagic, input: &InputQueue, level: u8) -> Plausi
 }
 
 /// Whether the end of a stream may begin at `found`: with the checksum `computed`, or, where that is unknown
-/// or perhaps wrong, with nothing or another stream after it.
-fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>) -> Plausibility {
+/// or perhaps wrong, with nothing or another stream after it. `None` when the bytes end before that is known.
+fn check_stream_end(found: FoundMagic, input: &InputQueue, computed: Option<u32>) -> Option<bool> {
     let start = found.bit / 8;
     let mut bytes = [0; (7 + MAGIC_AND_CRC_BITS).div_ceil(8)];
     let bits = found.bit % 8 + MAGIC_AND_CRC_BITS;
     let bytes = bytes.get_mut(..bits.div_ceil(8)).unwrap_or_default();
     if !input.peek_into(start, bytes) {
-        return Plausibility::NeedInput;
+        return None;
     }
     let stored = BitReader::new(bytes, found.bit % 8 + MAGIC_BITS).read_bits(32);
     if computed.is_some_and(|computed| stored == Some(computed.into())) {
-        return Plausibility::Yes;
+        return Some(true);
     }
     let len = start + bytes.len();
     match input.peek_at(len) {
-        Some([b'B', b'Z', b'h']) => Plausibility::Yes,
+        Some([b'B', b'Z', b'h']) => Some(true),
         // Where no checksum can be compared, garbage may follow.
-        Some(_) if computed.is_none() => Plausibility::Yes,
-        Some(_) => Plausibility::No,
-        None if input.len() == len && input.is_finished() => Plausibility::Yes,
-        None => Plausibility::NeedInput,
+        Some(_) if computed.is_none() => Some(true),
+        Some(_) => Some(false),
+        None if input.len() == len && input.is_finished() => Some(true),
+        None => None,
     }
 }
 
-#[derive(Debug)]
 struct Block {
     level: u8,
     /// Bits of the first byte before the block, 0 to 7.
@@ -415,7 +413,6 @@ impl Block {
 /// Memory for output beyond the buffers of jobs, in a pool of its own.
 ///
 /// The consumer takes it piece by piece and in stream order, so decoders of later blocks must not use it.
-#[derive(Debug)]
 struct OverflowPool {
     pieces: BufferPool,
     _reserved: Reservation,
@@ -678,21 +675,18 @@ mod tests {
             bit: 0,
             is_stream_end: false,
         };
-        assert_eq!(check_block_start(found, &input, 9), Plausibility::Yes);
+        assert_eq!(check_block_start(found, &input, 9), Some(true));
         let found = FoundMagic {
             bit: 80_000,
             is_stream_end: false,
         };
-        assert_eq!(check_block_start(found, &input, 9), Plausibility::No);
+        assert_eq!(check_block_start(found, &input, 9), Some(false));
         assert!(end > 80_000 + BLOCK_HEADER_LEN * 8 / 2);
         let false_end = FoundMagic {
             bit: 80_000,
             is_stream_end: true,
         };
-        assert_eq!(
-            check_stream_end(false_end, &input, Some(1)),
-            Plausibility::No
-        );
+        assert_eq!(check_stream_end(false_end, &input, Some(1)), Some(false));
     }
 
     #[test]

@@ -12,14 +12,13 @@ use crate::codec::{Cause, Compression, Error};
 
 const MAX_PLAIN_LEN: usize = 64 << 10;
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Group {
     members: Vec<Member>,
     pub(super) packed_len: usize,
     pub(super) plain_len: usize,
 }
 
-#[derive(Debug)]
 struct Member {
     /// Range of the deflate stream in the input of the group.
     deflate: std::ops::Range<usize>,

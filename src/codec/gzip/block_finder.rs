@@ -13,7 +13,6 @@ pub(super) struct Candidate {
 }
 
 /// The candidates in some bytes, about in order.
-#[derive(Debug)]
 pub(super) struct Candidates<'a> {
     bytes: &'a [u8],
     /// Blocks that begin at or after this byte are not searched.

@@ -63,7 +63,6 @@ pub(super) struct Decoder {
     outcome: Option<Result<(), Error>>,
 }
 
-#[derive(Debug)]
 enum State {
     Header {
         header: Header,
@@ -102,7 +101,7 @@ enum Step {
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
-        let spacing = Spacing::start(&context);
+        let spacing = Spacing::start(context.wants_seek_points);
         let limits = SpeculationLimits::new(&context);
         let offsets = (Packed(0), Plain(0));
         Self::new(context, spacing, limits, offsets, State::member(false))
@@ -123,7 +122,7 @@ impl Decoder {
             },
             _ => return Err(error(Cause::malformed("not a seek point of gzip"))),
         };
-        let spacing = Spacing::resume(&context, seek_point);
+        let spacing = Spacing::resume(context.wants_seek_points, seek_point);
         let offsets = (seek_point.packed, seek_point.plain);
         // From the middle, little is decoded.
         Ok(Self::new(context, spacing, None, offsets, state))

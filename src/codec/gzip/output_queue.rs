@@ -10,7 +10,6 @@ use crate::codec::{Pull, SeekPoint};
 /// Collects plain bytes in pooled buffers, with seek points between them, as pulls.
 ///
 /// A buffer is returned when it is full or the caller waits. Pieces around a seek point share one.
-#[derive(Debug)]
 pub(super) struct OutputQueue {
     pool: BufferPool,
     buffer: Option<Buffer>,

@@ -77,7 +77,6 @@ impl SpeculationLimits {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct SpeculationQueue {
     limits: SpeculationLimits,
     pool: BufferPool,
@@ -87,7 +86,6 @@ pub(super) struct SpeculationQueue {
     misses: u32,
 }
 
-#[derive(Debug)]
 struct Partition {
     start: Packed,
     job: Arc<OnceJob<Option<SpeculativeOutput>>>,
@@ -101,7 +99,6 @@ impl Drop for Partition {
 }
 
 /// The speculative output at the start of a block.
-#[derive(Debug)]
 pub(super) enum Match {
     Miss,
     /// A thread is still decoding the partition by this job.

@@ -54,7 +54,6 @@ fn resolve(first: &mut [u8], second: &[u8], window: &[u8]) {
     }
 }
 
-#[derive(Debug)]
 pub(super) struct SpeculativeTask {
     /// With some bytes behind it for the block that crosses its end.
     pub(super) packed: SegmentedBytes,
@@ -66,7 +65,6 @@ pub(super) struct SpeculativeTask {
 }
 
 /// Plain bytes from a block's start on, except those from the unknown window.
-#[derive(Debug)]
 pub(super) struct SpeculativeOutput {
     /// In bits of the stream.
     first: Candidate,
@@ -107,7 +105,6 @@ impl BlockEnds {
 }
 
 /// Some of a speculative output's plain bytes.
-#[derive(Debug)]
 pub(super) struct UnresolvedPiece {
     first: Buffer,
     pub(super) len: usize,

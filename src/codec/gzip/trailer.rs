@@ -43,7 +43,6 @@ impl Trailer {
 }
 
 /// The plain bytes of a member, as its trailer counts them.
-#[derive(Debug)]
 pub(super) struct MemberChecksum {
     /// Of the bytes since the last part, or all.
     crc: Crc,
@@ -68,7 +67,6 @@ struct CombinedChecksum {
 }
 
 /// Handle to set the checksum of one part of a member.
-#[derive(Debug)]
 pub(super) struct ChecksumPart {
     number: u64,
     combined: Arc<Mutex<CombinedChecksum>>,

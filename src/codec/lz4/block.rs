@@ -15,7 +15,6 @@ use crate::codec::{Cause, Compression, Error};
 /// Minimum ratio of a full block to its packed bytes for measuring it first, because it may be much shorter.
 const MEASURE_RATIO: usize = 16;
 
-#[derive(Debug)]
 pub(super) struct Block {
     /// Offset of its header.
     pub(super) packed: Packed,
@@ -148,7 +147,6 @@ fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
 }
 
 /// Checks the content size of a frame decoded by jobs, when the last of the jobs and the walk ends.
-#[derive(Debug)]
 pub(super) struct ContentLenCheck {
     expected: u64,
     plain: AtomicU64,

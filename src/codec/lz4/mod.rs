@@ -38,7 +38,7 @@ pub(super) type Decoder = FrameDecoder<Frames>;
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
         let frames = Frames {
-            spacing: Spacing::start(&context),
+            spacing: Spacing::start(context.wants_seek_points),
             context,
             plain_upper_bound: 0,
             is_first: true,
@@ -51,7 +51,7 @@ impl Decoder {
         let state =
             State::resume(seek_point).map_err(|cause| error::<Frames>(seek_point.packed, cause))?;
         let frames = Frames {
-            spacing: Spacing::resume(&context, seek_point),
+            spacing: Spacing::resume(context.wants_seek_points, seek_point),
             context,
             plain_upper_bound: seek_point.plain.0,
             is_first: false,
@@ -70,7 +70,6 @@ pub(super) struct Frames {
     state: State,
 }
 
-#[derive(Debug)]
 enum State {
     BetweenFrames,
     Blocks(Frame),
@@ -88,7 +87,6 @@ impl State {
     }
 }
 
-#[derive(Debug)]
 struct Frame {
     header: Header,
     /// Whether its first block was seen, without which nothing about the whole can be checked.
@@ -98,7 +96,6 @@ struct Frame {
     pending: Option<Block>,
 }
 
-#[derive(Debug)]
 enum Body {
     Independent(Group),
     Linked(LinkedDecoder),
@@ -113,7 +110,6 @@ impl Body {
     }
 }
 
-#[derive(Debug)]
 struct Group {
     max_block_len: usize,
     len_check: Option<Arc<ContentLenCheck>>,
@@ -121,7 +117,6 @@ struct Group {
     buffer_len: usize,
 }
 
-#[derive(Debug)]
 struct LinkedDecoder {
     /// The plain bytes before the piece, as far back as blocks may refer.
     history: Vec<u8>,
@@ -130,7 +125,6 @@ struct LinkedDecoder {
     plain_len: u64,
 }
 
-#[derive(Debug)]
 struct LinkedBuffer {
     buffer: Buffer,
     /// Start of new plain bytes.

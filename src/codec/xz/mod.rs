@@ -34,7 +34,7 @@ pub(super) type Decoder = FrameDecoder<Streams>;
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
         let streams = Streams {
-            spacing: Spacing::start(&context),
+            spacing: Spacing::start(context.wants_seek_points),
             context,
             plain: Plain(0),
             is_first: true,
@@ -52,7 +52,7 @@ impl Decoder {
             return Err(error::<Streams>(seek_point.packed, cause));
         };
         let streams = Streams {
-            spacing: Spacing::resume(&context, seek_point),
+            spacing: Spacing::resume(context.wants_seek_points, seek_point),
             context,
             plain: seek_point.plain,
             is_first: false,

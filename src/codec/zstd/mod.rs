@@ -50,7 +50,7 @@ pub(super) type Decoder = FrameDecoder<Frames>;
 
 impl Decoder {
     pub(super) fn start(context: Context) -> Self {
-        let spacing = Spacing::start(&context);
+        let spacing = Spacing::start(context.wants_seek_points);
         Self::new(Frames::new(context, spacing, 0, true), Packed(0))
     }
 
@@ -60,7 +60,7 @@ impl Decoder {
             let cause = foreign_seek_point::<Frames>();
             return Err(error::<Frames>(packed, cause));
         }
-        let spacing = Spacing::resume(&context, seek_point);
+        let spacing = Spacing::resume(context.wants_seek_points, seek_point);
         let frames = Frames::new(context, spacing, seek_point.plain.0, false);
         Ok(Self::new(frames, packed))
     }
@@ -284,13 +284,12 @@ impl FrameEndFinder {
     }
 }
 
-#[derive(Debug)]
 struct Frame {
     packed: Packed,
     segments: SegmentedBytes,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Group {
     frames: Vec<Frame>,
     buffer_len: usize,
