@@ -170,8 +170,6 @@ pub(super) fn unpack_window(packed: &[u8], max_len: usize) -> Result<Vec<u8>, Ca
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::buffer_pool::BufferPool;
-    use crate::base::memory_reclaim::MemoryBroker;
 
     fn noise(len: usize) -> Vec<u8> {
         let mut state = 1_u64;

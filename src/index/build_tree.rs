@@ -347,22 +347,6 @@ impl BuildTree {
         number
     }
 
-    /// The directory `name` in directory `parent` of a layer, for whiteouts below; `None` for another type.
-    ///
-    /// Creates it as `unseen` when it is missing.
-    pub(super) fn whiteout_directory(
-        &mut self,
-        parent: u32,
-        name: &[u8],
-        unseen: InodeRow,
-    ) -> Result<Option<u32>, MemberError> {
-        let Some(number) = self.find(parent, name) else {
-            return self.add(parent, name, unseen).map(Some);
-        };
-        let ino = self.dirent(number).ino.get();
-        Ok(self.record(ino).is_directory().then_some(ino))
-    }
-
     pub(super) fn is_forward_link(&self, ino: u32) -> bool {
         self.record(ino).kind() == FORWARD_LINK
     }

@@ -345,9 +345,12 @@ impl Builder {
                 flags: (InodeRow::IMPLIED | InodeRow::WHITEOUT_ONLY).into(),
                 ..implied_directory()
             };
-            match self.tree.whiteout_directory(ino, component, unseen)? {
-                Some(directory) => ino = directory,
-                None => return Ok(Placement::Whiteout),
+            ino = match self.tree.find(ino, component) {
+                Some(number) => self.tree.dirent(number).ino.get(),
+                None => self.tree.add(ino, component, unseen)?,
+            };
+            if !self.tree.record(ino).is_directory() {
+                return Ok(Placement::Whiteout);
             }
         }
         self.add_whiteout(ino, name)?;
@@ -584,7 +587,15 @@ impl Builder {
     fn new_record(&mut self, kind: &Kind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut record = self.attributes(type_bits(kind), member);
         match kind {
-            Kind::File => self.set_content(&mut record, member)?,
+            Kind::File => {
+                record.data = member.payload.start().0.into();
+                record.size = member.size.into();
+                let totals = &mut self.tree.index.totals;
+                totals.stored_bytes = totals.stored_bytes.saturating_add(member.payload.len());
+                if let Some(map) = &member.sparse {
+                    record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
+                }
+            }
             Kind::Symlink(target) => {
                 if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES {
                     return Err(MemberError::BadTarget);
@@ -614,17 +625,6 @@ impl Builder {
         };
         record.set_mtime(member.mtime);
         record
-    }
-
-    fn set_content(&mut self, record: &mut InodeRow, member: &Member) -> Result<(), MemberError> {
-        record.data = member.payload.start().0.into();
-        record.size = member.size.into();
-        let totals = &mut self.tree.index.totals;
-        totals.stored_bytes = totals.stored_bytes.saturating_add(member.payload.len());
-        if let Some(map) = &member.sparse {
-            record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
-        }
-        Ok(())
     }
 
     /// An extra with `map` and the attributes of row `extra`.

@@ -7,7 +7,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::arrays::{Arena, Arrays};
-use super::blocks::{BlockDigest, MAX_BLOCK_LEN, MIN_BLOCK_LEN};
+use super::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::problem;
 use super::tree::{Index, Ino, Kind, Locator, Origin, Totals};
@@ -183,13 +183,25 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let origin = layer.origin(decode_texts(&texts)?)?;
     let block_len = layer.block_len()?;
     let index = Index {
-        digested: digested(&arrays.blocks, block_len, origin.packed_bytes)?,
+        // The end of the stream, or 0 without blocks.
+        digested: match arrays.blocks.len() as u64 {
+            0 => Packed(0),
+            count if count == origin.packed_bytes.div_ceil(block_len) => {
+                Packed(origin.packed_bytes)
+            }
+            _ => return Err(Error::Malformed("not one digest a block")),
+        },
         arrays,
         names: None,
         replaced: None,
         origin,
         block_len,
-        totals: header.totals(),
+        totals: Totals {
+            entries: header.entries.get(),
+            stored_bytes: header.stored_bytes.get(),
+            has_xattrs: header.flags.get() & HAS_XATTRS != 0,
+            problems: header.problems.get(),
+        },
         problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
         charge: MemoryLimit::none().charge(),
     };
@@ -284,6 +296,7 @@ impl Header {
 
     /// Reads and checks the header of a file of `len` bytes: its sections are inside the file.
     fn read(input: &mut HashingStream<impl Read>, len: u64) -> Result<Self, Error> {
+        const GAP: Error = Error::Malformed("the sections do not adjoin");
         if len < size_of::<Self>() as u64 {
             return Err(Error::NotAnIndex);
         }
@@ -300,35 +313,20 @@ impl Header {
                 actual: len,
             });
         }
-        header.check_sections()?;
-        Ok(header)
-    }
-
-    fn check_sections(&self) -> Result<(), Error> {
-        const GAP: Error = Error::Malformed("the sections do not adjoin");
-        if self.section_count.get() != SECTIONS {
+        if header.section_count.get() != SECTIONS {
             return Err(Error::Malformed("an unknown number of sections"));
         }
         let mut offset = size_of::<Self>() as u64;
-        for section in &self.sections {
+        for section in &header.sections {
             if section.offset.get() != offset {
                 return Err(GAP);
             }
             offset = offset.checked_add(section.len.get()).ok_or(GAP)?;
         }
-        if offset.checked_add(size_of::<Footer>() as u64) != Some(self.file_bytes.get()) {
+        if offset.checked_add(size_of::<Footer>() as u64) != Some(len) {
             return Err(GAP);
         }
-        Ok(())
-    }
-
-    fn totals(&self) -> Totals {
-        Totals {
-            entries: self.entries.get(),
-            stored_bytes: self.stored_bytes.get(),
-            has_xattrs: self.flags.get() & HAS_XATTRS != 0,
-            problems: self.problems.get(),
-        }
+        Ok(header)
     }
 }
 
@@ -366,15 +364,6 @@ impl Layer {
             packed_bytes: self.packed_bytes.get(),
             plain_bytes: self.plain_bytes.get(),
         })
-    }
-}
-
-/// End of the digested packed bytes: the end of the stream, or 0 without `blocks`.
-fn digested(blocks: &[BlockDigest], block_len: u64, packed_bytes: u64) -> Result<Packed, Error> {
-    match blocks.len() as u64 {
-        0 => Ok(Packed(0)),
-        count if count == packed_bytes.div_ceil(block_len) => Ok(Packed(packed_bytes)),
-        _ => Err(Error::Malformed("not one digest a block")),
     }
 }
 

@@ -470,7 +470,17 @@ impl Index {
             hash,
             seek_point: match row.bit.get() {
                 SpanRow::NO_SEEK_POINT => None,
-                bit => Some(self.seek_point(row, u8::try_from(bit).ok()?)?),
+                bit => {
+                    let (offset, len) = (row.window_offset.get(), row.window_len.get());
+                    let window = self.arrays.windows.bytes_at(offset, len.into())?;
+                    Some(SeekPoint {
+                        packed: Packed(row.packed.get()),
+                        bit: u8::try_from(bit).ok()?,
+                        plain: Plain(row.plain.get()),
+                        state: row.state.get(),
+                        window: Bytes::copy_from_slice(window),
+                    })
+                }
             },
         })
     }
@@ -483,18 +493,6 @@ impl Index {
         }
         let (checksums, first) = (&self.arrays.checksums, row.checksum.get());
         SpanChecksums::new(checksums, first, self.span_extent(number)?, self.block_len)
-    }
-
-    fn seek_point(&self, row: &SpanRow, bit: u8) -> Option<SeekPoint> {
-        let (offset, len) = (row.window_offset.get(), row.window_len.get());
-        let window = self.arrays.windows.bytes_at(offset, len.into())?;
-        Some(SeekPoint {
-            packed: Packed(row.packed.get()),
-            bit,
-            plain: Plain(row.plain.get()),
-            state: row.state.get(),
-            window: Bytes::copy_from_slice(window),
-        })
     }
 }
 

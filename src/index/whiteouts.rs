@@ -40,8 +40,14 @@ impl WhiteoutFormat {
     /// Whether `entry` is a whiteout of its own name.
     pub fn is_whiteout(self, entry: &Entry<'_>) -> bool {
         const NONE: Device = Device { major: 0, minor: 0 };
-        let is_device = || entry.kind() == Kind::CharDevice(NONE);
-        self == Self::Overlay && (is_device() || is_marked_whiteout(entry))
+        let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"whiteout"));
+        self == Self::Overlay
+            && match entry.kind() {
+                Kind::CharDevice(device) => device == NONE,
+                // The format of overlayfs nested in overlayfs, since Linux 6.7.
+                Kind::File => entry.size() == 0 && entry.xattrs().any(is_mark),
+                _ => false,
+            }
     }
 
     /// Classifies a member by its `name`.
@@ -83,12 +89,6 @@ impl WhiteoutFormat {
 fn overlay_mark(name: &[u8]) -> Option<&[u8]> {
     let suffix = name.strip_prefix(b"trusted.overlay.");
     suffix.or_else(|| name.strip_prefix(b"user.overlay."))
-}
-
-/// The format of overlayfs nested in overlayfs, since Linux 6.7.
-fn is_marked_whiteout(entry: &Entry<'_>) -> bool {
-    let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"whiteout"));
-    entry.kind() == Kind::File && entry.size() == 0 && entry.xattrs().any(is_mark)
 }
 
 #[cfg(test)]

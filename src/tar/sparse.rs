@@ -117,13 +117,16 @@ pub(super) fn push(map: &mut Vec<Segment>, piece: Segment, limits: &Limits) -> R
 
 /// Parses decimal digits and nothing else, from 0 up to 2⁶³ − 1.
 pub(super) fn decimal(text: &[u8]) -> Option<u64> {
-    if text.is_empty() {
-        return None;
-    }
-    let value = text.iter().try_fold(0_u64, |value, &byte| {
-        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
-        value.checked_mul(10)?.checked_add(digit)
-    })?;
+    let value = text
+        .iter()
+        .try_fold(0, |value, &byte| append_digit(value, byte))?;
+    (!text.is_empty()).then_some(value)
+}
+
+/// `value` with one more decimal digit.
+fn append_digit(value: u64, byte: u8) -> Option<u64> {
+    let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+    let value = value.checked_mul(10)?.checked_add(digit)?;
     i64::try_from(value).is_ok().then_some(value)
 }
 
@@ -148,23 +151,17 @@ impl MapReader {
     ) -> Result<Option<Vec<Segment>>, MapFault> {
         for &byte in record {
             match byte {
-                b'0'..=b'9' => self.digit(byte - b'0')?,
                 b'\n' => self.number(limits)?,
-                _ => return Err(MapError::Malformed.into()),
+                _ => {
+                    let value = append_digit(self.line.unwrap_or(0), byte);
+                    self.line = Some(value.ok_or(MapError::Malformed)?);
+                }
             }
             if self.left == Some(0) {
                 return Ok(Some(std::mem::take(&mut self.pieces)));
             }
         }
         Ok(None)
-    }
-
-    fn digit(&mut self, digit: u8) -> Result<(), MapError> {
-        let value = self.line.unwrap_or(0).checked_mul(10);
-        let value = value.and_then(|value| value.checked_add(digit.into()));
-        let value = value.filter(|&value| i64::try_from(value).is_ok());
-        self.line = Some(value.ok_or(MapError::Malformed)?);
-        Ok(())
     }
 
     fn number(&mut self, limits: &Limits) -> Result<(), MapFault> {

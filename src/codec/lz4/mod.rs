@@ -288,13 +288,8 @@ impl Frames {
                     .spacing
                     .try_checkpoint(plain, block.packed, &linked.history);
                 pulls.extend(window.map(|window| {
-                    Pull::SeekPoint(SeekPoint {
-                        packed: block.packed,
-                        bit: 0,
-                        plain: UNKNOWN_PLAIN,
-                        state,
-                        window,
-                    })
+                    let point = SeekPoint::without_window(block.packed, UNKNOWN_PLAIN, state);
+                    Pull::SeekPoint(SeekPoint { window, ..point })
                 }));
             }
         }
