@@ -29,6 +29,9 @@ pub trait Decoder: Send {
     fn finish(&mut self);
 
     /// Returns the next item of the stream.
+    ///
+    /// # Errors
+    /// When the stream is malformed, damaged, unsupported or cut short.
     fn pull(&mut self) -> Result<Pull, Error>;
 }
 

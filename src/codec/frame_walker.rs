@@ -14,6 +14,8 @@ pub(super) trait FrameWalker: Send {
     const COMPRESSION: Compression;
 
     /// Takes from `input` and appends to `pulls`; without enough input only returns [`Step::NeedInput`].
+    ///
+    /// The error is never [`Cause::Truncated`].
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
     /// Appends output held back to be joined with more, when the walk pauses or stops.

@@ -216,6 +216,8 @@ impl IndexFile {
     }
 
     /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it.
+    ///
+    /// Fails with [`Errno::WOULDBLOCK`] while another process uses it.
     fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {

@@ -53,6 +53,8 @@ pub(super) enum HeaderError {
 
 impl Header {
     /// Reads on; returns how many bytes belong to the header: all, unless it [is done](Self::is_done).
+    ///
+    /// After an error, [`Header::len`] does not count the bytes up to the fault.
     pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, HeaderError> {
         let mut rest = input;
         while !self.is_done() && (!rest.is_empty() || self.missing_len() == Some(0)) {

@@ -155,6 +155,8 @@ impl BlockDecoder {
     }
 
     /// Decodes `packed`, which has [`Self::next_input_len`] bytes. Returns the number of plain bytes.
+    ///
+    /// After an error, in libzstd's words, only [`Self::begin_frame`] is valid.
     pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
         let Some(region) = &self.current else {
             return Err("no room to decode to".to_owned());
