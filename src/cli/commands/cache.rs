@@ -71,9 +71,6 @@ struct ClearArgs {
 }
 
 /// Runs the subcommand.
-///
-/// # Errors
-/// The directory is not a cache, or a file cannot be removed.
 pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.verb {
         CacheVerb::List(args) => {
@@ -255,7 +252,7 @@ fn to_json_lines(directory: &Path, all: &[CacheEntry]) -> anyhow::Result<String>
     Ok(text)
 }
 
-fn unix_seconds(time: SystemTime) -> u64 {
+pub(super) fn unix_seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
 }

@@ -26,9 +26,6 @@ impl MountCopy {
     /// Opens `directory` for the copy of the mount on `mountpoint`.
     ///
     /// Copies the attributes that `xattrs` selects.
-    ///
-    /// # Errors
-    /// The directory is not usable for this copy. Then it is unchanged.
     pub(crate) fn open(
         directory: &Path,
         mountpoint: &Path,
@@ -57,9 +54,6 @@ impl MountCopy {
     /// Starts to write the tree below `root`, once, if the index is complete.
     ///
     /// The copy stops when `self` is dropped.
-    ///
-    /// # Errors
-    /// The directory has other contents, or a system call fails.
     pub(crate) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
         let Some(index) = opened.content.complete_index() else {
             return Ok(());

@@ -93,9 +93,6 @@ pub(crate) enum Artifact {
 }
 
 /// Writes the files that describe `command`, the program.
-///
-/// # Errors
-/// A file cannot be written.
 pub(crate) fn run(args: &GenerateArgs, command: Command) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
     fs::create_dir_all(directory)

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{self, IsTerminal, Write, stdout};
+use std::io::{IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
@@ -293,11 +293,12 @@ impl MaterializeArgs {
     }
 
     /// Checks the flags and the destination.
-    ///
-    /// # Errors
-    /// They do not fit each other or SOURCE, or the destination has other contents.
     fn check_before_opening(&self, is_layered: bool) -> anyhow::Result<()> {
-        self.ensure_path_is_not_destination()?;
+        if let Some(path) = self.possible_destination()
+            && materialize::is_empty_directory(path)
+        {
+            return Err(not_a_member_error(path, "is an empty directory here"));
+        }
         if !(self.atomic || self.to_stdout || self.dry_run) {
             materialize::check_empty_destination(self.directory())?;
         }
@@ -324,9 +325,6 @@ impl MaterializeArgs {
     }
 
     /// Returns whether the archive may have one of the PATHs. Prints those that it certainly lacks.
-    ///
-    /// # Errors
-    /// A PATH probably means the destination.
     fn may_have_paths(
         &self,
         saved: Option<&SavedIndex>,
@@ -343,38 +341,16 @@ impl MaterializeArgs {
                     let cause = Cause::NotFound;
                     output::print_error(Problem { path, cause });
                 }
-                return Ok(false);
+                Ok(false)
             }
-            None if source.is_remote() => self.ensure_path_looks_like_member()?,
-            Some(true) | None => {}
-        }
-        Ok(true)
-    }
-
-    /// Refuses a PATH that probably means the destination, without -C.
-    ///
-    /// # Errors
-    /// The PATH is an empty directory here.
-    fn ensure_path_is_not_destination(&self) -> anyhow::Result<()> {
-        match self.possible_destination() {
-            Some(path) if materialize::is_empty_directory(path) => {
-                Err(not_a_member_error(path, "is an empty directory here"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Refuses a PATH in the form of a directory on this machine, without -C.
-    ///
-    /// # Errors
-    /// The PATH has this form.
-    fn ensure_path_looks_like_member(&self) -> anyhow::Result<()> {
-        match self.possible_destination() {
-            Some(path) if looks_like_destination(path) => Err(not_a_member_error(
-                path,
-                "has the form of a directory on this machine",
-            )),
-            _ => Ok(()),
+            None if source.is_remote() => match self.possible_destination() {
+                Some(path) if looks_like_destination(path) => Err(not_a_member_error(
+                    path,
+                    "has the form of a directory on this machine",
+                )),
+                _ => Ok(true),
+            },
+            Some(true) | None => Ok(true),
         }
     }
 
@@ -387,9 +363,6 @@ impl MaterializeArgs {
     }
 
     /// Refuses flags that select a part of an image. With --layer, clap refuses them.
-    ///
-    /// # Errors
-    /// Such a flag is given.
     fn ensure_whole(&self) -> anyhow::Result<()> {
         let requested = [
             ("PATH", !self.paths.is_empty()),
@@ -482,7 +455,9 @@ impl Run<'_> {
         let _cleanup = CleanupOnSignal::install(move || {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
-                drop(remove_unplaced(&directory));
+                drop(File::open(directory).and_then(|directory| {
+                    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
+                }));
             }
             report_interrupted(&stats, &place, NOT_RESUMABLE_HINT);
         })?;
@@ -528,7 +503,7 @@ impl Run<'_> {
         let scanned = self.scan(&mut sink);
         // Directories get their attributes even if the archive ended with an error.
         let finished = sink.finish();
-        (Ok(self.report_scan(scanned)), finished)
+        (Ok(report_scan(self.source, scanned)), finished)
     }
 
     /// Writes the layers over each other. Returns whether they had no errors.
@@ -574,7 +549,7 @@ impl Run<'_> {
             *left = left.saturating_sub(file_bytes.max(plain_bytes));
         }
         // An error that stops the run is printed at its end.
-        report_scan_error(source, scanned) && sink.end_layer().is_ok()
+        report_scan(source, scanned) && sink.end_layer().is_ok()
     }
 
     /// Like [`Run::to_disk`], but continues an interrupted run and can be continued.
@@ -616,7 +591,7 @@ impl Run<'_> {
         } else {
             sink.finish()
         };
-        let complete = self.report_scan(scanned);
+        let complete = report_scan(self.source, scanned);
         let code = self.with_destination(finished).map(|summary| {
             if !is_interrupted {
                 self.report_summary(&summary);
@@ -721,7 +696,7 @@ impl Run<'_> {
             ContentSink::new(stdout().lock(), selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
         let finished = sink.finish();
-        let complete = self.report_scan(scanned);
+        let complete = report_scan(self.source, scanned);
         Ok(exit_code(complete, &finished?))
     }
 
@@ -729,7 +704,7 @@ impl Run<'_> {
         let selection = self.args.selection();
         let mut sink = DryRunSink::new(selection, Some(Arc::clone(&self.reporter)));
         let scanned = self.scan(&mut sink);
-        let complete = self.report_scan(scanned);
+        let complete = report_scan(self.source, scanned);
         exit_code(complete, &sink.finish())
     }
 
@@ -752,20 +727,12 @@ impl Run<'_> {
         let _progress = Progress::start(task, self.args.quiet || self.args.verbose);
         scan::scan(source, options, self.network.handle(), self.stats, sink)
     }
-
-    /// Prints why a scan ended early. Returns whether it was complete.
-    ///
-    /// The sink reports its own errors.
-    fn report_scan<E>(&self, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
-        report_scan_error(self.source, scanned)
-    }
 }
 
-/// Like [`Run::report_scan`], for the scan of `source`.
-fn report_scan_error<E>(
-    source: &Arc<dyn Source>,
-    scanned: Result<scan::Summary, ScanError<E>>,
-) -> bool {
+/// Prints why a scan of `source` ended early. Returns whether it was complete.
+///
+/// The sink reports its own errors.
+fn report_scan<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
     match scanned {
         Ok(summary) => summary.damages == 0,
         Err(ScanError::Sink(_)) => false,
@@ -781,12 +748,6 @@ fn report_scan_error<E>(
             false
         }
     }
-}
-
-/// Removes files of layers that are not in their final places yet.
-fn remove_unplaced(directory: &Path) -> io::Result<()> {
-    let directory = File::open(directory)?;
-    materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
 }
 
 /// Refuses a `directory` with contents, because whiteouts in layers could delete them.

@@ -6,13 +6,14 @@ use std::io::{IsTerminal, stderr};
 use std::os::fd::BorrowedFd;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
 
 use anyhow::Context;
 use signal_hook::iterator::{Handle, Signals};
 use tokio::sync::oneshot;
 
+use super::cache::unix_seconds;
 use super::copy::MountCopy;
 use super::status as status_text;
 use crate::cli::args::MountArgs;
@@ -35,7 +36,7 @@ use tarfs::base::stats::Stats;
 use tarfs::base::thread::Thread;
 use tarfs::base::trusted_dir::TrustedDir;
 use tarfs::fuse::{
-    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, RecentError, Subtree,
+    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Subtree,
     TarFilesystem, UnmountError, supports_takeover,
 };
 use tarfs::index::Ino;
@@ -52,9 +53,6 @@ const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 ///
 /// In the process that the user started, returns when the mount is ready. In the background process, and
 /// with `--foreground`, returns after the unmount.
-///
-/// # Errors
-/// The archive cannot be opened or mounted. Then nothing is mounted.
 pub(crate) fn run(
     args: &MountArgs,
     open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
@@ -115,7 +113,7 @@ fn run_successor(
     // The kernel knows this archive's files already, so the index must be complete before its next request.
     let args = MountArgs {
         wait_index: true,
-        shown_version: Some(takeover.version().to_owned()),
+        shown_version: Some(takeover.version.clone()),
         ..args.clone()
     };
     let served = serve(&args, open_archive, Some(takeover), mode);
@@ -214,7 +212,9 @@ fn wait_for_scan(opened: &OpenedArchive) {
     }
 }
 
-/// Logs the scan's error and the archive's damage after the scan.
+/// Logs the scan's error, and how many members are damaged or missing from the tree.
+///
+/// Also names the first ones, unless a scan by this process has logged them.
 fn report_scan_end(opened: &OpenedArchive) {
     if let Some(failure) = opened.status_source.index().failure {
         tracing::error!(
@@ -222,13 +222,6 @@ fn report_scan_end(opened: &OpenedArchive) {
             "indexing failed; files that were not indexed yet are unavailable"
         );
     }
-    report_damage(opened);
-}
-
-/// Logs how many members are damaged or missing from the tree.
-///
-/// Also names the first ones, unless a scan by this process has logged them.
-fn report_damage(opened: &OpenedArchive) {
     let damage = opened.status_source.damage();
     if damage.members == 0 {
         return;
@@ -426,21 +419,16 @@ fn make_mount(
     let tree = build_filesystem(args, opened, view, options, copy)?;
     let (supervisor, session) = connect_supervisor(opened, takeover)?;
     let supervisor = supervisor.as_ref();
-    let mount = match (session, namespace) {
-        (None, Some(namespace)) => {
-            mount_in_namespace(&namespace, args, opened, tree, options, supervisor, ended)?
+    let mount = if let Some(session) = session {
+        let mount = Mount::take_over(tree, &session, ended)?;
+        if let Some(writable) = writable {
+            writable.mark_adopted();
         }
-        (Some(session), _) => {
-            let mount = Mount::take_over(tree, &session, ended)?;
-            if let Some(writable) = writable {
-                writable.mark_adopted();
-            }
-            mount
-        }
-        (None, None) => {
-            let writable = writable.map(|writable| (writable, overlay_options));
-            mount_here(args, opened, tree, options, writable, supervisor, ended)?
-        }
+        mount
+    } else {
+        let (tree, namespace) = ((tree, options), namespace.as_ref());
+        let writable = writable.map(|writable| (writable, overlay_options));
+        start_mount(args, opened, tree, namespace, writable, supervisor, ended)?
     };
     if let Some(supervisor) = supervisor {
         supervisor.report_ready(mount.capabilities, &opened.version, opened.is_strong);
@@ -501,32 +489,12 @@ fn build_filesystem(
     }
 }
 
-/// Mounts `tree` in another mount namespace.
-fn mount_in_namespace(
-    namespace: &OpenNamespace,
+/// Mounts `tree`, in another mount namespace if one is given, and an overlay over it if it is `writable`.
+fn start_mount(
     args: &MountArgs,
     opened: &OpenedArchive,
-    tree: TarFilesystem,
-    options: &MountOptions,
-    supervisor: Option<&SupervisorLink>,
-    ended: impl FnOnce() + Send + 'static,
-) -> anyhow::Result<Mount> {
-    let mounted = |site: &MountTarget, device: BorrowedFd<'_>| {
-        if let Some(supervisor) = supervisor {
-            supervisor.report_mounted(site, device);
-        }
-    };
-    let at = (namespace, args.mountpoint.as_path());
-    let mount = Mount::start_in_namespace(tree, &opened.name, at, options, mounted, ended)?;
-    Ok(mount)
-}
-
-/// Mounts `tree`, and an overlay over it if the mount is `writable`.
-fn mount_here(
-    args: &MountArgs,
-    opened: &OpenedArchive,
-    tree: TarFilesystem,
-    options: &MountOptions,
+    (tree, options): (TarFilesystem, &MountOptions),
+    namespace: Option<&OpenNamespace>,
     writable: Option<(&OverlayDirs, &MountOptions)>,
     supervisor: Option<&SupervisorLink>,
     ended: impl FnOnce() + Send + 'static,
@@ -537,6 +505,11 @@ fn mount_here(
         }
     };
     let (at, source) = (&args.mountpoint, &opened.name);
+    if let Some(namespace) = namespace {
+        let at = (namespace, at.as_path());
+        let mount = Mount::start_in_namespace(tree, source, at, options, mounted, ended)?;
+        return Ok(mount);
+    }
     let Some((writable, overlay_options)) = writable else {
         return Ok(Mount::start(tree, source, at, options, mounted, ended)?);
     };
@@ -549,9 +522,6 @@ fn mount_here(
 }
 
 /// Starts or inherits the supervisor. Returns it with the session to take over, if there is one.
-///
-/// # Errors
-/// The archive is not the version that the previous process served.
 fn connect_supervisor(
     opened: &OpenedArchive,
     takeover: Option<TakeoverState>,
@@ -718,7 +688,16 @@ fn build_status(state: &ServeState<'_>) -> Status {
         damaged_members: damage.members,
         damaged: damage.named,
         notes,
-        errors: mount.recent_errors().into_iter().map(failed_read).collect(),
+        errors: mount
+            .recent_errors()
+            .into_iter()
+            .map(|failure| FailedRead {
+                last_unix_seconds: unix_seconds(failure.last),
+                count: failure.count,
+                path: failure.path,
+                reason: failure.reason,
+            })
+            .collect(),
     }
 }
 
@@ -746,20 +725,6 @@ fn notes(state: &ServeState<'_>) -> Vec<String> {
     notes
 }
 
-fn failed_read(failure: RecentError) -> FailedRead {
-    FailedRead {
-        last_unix_seconds: unix_seconds(failure.last),
-        count: failure.count,
-        path: failure.path,
-        reason: failure.reason,
-    }
-}
-
-fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
-}
-
 /// Resident memory of this process, from `/proc/self/status` (`VmRSS:   12345 kB`).
 fn resident_bytes() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
@@ -773,7 +738,11 @@ fn resident_bytes() -> Option<u64> {
 /// Sends `request` to the serving thread and waits for its response.
 fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     let (sender, answer) = mpsc::sync_channel(1);
-    let taken = Box::new(move |response| send_response(&sender, response));
+    let taken = Box::new(move |response| {
+        if sender.send(response).is_err() {
+            tracing::debug!("the client is gone");
+        }
+    });
     send_event(events, Event::Request(request, taken));
     answer.recv().unwrap_or_else(|_| Response::Error {
         error: "the mount is being unmounted already".to_owned(),
@@ -800,12 +769,6 @@ fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
 fn send_event(events: &Sender<Event>, event: Event) {
     if events.send(event).is_err() {
         tracing::debug!("the serving thread has ended already");
-    }
-}
-
-fn send_response(answer: &SyncSender<Response>, response: Response) {
-    if answer.send(response).is_err() {
-        tracing::debug!("the client is gone");
     }
 }
 

@@ -34,9 +34,6 @@ const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 ///
 /// Asks the serving process first. If none responds, this process unmounts, which also removes a dead mount.
 /// A bind mount is always unmounted by this process.
-///
-/// # Errors
-/// No archive is mounted there, or it is in use.
 pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fuse::canonical_mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;
@@ -46,7 +43,10 @@ pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     for directory in environment::runtime_dirs() {
         match control_socket::request_umount(&directory, &mountpoint, args.lazy) {
             Ok(Some(UmountOutcome::Failed { error, hint })) => {
-                return Err(umount_error(error, hint));
+                return Err(match hint {
+                    Some(hint) => anyhow!("{error} ({hint})"),
+                    None => anyhow!(error),
+                });
             }
             Ok(Some(UmountOutcome::ProcessEnded)) => return Ok(ExitCode::SUCCESS),
             Ok(Some(UmountOutcome::ProcessRemains { pid })) => {
@@ -83,11 +83,4 @@ fn warn_of_use(pid: u32) {
         "the mount is in use elsewhere (by a bind mount, an overlay or another mount namespace), so its process \
          continues"
     );
-}
-
-fn umount_error(error: String, hint: Option<String>) -> anyhow::Error {
-    match hint {
-        Some(hint) => anyhow!("{error} ({hint})"),
-        None => anyhow!(error),
-    }
 }

@@ -261,9 +261,6 @@ pub(crate) struct ControlSocket {
 
 impl ControlSocket {
     /// Listens in `directory`, which it creates if needed, and answers one connection at a time on a thread.
-    ///
-    /// # Errors
-    /// Other users can access the directory, or the socket cannot be created.
     pub(crate) fn serve(
         directory: &Path,
         handle_request: impl FnMut(Request) -> Response + Send + 'static,
@@ -379,9 +376,6 @@ fn check_private_dir(directory: &Path) -> io::Result<()> {
 }
 
 /// Returns the status of each mount with a socket in `directory`, by mountpoint. Removes other sockets.
-///
-/// # Errors
-/// Other users can access the directory, or it cannot be read. A missing one is no error.
 pub(crate) fn list_statuses(directory: &Path) -> io::Result<Vec<Status>> {
     let mut statuses: Vec<_> = list_sockets(directory)?
         .iter()
@@ -444,9 +438,6 @@ pub(crate) fn format_device((major, minor): (u32, u32)) -> String {
 /// Asks the process that serves the top mount on `mountpoint` to unmount, and waits for its end.
 ///
 /// Returns `None` if the mount has no socket in `directory`.
-///
-/// # Errors
-/// The directory cannot be read, or the process does not respond.
 pub(crate) fn request_umount(
     directory: &Path,
     mountpoint: &Path,

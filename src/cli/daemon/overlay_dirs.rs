@@ -70,9 +70,6 @@ impl Drop for ScratchDir {
 }
 
 /// Locks the --upper directory of `args`, before the long work; `None` without --writable.
-///
-/// # Errors
-/// This system supports no writable mounts, or another mount uses the directory.
 pub(crate) fn open_overlay_dirs(
     args: &MountArgs,
     takeover: Option<&TakeoverState>,
@@ -260,12 +257,7 @@ pub(crate) fn remove_scratch(scratch: &Path) {
 /// Creates the --upper directory if it is missing, for this user alone, and locks it.
 fn open_persistent_dir(named: &Path, mountpoint: &Path) -> anyhow::Result<(PathBuf, Option<File>)> {
     let name = || named.display().to_string();
-    match DirBuilder::new().mode(0o700).create(named) {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(error).with_context(|| format!("cannot make {}", name()));
-        }
-        _ => {}
-    }
+    create_directory(named).with_context(|| format!("cannot make {}", name()))?;
     let home = fs::canonicalize(named).with_context(|| format!("cannot use {}", name()))?;
     let mountpoint = tarfs::fuse::canonical_mountpoint(mountpoint)?;
     ensure!(

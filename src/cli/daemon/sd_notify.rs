@@ -6,7 +6,6 @@
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
-use std::fmt;
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -25,20 +24,10 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Prefix of a notification that the next one replaces.
 const STATUS_PREFIX: &str = "STATUS=";
 
-type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
-
 /// A service manager that expects notifications.
 pub(crate) struct ServiceManager {
-    send: SendFn,
+    send: Box<dyn Fn(&str) -> io::Result<()>>,
     last_status: RefCell<String>,
-}
-
-impl fmt::Debug for ServiceManager {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServiceManager")
-            .field("last_status", &self.last_status)
-            .finish_non_exhaustive()
-    }
 }
 
 impl ServiceManager {

@@ -1,6 +1,5 @@
 //! Cleanup before a signal ends the process.
 
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,7 +13,6 @@ use tarfs::base::sync::{Mutex, MutexGuard};
 use tarfs::base::thread::Thread;
 
 /// Runs a cleanup before a signal ends the process, until it is dropped. A second signal ends it at once.
-#[derive(Debug)]
 pub(crate) struct CleanupOnSignal {
     handle: Handle,
     ends_at_once: Arc<AtomicBool>,
@@ -25,14 +23,6 @@ pub(crate) struct CleanupOnSignal {
 /// A cleanup that runs before all others, if there is one.
 #[derive(Default)]
 pub(crate) struct PriorCleanup(Option<Box<dyn FnOnce() + Send>>);
-
-impl fmt::Debug for PriorCleanup {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("PriorCleanup")
-            .field(&self.0.is_some())
-            .finish()
-    }
-}
 
 impl CleanupOnSignal {
     /// Calls `cleanup` on another thread before SIGINT, SIGTERM or SIGHUP has its default effect.
@@ -56,7 +46,7 @@ impl CleanupOnSignal {
         let thread = Thread::spawn("signals", move || {
             if let Some(signal) = signals.forever().next() {
                 // Locked until the process ends, so that no file is committed after the cleanup.
-                let mut first = lock(&held);
+                let mut first = held.lock();
                 if let Some(first) = first.0.take() {
                     first();
                 }
@@ -77,18 +67,14 @@ impl CleanupOnSignal {
 
     /// Sets a `cleanup` that runs before the other one.
     pub(crate) fn run_first(&self, cleanup: impl FnOnce() + Send + 'static) {
-        lock(&self.first).0 = Some(Box::new(cleanup));
+        self.first.lock().0 = Some(Box::new(cleanup));
     }
 
     /// Blocks the cleanup, and the end by a signal, until the guard is dropped. If a signal arrived before,
     /// waits for the end of the process.
     pub(crate) fn block(&self) -> MutexGuard<'_, PriorCleanup> {
-        lock(&self.first)
+        self.first.lock()
     }
-}
-
-fn lock(first: &Mutex<PriorCleanup>) -> MutexGuard<'_, PriorCleanup> {
-    first.lock()
 }
 
 impl Drop for CleanupOnSignal {

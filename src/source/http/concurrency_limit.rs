@@ -165,9 +165,6 @@ impl ConcurrencyLimiter {
 
     /// Waits for a permit.
     ///
-    /// # Errors
-    /// If the server asked for a pause that does not end within `left`.
-    ///
     /// # Cancel safety
     /// No permit is taken until the future is ready.
     pub(super) async fn acquire(&self, left: Duration) -> Result<Permit<'_>, Cause> {

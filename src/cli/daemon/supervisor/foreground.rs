@@ -24,7 +24,6 @@ use crate::cli::ui::{cleanup_on_signal, output};
 /// A worker that dies within this time of a forwarded signal may not have received it.
 const SIGNAL_GRACE: Duration = Duration::from_secs(3);
 
-#[derive(Debug)]
 pub(super) struct ForegroundSupervisor {
     /// Receives a byte for each termination signal.
     pub(super) signal_pipe: UnixStream,

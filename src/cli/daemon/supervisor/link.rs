@@ -11,6 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::net::SendFlags;
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::process::{self, Output, dup_stdin};
@@ -38,17 +39,12 @@ pub(crate) struct TakeoverState {
     pub(crate) supervisor: SupervisorLink,
     /// The session to take over, or `None` if the successor must mount again.
     pub(crate) session: Option<InheritedSession>,
-    /// The version to serve, in the form of a packet.
-    version: String,
+    /// The version to serve, or the digest of a long version.
+    pub(crate) version: String,
     pub(crate) scratch: Option<PathBuf>,
 }
 
 impl TakeoverState {
-    /// Returns the version to serve, or the digest of a long version.
-    pub(crate) fn version(&self) -> &str {
-        &self.version
-    }
-
     /// Checks that `version` is the one that the mount has shown, or fails because the archive has changed.
     pub(crate) fn ensure_version(&self, version: &str) -> anyhow::Result<()> {
         anyhow::ensure!(
@@ -81,7 +77,8 @@ impl SupervisorLink {
         let socket = dup_stdin().ok()?;
         // A stopped supervisor must not block the mount.
         ServiceManager::with_transport(move |text| {
-            protocol::send_without_blocking(&socket, &Packet::Notify(text.to_owned()))
+            let packet = Packet::Notify(text.to_owned());
+            protocol::send(&socket, &packet, None, SendFlags::DONTWAIT)
         })
     }
 
@@ -158,10 +155,8 @@ impl SupervisorLink {
                     let milliseconds =
                         u64::try_from(unreachable_time.as_millis()).unwrap_or(u64::MAX);
                     // May be lost, because the next packet includes this time.
-                    drop(protocol::send_without_blocking(
-                        &socket,
-                        &Packet::Unreachable(milliseconds),
-                    ));
+                    let packet = Packet::Unreachable(milliseconds);
+                    drop(protocol::send(&socket, &packet, None, SendFlags::DONTWAIT));
                 }
             }
         })?;
@@ -177,7 +172,7 @@ impl SupervisorLink {
     }
 
     fn send(&self, packet: &Packet, device: Option<BorrowedFd<'_>>) {
-        if let Err(error) = protocol::send(&self.socket, packet, device) {
+        if let Err(error) = protocol::send(&self.socket, packet, device, SendFlags::empty()) {
             tracing::warn!(%error, "lost the supervisor; a crash will leave a dead mount");
         }
     }

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::process::{Pid, Signal};
 
 use super::daemonize::{self, LogTarget};
@@ -70,19 +71,7 @@ pub(crate) fn run(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<E
     daemonize::detach(log, inherited)?;
     std::env::set_current_dir("/")?;
     let pid = rustix::net::sockopt::socket_peercred(&socket)?.pid;
-    let worker = Worker {
-        socket,
-        pid: pid.as_raw_nonzero().get(),
-        child: None,
-        status: None,
-        started: Instant::now(),
-        mount_state: None,
-        session_state: None,
-        scratch: None,
-        overlay: OverlayWatch::None,
-        foreground: None,
-        unreachable_time: Duration::ZERO,
-    };
+    let worker = Worker::new(pid.as_raw_nonzero().get(), socket);
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
@@ -104,12 +93,10 @@ pub(crate) fn run_foreground(
     logging::never_block();
     let directory = std::env::current_dir();
     std::env::set_current_dir("/")?;
-    let worker = Worker::from_child(
-        child,
-        ours,
-        (None, OverlayWatch::None),
-        Some(Rc::new(foreground)),
-    );
+    let worker = Worker {
+        foreground: Some(Rc::new(foreground)),
+        ..Worker::from_child(child, ours)
+    };
     Ok(supervise(args, worker, directory.ok().as_deref()))
 }
 
@@ -207,39 +194,31 @@ impl Worker {
         }
     }
 
-    /// Creates the state of `child`, which has the other end of `socket`.
-    fn from_child(
-        child: Child,
-        socket: OwnedFd,
-        (scratch, overlay): (Option<PathBuf>, OverlayWatch),
-        foreground: Option<Rc<ForegroundSupervisor>>,
-    ) -> Self {
+    /// Creates the state of process `pid`, which has the other end of `socket`.
+    fn new(pid: i32, socket: OwnedFd) -> Self {
         Self {
             socket,
-            pid: i32::try_from(child.id()).unwrap_or(i32::MAX),
-            child: Some(child),
+            pid,
+            child: None,
             status: None,
             started: Instant::now(),
             mount_state: None,
             session_state: None,
-            scratch,
-            overlay,
-            foreground,
+            scratch: None,
+            overlay: OverlayWatch::None,
+            foreground: None,
             unreachable_time: Duration::ZERO,
         }
     }
 
-    /// Cleans up, and returns the exit code for the user.
-    fn finish(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
-        self.clean_up(directory, mountpoint);
-        match &self.foreground {
-            Some(foreground) => foreground.exit_code(self.status),
-            None => ExitCode::SUCCESS,
-        }
+    fn from_child(child: Child, socket: OwnedFd) -> Self {
+        let mut worker = Self::new(i32::try_from(child.id()).unwrap_or(i32::MAX), socket);
+        worker.child = Some(child);
+        worker
     }
 
-    /// Unmounts and removes what the worker left.
-    fn clean_up(&self, directory: Option<&Path>, mountpoint: &Path) {
+    /// Unmounts and removes what the worker left, and returns the exit code for the user.
+    fn finish(&self, directory: Option<&Path>, mountpoint: &Path) -> ExitCode {
         if let Some(scratch) = &self.scratch {
             // The worker may have died before it reported an overlay.
             let lower = scratch.join(LOWER_DIR_NAME);
@@ -253,6 +232,10 @@ impl Worker {
                 let scratch = scratch.display();
                 tracing::error!(%scratch, "this directory stays, because the mount may be in use");
             }
+        }
+        match &self.foreground {
+            Some(foreground) => foreground.exit_code(self.status),
+            None => ExitCode::SUCCESS,
         }
     }
 
@@ -479,15 +462,17 @@ impl MountState {
             None => Output::Null,
         };
         let child = spawn_self(Role::Successor, theirs, Some(directory), output)?;
-        let scratch = before.scratch.clone();
-        let bytes = scratch
-            .as_ref()
-            .map(|scratch| scratch.as_os_str().as_bytes().to_vec());
-        let scratch_state = (scratch, before.overlay.clone());
-        let mut worker = Worker::from_child(child, ours, scratch_state, before.foreground.clone());
-        let packet = Packet::TakeOver((&self.site).into(), state.clone(), bytes);
+        let mut worker = Worker {
+            scratch: before.scratch.clone(),
+            overlay: before.overlay.clone(),
+            foreground: before.foreground.clone(),
+            ..Worker::from_child(child, ours)
+        };
+        let scratch = before.scratch.as_ref();
+        let scratch = scratch.map(|scratch| scratch.as_os_str().as_bytes().to_vec());
+        let packet = Packet::TakeOver((&self.site).into(), state.clone(), scratch);
         let device = (mode == RestartMode::Adopt).then(|| self.device.as_fd());
-        let sent = protocol::send(&worker.socket, &packet, device);
+        let sent = protocol::send(&worker.socket, &packet, device, SendFlags::empty());
         while sent.is_ok()
             && worker.session_state.is_none()
             && Instant::now() < deadline + worker.unreachable_time

@@ -69,26 +69,8 @@ pub(super) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(family, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Sends a packet, or fails if the peer is gone.
+/// Sends a packet. Fails if the peer is gone, or with [`SendFlags::DONTWAIT`] if its queue is full.
 pub(super) fn send(
-    socket: impl AsFd,
-    packet: &Packet,
-    descriptor: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    send_with(socket, packet, descriptor, SendFlags::NOSIGNAL)
-}
-
-/// Sends a packet without blocking. Fails if the peer is gone or its queue is full.
-pub(super) fn send_without_blocking(socket: impl AsFd, packet: &Packet) -> io::Result<()> {
-    send_with(
-        socket,
-        packet,
-        None,
-        SendFlags::NOSIGNAL | SendFlags::DONTWAIT,
-    )
-}
-
-fn send_with(
     socket: impl AsFd,
     packet: &Packet,
     descriptor: Option<BorrowedFd<'_>>,
@@ -102,7 +84,7 @@ fn send_with(
         control.push(SendAncillaryMessage::ScmRights(&descriptors));
     }
     let bytes = [IoSlice::new(&bytes)];
-    sendmsg(socket, &bytes, &mut control, flags)?;
+    sendmsg(socket, &bytes, &mut control, SendFlags::NOSIGNAL | flags)?;
     Ok(())
 }
 
