@@ -15,6 +15,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
@@ -55,7 +56,7 @@ pub struct Archive {
 }
 
 /// Memory of an archive, by purpose, without what it does not account for, such as the allocator's own.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct MemoryUse {
     /// Limit for everything but the index.
     pub budget_bytes: u64,

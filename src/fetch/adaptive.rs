@@ -126,13 +126,14 @@ pub(super) struct AdaptiveConcurrency {
     round: Round,
     trial: Option<Trial>,
     is_streaming: bool,
-    stream_len: u64,
+    /// Bytes after its chunk that the next streamed request may ask for.
+    pub(super) stream_len: u64,
     serial_probe: Option<SerialProbe>,
     /// Cost of the answer before the first request.
     prior_cost: Duration,
     /// Chunks completed since the number of requests changed.
     completed: usize,
-    is_serial: bool,
+    pub(super) is_serial: bool,
     /// Whether a trial took place. After it, waiting alone adds no requests.
     has_tried: bool,
     tries_fewer_requests: bool,
@@ -189,7 +190,7 @@ struct SpeedSample {
 }
 
 /// A round: as many completed chunks as may be in flight.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Round {
     /// Chunks that were in flight before the round.
     outstanding: usize,
@@ -238,7 +239,10 @@ impl AdaptiveConcurrency {
             chunk_len: INITIAL_CHUNK_LEN,
             link: Link::default(),
             last_sample: Sample::default(),
-            round: Round::begin(Sample::default(), 0, requests),
+            round: Round {
+                left: requests,
+                ..Round::default()
+            },
             trial: None,
             is_streaming: max_requests == 1,
             stream_len: INITIAL_STREAM_LEN,
@@ -268,17 +272,8 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Bytes after its chunk that the next streamed request may ask for.
-    pub(super) fn stream_len(&self) -> u64 {
-        self.stream_len
-    }
-
     pub(super) fn on_stream_started(&mut self) {
         self.stream_len = self.stream_len.saturating_mul(STREAM_GROWTH);
-    }
-
-    pub(super) fn is_serial(&self) -> bool {
-        self.is_serial
     }
 
     /// Whether the server has been serial for long enough to inform other reads.
@@ -363,7 +358,8 @@ impl AdaptiveConcurrency {
     /// Whether this many requests exceed the reader's speed by the headroom.
     fn is_sufficient(&self, requests: usize, sample: Sample) -> bool {
         let demand = per_second(sample.read, sample.now.saturating_sub(sample.waited));
-        self.link.speed().is_some_and(|speed| {
+        let speed = self.link.median(|speed| speed.whole);
+        speed.is_some_and(|speed| {
             let supply = speed.saturating_mul(requests as u64);
             supply.saturating_mul(HEADROOM.1) >= demand.saturating_mul(HEADROOM.0)
         })
@@ -552,12 +548,15 @@ impl AdaptiveConcurrency {
     }
 
     fn next_round(&self, sample: Sample) -> Round {
-        let completed_chunks = if self.is_streaming {
-            STREAM_ROUND_CHUNKS
-        } else {
-            self.requests
-        };
-        Round::begin(sample, 0, completed_chunks)
+        Round {
+            outstanding: 0,
+            left: if self.is_streaming {
+                STREAM_ROUND_CHUNKS
+            } else {
+                self.requests
+            },
+            began: sample,
+        }
     }
 
     /// Sets the number of requests; returns whether it changed.
@@ -629,26 +628,12 @@ impl Link {
                 .max(last.transfer)
     }
 
-    fn speed(&self) -> Option<u64> {
-        self.median(|speed| speed.whole)
-    }
-
     fn chunk_len(&self) -> Option<u64> {
         let rate = self.median(|speed| speed.content)?;
         let transfer = (self.latency? * TRANSFER_ROUND_TRIPS).max(MIN_TRANSFER_TIME);
         let bytes = u128::from(rate) * transfer.as_micros() / 1_000_000;
         let shorts = u64::try_from(bytes).unwrap_or(u64::MAX) / MIN_LINK_CHUNK_LEN;
         Some(MIN_LINK_CHUNK_LEN << shorts.max(1).ilog2())
-    }
-}
-
-impl Round {
-    fn begin(began: Sample, outstanding: usize, requests: usize) -> Self {
-        Self {
-            outstanding,
-            left: requests,
-            began,
-        }
     }
 }
 
@@ -836,7 +821,7 @@ mod tests {
                     (true, true) => self.stream_end,
                     (true, false) => {
                         let end = (self.requested_bytes + len)
-                            .saturating_add(self.concurrency.stream_len());
+                            .saturating_add(self.concurrency.stream_len);
                         self.concurrency.on_stream_started();
                         end
                     }
@@ -975,7 +960,7 @@ mod tests {
             ..LOOPBACK
         };
         let transfer = simulation.transfer(None);
-        assert!(transfer.concurrency.is_serial() && transfer.concurrency.is_streaming());
+        assert!(transfer.concurrency.is_serial && transfer.concurrency.is_streaming());
         assert_eq!((transfer.max_requests, transfer.sent), (2, 2));
         assert!(transfer.concurrency.is_confirmed_serial());
         let short = Simulation {
@@ -983,7 +968,7 @@ mod tests {
             ..simulation
         };
         let transfer = short.transfer(None);
-        assert!(transfer.concurrency.is_serial() && !transfer.concurrency.is_confirmed_serial());
+        assert!(transfer.concurrency.is_serial && !transfer.concurrency.is_confirmed_serial());
     }
 
     #[test]
@@ -994,7 +979,7 @@ mod tests {
             ..LOOPBACK
         };
         let transfer = simulation.transfer(None);
-        assert!(!transfer.concurrency.is_serial());
+        assert!(!transfer.concurrency.is_serial);
         assert_eq!(transfer.requests_without_trial(), 16);
     }
 
@@ -1006,7 +991,7 @@ mod tests {
             ..LOOPBACK
         };
         let transfer = simulation.transfer(None);
-        assert!(transfer.concurrency.is_streaming() && !transfer.concurrency.is_serial());
+        assert!(transfer.concurrency.is_streaming() && !transfer.concurrency.is_serial);
 
         assert!(transfer.sent < 20, "{} requests", transfer.sent);
         let stream = simulation.len / 240_000;

@@ -67,7 +67,7 @@ pub fn read(
     extent: Extent<Packed>,
     pool: &BufferPool,
 ) -> Result<Bytes, Error> {
-    let buffer = acquire_buffer(source, pool, checked_len(source, extent)?)?;
+    let buffer = acquire_buffer(source, pool, extent)?;
     block_on_read(handle, source, source.read_at(extent.start(), buffer))
 }
 
@@ -81,15 +81,22 @@ pub fn read_uncached(
     extent: Extent<Packed>,
     pool: &BufferPool,
 ) -> Result<Bytes, Error> {
-    let buffer = acquire_buffer(source, pool, checked_len(source, extent)?)?;
+    let buffer = acquire_buffer(source, pool, extent)?;
     block_on_read(handle, source, source.read_uncached(extent.start(), buffer))
 }
 
 fn acquire_buffer(
     source: &Arc<dyn Source>,
     pool: &BufferPool,
-    len: usize,
+    extent: Extent<Packed>,
 ) -> Result<Buffer, Error> {
+    let truncated = || Error::new(source.location(), Cause::Truncated);
+    let end = source.fingerprint().len;
+    if end.is_some_and(|len| extent.end().0 > len) {
+        return Err(truncated());
+    }
+    // A length beyond `usize` exceeds any source.
+    let len = usize::try_from(extent.len()).map_err(|_| truncated())?;
     let cancelled = |Closed| Error::new(source.location(), Cause::Cancelled);
     pool.acquire(len).map_err(cancelled)
 }
@@ -115,16 +122,6 @@ fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) ->
             done = work => Some(done),
         }
     })
-}
-
-fn checked_len(source: &Arc<dyn Source>, extent: Extent<Packed>) -> Result<usize, Error> {
-    let truncated = || Error::new(source.location(), Cause::Truncated);
-    let end = source.fingerprint().len;
-    if end.is_some_and(|len| extent.end().0 > len) {
-        return Err(truncated());
-    }
-    // A length beyond `usize` exceeds any source.
-    usize::try_from(extent.len()).map_err(|_| truncated())
 }
 
 #[cfg(test)]

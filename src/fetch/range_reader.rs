@@ -69,8 +69,8 @@ impl RangeReader {
     /// # Errors
     /// If the source cannot be read there.
     pub fn read(&self, extent: Extent<Packed>, pool: &BufferPool) -> Result<Bytes, Error> {
-        let len = super::checked_len(&self.source, extent)?;
-        let buffer = super::acquire_buffer(&self.source, pool, len)?;
+        let buffer = super::acquire_buffer(&self.source, pool, extent)?;
+        let len = buffer.len();
         if !self.source.is_remote() {
             let reading = self.source.read_at(extent.start(), buffer);
             return super::block_on_read(&self.handle, &self.source, reading);

@@ -13,9 +13,9 @@ use crate::source::{Error, ReadHandle, Source};
 
 #[derive(Debug)]
 pub(super) struct ChunkRequest {
-    extent: Extent<Packed>,
-    started: Instant,
-    read_handle: ReadHandle,
+    pub(super) extent: Extent<Packed>,
+    pub(super) started: Instant,
+    pub(super) read_handle: ReadHandle,
     hedge_requested: Notify,
 }
 
@@ -49,18 +49,6 @@ impl ChunkRequest {
             read_handle,
             hedge_requested: Notify::new(),
         }
-    }
-
-    pub(super) fn extent(&self) -> Extent<Packed> {
-        self.extent
-    }
-
-    pub(super) fn started(&self) -> Instant {
-        self.started
-    }
-
-    pub(super) fn read_handle(&self) -> &ReadHandle {
-        &self.read_handle
     }
 
     /// Whether its content has been transferring for at least [`CHEAP_FACTOR`] times the answer's cost.

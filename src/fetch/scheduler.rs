@@ -263,7 +263,7 @@ impl Scheduler {
         let is_alone = self.concurrency.is_streaming() || self.source.max_concurrent_reads() == 1;
         // A chunk across the end of the last streamed request also starts a new one.
         if is_alone && chunk.end().0 > self.stream_end {
-            self.stream_end = chunk.end().0.saturating_add(self.concurrency.stream_len());
+            self.stream_end = chunk.end().0.saturating_add(self.concurrency.stream_len);
             self.concurrency.on_stream_started();
         }
         let len = self.source.fingerprint().len;
@@ -282,22 +282,22 @@ impl Scheduler {
         let Some(request) = self.in_flight.remove(&number) else {
             return;
         };
-        let duration = request.started().elapsed();
+        let duration = request.started.elapsed();
         self.stragglers
             .on_completed(number, len.map(|len| (len, duration)));
         let Some(len) = len else {
             return;
         };
         self.received_bytes += len;
-        if len < request.extent().len() {
+        if len < request.extent.len() {
             self.chunks.end();
         }
         let completed = CompletedChunk {
-            start: request.extent().start().0,
+            start: request.extent.start().0,
             len,
             duration,
-            latency: request.read_handle().latency(),
-            cost: request.read_handle().cost(),
+            latency: request.read_handle.latency(),
+            cost: request.read_handle.cost(),
         };
         self.concurrency
             .on_completed(self.sample(demand), completed);
@@ -314,7 +314,7 @@ impl Scheduler {
         let coming = self
             .in_flight
             .values()
-            .map(|request| request.read_handle().received());
+            .map(|request| request.read_handle.received());
         let (read, waited) = demand.read_and_waited();
         Sample {
             now: self.now(),
@@ -330,7 +330,7 @@ impl Scheduler {
         let in_flight = &self.in_flight;
         let received = |number| {
             let request = in_flight.get(&number);
-            request.map_or(0, |request| request.read_handle().received())
+            request.map_or(0, |request| request.read_handle.received())
         };
         // Without a known length, more may be left to request.
         let is_all_requested = self.chunks.is_done() && self.source.fingerprint().len.is_some();
@@ -343,11 +343,11 @@ impl Scheduler {
             };
             tracing::debug!(number, ?action, "a request is a straggler");
             // Where requests are served one after another, a new request would only wait again.
-            let is_waiting = request.read_handle().received() == 0;
-            let is_serial = self.concurrency.is_serial() || self.concurrency.is_crowded();
+            let is_waiting = request.read_handle.received() == 0;
+            let is_serial = self.concurrency.is_serial || self.concurrency.is_crowded();
             match action {
                 _ if is_waiting && is_serial => {}
-                StragglerAction::Cut => request.read_handle().cut(),
+                StragglerAction::Cut => request.read_handle.cut(),
                 // An overloaded server does not get the same request twice.
                 StragglerAction::Hedge
                     if self.concurrency.is_streaming()

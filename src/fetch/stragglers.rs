@@ -34,7 +34,7 @@ const MAX_PEERS: usize = 16;
 /// A request is hedged if nothing is left to request, after half a second and three times its peers' median.
 ///
 /// Only observed time counts. A process that was stopped or had no CPU time sees no late requests.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct StragglerDetector {
     min_speed: MinSpeed,
     requests: BTreeMap<u64, Request>,
@@ -67,9 +67,7 @@ impl StragglerDetector {
     pub(super) fn new(min_speed: MinSpeed) -> Self {
         Self {
             min_speed,
-            requests: BTreeMap::new(),
-            peers: VecDeque::new(),
-            last_check: Duration::ZERO,
+            ..Self::default()
         }
     }
 

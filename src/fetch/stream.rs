@@ -74,14 +74,15 @@ impl Stream {
         let (sender, next_chunks) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));
         let demand = Arc::<Demand>::default();
         let mut scheduler = JoinSet::new();
-        let supply_task = run_supplier(
-            Arc::clone(&source),
-            start,
-            config,
-            Arc::clone(&demand),
-            sender,
-        );
-        let scheduler_handle = scheduler.spawn_on(supply_task, handle);
+        let (supply, shared) = (Arc::clone(&source), Arc::clone(&demand));
+        let supply = async move {
+            // An error means that the receiver was dropped, so the rest is not needed.
+            drop(match supply.access() {
+                Access::Ranges => scheduler::run(supply, start, config, &shared, &sender).await,
+                Access::Stream => forward(supply.as_ref(), start, &config.pool, &sender).await,
+            });
+        };
+        let scheduler_handle = scheduler.spawn_on(supply, handle);
         Self {
             source,
             scheduler_handle,
@@ -161,20 +162,6 @@ impl Stream {
             }
         }
     }
-}
-
-async fn run_supplier(
-    source: Arc<dyn Source>,
-    start: Packed,
-    config: Config,
-    demand: Arc<Demand>,
-    sender: mpsc::Sender<NextChunk>,
-) {
-    // An error means that the receiver was dropped, so the rest is not needed.
-    drop(match source.access() {
-        Access::Ranges => scheduler::run(source, start, config, &demand, &sender).await,
-        Access::Stream => forward(source.as_ref(), start, &config.pool, &sender).await,
-    });
 }
 
 async fn forward(

@@ -271,10 +271,7 @@ impl Disk {
             .ancestors()
             .find(|ancestor| fs::metadata(ancestor).is_ok());
         let Some(Ok(disk)) = existing.map(rustix::fs::statvfs) else {
-            return Self {
-                available: 0,
-                reserve: 0,
-            };
+            return Self::default();
         };
         Self::new(disk.f_frsize, disk.f_blocks, disk.f_bfree, disk.f_bavail)
     }

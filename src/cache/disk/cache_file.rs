@@ -86,7 +86,9 @@ impl CacheFile {
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
-        self.metadata().map_or(0, |metadata| held_bytes(&metadata))
+        // `st_blocks` counts blocks of 512 bytes on every file system.
+        self.metadata()
+            .map_or(0, |metadata| metadata.blocks().saturating_mul(512))
     }
 
     /// Whether the file is still in its directory, under any name.
@@ -207,11 +209,6 @@ pub(super) fn open_unlocked(directory: &Arc<TrustedDir>, name: &str) -> io::Resu
 
 pub(super) fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY_PREFIX)
-}
-
-fn held_bytes(metadata: &Metadata) -> u64 {
-    // `st_blocks` counts blocks of 512 bytes on every file system.
-    metadata.blocks().saturating_mul(512)
 }
 
 /// Locks a file or directory; false on timeout. Success if flock(2) fails, so limits are then less exact.

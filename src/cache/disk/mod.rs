@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
@@ -61,7 +62,7 @@ pub struct DiskCacheError {
 }
 
 /// Disk usage, in bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct DiskCacheUsage {
     /// Of this disk cache.
     pub held_bytes: u64,
@@ -357,13 +358,10 @@ impl Shared {
             if self.problems.lock().failure.is_some() {
                 continue;
             }
-            match self.write(&item) {
-                Ok(()) => {}
-                Err(error) => {
-                    let text = format!("cannot write the disk cache: {error}");
-                    tracing::warn!("{text}; the disk cache stores nothing more");
-                    self.problems.lock().failure = Some(text);
-                }
+            if let Err(error) = self.write(&item) {
+                let text = format!("cannot write the disk cache: {error}");
+                tracing::warn!("{text}; the disk cache stores nothing more");
+                self.problems.lock().failure = Some(text);
             }
         }
     }

@@ -175,7 +175,7 @@ impl ProcessMode {
                 log.redirect();
                 logging::never_block();
                 if let Some(manager) = &manager {
-                    manager.notify_ready();
+                    manager.notify("READY=1");
                 }
                 Ok(manager)
             }
@@ -459,7 +459,7 @@ fn handle_events(
     // Fails pending reads now instead of when the connection is aborted.
     state.opened.content.close();
     if let Some(manager) = &state.manager {
-        manager.notify_stopping();
+        manager.notify("STOPPING=1");
     }
     tracing::info!("unmounted");
     Ok(())
@@ -673,7 +673,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
         entries,
         index: opened.status_source.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
-        memory: opened.status_source.memory(),
+        memory: opened.content.memory_use(),
         disk_cache: opened.status_source.disk_cache(),
         prefetch: opened.status_source.prefetch(),
         metrics: state.metrics_url.clone(),

@@ -21,6 +21,7 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
+use tarfs::archive::{DiskCacheUsage, MemoryUse};
 use tarfs::base::publish::publish;
 use tarfs::base::thread::Thread;
 use tarfs::fuse::TopMount;
@@ -163,38 +164,6 @@ pub(crate) enum Phase {
     Scanning,
     Complete,
     Failed,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-#[expect(
-    clippy::struct_field_names,
-    reason = "names of figures carry their unit"
-)]
-pub(crate) struct MemoryUse {
-    /// Limit for all but the index: `--memory`, or the minimum that is needed.
-    pub budget_bytes: u64,
-    /// Decoded spans in the cache.
-    pub spans_bytes: u64,
-    /// Memory reserved by reads that are decoding.
-    pub reads_bytes: u64,
-    /// State of their decoders.
-    pub decoders_bytes: u64,
-    /// The index, which does not count towards the budget.
-    pub index_bytes: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
-#[expect(
-    clippy::struct_field_names,
-    reason = "names of figures carry their unit"
-)]
-pub(crate) struct DiskCacheUsage {
-    /// Decoded spans of this archive.
-    pub held_bytes: u64,
-    /// Decoded spans of all archives.
-    pub all_bytes: u64,
-    /// Limit for all archives: `--cache-size`, or what leaves 10 % of the disk free.
-    pub limit_bytes: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]

@@ -74,10 +74,6 @@ impl ServiceManager {
         })
     }
 
-    pub(crate) fn notify_ready(&self) {
-        self.notify("READY=1");
-    }
-
     /// Sends a status if it has changed. Returns false if there was no space.
     pub(crate) fn notify_status(&self, text: &str) -> bool {
         let text = text.replace('\n', " ");
@@ -89,10 +85,6 @@ impl ServiceManager {
             self.last_status.replace(text);
         }
         is_sent
-    }
-
-    pub(crate) fn notify_stopping(&self) {
-        self.notify("STOPPING=1");
     }
 
     /// Sends `text` in the format of `sd_notify(3)`. Returns false if there was no space.

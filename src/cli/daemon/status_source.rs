@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::control_socket::{DiskCacheUsage, IndexState, MemoryUse, Phase, PrefetchStatus};
+use super::control_socket::{IndexState, Phase, PrefetchStatus};
 use super::prefetch::NotesFn;
-use tarfs::archive::{Archive, PrefetchMode, PrefetchProgress, PrefetchState, Volume};
+use tarfs::archive::{
+    Archive, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
+};
 use tarfs::base::error_chain::error_chain;
 
 const MAX_NAMED_DAMAGED: usize = 10;
@@ -76,26 +78,10 @@ impl StatusSource {
         }
     }
 
-    pub(crate) fn memory(&self) -> MemoryUse {
-        let used = self.volume.memory_use();
-        MemoryUse {
-            budget_bytes: used.budget_bytes,
-            spans_bytes: used.spans_bytes,
-            reads_bytes: used.reads_bytes,
-            decoders_bytes: used.decoders_bytes,
-            index_bytes: used.index_bytes,
-        }
-    }
-
     pub(crate) fn disk_cache(&self) -> Option<DiskCacheUsage> {
         let archives = self.volume.archives().into_iter();
         let uses = archives.filter_map(Archive::disk_cache_use);
-        let sum = uses.map(|used| DiskCacheUsage {
-            held_bytes: used.held_bytes,
-            all_bytes: used.all_bytes,
-            limit_bytes: used.limit_bytes,
-        });
-        sum.reduce(|one, other| DiskCacheUsage {
+        uses.reduce(|one, other| DiskCacheUsage {
             held_bytes: one.held_bytes + other.held_bytes,
             // Each layer may have seen the total at a different time.
             all_bytes: one.all_bytes.max(other.all_bytes),
