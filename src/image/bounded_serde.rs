@@ -15,18 +15,6 @@ pub(super) struct BoundedVec<T, const MAX: usize>(pub(super) Vec<T>);
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct BoundedMap<T, const MAX: usize>(BTreeMap<String, T>);
 
-impl<T, const MAX: usize> Default for BoundedVec<T, MAX> {
-    fn default() -> Self {
-        Self(Vec::new())
-    }
-}
-
-impl<T, const MAX: usize> Default for BoundedMap<T, MAX> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
 /// Reads a [`BoundedVec`]; `null` is an empty one.
 pub(super) fn bounded_vec<'de, D, T, const MAX: usize>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
@@ -34,7 +22,7 @@ where
     T: Deserialize<'de>,
 {
     let list = Option::<BoundedVec<T, MAX>>::deserialize(deserializer)?;
-    Ok(list.unwrap_or_default().0)
+    Ok(list.map_or_else(Vec::new, |list| list.0))
 }
 
 /// Reads the first names and values of an object, as [`bounded_vec`] does.
@@ -46,7 +34,7 @@ where
     T: Deserialize<'de>,
 {
     let names = Option::<BoundedMap<T, MAX>>::deserialize(deserializer)?;
-    Ok(names.unwrap_or_default().0)
+    Ok(names.map_or_else(BTreeMap::new, |names| names.0))
 }
 
 /// As [`bounded_map`], and ignores the values.

@@ -220,7 +220,7 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     if ![OCI_INDEX, DOCKER_MANIFEST_LIST].contains(&media_type) {
         return wrong("its media type is not an index'");
     }
-    let entries = document.manifests.unwrap_or_default().0;
+    let entries = document.manifests.map_or_else(Vec::new, |list| list.0);
     if entries.len() > MAX_ENTRIES {
         return wrong("it lists too many manifests");
     }
@@ -262,7 +262,7 @@ pub fn parse_manifest(bytes: &[u8]) -> Result<Manifest, Cause> {
             "what is no image of a file system (its config is '{media_type}')"
         )));
     }
-    let layers = document.layers.unwrap_or_default().0;
+    let layers = document.layers.map_or_else(Vec::new, |list| list.0);
     if layers.len() > MAX_LAYERS {
         return Err(wrong("it has too many layers"));
     }

@@ -1,13 +1,13 @@
 //! Errors of sources.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// A failed read of a source. `Display` omits the cause, which is the error's `source()`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("cannot read {location}{}", describe_attempts(*.attempts, *.elapsed))]
 pub struct Error {
     /// The source, without secrets.
     pub location: String,
@@ -16,6 +16,7 @@ pub struct Error {
     /// Time from the first attempt to the end of the last.
     pub elapsed: Duration,
     /// Cause of the last failure.
+    #[source]
     pub cause: Cause,
 }
 
@@ -31,20 +32,10 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot read {}", self.location)?;
-        if self.attempts > 1 {
-            let seconds = self.elapsed.as_secs_f64();
-            write!(f, " ({} attempts in {seconds:.1} s)", self.attempts)?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.cause)
+fn describe_attempts(attempts: u32, elapsed: Duration) -> String {
+    match attempts {
+        0..=1 => String::new(),
+        _ => format!(" ({attempts} attempts in {:.1} s)", elapsed.as_secs_f64()),
     }
 }
 
@@ -208,25 +199,34 @@ impl From<io::Error> for Cause {
 }
 
 /// Obstacles between this process and a server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Obstacle {
     /// The host name does not resolve.
+    #[error("the host's name cannot be resolved")]
     Dns,
     /// The host refuses the connection.
+    #[error("the host refuses the connection")]
     Refused,
     /// The TLS handshake fails.
+    #[error("no secure connection")]
     Tls,
     /// The server's certificate is not trusted.
+    #[error("no secure connection")]
     Certificate,
     /// The server's certificate has expired, or is not valid yet.
+    #[error("no secure connection")]
     CertificateDates,
     /// The server's certificate is for other names, or not for servers.
+    #[error("no secure connection")]
     CertificateUse,
     /// The server does not answer.
+    #[error("the server does not answer")]
     Timeout,
     /// Bytes arrive too slowly.
+    #[error("data arrives too slowly")]
     TooSlow,
     /// The connection broke or could not be established.
+    #[error("the connection broke")]
     Connection,
 }
 
@@ -267,28 +267,7 @@ fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
-        Obstacle::Tls
-        | Obstacle::Certificate
-        | Obstacle::CertificateDates
-        | Obstacle::CertificateUse
-        | Obstacle::Connection => {
-            format!("{obstacle}: {detail}")
-        }
-    }
-}
-
-impl fmt::Display for Obstacle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Dns => "the host's name cannot be resolved",
-            Self::Refused => "the host refuses the connection",
-            Self::Tls | Self::Certificate | Self::CertificateDates | Self::CertificateUse => {
-                "no secure connection"
-            }
-            Self::Timeout => "the server does not answer",
-            Self::TooSlow => "data arrives too slowly",
-            Self::Connection => "the connection broke",
-        })
+        _ => format!("{obstacle}: {detail}"),
     }
 }
 

@@ -75,9 +75,7 @@ pub(super) fn open(path: &Path, stats: Arc<Stats>) -> Result<Arc<dyn Source>, Ca
         let len = file.seek(SeekFrom::End(0))?;
         return Ok(new_source(file, &version, len, &name, stats));
     }
-    let version = version(&file)?;
-    let len = version.0.size();
-    Ok(new_source(file, &version, len, &name, stats))
+    from_file(file, &name, stats)
 }
 
 /// Wraps the open `file`, which must be regular. The user sees it as `name`.

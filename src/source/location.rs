@@ -54,18 +54,12 @@ impl Location {
 
     /// Location of the file `ino` on `dev` that the user calls `name`.
     pub fn from_file(name: &str, dev: u64, ino: u64) -> Self {
-        Self {
-            locator: format!("file:{dev}:{ino}"),
-            display: name.to_owned(),
-        }
+        Self::with_locator(name, format!("file:{dev}:{ino}"))
     }
 
     /// Location that has only a name, such as standard input.
     pub fn from_name(name: &str) -> Self {
-        Self {
-            locator: format!("name:{name}"),
-            display: name.to_owned(),
-        }
+        Self::with_locator(name, format!("name:{name}"))
     }
 
     /// Location with the display name `name` and the given `locator`.

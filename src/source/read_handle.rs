@@ -67,7 +67,7 @@ const MAX_SKIPPED_GAP: u64 = 1 << 20;
 pub struct ReadHandle {
     is_prefetch: bool,
     retry_forever: RetryForever,
-    continuation: Option<(u64, Arc<Continuation>)>,
+    pub(super) continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
     state: Mutex<State>,
     command_given: Notify,
@@ -108,10 +108,6 @@ impl ReadHandle {
             continuation: Some((bytes, continuation)),
             ..self
         }
-    }
-
-    pub(super) fn continuation(&self) -> Option<&(u64, Arc<Continuation>)> {
-        self.continuation.as_ref()
     }
 
     /// Whether it is a read-ahead. Its timeout then starts when its turn begins.
@@ -164,16 +160,8 @@ impl ReadHandle {
         (state.latency, state.cost) = (Some(latency), Some(cost));
     }
 
-    pub(super) fn request_started(&self) {
-        self.set_in_flight(true);
-    }
-
-    pub(super) fn request_ended(&self) {
-        self.set_in_flight(false);
-    }
-
     /// Sets whether a request is in flight, and discards a cut of the previous one.
-    fn set_in_flight(&self, is_in_flight: bool) {
+    pub(super) fn set_in_flight(&self, is_in_flight: bool) {
         let mut state = self.state.lock();
         state.is_in_flight = is_in_flight;
         state.command = state.command.filter(|&command| command != ReadCommand::Cut);
@@ -206,12 +194,12 @@ mod tests {
         let read_handle = ReadHandle::default();
         read_handle.cut();
         assert_eq!(command(&read_handle), None);
-        read_handle.request_started();
+        read_handle.set_in_flight(true);
         read_handle.cut();
         assert_eq!(command(&read_handle), Some(ReadCommand::Cut));
-        read_handle.request_started();
+        read_handle.set_in_flight(true);
         assert_eq!(command(&read_handle), None);
-        read_handle.request_ended();
+        read_handle.set_in_flight(false);
         read_handle.cut();
         assert_eq!(command(&read_handle), None);
     }
@@ -220,7 +208,7 @@ mod tests {
     fn stop_applies_to_the_whole_read() {
         let read_handle = ReadHandle::default();
         read_handle.stop();
-        read_handle.request_started();
+        read_handle.set_in_flight(true);
         read_handle.cut();
         assert_eq!(command(&read_handle), Some(ReadCommand::Stop));
     }

@@ -279,14 +279,9 @@ fn make_directory(directory: &Path) -> io::Result<()> {
         fs::create_dir_all(parent)?;
     }
     match DirBuilder::new().mode(0o700).create(directory) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            warn_if_accessible_to_others(directory)
-        }
-        made => made,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+        made => return made,
     }
-}
-
-fn warn_if_accessible_to_others(directory: &Path) -> io::Result<()> {
     let status = fs::metadata(directory)?;
     if !status.is_dir() {
         return Err(ErrorKind::NotADirectory.into());
@@ -620,15 +615,13 @@ fn read_account_file(rootfs: &Path, name: &str) -> anyhow::Result<Vec<u8>> {
     let path = format!("etc/{name}");
     let file = match regular_file::open(&directory, &path, resolve) {
         Ok(file) => file.context("it is not a regular file")?,
-        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
         Err(error) => return Err(error.into()),
     };
     let mut text = Vec::new();
     file.take(MAX_PASSWD_LEN + 1).read_to_end(&mut text)?;
     ensure!(text.len() as u64 <= MAX_PASSWD_LEN, "it is too long");
     Ok(text)
-}
-
-fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
 }

@@ -459,7 +459,8 @@ impl Run<'_> {
                     materialize::remove_tree(&directory, OsStr::new(materialize::UNPLACED_FILES))
                 }));
             }
-            report_interrupted(&stats, &place, NOT_RESUMABLE_HINT);
+            let hint = "run it again; with --resume an interrupted run can continue";
+            report_interrupted(&stats, &place, hint);
         })?;
         let (complete, finished) = self.write(sink);
         let (complete, summary) = (complete?, self.with_destination(finished)?);
@@ -571,8 +572,9 @@ impl Run<'_> {
             Materializer::with_journal(directory, options, stats, &resume_key)?;
         let place = directory.display().to_string();
         let counted = Arc::clone(self.stats);
-        let _cleanup =
-            CleanupOnSignal::install(move || report_interrupted(&counted, &place, RESUMABLE_HINT))?;
+        let _cleanup = CleanupOnSignal::install(move || {
+            report_interrupted(&counted, &place, "run the same command again to continue");
+        })?;
         self.scan_options.resume_points = true;
         let has_checksums = resume_point
             .as_ref()
@@ -792,12 +794,6 @@ impl Sink for CountingSink<'_> {
         self.sink.damage(offset, text);
     }
 }
-
-/// Advice after the interruption of a run without a journal.
-const NOT_RESUMABLE_HINT: &str = "run it again; with --resume an interrupted run can continue";
-
-/// Advice after the interruption of a run with a journal.
-const RESUMABLE_HINT: &str = "run the same command again to continue";
 
 /// Prints how much an interrupted run has written to `place`.
 fn report_interrupted(stats: &Stats, place: &str, hint: &str) {

@@ -189,6 +189,21 @@ impl EventLine {
             text: Vec::new(),
         }
     }
+
+    fn send(&self, sink: &LogSink) -> io::Result<()> {
+        match sink {
+            LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
+            LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
+            LogSink::File(file) => {
+                { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
+            }
+            LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
+            LogSink::Syslog(socket) => socket
+                .send(&syslog_datagram(self.level, &self.text))
+                .map(drop),
+            LogSink::Discard => Ok(()),
+        }
+    }
 }
 
 impl Write for EventLine {
@@ -207,23 +222,6 @@ impl Drop for EventLine {
             let sink = sink.lock();
             // An error in the log cannot be logged.
             drop(self.send(&sink));
-        }
-    }
-}
-
-impl EventLine {
-    fn send(&self, sink: &LogSink) -> io::Result<()> {
-        match sink {
-            LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
-            LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
-            LogSink::File(file) => {
-                { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
-            }
-            LogSink::Stream(file) => write_line(file, &format!("{} ", format_now()), &self.text),
-            LogSink::Syslog(socket) => socket
-                .send(&syslog_datagram(self.level, &self.text))
-                .map(drop),
-            LogSink::Discard => Ok(()),
         }
     }
 }

@@ -64,7 +64,7 @@ impl<'a> BufferFill<'a> {
                 continue;
             };
             let attempt = self.attempt(permit).await?;
-            self.read_handle.request_ended();
+            self.read_handle.set_in_flight(false);
             match attempt {
                 Attempt::Received(RangeResult::Part) => {}
                 Attempt::Received(RangeResult::End) | Attempt::Commanded(ReadCommand::Stop) => {
@@ -164,7 +164,7 @@ impl<'a> BufferFill<'a> {
         let is_final = !self.read_handle.retries_forever() || !cause.is_transient();
         let pause = match cause {
             Cause::Busy(asked) => asked.min(MAX_RETRY_AFTER),
-            _ => self.source.retry.max_pause,
+            _ => self.source.options.retry.max_pause,
         };
         let error = self.retry_state.error(self.source.location(), cause);
         if is_final {

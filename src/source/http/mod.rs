@@ -12,7 +12,6 @@ mod client;
 mod concurrency_limit;
 mod connect_time;
 mod fill;
-mod outage_log;
 mod receive;
 mod retry_state;
 mod timer;
@@ -29,16 +28,15 @@ use url::Url;
 
 use self::client::{Client, Response};
 use self::concurrency_limit::{ConcurrencyLimiter, Permit};
-use self::outage_log::OutageLog;
 use self::receive::{
     copy, idle_timeout, part_len, receive, receive_piece, silent_server, skip_to, with_idle_timeout,
 };
-use self::retry_state::{Failure, RetryState, protocol_failure};
+use self::retry_state::{Failure, OutageLog, RetryState, protocol_failure};
 use self::timer::Timer;
 use self::transport::NetworkTransport;
 use super::read_handle::{Continuation, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
-use super::retry::{Jitter, Retry};
+use super::retry::Jitter;
 use super::{
     Access, Cause, Error, Fingerprint, Location, Options, ReadHandle, Source, SourceInfo, Validator,
 };
@@ -62,9 +60,7 @@ const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct Http {
     client: Client,
-    retry: Retry,
     jitter: Arc<Jitter>,
-    timeout: Duration,
     idle_timeout: Duration,
     limiter: ConcurrencyLimiter,
     stats: Arc<Stats>,
@@ -118,13 +114,7 @@ impl Http {
         let failed = |cause| Error::new(location.as_str(), cause);
         let network = NetworkTransport::new(&options).map_err(failed)?;
         let client = Client::new(url.clone(), &options, Box::new(network)).map_err(failed)?;
-        let found = ProbeResult {
-            fingerprint: version,
-            encoding: OnceLock::new(),
-            url,
-            body: InitialBody::Prefix(Bytes::new()),
-            answer_time: Duration::ZERO,
-        };
+        let found = ProbeResult::without_request(version, url);
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
         Ok(Self::from_probe(found, client, jitter, location, options))
     }
@@ -205,9 +195,7 @@ impl Http {
             encoding,
             resolved: Mutex::new(url),
             client,
-            retry: options.retry,
             jitter,
-            timeout: options.timeout,
             idle_timeout: idle_timeout(&options),
             limiter: ConcurrencyLimiter::new(
                 options.connections,
@@ -234,28 +222,13 @@ impl Http {
         options.connections = 0;
         let client = self.client.without_cache(&options);
         let client = client.map_err(|cause| Error::new(self.location(), cause))?;
-        let uncached = Self {
-            retry: self.retry,
-            jitter: Arc::clone(&self.jitter),
-            timeout: self.timeout,
-            idle_timeout: self.idle_timeout,
-            limiter: ConcurrencyLimiter::new(
-                self.options.connections,
-                self.timeout,
-                Arc::clone(&self.stats),
-            ),
-            stats: Arc::clone(&self.stats),
-            info: self.info.clone(),
+        let version = self.info.fingerprint.clone();
+        let found = ProbeResult {
             encoding: self.encoding.clone(),
-            resolved: Mutex::new(client.original().clone()),
-            client,
-            body: InitialBody::Prefix(Bytes::new()),
-            answer_micros: AtomicU64::new(0),
-            continuation: Mutex::default(),
-            options,
-            outage: OutageLog::default(),
-            uncached: OnceLock::new(),
+            ..ProbeResult::without_request(version, client.original().clone())
         };
+        let (jitter, location) = (Arc::clone(&self.jitter), self.info.location.clone());
+        let uncached = Self::from_probe(found, client, jitter, location, self.options.clone());
         Ok(self.uncached.get_or_init(|| Box::new(uncached)))
     }
 
@@ -282,13 +255,13 @@ impl Http {
     fn new_attempt(&self, filled: usize) -> (RetryState, Timer) {
         let mut retry_state = self.new_retry_state();
         retry_state.progress_mark = filled as u64;
-        let timer = Timer::new(self.timeout, filled as u64, &self.stats);
+        let timer = Timer::new(self.options.timeout, filled as u64, &self.stats);
         (retry_state, timer)
     }
 
     fn new_retry_state(&self) -> RetryState {
         let (jitter, stats) = (Arc::clone(&self.jitter), Arc::clone(&self.stats));
-        let mut retry_state = RetryState::new(self.retry, jitter, stats);
+        let mut retry_state = RetryState::new(self.options.retry, jitter, stats);
         retry_state.is_open = true;
         retry_state
     }
@@ -324,7 +297,7 @@ impl Http {
     ) -> Result<RangeResult, Failure> {
         // Neither sum overflows, because `copy_prefix` has checked it.
         let (start, end) = (offset + *filled as u64, offset + buffer.len() as u64);
-        read_handle.request_started();
+        read_handle.set_in_flight(true);
         let (asked, is_continued) = self
             .next_response((start, end), &permit, read_handle)
             .await?;
@@ -360,7 +333,7 @@ impl Http {
             permit.succeeded();
         }
         self.outage.report_recovery(self.location());
-        if let Some((beyond, keep)) = read_handle.continuation()
+        if let Some((beyond, keep)) = &read_handle.continuation
             && *beyond > 0
             && rest.start < rest.end
         {
@@ -378,16 +351,15 @@ impl Http {
         permit: &Permit<'_>,
         read_handle: &ReadHandle,
     ) -> Result<(Option<ResponseRest>, bool), Failure> {
-        let kept = read_handle
-            .continuation()
-            .and_then(|(_, kept)| kept.take(start));
+        let continuation = read_handle.continuation.as_ref();
+        let kept = continuation.and_then(|(_, kept)| kept.take(start));
         if let Some(rest) = kept {
             self.stats.source_reused_responses.increment();
             permit.answered();
             return Ok((Some(rest), true));
         }
         let len = self.info.fingerprint.len.unwrap_or(end);
-        let beyond = read_handle.continuation().map_or(0, |(beyond, _)| *beyond);
+        let beyond = continuation.map_or(0, |(beyond, _)| *beyond);
         let wanted = (start, end.saturating_add(beyond).min(len).max(end));
         let asked = self.request_range(wanted, permit, read_handle).await?;
         Ok((asked, false))
@@ -529,6 +501,18 @@ struct ProbeResult {
     url: Url,
     body: InitialBody,
     answer_time: Duration,
+}
+
+impl ProbeResult {
+    fn without_request(fingerprint: Fingerprint, url: Url) -> Self {
+        Self {
+            fingerprint,
+            encoding: OnceLock::new(),
+            url,
+            body: InitialBody::Prefix(Bytes::new()),
+            answer_time: Duration::ZERO,
+        }
+    }
 }
 
 async fn probe(

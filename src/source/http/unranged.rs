@@ -36,7 +36,7 @@ impl<'a> UnrangedStream<'a> {
             received_again: 0,
             progress_mark: 0,
             retry_state: source.new_retry_state(),
-            timer: Timer::new(source.timeout, 0, &source.stats),
+            timer: Timer::new(source.options.timeout, 0, &source.stats),
         }
     }
 
