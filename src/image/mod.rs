@@ -14,7 +14,6 @@ mod opener;
 mod platform;
 mod runtime_spec;
 mod seccomp;
-mod transport;
 mod user_lookup;
 
 use tokio::runtime::Handle;
@@ -28,14 +27,13 @@ pub use manifest::{
     Descriptor, DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index,
     parse_manifest,
 };
-pub use opener::{Image, Layer};
+pub use opener::{Image, Layer, Transport};
 pub use platform::{ParsePlatformError, Platform};
 pub use runtime_spec::{
     BundleOptions, DEFAULT_CAPABILITIES, VOLUMES_DIR, hides_system_directory, runtime_spec,
     volume_directory,
 };
 pub use seccomp::SeccompProfile;
-pub use transport::Transport;
 pub use user_lookup::User;
 
 /// Opens the image `name` in `layout`, for `platform` or else for this machine.

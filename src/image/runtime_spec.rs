@@ -118,7 +118,8 @@ pub fn runtime_spec(config: &Config, bundle: &BundleOptions) -> Result<String, C
             "user": user_object,
             "args": args,
             "env": env(execution, user, bundle.terminal),
-            "cwd": cwd(execution),
+            // Absolute, because the runtime requires it.
+            "cwd": format!("/{}", execution.working_dir.trim_start_matches('/')),
             "capabilities": {
                 "bounding": bundle.capabilities,
                 "effective": own,
@@ -170,11 +171,6 @@ fn env(execution: &Execution, user: &User, has_terminal: bool) -> Vec<String> {
         env.push(format!("HOME={}", user.home.as_deref().unwrap_or("/")));
     }
     env
-}
-
-/// Working directory, absolute because the runtime requires it.
-fn cwd(execution: &Execution) -> String {
-    format!("/{}", execution.working_dir.trim_start_matches('/'))
 }
 
 /// Directories where the runtime mounts file systems, which no volume may hide.

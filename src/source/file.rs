@@ -236,14 +236,12 @@ const LOOP_MAJOR: u32 = 7;
 fn keeps_change_times(file: impl AsFd, metadata: &Metadata) -> bool {
     // Any program may have written the image file of a loop device.
     let is_loop = rustix::fs::major(metadata.dev()) == LOOP_MAJOR;
+    // On some machines `f_type` is a signed word, but the magic numbers have 32 bits.
+    let is_trusted = |f_type: i128| {
+        let mut trusted = TRUSTED_FILE_SYSTEMS.iter();
+        trusted.any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
+    };
     !is_loop && fstatfs(file).is_ok_and(|system| is_trusted(system.f_type.into()))
-}
-
-/// On some machines `f_type` is a signed word, but the magic numbers have 32 bits.
-fn is_trusted(f_type: i128) -> bool {
-    TRUSTED_FILE_SYSTEMS
-        .iter()
-        .any(|&magic| i128::from(magic) == f_type & 0xFFFF_FFFF)
 }
 
 /// The clock from which the kernel sets change times.

@@ -8,7 +8,7 @@ use super::size::Size;
 use crate::cli::environment;
 
 /// Location of the cache.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct CacheDirArgs {
     #[arg(
         long,
@@ -34,7 +34,7 @@ impl CacheDirArgs {
 }
 
 /// Location of saved indexes.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct SavedIndexArgs {
     #[command(flatten)]
     pub cache_dir: CacheDirArgs,

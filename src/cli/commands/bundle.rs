@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::process::{getegid, geteuid};
 use rustix::thread::{CapabilitySet, capability_is_in_bounding_set};
 
-use super::materialize::{self, MaterializeArgs};
+use super::materialize::{self, MaterializeOptions};
 use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
@@ -221,15 +221,14 @@ pub(crate) fn run(args: &BundleArgs) -> anyhow::Result<ExitCode> {
     let cleanup = CleanupOnSignal::install(move || to_remove.remove())?;
     new.make_rootfs()
         .with_context(|| format!("cannot write to {}", directory.display()))?;
-    let materialize_args = MaterializeArgs::for_bundle(
-        pinned,
+    let materialize_options = MaterializeOptions::for_bundle(
         args.cache_dir.clone(),
         new.rootfs.clone(),
         directory.join(ROOTFS),
         args.quiet,
     );
-    let code =
-        materialize::run_with(&materialize_args, Some(&cleanup)).map_err(without_flag_hints)?;
+    let code = materialize::run_with(&pinned, &materialize_options, Some(&cleanup))
+        .map_err(without_flag_hints)?;
     if code != ExitCode::SUCCESS {
         return Ok(code);
     }
@@ -543,7 +542,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
 fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
     let mut resolved = PathBuf::new();
     // Reversed: the next component is the last element.
-    let mut pending: Vec<OsString> = reversed_components(volume.as_bytes());
+    let mut pending: Vec<OsString> = reversed_components(volume.as_bytes()).collect();
     let mut links = 0;
     while let Some(name) = pending.pop() {
         match name.as_bytes() {
@@ -575,11 +574,9 @@ fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
     resolved.to_str().map(|path| format!("/{path}"))
 }
 
-fn reversed_components(path: &[u8]) -> Vec<OsString> {
+fn reversed_components(path: &[u8]) -> impl Iterator<Item = OsString> {
     let components = path.rsplit(|&byte| byte == b'/');
-    components
-        .map(|name| OsStr::from_bytes(name).to_owned())
-        .collect()
+    components.map(|name| OsStr::from_bytes(name).to_owned())
 }
 
 /// Finds the image's user in the tree's own accounts.

@@ -42,11 +42,18 @@ const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct MaterializeArgs {
     #[command(flatten)]
     source: SourceArgs,
 
+    #[command(flatten)]
+    options: MaterializeOptions,
+}
+
+/// Arguments of `tarfs materialize`, except those about SOURCE.
+#[derive(clap::Args, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct MaterializeOptions {
     #[command(flatten)]
     layers: LayerArgs,
 
@@ -161,12 +168,13 @@ pub(crate) struct MaterializeArgs {
 }
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
-    run_with(args, None)
+    run_with(&args.source, &args.options, None)
 }
 
 /// Like [`run`], as part of a run that `cleanup` undoes.
 pub(crate) fn run_with(
-    args: &MaterializeArgs,
+    source_args: &SourceArgs,
+    args: &MaterializeOptions,
     cleanup: Option<&CleanupOnSignal>,
 ) -> anyhow::Result<ExitCode> {
     let network = open_archive::start_network_runtime()?;
@@ -176,9 +184,9 @@ pub(crate) fn run_with(
         .atomic
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
-    let tree = args.layers.tree(&args.source);
+    let tree = args.layers.tree(source_args);
     args.check_before_opening(tree.is_layered())?;
-    let context = args.open_context(&network, &stats)?;
+    let context = args.open_context(source_args, &network, &stats)?;
     let layers = context.open_layers(&tree)?;
     let source = &layers.first().context("there is always SOURCE")?.source;
     let open_options = context.archive_options(&tree);
@@ -187,6 +195,7 @@ pub(crate) fn run_with(
         return Ok(ExitCode::from(output::EXIT_FAILURE));
     }
     let run = Run {
+        source_args,
         args,
         start_time: Instant::now(),
         scan_options: scan::Options {
@@ -202,7 +211,7 @@ pub(crate) fn run_with(
         reporter: Arc::new(TerminalReporter {
             prints_entries: args.verbose || args.dry_run,
             escapes_names: stdout().is_terminal(),
-            reports_truncation: args.source.allow_truncated,
+            reports_truncation: source_args.allow_truncated,
         }),
     };
     let outcome = if args.to_stdout {
@@ -240,50 +249,30 @@ fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
     )
 }
 
-impl MaterializeArgs {
-    /// Arguments that write all of `source`, an image, to `directory`.
+impl MaterializeOptions {
+    /// Options that write all of an image to `directory`.
     ///
     /// The caller moves the tree to `destination`. Names of owners are ignored, because they belong to
     /// another system. Modes are exact even for an ordinary user.
     pub(crate) fn for_bundle(
-        source: SourceArgs,
         cache_dir: CacheDirArgs,
         directory: PathBuf,
         destination: PathBuf,
         quiet: bool,
     ) -> Self {
         Self {
-            source,
-            layers: LayerArgs::default(),
             saved: SavedIndexArgs {
                 cache_dir,
                 index: None,
             },
             directory: Some(directory),
-            paths: Vec::new(),
-            strip_components: 0,
-            exclude: Vec::new(),
-            include: Vec::new(),
-            keep_old_files: false,
-            skip_old_files: false,
             numeric_owner: true,
-            no_same_owner: false,
-            same_owner: false,
-            no_same_permissions: false,
             same_permissions: true,
-            xattrs: XattrArgs::default(),
-            writers: None,
             atomic: true,
-            sync: false,
-            max_unpacked_size: None,
-            resume: false,
-            to_stdout: false,
-            dry_run: false,
-            verbose: false,
             quiet,
-            stats: false,
             destination: Some(destination),
             device_placeholders: true,
+            ..Self::default()
         }
     }
 
@@ -312,9 +301,13 @@ impl MaterializeArgs {
     }
 
     /// Returns the settings with which SOURCE and its layers are opened.
-    fn open_context(&self, network: &Runtime, stats: &Arc<Stats>) -> anyhow::Result<OpenContext> {
-        let cache_dir = &self.saved.cache_dir;
-        let (source, layers) = (&self.source, &self.layers);
+    fn open_context(
+        &self,
+        source: &SourceArgs,
+        network: &Runtime,
+        stats: &Arc<Stats>,
+    ) -> anyhow::Result<OpenContext> {
+        let (layers, cache_dir) = (&self.layers, &self.saved.cache_dir);
         let mut context =
             open_archive::open_context(source, layers, cache_dir, network, stats, self.quiet)?;
         context.archive.index_file.clone_from(&self.saved.index);
@@ -400,7 +393,7 @@ impl MaterializeArgs {
         }
     }
 
-    fn options(&self, reporter: Arc<dyn Reporter>) -> Options {
+    fn options(&self, source: &SourceArgs, reporter: Arc<dyn Reporter>) -> Options {
         let defaults = Options::for_this_user();
         Options {
             selection: self.selection(),
@@ -417,8 +410,8 @@ impl MaterializeArgs {
             xattrs: self.xattrs.filter(),
             writers: self.writers,
             sync: self.sync,
-            max_entries: self.source.max_entries.unwrap_or(u64::MAX),
-            index_memory: MemoryLimit::new(self.source.index_memory.0),
+            max_entries: source.max_entries.unwrap_or(u64::MAX),
+            index_memory: MemoryLimit::new(source.index_memory.0),
             reporter: Some(reporter),
         }
     }
@@ -428,7 +421,8 @@ impl MaterializeArgs {
 struct Run<'a> {
     /// Time at which writing began.
     start_time: Instant,
-    args: &'a MaterializeArgs,
+    source_args: &'a SourceArgs,
+    args: &'a MaterializeOptions,
     network: &'a Runtime,
     stats: &'a Arc<Stats>,
     source: &'a Arc<dyn Source>,
@@ -443,7 +437,8 @@ struct Run<'a> {
 
 impl Run<'_> {
     fn options(&self) -> Options {
-        self.args.options(Arc::clone(&self.reporter))
+        let reporter = Arc::clone(&self.reporter);
+        self.args.options(self.source_args, reporter)
     }
 
     fn to_disk(&self) -> anyhow::Result<ExitCode> {

@@ -29,7 +29,7 @@ use crate::cli::daemon::sd_notify::{self, ServiceManager};
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::daemon::{control_socket, privileges};
 use crate::cli::environment::{self, Role};
-use crate::cli::ui::{cleanup_on_signal, exit, logging, output, panic_hook};
+use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::archive::{Callback, WaitFor};
 use tarfs::base::error_chain::error_chain;
 use tarfs::base::stats::Stats;
@@ -299,7 +299,7 @@ fn serve(
         copy.stop();
     }
     if result.is_ok() {
-        exit::force_exit_after(THREAD_EXIT_TIMEOUT);
+        force_exit_after(THREAD_EXIT_TIMEOUT);
     }
     // Writes the recorded files to disk.
     drop(opened.recording);
@@ -308,6 +308,27 @@ fn serve(
     // Joins the threads of the copy, which are not blocked any more.
     drop(copy);
     result
+}
+
+/// Ends the process successfully after `timeout`. That may cut off the output of threads, like a kill.
+#[expect(
+    clippy::exit,
+    reason = "threads that do not end cannot be ended by returning"
+)]
+fn force_exit_after(timeout: Duration) {
+    let thread = Thread::spawn("exit-deadline", move || {
+        std::thread::sleep(timeout);
+        tracing::warn!(
+            ?timeout,
+            "some threads have not ended; the process exits without them"
+        );
+        std::process::exit(0);
+    });
+    match thread {
+        // Dropping it would wait for it. It ends with the process.
+        Ok(thread) => std::mem::forget(thread),
+        Err(error) => tracing::warn!(%error, "cannot start a thread that ends the process in time"),
+    }
 }
 
 /// Opens the archive, and reports outages of its source to the supervisor.

@@ -97,8 +97,8 @@ impl LogTarget {
 
     /// Sends events to the file from now on, if there is one.
     pub(crate) fn redirect(self) {
-        if let Some(file) = self.file {
-            logging::log_to_file(file);
+        if self.file.is_some() {
+            logging::log_to(self.file);
         }
     }
 }
@@ -126,10 +126,7 @@ pub(crate) fn detach(log: LogTarget, inherited: InheritedFds) -> io::Result<()> 
     let dev_null = open_dev_null()?;
     // The runtime or libc may still write a fatal error to stderr.
     dup2_stderr(log.file.as_ref().unwrap_or(&dev_null))?;
-    match log.file {
-        Some(file) => logging::log_to_file(file),
-        None => logging::log_to_syslog(),
-    }
+    logging::log_to(log.file);
     Ok(())
 }
 

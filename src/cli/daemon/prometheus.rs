@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::control_socket::{CopyProgress, Phase, Status};
+use super::control_socket::{Phase, Status};
 use tarfs::base::stats::{CounterKind, Stats};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -16,7 +16,7 @@ pub(crate) fn render(status: &Status) -> String {
         mountpoint: escape_label(&status.mountpoint),
     };
     let (memory, prefetch) = (&status.memory, &status.prefetch);
-    for (name, help, value) in [
+    let mut gauges = vec![
         (
             "mount_timestamp_seconds",
             "When it was mounted, in seconds since 1970.",
@@ -88,11 +88,9 @@ pub(crate) fn render(status: &Status) -> String {
             "Blocks of the profile.",
             prefetch.replay_spans,
         ),
-    ] {
-        page.add_metric(name, "gauge", help, value);
-    }
+    ];
     if let Some(disk_cache) = &status.disk_cache {
-        for (name, help, value) in [
+        gauges.extend([
             (
                 "disk_cache_held_bytes",
                 "Disk that the decoded data of this archive takes.",
@@ -108,12 +106,44 @@ pub(crate) fn render(status: &Status) -> String {
                 "Disk that the decoded data of all archives may take.",
                 disk_cache.limit_bytes,
             ),
-        ] {
-            page.add_metric(name, "gauge", help, value);
-        }
+        ]);
     }
     if let Some(copy) = &status.copy {
-        page.add_copy(copy);
+        gauges.extend([
+            (
+                "copy_files",
+                "Regular files that are whole in the copy.",
+                copy.files,
+            ),
+            (
+                "copy_files_expected",
+                "Regular files that the copy is to have.",
+                copy.total_files,
+            ),
+            (
+                "copy_bytes",
+                "Stored bytes of files that are whole in the copy.",
+                copy.bytes,
+            ),
+            (
+                "copy_bytes_expected",
+                "Stored bytes that the copy is to have.",
+                copy.total_bytes,
+            ),
+            (
+                "copy_failures",
+                "Entries of the copy that could not be written, or were changed.",
+                copy.failures,
+            ),
+            (
+                "copy_complete",
+                "Whether everything is in the copy.",
+                u64::from(copy.state == "complete"),
+            ),
+        ]);
+    }
+    for (name, help, value) in gauges {
+        page.add_metric(name, "gauge", help, value);
     }
     for counter in Stats::COUNTERS {
         // Another version of this program may lack a counter.
@@ -147,45 +177,6 @@ impl Page {
              tarfs_{name}{{mountpoint=\"{mountpoint}\"}} {value}\n"
         );
         debug_assert!(written.is_ok(), "a String takes everything");
-    }
-}
-
-impl Page {
-    fn add_copy(&mut self, copy: &CopyProgress) {
-        for (name, help, value) in [
-            (
-                "copy_files",
-                "Regular files that are whole in the copy.",
-                copy.files,
-            ),
-            (
-                "copy_files_expected",
-                "Regular files that the copy is to have.",
-                copy.total_files,
-            ),
-            (
-                "copy_bytes",
-                "Stored bytes of files that are whole in the copy.",
-                copy.bytes,
-            ),
-            (
-                "copy_bytes_expected",
-                "Stored bytes that the copy is to have.",
-                copy.total_bytes,
-            ),
-            (
-                "copy_failures",
-                "Entries of the copy that could not be written, or were changed.",
-                copy.failures,
-            ),
-            (
-                "copy_complete",
-                "Whether everything is in the copy.",
-                u64::from(copy.state == "complete"),
-            ),
-        ] {
-            self.add_metric(name, "gauge", help, value);
-        }
     }
 }
 

@@ -128,8 +128,8 @@ mod tests {
             let manager = ServiceManager::connect(&name).expect("it listens");
             manager.notify_status("half\nway");
             manager.notify_status("half way");
-            manager.notify_ready();
-            manager.notify_stopping();
+            manager.notify("READY=1");
+            manager.notify("STOPPING=1");
             let sent = [receive(&socket), receive(&socket), receive(&socket)];
             assert_eq!(sent, ["STATUS=half way", "READY=1", "STOPPING=1"]);
         }
@@ -164,6 +164,6 @@ mod tests {
         let socket = UnixDatagram::bind(&path).expect("bound");
         let manager = ServiceManager::connect(path.as_os_str()).expect("it listens");
         drop(socket);
-        manager.notify_ready();
+        manager.notify("READY=1");
     }
 }

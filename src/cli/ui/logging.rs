@@ -127,9 +127,9 @@ pub(crate) fn start_copying_to(file: Option<File>) {
     *COPY_SINK.lock() = sink;
 }
 
-/// Sends events to `file` from now on, with timestamps.
-pub(crate) fn log_to_file(file: File) {
-    set_sink(file_sink(file));
+/// Sends events to `file` from now on, with timestamps. Without it, to the journal or syslog, or nowhere.
+pub(crate) fn log_to(file: Option<File>) {
+    set_sink(file.map_or_else(syslog_sink, file_sink));
 }
 
 fn file_sink(file: File) -> LogSink {
@@ -139,11 +139,6 @@ fn file_sink(file: File) -> LogSink {
     } else {
         LogSink::Stream(file)
     }
-}
-
-/// Sends events to the journal or syslog from now on. Without either, discards them.
-pub(crate) fn log_to_syslog() {
-    set_sink(syslog_sink());
 }
 
 fn syslog_sink() -> LogSink {

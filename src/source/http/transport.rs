@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
-use reqwest::{ClientBuilder, Response, StatusCode};
+use reqwest::{Response, StatusCode};
 use url::Url;
 
 use super::certificates;
@@ -132,23 +132,19 @@ fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwes
     };
     let tls =
         certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
-    let built = client_builder(options)
-        .tls_backend_preconfigured(tls)
-        .connector_layer(connect_timer)
-        .build();
-    built.map_err(|error| unusable(&error))
-}
-
-/// Configures HTTP/1.1, which moves more bytes per CPU second than HTTP/2. Bodies are not decoded. The
-/// client follows redirects itself, because it knows to which origin the headers belong.
-fn client_builder(options: &Options) -> ClientBuilder {
-    reqwest::Client::builder()
+    // HTTP/1.1 moves more bytes per CPU second than HTTP/2. Bodies are not decoded. `Client` follows redirects
+    // itself, because it knows to which origin the headers belong.
+    let built = reqwest::Client::builder()
         .http1_only()
         .redirect(Policy::none())
         .referer(false)
         .user_agent(concat!("tarfs/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(options.connect_timeout.min(options.timeout / 2))
         .pool_max_idle_per_host(options.connections)
+        .tls_backend_preconfigured(tls)
+        .connector_layer(connect_timer)
+        .build();
+    built.map_err(|error| unusable(&error))
 }
 
 /// Classifies a failed request. The result omits the URL, which may contain secrets.

@@ -118,7 +118,8 @@ pub(super) fn packet(bytes: &[u8]) {
     };
     assert!(descriptor.is_none(), "none was sent");
     let (here, there) = wire::pair().expect("sockets");
-    wire::send(&here, &packet, None).expect("it is no longer than it was");
+    wire::send(&here, &packet, None, rustix::net::SendFlags::empty())
+        .expect("it is no longer than it was");
     let again = wire::receive(&there).expect("just sent").expect("sent");
     assert_eq!(again.0, packet);
 }

@@ -170,8 +170,20 @@ mod tests {
             is_strong: true,
         };
         let file = tempfile::tempfile().expect("a file");
-        send(&here, &Packet::Mounted(place()), Some(file.as_fd())).expect("sent");
-        send(&here, &Packet::Ready(state.clone()), None).expect("sent");
+        send(
+            &here,
+            &Packet::Mounted(place()),
+            Some(file.as_fd()),
+            SendFlags::empty(),
+        )
+        .expect("sent");
+        send(
+            &here,
+            &Packet::Ready(state.clone()),
+            None,
+            SendFlags::empty(),
+        )
+        .expect("sent");
         drop(here);
         let (packet, descriptor) = receive(&there).expect("whole").expect("there");
         assert_eq!(packet, Packet::Mounted(place()));
