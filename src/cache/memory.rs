@@ -1,5 +1,6 @@
 //! LRU cache of spans in memory, bounded in bytes.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,7 +11,7 @@ use super::CacheKey;
 use crate::base::memory_reclaim::Reclaim;
 
 /// LRU cache of decoded spans and windows. Clones share one cache.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct SpanCache {
     spans: moka::sync::Cache<CacheKey, Bytes>,
     budget: u64,
@@ -119,6 +120,14 @@ impl Reclaim for SpanCache {
 
     fn restore(&self, bytes: u64) {
         self.granted.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for SpanCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SpanCache")
+            .field("cached_bytes", &self.spans.weighted_size())
+            .finish_non_exhaustive()
     }
 }
 

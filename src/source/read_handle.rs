@@ -65,7 +65,8 @@ const MAX_SKIPPED_GAP: u64 = 1 << 20;
 /// Progress and control of a single read.
 #[derive(Debug, Default)]
 pub struct ReadHandle {
-    is_prefetch: bool,
+    /// Whether it is a read-ahead. Its timeout then starts when its turn begins.
+    pub(super) is_prefetch: bool,
     retry_forever: RetryForever,
     pub(super) continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
@@ -108,11 +109,6 @@ impl ReadHandle {
             continuation: Some((bytes, continuation)),
             ..self
         }
-    }
-
-    /// Whether it is a read-ahead. Its timeout then starts when its turn begins.
-    pub fn is_prefetch(&self) -> bool {
-        self.is_prefetch
     }
 
     /// Whether the read continues past its deadline.

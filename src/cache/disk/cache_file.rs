@@ -22,7 +22,7 @@ use crate::base::trusted_dir::TrustedDir;
 pub(super) struct CacheFile {
     file: File,
     directory: Arc<TrustedDir>,
-    name: String,
+    pub(super) name: String,
     direct_io: DirectIo,
     random_reads: RandomReads,
 }
@@ -75,10 +75,6 @@ impl CacheFile {
             }
         }
         Err(ErrorKind::ResourceBusy.into())
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.name
     }
 
     pub(super) fn metadata(&self) -> io::Result<Metadata> {

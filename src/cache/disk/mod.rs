@@ -402,7 +402,7 @@ impl Shared {
         if !current.is_published || self.options.is_only_copy || current.file.has_name() {
             return;
         }
-        let name = current.file.name().to_owned();
+        let name = current.file.name.clone();
         drop(current);
         let directory = self.cache_dir.create_directory();
         // Concurrent reads continue in the old file.

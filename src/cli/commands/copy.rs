@@ -79,7 +79,15 @@ impl MountCopy {
         let progress = self.background.progress();
         CopyProgress {
             directory: self.background.directory().to_string_lossy().into_owned(),
-            state: state_name(progress.state).to_owned(),
+            state: match progress.state {
+                CopyState::Waiting => "waiting",
+                CopyState::Writing => "writing",
+                CopyState::Retrying => "retrying",
+                CopyState::Complete => "complete",
+                CopyState::Incomplete => "incomplete",
+                CopyState::Stopped => "stopped",
+            }
+            .to_owned(),
             files: progress.files,
             total_files: progress.total_files,
             bytes: progress.bytes,
@@ -108,17 +116,6 @@ fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
             Ok(std::fs::canonicalize(parent)?.join(name))
         }
         found => found,
-    }
-}
-
-fn state_name(state: CopyState) -> &'static str {
-    match state {
-        CopyState::Waiting => "waiting",
-        CopyState::Writing => "writing",
-        CopyState::Retrying => "retrying",
-        CopyState::Complete => "complete",
-        CopyState::Incomplete => "incomplete",
-        CopyState::Stopped => "stopped",
     }
 }
 

@@ -207,7 +207,6 @@ pub(crate) fn run_with(
         stats: &stats,
         source,
         layers: &layers,
-        whiteouts: open_options.layer,
         reporter: Arc::new(TerminalReporter {
             prints_entries: args.verbose || args.dry_run,
             escapes_names: stdout().is_terminal(),
@@ -428,8 +427,6 @@ struct Run<'a> {
     source: &'a Arc<dyn Source>,
     /// SOURCE and its layers.
     layers: &'a [Layer],
-    /// How whiteouts are marked, if SOURCE consists of layers.
-    whiteouts: Option<WhiteoutFormat>,
     open_options: &'a OpenOptions,
     scan_options: scan::Options,
     reporter: Arc<dyn Reporter>,
@@ -446,7 +443,10 @@ impl Run<'_> {
         let sink = Materializer::new(self.args.directory(), options, Arc::clone(self.stats))?;
         let stats = Arc::clone(self.stats);
         let place = self.args.directory().display().to_string();
-        let layers_directory = self.whiteouts.map(|_| self.args.directory().to_owned());
+        let layers_directory = self
+            .open_options
+            .layer
+            .map(|_| self.args.directory().to_owned());
         let _cleanup = CleanupOnSignal::install(move || {
             if let Some(directory) = layers_directory {
                 // Errors are ignored, because the process ends in any case.
@@ -492,7 +492,7 @@ impl Run<'_> {
         &self,
         mut sink: Materializer,
     ) -> (anyhow::Result<bool>, Result<Summary, materialize::Error>) {
-        if let Some(whiteouts) = self.whiteouts {
+        if let Some(whiteouts) = self.open_options.layer {
             let complete = self.write_layers(&mut sink, whiteouts);
             return (complete, sink.finish());
         }

@@ -515,73 +515,72 @@ pub(crate) fn wait_for_exit(process: &OwnedFd, time: Duration) -> io::Result<boo
 }
 
 #[cfg(test)]
-impl Status {
-    pub(crate) fn example() -> Self {
-        let stats = tarfs::base::stats::Stats::default();
-        stats.scans.increment();
-        let counters = stats.snapshot().into_iter();
-        Self {
-            source: "http://host/a.tar".into(),
-            layers: Vec::new(),
-            mountpoint: "/mnt".into(),
-            device: None,
-            mount_id: None,
-            detached: false,
-            pid: std::process::id(),
-            since_unix_seconds: 1000,
-            version: "3 bytes".into(),
-            entries: 2,
-            index: IndexState {
-                phase: Phase::Complete,
-                scanned_bytes: 7,
-                of_bytes: Some(7),
-                failure: None,
-            },
-            resident_bytes: 20 << 20,
-            memory: MemoryUse {
-                budget_bytes: 128 << 20,
-                spans_bytes: 40 << 20,
-                reads_bytes: 5,
-                decoders_bytes: 6,
-                index_bytes: 12_345,
-            },
-            disk_cache: Some(DiskCacheUsage {
-                held_bytes: 30 << 20,
-                all_bytes: 50 << 20,
-                limit_bytes: 70 << 20,
-            }),
-            prefetch: PrefetchStatus {
-                what: "all".into(),
-                state: "running".into(),
-                done_spans: 3,
-                total_spans: 7,
-                replayed_spans: 1,
-                replay_spans: 2,
-            },
-            copy: None,
-            writable: None,
-            metrics: Some("http://127.0.0.1:9469/metrics".into()),
-            counters: counters
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect(),
-            damaged_members: 2,
-            damaged: vec!["a/c: cut".into()],
-            notes: vec!["stored".into()],
-            errors: vec![FailedRead {
-                last_unix_seconds: 1000,
-                count: 3,
-                path: "a/b".into(),
-                reason: "cut".into(),
-            }],
-        }
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
+
+    impl Status {
+        pub(crate) fn example() -> Self {
+            let stats = tarfs::base::stats::Stats::default();
+            stats.scans.increment();
+            let counters = stats.snapshot().into_iter();
+            Self {
+                source: "http://host/a.tar".into(),
+                layers: Vec::new(),
+                mountpoint: "/mnt".into(),
+                device: None,
+                mount_id: None,
+                detached: false,
+                pid: std::process::id(),
+                since_unix_seconds: 1000,
+                version: "3 bytes".into(),
+                entries: 2,
+                index: IndexState {
+                    phase: Phase::Complete,
+                    scanned_bytes: 7,
+                    of_bytes: Some(7),
+                    failure: None,
+                },
+                resident_bytes: 20 << 20,
+                memory: MemoryUse {
+                    budget_bytes: 128 << 20,
+                    spans_bytes: 40 << 20,
+                    reads_bytes: 5,
+                    decoders_bytes: 6,
+                    index_bytes: 12_345,
+                },
+                disk_cache: Some(DiskCacheUsage {
+                    held_bytes: 30 << 20,
+                    all_bytes: 50 << 20,
+                    limit_bytes: 70 << 20,
+                }),
+                prefetch: PrefetchStatus {
+                    what: "all".into(),
+                    state: "running".into(),
+                    done_spans: 3,
+                    total_spans: 7,
+                    replayed_spans: 1,
+                    replay_spans: 2,
+                },
+                copy: None,
+                writable: None,
+                metrics: Some("http://127.0.0.1:9469/metrics".into()),
+                counters: counters
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect(),
+                damaged_members: 2,
+                damaged: vec!["a/c: cut".into()],
+                notes: vec!["stored".into()],
+                errors: vec![FailedRead {
+                    last_unix_seconds: 1000,
+                    count: 3,
+                    path: "a/b".into(),
+                    reason: "cut".into(),
+                }],
+            }
+        }
+    }
 
     fn private_directory() -> tempfile::TempDir {
         tempfile::Builder::new()

@@ -18,7 +18,7 @@ const MAX_REDIRECTS: usize = 10;
 pub(super) struct Client {
     transport: Box<dyn Transport>,
     /// The user's URL, with user and password.
-    original: Url,
+    pub(super) original: Url,
     /// The user's headers, for the original's origin only.
     headers: HeaderMap,
     bypasses_caches: bool,
@@ -62,10 +62,6 @@ impl Client {
     /// Time to establish a connection; zero before the first one.
     pub(super) fn connect_time(&self) -> Duration {
         self.transport.connect_time()
-    }
-
-    pub(super) fn original(&self) -> &Url {
-        &self.original
     }
 
     /// Requests bytes `start..end`, or all, of the version `etag` at `from`, and follows redirects. It

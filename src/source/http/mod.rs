@@ -225,7 +225,7 @@ impl Http {
         let version = self.info.fingerprint.clone();
         let found = ProbeResult {
             encoding: self.encoding.clone(),
-            ..ProbeResult::without_request(version, client.original().clone())
+            ..ProbeResult::without_request(version, client.original.clone())
         };
         let (jitter, location) = (Arc::clone(&self.jitter), self.info.location.clone());
         let uncached = Self::from_probe(found, client, jitter, location, self.options.clone());
@@ -245,7 +245,7 @@ impl Http {
                 permit_result = self.limiter.acquire(left) => return permit_result,
                 () = tokio::time::sleep(left) => {}
             }
-            if !read_handle.is_prefetch() || self.stats.source_read_bytes.get() == came {
+            if !read_handle.is_prefetch || self.stats.source_read_bytes.get() == came {
                 return Err(silent_server());
             }
         }
@@ -454,10 +454,10 @@ impl Http {
         };
         let resolved = self.resolved.lock().clone();
         let response = self.client.get(&resolved, range, etag).await?;
-        if !response.head.may_be_expired_url() || resolved == *self.client.original() {
+        if !response.head.may_be_expired_url() || resolved == self.client.original {
             return Ok(response);
         }
-        self.client.get(self.client.original(), range, etag).await
+        self.client.get(&self.client.original, range, etag).await
     }
 
     async fn request_all(&self) -> Result<Content, Failure> {
@@ -483,7 +483,7 @@ impl Http {
     }
 
     fn return_to_original_url(&self) {
-        self.resolved.lock().clone_from(self.client.original());
+        self.resolved.lock().clone_from(&self.client.original);
     }
 }
 
@@ -523,7 +523,7 @@ async fn probe(
     let (wanted, idle) = ((0, PREFIX_LEN), idle_timeout(options));
     let sent = Instant::now();
     let Response { head, content, url } =
-        with_idle_timeout(idle, client.get(client.original(), Some(wanted), None)).await?;
+        with_idle_timeout(idle, client.get(&client.original, Some(wanted), None)).await?;
     let answer_time = sent.elapsed();
     let empty = InitialBody::Prefix(Bytes::new());
     let body = match (head.status, head.range) {
