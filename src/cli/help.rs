@@ -252,7 +252,7 @@ fn arrange_flags(command: Command, short: &str) -> Command {
 fn format_examples(examples: &[(&str, &str)]) -> String {
     let mut text = "Examples:".to_owned();
     for (line, purpose) in examples {
-        text.push_str(&format!("\n  # {purpose}\n  {line}"));
+        text.extend(["\n  # ", purpose, "\n  ", line]);
     }
     text
 }

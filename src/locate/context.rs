@@ -34,6 +34,9 @@ const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
 /// Displays the progress of indexing until its result is dropped, from the packed length and scan counters.
 pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send> + Send + Sync>;
 
+/// [`Archive::open`] or [`Archive::open_early`].
+type OpenFn = fn(Arc<dyn Source>, &OpenOptions, &Handle, &Arc<Stats>) -> Result<Archive, OpenError>;
+
 /// Settings with which a SOURCE is opened.
 #[derive(Clone)]
 pub struct OpenContext {
@@ -117,16 +120,7 @@ impl OpenContext {
         self.open_with(tree, Archive::open_early)
     }
 
-    fn open_with(
-        &self,
-        tree: &TreeSpec,
-        open_archive: fn(
-            Arc<dyn Source>,
-            &OpenOptions,
-            &Handle,
-            &Arc<Stats>,
-        ) -> Result<Archive, OpenError>,
-    ) -> Result<Arc<dyn Volume>, Error> {
+    fn open_with(&self, tree: &TreeSpec, open_archive: OpenFn) -> Result<Arc<dyn Volume>, Error> {
         let (options, stats) = (self.archive_options(tree), &self.source.stats);
         if tree.is_layered() {
             let layers = self.open_layers(tree)?;

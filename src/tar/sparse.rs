@@ -150,12 +150,11 @@ impl MapReader {
         limits: &Limits,
     ) -> Result<Option<Vec<Segment>>, MapFault> {
         for &byte in record {
-            match byte {
-                b'\n' => self.number(limits)?,
-                _ => {
-                    let value = append_digit(self.line.unwrap_or(0), byte);
-                    self.line = Some(value.ok_or(MapError::Malformed)?);
-                }
+            if byte == b'\n' {
+                self.number(limits)?;
+            } else {
+                let value = append_digit(self.line.unwrap_or(0), byte);
+                self.line = Some(value.ok_or(MapError::Malformed)?);
             }
             if self.left == Some(0) {
                 return Ok(Some(std::mem::take(&mut self.pieces)));

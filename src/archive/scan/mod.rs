@@ -328,7 +328,7 @@ impl<'a, S: Sink> Scan<'a, S> {
                 broker: MemoryBroker::new(lenders),
                 workers: options.workers,
             },
-            block_len: options.spans.then(|| self.block_len),
+            block_len: options.spans.then_some(self.block_len),
             sha256: options.sha256,
             saved_index: options
                 .saved_index

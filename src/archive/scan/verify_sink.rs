@@ -110,7 +110,7 @@ impl IndexComparison {
         let (found, _) = self.hasher.finish();
         let hash = self.index.span(number).map(|span| span.hash);
         // A span without a hash was skipped by the scan that built the index.
-        if !hash.is_some_and(|hash| hash.is_none_or(|hash| hash == found)) {
+        if hash.is_none_or(|hash| hash.is_some_and(|hash| hash != found)) {
             let extent = self.index.span_extent(number);
             self.mismatches.add(|| match extent {
                 Some(extent) => format!(

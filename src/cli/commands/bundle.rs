@@ -287,7 +287,7 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     }
     if status.permissions().mode() & 0o011 != 0 {
         let name = directory.display();
-        output::print_error(format_args!(
+        output::print_warning(format_args!(
             "other users can reach {name}, and run set-user-ID programs of the image in it on this \
              system: close it with `chmod 700 {name}`"
         ));
@@ -527,7 +527,7 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
             }
             None => "is not a directory",
         };
-        output::print_error(format_args!(
+        output::print_warning(format_args!(
             "the image's volume '{}' is left out, because it {reason}",
             volume.escape_default()
         ));
@@ -591,7 +591,7 @@ fn resolve_user(rootfs: &Path, config: &Config) -> anyhow::Result<User> {
         &accounts("group")?,
     )?;
     if (user.uid, user.gid) != (0, 0) && !geteuid().is_root() {
-        output::print_error(format_args!(
+        output::print_warning(format_args!(
             "the container runs as root of its own user namespace instead of as '{}', because this \
              user can map only its own ID",
             config.execution.user.escape_debug()

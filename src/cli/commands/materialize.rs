@@ -552,7 +552,7 @@ impl Run<'_> {
     fn resume(mut self) -> anyhow::Result<ExitCode> {
         let is_pinned = self.source.fingerprint().is_strong();
         if !is_pinned || self.source.access() == Access::Stream {
-            output::print_error(format_args!(
+            output::print_warning(format_args!(
                 "{}: the source has no reliable version or can be read only once, so an interrupted \
                  run starts again from the beginning",
                 self.source.location()
@@ -601,7 +601,7 @@ impl Run<'_> {
                 directory.display()
             ));
         } else if has_checksums {
-            output::print_error(format_args!(
+            output::print_warning(format_args!(
                 "{}: checksums over bytes from before and after an interruption were not verified",
                 self.source.location()
             ));
@@ -679,7 +679,7 @@ impl Run<'_> {
         let count = self.stats.written_device_placeholders.get();
         if count > 0 {
             let place = self.args.destination.as_deref();
-            output::print_error(format_args!(
+            output::print_warning(format_args!(
                 "{}: device nodes written as empty files, because this user may not create device nodes: \
                  {count}",
                 place.unwrap_or(self.args.directory()).display()
@@ -850,6 +850,6 @@ impl Reporter for TerminalReporter {
     }
 
     fn warning(&self, text: &str) {
-        output::print_error(text);
+        output::print_warning(text);
     }
 }

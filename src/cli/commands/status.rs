@@ -123,7 +123,8 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     }
     let mut text = format!("{}{detached}\n", status.mountpoint);
     for (name, value) in lines {
-        text.push_str(&format!("  {name:<20} {value}\n"));
+        let line = format!("  {name:<20} {value}\n");
+        text.push_str(&line);
     }
     text
 }

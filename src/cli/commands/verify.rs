@@ -349,7 +349,7 @@ fn print_report(report: &Report, json: bool) -> anyhow::Result<()> {
             output::print_error(format_args!("{}: {problem}", report.source));
         }
         for warning in &report.warnings {
-            output::print_error(format_args!("{}: warning: {warning}", report.source));
+            output::print_warning(format_args!("{}: {warning}", report.source));
         }
     }
     Ok(())

@@ -67,7 +67,6 @@ pub(crate) fn start(
             bytes_per_second: args.prefetch_rate.map(|rate| rate.0.div_ceil(count)),
             replay: replay.take(),
             record: args.record.is_some(),
-            ..PrefetchOptions::default()
         };
         archive
             .start_prefetch(options)

@@ -187,7 +187,10 @@ impl EventLine {
 
     fn send(&self, sink: &LogSink) -> io::Result<()> {
         match sink {
-            LogSink::Terminal => suspend_progress_bar(|| write_line(&io::stderr(), "", &self.text)),
+            LogSink::Terminal => {
+                let (prefix, text) = user_message(self.level, &self.text);
+                suspend_progress_bar(|| write_line(&io::stderr(), prefix, text))
+            }
             LogSink::Journal => write_line(&io::stderr(), &priority_prefix(self.level), &self.text),
             LogSink::File(file) => {
                 { file }.write_all(&[format_now().as_bytes(), b" ", &self.text].concat())
@@ -265,6 +268,18 @@ fn write_with_timeout(
     Ok(())
 }
 
+/// Prefix and text of an event for a user; debug messages keep the style of a log.
+fn user_message(level: Level, text: &[u8]) -> (&'static str, &[u8]) {
+    let prefix = match level {
+        Level::ERROR | Level::INFO => "tarfs: ",
+        Level::WARN => "tarfs: warning: ",
+        _ => return ("", text),
+    };
+    let word = level.as_str().as_bytes();
+    let rest = text.trim_ascii_start().strip_prefix(word);
+    rest.map_or(("", text), |rest| (prefix, rest.trim_ascii_start()))
+}
+
 /// Formats a message of syslog(3): severity and facility, name and process, text.
 fn syslog_datagram(level: Level, text: &[u8]) -> Vec<u8> {
     let priority = SYSLOG_FACILITY_DAEMON | syslog_severity(level);
@@ -305,6 +320,24 @@ mod tests {
         let mut some = vec![0; 16 << 10];
         io::Read::read_exact(&mut reader, &mut some).expect("written");
         write().expect("there is room again");
+    }
+
+    #[test]
+    fn user_messages_begin_with_the_name_of_the_program() {
+        let message = |level, text: &'static str| {
+            let (prefix, text) = user_message(level, text.as_bytes());
+            format!("{prefix}{}", String::from_utf8_lossy(text))
+        };
+        assert_eq!(
+            message(Level::WARN, " WARN it is odd\n"),
+            "tarfs: warning: it is odd\n"
+        );
+        assert_eq!(
+            message(Level::ERROR, "ERROR it broke\n"),
+            "tarfs: it broke\n"
+        );
+        assert_eq!(message(Level::INFO, " INFO mounted\n"), "tarfs: mounted\n");
+        assert_eq!(message(Level::DEBUG, "DEBUG sent\n"), "DEBUG sent\n");
     }
 
     #[test]

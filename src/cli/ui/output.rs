@@ -37,6 +37,11 @@ pub(crate) fn print_error(text: impl std::fmt::Display) {
     }));
 }
 
+/// Prints a warning as [`print_error`] prints an error.
+pub(crate) fn print_warning(text: impl std::fmt::Display) {
+    print_error(format_args!("warning: {text}"));
+}
+
 /// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`].
 pub(crate) fn print_failure(error: &anyhow::Error) -> ExitCode {
     let prefix = logging::journal_prefix(tracing::Level::ERROR);

@@ -201,7 +201,7 @@ impl TreeWriter {
                     .after_link(&job.path, &target, &mut self.destination);
             }
             Err(error) if is_missing(&error) => self.defer_link(job, target),
-            Err(error) => self.record_link_failure(&job.path, &job.directory, error),
+            Err(error) => self.record_link_failure(&job.path, &job.directory, &error),
         }
     }
 
@@ -284,9 +284,9 @@ impl TreeWriter {
         &self,
         path: &ArchivePath,
         directory: &Directory,
-        error: ResolveError<StepError>,
+        error: &ResolveError<StepError>,
     ) {
-        match error {
+        match *error {
             ResolveError::Path(error) => self.context.problems.add(path, Cause::Rejected(error)),
             ResolveError::Tree(error) => self.context.record_failure(path, directory, error, 0),
         }
@@ -331,7 +331,7 @@ impl TreeWriter {
         };
         match result {
             Err(error) if is_missing(&error) => return false,
-            Err(error) => self.record_link_failure(&link.path, &self.destination.top, error),
+            Err(error) => self.record_link_failure(&link.path, &self.destination.top, &error),
             Ok(()) => {}
         }
         true
