@@ -78,7 +78,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "locate",
         imports: &[
-            "base", "source", "codec", "tar", "fetch", "index", "archive", "layers", "image",
+            "base", "source", "codec", "tar", "index", "archive", "layers", "image",
         ],
     },
     Layer {

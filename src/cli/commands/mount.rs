@@ -391,7 +391,8 @@ fn mount_and_serve(
     let ended = move || send_event(&ended, Event::MountEnded);
     let is_successor = takeover.is_some();
     let options = (options, namespace, writable.as_ref());
-    let mount = make_mount(args, opened, view, options, takeover, copy, ended)?;
+    // The supervisor takes the end of its link for the death of this process.
+    let (_supervisor, mount) = make_mount(args, opened, view, options, takeover, copy, ended)?;
     if is_successor {
         // Relative paths are valid until here.
         std::env::set_current_dir("/").context("cannot leave the directory")?;
@@ -430,7 +431,7 @@ fn make_mount(
     takeover: Option<TakeoverState>,
     copy: Option<&MountCopy>,
     ended: impl FnOnce() + Send + 'static,
-) -> anyhow::Result<Mount> {
+) -> anyhow::Result<(Option<SupervisorLink>, Mount)> {
     // `options` are for the FUSE mount, and `overlay_options` for the overlay over it, if there is one.
     let overlay_options = options;
     let options = &match writable {
@@ -439,7 +440,6 @@ fn make_mount(
     };
     let tree = build_filesystem(args, opened, view, options, copy)?;
     let (supervisor, session) = connect_supervisor(opened, takeover)?;
-    let supervisor = supervisor.as_ref();
     let mount = if let Some(session) = session {
         let mount = Mount::take_over(tree, &session, ended)?;
         if let Some(writable) = writable {
@@ -449,12 +449,20 @@ fn make_mount(
     } else {
         let (tree, namespace) = ((tree, options), namespace.as_ref());
         let writable = writable.map(|writable| (writable, overlay_options));
-        start_mount(args, opened, tree, namespace, writable, supervisor, ended)?
+        start_mount(
+            args,
+            opened,
+            tree,
+            namespace,
+            writable,
+            supervisor.as_ref(),
+            ended,
+        )?
     };
-    if let Some(supervisor) = supervisor {
+    if let Some(supervisor) = &supervisor {
         supervisor.report_ready(mount.capabilities, &opened.version, opened.is_strong);
     }
-    Ok(mount)
+    Ok((supervisor, mount))
 }
 
 /// Leaves the terminal as `mode` says, and handles events until the mount is gone.
