@@ -29,6 +29,11 @@ pub trait Reporter: Send + Sync + fmt::Debug {
 
     /// Something is unusual, but no data is lost.
     fn warning(&self, text: &str);
+
+    /// Text about entries that count as errors.
+    fn failure(&self, text: &str) {
+        self.warning(text);
+    }
 }
 
 /// Why one entry is missing or incomplete.
@@ -314,9 +319,16 @@ impl Problems {
         }
     }
 
+    /// Reports text about entries that are [counted](Self::add_count).
+    pub(super) fn report(&self, text: &str) {
+        if let Some(reporter) = self.reporter.as_ref().filter(|_| !self.is_interrupted()) {
+            reporter.failure(text);
+        }
+    }
+
     /// Reports a damaged place and counts the member that may be lost there.
     pub(super) fn damage(&self, text: &str) {
-        self.warn(text);
+        self.report(text);
         self.add_count(1);
     }
 

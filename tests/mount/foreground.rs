@@ -151,7 +151,7 @@ fn foreground_process_stays_and_reports_for_restarted_worker() {
     }
     assert!(front.try_wait().expect("a child").is_none());
     // Later processes log to the same file as the first one.
-    assert_eq!(place.messages().matches("INFO mounted").count(), 3);
+    assert_eq!(place.messages().matches("tarfs: mounted ").count(), 3);
     drop(open);
     let last = place.server_pid().expect("mounted");
     let last = pidfd_open(last, PidfdFlags::empty()).expect("running");

@@ -852,4 +852,8 @@ impl Reporter for TerminalReporter {
     fn warning(&self, text: &str) {
         output::print_warning(text);
     }
+
+    fn failure(&self, text: &str) {
+        output::print_error(text);
+    }
 }

@@ -65,7 +65,7 @@ impl Unwritable {
             return false;
         }
         if !self.was_reported.swap(true, Ordering::Relaxed) {
-            problems.warn(&format!(
+            problems.report(&format!(
                 "{}: cannot write to the destination directory: {} (name a directory with -C that \
                  you may write to)",
                 self.path.display(),
