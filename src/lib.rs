@@ -34,7 +34,7 @@
 //! let context = OpenContext::new(network.handle().clone());
 //! let source = context.open_source(&SourceSpec::from("https://example.com/data.tar.zst"))?;
 //! let stats = &context.source.stats;
-//! let mut writer = Materializer::new(Path::new("out"), Options::default(), Arc::clone(stats))?;
+//! let mut writer = Materializer::new(Path::new("out"), Options::for_this_user(), Arc::clone(stats))?;
 //! scan::scan(&source, &scan::Options::default(), network.handle(), stats, &mut writer)?;
 //! writer.finish()?;
 //! # Ok(())
