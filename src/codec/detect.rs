@@ -28,6 +28,29 @@ pub enum Compression {
     Bzip2,
 }
 
+impl Compression {
+    /// All formats, by their [codes](Self::code).
+    pub const ALL: [Self; 6] = [
+        Self::None,
+        Self::Gzip,
+        Self::Lz4,
+        Self::Zstd,
+        Self::Xz,
+        Self::Bzip2,
+    ];
+
+    /// Code in an index and in the journal of a run, which must not change.
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// The format with this [code](Self::code).
+    pub fn from_code(code: u64) -> Option<Self> {
+        let code = usize::try_from(code).ok()?;
+        Self::ALL.get(code).copied()
+    }
+}
+
 impl FromStr for Compression {
     type Err = UnknownCompression;
 
@@ -260,6 +283,18 @@ mod tests {
         bytes.resize(bytes.len() + len, 7);
         bytes.extend_from_slice(next);
         bytes
+    }
+
+    #[test]
+    fn codes_of_formats_are_those_of_version_8_of_the_index() {
+        let codes = ["plain", "gzip", "lz4", "zstd", "xz", "bzip2"];
+        for (code, name) in (0..).zip(codes) {
+            let format: Compression = name.parse().expect("known");
+            assert_eq!(format.code(), code);
+            assert_eq!(Compression::from_code(code.into()), Some(format));
+        }
+        assert_eq!(Compression::from_code(6), None);
+        assert_eq!(Compression::from_code(u64::MAX), None);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A request ends soon after its caller is killed, and times out when the work for it makes no progress.
 //!
-//! The library answers `FUSE_INTERRUPT` itself, with "not implemented". After that a killed caller would wait
+//! fuser answers `FUSE_INTERRUPT` itself, with "not implemented". After that a killed caller would wait
 //! for the daemon's reply, so the watchdog polls callers that have waited for a while.
 
 use std::io;

@@ -23,15 +23,6 @@ const MAGIC: [u8; 8] = *b"TARFSIDX";
 const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
 pub const SECTIONS: u32 = 16;
-/// By their codes in [`Layer::compression`].
-const COMPRESSIONS: [Compression; 6] = [
-    Compression::None,
-    Compression::Gzip,
-    Compression::Lz4,
-    Compression::Zstd,
-    Compression::Xz,
-    Compression::Bzip2,
-];
 const HAS_XATTRS: u32 = 1;
 const HAS_SHA256: u32 = 1;
 
@@ -333,15 +324,13 @@ impl Header {
 impl Layer {
     fn of(index: &Index) -> Self {
         let origin = &index.origin;
-        let mut codes = (0_u32..).zip(COMPRESSIONS);
-        let code = codes.find_map(|(code, known)| (known == origin.compression).then_some(code));
         Self {
             block_len: u32::try_from(index.block_len).unwrap_or_default().into(),
             reserved: 0.into(),
             content_id: origin.content_id,
             packed_bytes: origin.packed_bytes.into(),
             plain_bytes: origin.plain_bytes.into(),
-            compression: code.unwrap_or_default().into(),
+            compression: origin.compression.code().into(),
             flags: origin.sha256.map_or(0, |_| HAS_SHA256).into(),
             sha256: origin.sha256.map_or([0; 32], |digest| digest.0),
         }
@@ -355,7 +344,7 @@ impl Layer {
     }
 
     fn origin(&self, locator: Locator) -> Result<Origin, Error> {
-        let compression = COMPRESSIONS.get(self.compression.get() as usize).copied();
+        let compression = Compression::from_code(self.compression.get().into());
         Ok(Origin {
             locator,
             content_id: self.content_id,

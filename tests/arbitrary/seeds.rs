@@ -139,15 +139,7 @@ fn packs_as(packing: Packing) -> Compression {
 
 /// Seek points, followed by the packed bytes of each format.
 pub(crate) fn seek_points() -> Vec<Vec<u8>> {
-    let formats = [
-        Compression::None,
-        Compression::Gzip,
-        Compression::Lz4,
-        Compression::Zstd,
-        Compression::Xz,
-        Compression::Bzip2,
-    ];
-    let seeds = formats
+    let seeds = Compression::ALL
         .into_iter()
         .enumerate()
         .flat_map(|(number, format)| {

@@ -23,26 +23,13 @@ pub struct ResumePoint {
     pub globals: Arc<Vec<Vec<u8>>>,
 }
 
-/// Packed formats, by their codes.
-const FORMATS: [Compression; 6] = [
-    Compression::None,
-    Compression::Gzip,
-    Compression::Lz4,
-    Compression::Zstd,
-    Compression::Xz,
-    Compression::Bzip2,
-];
-
 impl ResumePoint {
     /// Encodes for [`ResumePoint::decode`]: numbers of eight bytes, and strings with their lengths in front.
     pub fn encode(&self) -> Vec<u8> {
         let point = &self.seek_point;
-        let format = FORMATS
-            .iter()
-            .position(|&format| format == self.compression);
         let [members, size, kept_bytes] = self.sums.to_array();
         let numbers = [
-            format.unwrap_or(FORMATS.len()) as u64,
+            self.compression.code().into(),
             self.member.0,
             point.packed.0,
             point.bit.into(),
@@ -66,7 +53,7 @@ impl ResumePoint {
         let (numbers, mut rest) = bytes.split_first_chunk::<72>()?;
         let (numbers, _) = numbers.as_chunks::<8>();
         let mut numbers = numbers.iter().map(|number| u64::from_le_bytes(*number));
-        let compression = *FORMATS.get(usize::try_from(numbers.next()?).ok()?)?;
+        let compression = Compression::from_code(numbers.next()?)?;
         let member = Plain(numbers.next()?);
         let mut seek_point = SeekPoint {
             packed: Packed(numbers.next()?),
