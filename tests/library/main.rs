@@ -3,6 +3,7 @@
 //! They use plain files, servers on 127.0.0.1, and the usual tools that pack archives.
 
 mod archive;
+mod atomic;
 mod docs;
 mod hints;
 mod memory_budget;

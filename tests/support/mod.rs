@@ -1,6 +1,7 @@
 //! Shared fixtures of the tests.
 
 pub(crate) mod archive_env;
+pub(crate) mod atomic;
 pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
 pub(crate) mod http;
