@@ -4,6 +4,7 @@
 
 mod archive;
 mod atomic;
+mod cli;
 mod docs;
 mod hints;
 mod memory_budget;

@@ -2,6 +2,7 @@
 
 pub(crate) mod archive_env;
 pub(crate) mod atomic;
+pub(crate) mod cli;
 pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
 pub(crate) mod http;
