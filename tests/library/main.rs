@@ -5,10 +5,12 @@
 mod archive;
 mod atomic;
 mod cli;
+mod destination;
 mod docs;
 mod hints;
 mod memory_budget;
 mod remote;
+mod resume;
 mod simulation;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]

@@ -1,61 +1,18 @@
-//! Destination of `materialize`: errors for unusable ones, and the report of an interrupted run.
+//! Destination of `materialize`: read-only, full, or of another user.
+//!
+//! `tests/library` has the tests that need no root.
 
-use std::fs::{self, Permissions};
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Command;
 
-use rustix::process::{Pid, Signal, kill_process};
-
+use crate::support::destination::{Place, error_lines, make};
 use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
-use crate::support::program::{self, stderr_text};
-use crate::support::raw::{Archive, random_bytes};
-use crate::support::wait;
-
-/// A directory that other users can access, with the archive `a.tar` of many files and a copy of the
-/// program.
-struct ManyFiles;
-
-type Place = TestDir<ManyFiles>;
-
-impl Place {
-    fn with_archive() -> Self {
-        let place = TestDir::with(&[], ManyFiles);
-        let many = (0..50).fold(Archive::new().directory("d"), |archive, number| {
-            let top = archive.file(&format!("f{number}"), "top");
-            top.file(&format!("d/f{number}"), "below")
-        });
-        place.put("a.tar", many.end());
-        fs::set_permissions(place.root(), Permissions::from_mode(0o755)).expect("ours");
-        program::copy_to(&place.path("tarfs"));
-        place
-    }
-
-    /// Like [`TestDir::tarfs`], as a user who owns nothing here.
-    fn run_as_nobody(&self, words: &[&str]) -> Output {
-        Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .arg(self.path("tarfs"))
-            .args(words)
-            .current_dir(self.root())
-            .env("TARFS_CACHE_DIR", "/nonexistent")
-            .output()
-            .expect("setpriv is installed")
-    }
-}
-
-fn error_lines(output: &Output) -> Vec<String> {
-    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(output));
-    let text = String::from_utf8_lossy(&output.stderr);
-    text.lines().map(str::to_owned).collect()
-}
-
-fn make(path: &Path, mode: u32) {
-    fs::create_dir(path).expect("fresh");
-    fs::set_permissions(path, Permissions::from_mode(mode)).expect("ours");
-}
+use crate::support::program::stderr_text;
+use crate::support::raw::{Archive, Header};
+use crate::support::rng::Rng;
 
 #[test]
 fn unwritable_destination_is_reported_in_one_line() {
@@ -152,131 +109,57 @@ fn empty_unwritable_destination_is_rejected_before_fetching() {
 }
 
 #[test]
-fn empty_directory_as_path_is_rejected_before_fetching() {
-    let place = Place::with_archive();
-    make(&place.path("out"), 0o755);
-    // No server listens on this port.
-    let url = "http://127.0.0.1:1/a.tar";
-    let lines = error_lines(&place.tarfs(&["materialize", url, "out"]));
-    let [line] = lines.as_slice() else {
-        panic!("{lines:?}")
-    };
-    assert!(line.contains("out: is an empty directory here"), "{line}");
-    assert!(line.contains("-C out") && line.contains("-C ."), "{line}");
-    // With -C, the word is a member.
-    let lines = error_lines(&place.tarfs(&["materialize", "a.tar", "out", "-C", "."]));
-    assert!(
-        lines.concat().contains("out: not in the archive"),
-        "{lines:?}"
-    );
-    fs::create_dir(place.path("d")).expect("fresh");
-    fs::write(place.path("d/own"), "").expect("space");
-    let output = place.tarfs(&["materialize", "-q", "a.tar", "d"]);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    assert!(place.path("d/f3").exists());
-}
-
-#[test]
-fn path_like_destination_is_rejected_before_fetching() {
-    let place = Place::with_archive();
+fn full_disk_leaves_directories_writable_for_next_run() {
+    let closed = || Archive::new().add(Header::new("d", b'5').mode(0o555), "");
+    let last = || Rng::new(2).bytes(100_000);
+    let cases = [
+        (
+            closed()
+                .file("d/filler", Rng::new(1).bytes(3_900_000))
+                .file("d/last", last()),
+            "size=3900k",
+            "no space left",
+        ),
+        // The link is made at the very end.
+        (
+            closed().hard_link("d/last", "f").file("f", last()),
+            "size=8m,nr_inodes=3",
+            "no inode left",
+        ),
+    ];
+    let place = TestDir::new(&["out"]);
+    let out = place.path("out");
     let server = Server::start();
-    let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
-    server.serve("/a", Resource::new(archive).etag("\"1\""));
-    let url = server.url("/a");
-    for path in ["../d", "/srv/d", "~/d", ".."] {
-        let before = server.sent_bytes("/a");
-        let output = place.tarfs(&["materialize", "-q", &url, path]);
-        assert_eq!(output.status.code(), Some(2), "{path}");
-        let lines = error_lines(&output);
-        let [line] = lines.as_slice() else {
-            panic!("{lines:?}")
+    let url = server.url("/archive");
+    let words = ["extract", "-q", "-C", "out", "--chunk-size", "128KiB"];
+    let words = [&words[..], &["--no-same-permissions", "--resume", &url]].concat();
+    for (archive, options, reason) in cases {
+        server.serve("/archive", Resource::new(archive.end()).etag("\"1\""));
+        let mount = |options: &str| {
+            let mut command = Command::new("mount");
+            command.args(["-t", "tmpfs", "-o", options, "none"]);
+            let status = command.arg(&out).status().expect("mount is installed");
+            assert!(status.success());
         };
-        assert!(line.starts_with(&format!("tarfs: {path}: ")), "{line}");
-        let hint = format!("-C {path}");
-        assert!(line.contains(&hint) && line.contains("-C ."), "{line}");
+        mount(options);
+        let output = place.tarfs(&words);
+        let mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+        mount("remount,size=8m,nr_inodes=100");
+        let again = place.tarfs(&words);
+        let last_mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
+        let found = fs::read(out.join("d/last"));
+        let status = Command::new("umount").arg(&out).status();
+        assert!(status.expect("installed").success());
+        let said = stderr_text(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(reason), "{said}");
         assert!(
-            server.sent_bytes("/a") - before < 1 << 20,
-            "fetched: {path}"
+            said.contains("run the same command again to continue"),
+            "{said}"
         );
+        assert_eq!(mode.expect("made"), 0o700, "{reason}");
+        assert_eq!(again.status.code(), Some(0), "{}", stderr_text(&again));
+        assert_eq!(last_mode.expect("there"), 0o555, "{reason}");
+        assert_eq!(found.expect("whole"), last(), "{reason}");
     }
-    // With -C, for a local file, or with -O, the word is a member.
-    for words in [
-        &["materialize", "-q", &url, "/d", "-C", "."][..],
-        &["materialize", "-q", &url, "/d", "-O"],
-        &["materialize", "-q", &url, "./d"],
-        &["materialize", "-q", &url, "d/"],
-        &["materialize", "-q", "a.tar", "/d"],
-    ] {
-        let output = place.tarfs(words);
-        assert!(
-            output.status.success(),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
-    }
-    // A word that a saved index contains is a member, too.
-    let output = place.tarfs(&["index", "-q", &url]);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    let output = place.tarfs(&["materialize", "-q", &url, "/d"]);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-}
-
-#[test]
-fn path_missing_in_saved_index_is_rejected_before_fetching() {
-    let place = Place::with_archive();
-    let server = Server::start();
-    let archive = Archive::new().file("d/f", random_bytes(20 << 20)).end();
-    server.serve("/a", Resource::new(archive).etag("\"1\""));
-    let url = server.url("/a");
-    let output = place.tarfs(&["index", "-q", &url]);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    let before = server.sent_bytes("/a");
-    let lines = error_lines(&place.tarfs(&["materialize", "-q", &url, "missing", "other/x"]));
-    assert_eq!(lines.len(), 2, "{lines:?}");
-    assert!(
-        lines.iter().all(|line| line.contains("not in the archive")),
-        "{lines:?}"
-    );
-    assert!(
-        lines
-            .iter()
-            .all(|line| line.contains("-C names a directory")),
-        "{lines:?}"
-    );
-    assert!(server.sent_bytes("/a") - before < 1 << 20, "fetched");
-    let output = place.tarfs(&["materialize", "-q", &url, "missing", "d"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-    assert!(place.path("d/f").exists(), "the other one is there");
-}
-
-#[test]
-fn interrupted_run_reports_progress_and_how_to_resume() {
-    let place = Place::with_archive();
-    make(&place.path("out"), 0o755);
-    let mut child = Command::new("env")
-        .args(["--default-signal", env!("CARGO_BIN_EXE_tarfs")])
-        .args(["materialize", "-q", "-", "-C", "out"])
-        .current_dir(place.root())
-        .stdin(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("started");
-    let archive = Archive::new()
-        .directory("d")
-        .file("d/a", random_bytes(3000));
-    let archive = archive.file("z", random_bytes(4 << 20)).unfinished();
-    let front = archive.get(..3 << 20).expect("longer");
-    let mut input = child.stdin.take().expect("a pipe");
-    input.write_all(front).expect("read");
-    wait::wait_until("something is written", || place.path("out/d/a").exists());
-    kill_process(Pid::from_child(&child), Signal::INT).expect("running");
-    let output = child.wait_with_output().expect("an end");
-    drop(input);
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(
-        text.contains("out: interrupted, ") && text.contains(" entries and "),
-        "{text}"
-    );
-    assert!(text.contains("--resume"), "{text}");
 }

@@ -30,7 +30,6 @@ mod network;
 mod overlay;
 mod push;
 mod restart;
-mod resume;
 mod secrets;
 mod semantics;
 mod span_hash;

@@ -3,6 +3,7 @@
 pub(crate) mod archive_env;
 pub(crate) mod atomic;
 pub(crate) mod cli;
+pub(crate) mod destination;
 pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
 pub(crate) mod http;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -15,7 +15,7 @@ use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
-use crate::support::raw::{Archive, Header};
+use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 use crate::support::rounds::{rounds, seed};
 use crate::support::wait;
@@ -311,57 +311,6 @@ fn losses_before_interruption_count_after_resume() {
     assert!(sent < place.packed_len / 2, "{sent}");
     assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
     assert!(place.path("out/end").exists() && !place.journal().exists());
-}
-
-#[test]
-fn full_disk_leaves_directories_writable_for_next_run() {
-    let closed = || Archive::new().add(Header::new("d", b'5').mode(0o555), "");
-    let last = || Rng::new(2).bytes(100_000);
-    let cases = [
-        (
-            closed()
-                .file("d/filler", Rng::new(1).bytes(3_900_000))
-                .file("d/last", last()),
-            "size=3900k",
-            "no space left",
-        ),
-        // The link is made at the very end.
-        (
-            closed().hard_link("d/last", "f").file("f", last()),
-            "size=8m,nr_inodes=3",
-            "no inode left",
-        ),
-    ];
-    for (archive, options, words) in cases {
-        let place = Place::new(archive.end().into());
-        let out = place.path("out");
-        let mount = |options: &str| {
-            let mut command = Command::new("mount");
-            command.args(["-t", "tmpfs", "-o", options, "none"]);
-            let status = command.arg(&out).status().expect("mount is installed");
-            assert!(status.success());
-        };
-        mount(options);
-        let (output, _) = place.run(&[]);
-        let mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
-        mount("remount,size=8m,nr_inodes=100");
-        let (again, _) = place.run(&[]);
-        let last_mode = fs::metadata(out.join("d")).map(|stat| stat.mode() & 0o777);
-        let found = fs::read(out.join("d/last"));
-        let status = Command::new("umount").arg(&out).status();
-        assert!(status.expect("installed").success());
-        let said = stderr_text(&output);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(words), "{said}");
-        assert!(
-            said.contains("run the same command again to continue"),
-            "{said}"
-        );
-        assert_eq!(mode.expect("made"), 0o700, "{words}");
-        assert_eq!(again.status.code(), Some(0), "{}", stderr_text(&again));
-        assert_eq!(last_mode.expect("there"), 0o555, "{words}");
-        assert_eq!(found.expect("whole"), last(), "{words}");
-    }
 }
 
 #[test]
