@@ -9,10 +9,13 @@ mod destination;
 mod docs;
 mod hints;
 mod memory_budget;
+mod nested_sources;
 mod remote;
 mod resume;
+mod semantics;
 mod simulation;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;
+mod terminal;
 mod verify;

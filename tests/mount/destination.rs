@@ -127,14 +127,13 @@ fn full_disk_leaves_directories_writable_for_next_run() {
             "no inode left",
         ),
     ];
-    let place = TestDir::new(&["out"]);
-    let out = place.path("out");
-    let server = Server::start();
-    let url = server.url("/archive");
-    let words = ["extract", "-q", "-C", "out", "--chunk-size", "128KiB"];
-    let words = [&words[..], &["--no-same-permissions", "--resume", &url]].concat();
     for (archive, options, reason) in cases {
+        let server = Server::start();
         server.serve("/archive", Resource::new(archive.end()).etag("\"1\""));
+        let place = TestDir::new(&["out"]);
+        let (out, url) = (place.path("out"), server.url("/archive"));
+        let words = ["extract", "-q", "--no-same-permissions", "--resume"];
+        let words = [&words[..], &["--chunk-size", "128KiB", "-C", "out", &url]].concat();
         let mount = |options: &str| {
             let mut command = Command::new("mount");
             command.args(["-t", "tmpfs", "-o", options, "none"]);
