@@ -5,9 +5,12 @@
 mod archive;
 mod atomic;
 mod cli;
+mod damaged_members;
 mod destination;
 mod docs;
 mod hints;
+mod image;
+mod layers;
 mod memory_budget;
 mod nested_sources;
 mod remote;

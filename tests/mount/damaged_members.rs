@@ -1,15 +1,16 @@
-//! Damaged members: what the verbs, a mount's log and its status report.
+//! Damaged members: what `mount`, its log and its status report.
+//!
+//! `tests/library` has the tests without a mount.
 
-use std::fmt::Write;
 use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::support::damaged::{archive, damaged_member_line};
 use crate::support::fixture::TestMount;
 use crate::support::http::{Fault, Resource, Server};
 use crate::support::program::stderr_text;
-use crate::support::raw::{Archive, Header};
 use crate::support::wait;
 
 /// A fixture with the archive `a.tar`.
@@ -26,58 +27,8 @@ fn mount(place: &TestMount, flags: &[&str]) -> String {
     stderr_text(&output)
 }
 
-/// An archive of intact members and `count` damaged ones named `bad0`, `bad1` and so on.
-fn archive(count: usize) -> Vec<u8> {
-    let archive = (0..count).fold(Archive::new(), |archive, number| {
-        let bad = Header::new(format!("bad{number}"), b'0').damaged();
-        archive.file(&format!("good{number}"), "1").add(bad, "")
-    });
-    archive.end()
-}
-
-/// The description of the damaged member `number` of [`archive`].
-fn damaged_member_line(number: usize) -> String {
-    let offset = (number * 3 + 2) * 512;
-    format!(
-        "bad{number}: this is not a header; skipping to the next header \
-         (header at byte {offset} of the tar stream)"
-    )
-}
-
 fn count_of(status: &Value) -> Option<u64> {
     status.pointer("/damaged_members").and_then(Value::as_u64)
-}
-
-#[test]
-fn ls_names_damaged_members() {
-    let place = place_with(&archive(120));
-    for source in ["scanned", "saved"] {
-        let output = place.tarfs(&["ls", "a.tar"]);
-        assert_eq!(output.status.code(), Some(2), "{source}");
-        let mut expected = String::new();
-        for number in 0..100 {
-            writeln!(expected, "tarfs: {}", damaged_member_line(number)).expect("a string");
-        }
-        expected += "tarfs: 20 more are not shown\n\
-                     tarfs: 120 members are damaged or not in the tree\n";
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(said, expected, "{source}");
-    }
-}
-
-#[test]
-fn ls_names_members_missing_in_the_tree() {
-    let archive = Archive::new().file("../out", "1").file("in", "2").end();
-    let place = place_with(&archive);
-    let output = place.tarfs(&["ls", "a.tar"]);
-    let said = stderr_text(&output);
-    for line in [
-        "tarfs: out: ",
-        " (header at byte 0 of the tar stream)\n",
-        "tarfs: 1 member is damaged or not in the tree\n",
-    ] {
-        assert!(said.contains(line), "{said}");
-    }
 }
 
 #[test]

@@ -1,24 +1,20 @@
 //! Stacked layers: a mount, `materialize` and `ls` show the tree of a simple model.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 use bytes::Bytes;
 use rustix::fs::{getxattr, major, minor};
 
 use crate::support::fixture::{TestDir, TestMount};
-use crate::support::http::{Resource, Server};
 use crate::support::namespace;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header, random_bytes};
-use crate::support::wait::{WAIT_TIMEOUT, wait_until};
+use crate::support::wait::wait_until;
 
 /// A member of a layer.
 #[derive(Clone, Copy, Debug)]
@@ -1050,53 +1046,6 @@ fn contents_come_from_their_layer_in_every_packing() {
     check(&place.path("out"));
 }
 
-/// Whether two layers are scanned concurrently with this much memory.
-///
-/// The server holds a scan's requests back until both scans have sent one, or until `timeout`.
-fn are_scanned_in_parallel(memory: &str, timeout: Duration) -> bool {
-    let server = Server::start();
-    let asked = Arc::new((Mutex::new(BTreeSet::new()), Condvar::new()));
-    let met = Arc::new(AtomicBool::new(false));
-    for path in ["/below", "/above"] {
-        let layer = Archive::new().file(path, random_bytes(3_000_000)).end();
-        let resource = Resource::new(layer).etag("\"1\"");
-        let (asked, met) = (Arc::clone(&asked), Arc::clone(&met));
-        server.route(path, move |request| {
-            // The first request only opens each layer, one after the other.
-            if request.number > 1 {
-                let (paths, came) = &*asked;
-                let mut paths = paths.lock().expect("no panic");
-                paths.insert(path);
-                came.notify_all();
-                let waited = came.wait_timeout_while(paths, timeout, |paths| paths.len() < 2);
-                let (mut paths, waited) = waited.expect("no panic");
-                if waited.timed_out() {
-                    paths.remove(path);
-                } else {
-                    met.store(true, Ordering::SeqCst);
-                }
-            }
-            resource.answer(request)
-        });
-    }
-    let (below, above) = (server.url("/below"), server.url("/above"));
-    let words = ["ls", "--memory", memory, "--layer", &above, &below];
-    let output = TestDir::new(&[]).tarfs(&words);
-    let listed = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(listed, "above\nbelow\n", "{}", stderr_text(&output));
-    met.load(Ordering::SeqCst)
-}
-
-#[test]
-fn layers_are_scanned_in_parallel_if_memory_allows() {
-    // Shorter than the program's timeout for a silent server.
-    assert!(are_scanned_in_parallel("128MiB", WAIT_TIMEOUT / 3));
-    assert!(!are_scanned_in_parallel(
-        "127MiB",
-        Duration::from_millis(300)
-    ));
-}
-
 #[test]
 fn attributes_come_from_the_top_layer() {
     let layer = |value: &str, mode| {
@@ -1316,36 +1265,6 @@ fn status_covers_all_layers_and_copy_is_merged() {
         assert!(status.contains(word), "{status}");
     }
     assert_eq!(seen(&copy), expected);
-}
-
-#[test]
-fn headers_are_sent_to_layers_of_same_host_only() {
-    let server = Server::start();
-    let layer = Bytes::from(packed(&[File("n", "above")]));
-    for path in ["/bottom", "/near", "/far"] {
-        server.serve(path, Resource::new(layer.clone()).etag("\"1\""));
-    }
-    let place = Place::of_steps(&[bottom()]);
-    let (bottom, near, far) = (
-        server.url("/bottom"),
-        server.url("/near"),
-        server.other_url("/far"),
-    );
-    let words = ["ls", &bottom, "--layer", &near, "--layer", &far];
-    let words = [&words[..], &["--header", "X-Key: secret"]].concat();
-    let output = place.tarfs(&words);
-    assert!(output.status.success(), "{}", stderr_text(&output));
-    for (path, expected) in [
-        ("/bottom", Some("secret")),
-        ("/near", Some("secret")),
-        ("/far", None),
-    ] {
-        let seen = server.requests(path);
-        assert!(!seen.is_empty(), "{path}");
-        for seen in seen {
-            assert_eq!(seen.request.header("x-key"), expected, "{path}");
-        }
-    }
 }
 
 #[test]

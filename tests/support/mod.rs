@@ -3,6 +3,7 @@
 pub(crate) mod archive_env;
 pub(crate) mod atomic;
 pub(crate) mod cli;
+pub(crate) mod damaged;
 pub(crate) mod destination;
 pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
@@ -17,6 +18,7 @@ pub(crate) mod program;
 pub(crate) mod raw;
 pub(crate) mod rng;
 pub(crate) mod rounds;
+pub(crate) mod sample_images;
 pub(crate) mod sha256;
 pub(crate) mod simulated_network;
 pub(crate) mod terminal;
