@@ -11,6 +11,7 @@ mod docs;
 mod hints;
 mod image;
 mod layers;
+mod materialize;
 mod memory_budget;
 mod nested_sources;
 mod remote;

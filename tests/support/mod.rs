@@ -9,6 +9,7 @@ pub(crate) mod failing_syscall;
 pub(crate) mod fixture;
 pub(crate) mod http;
 pub(crate) mod image;
+pub(crate) mod materialize;
 pub(crate) mod measured_runner;
 pub(crate) mod mounts;
 pub(crate) mod namespace;
