@@ -1,7 +1,9 @@
 //! Shared fixtures of the tests.
 
+pub(crate) mod adversarial;
 pub(crate) mod archive_env;
 pub(crate) mod atomic;
+pub(crate) mod bombs;
 pub(crate) mod cli;
 pub(crate) mod damaged;
 pub(crate) mod destination;

@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 
 use tarfs::base::thread::Thread;
 
-use super::{MEMORY, MOST_BYTES, PROGRAM, Place};
+use crate::support::adversarial::{MEMORY, MOST_BYTES, Place};
+use crate::support::fixture::PROGRAM;
 use crate::support::measured_runner::{MeasuredRunner, Run};
 use crate::support::raw::Archive;
 

@@ -1,9 +1,7 @@
 //! Packed streams that are truncated, damaged or inconsistent.
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
-
 use super::{Case, Tree, case, check};
+use crate::support::adversarial::pack;
 use crate::support::raw::Archive;
 use crate::support::rng::Rng;
 
@@ -24,25 +22,6 @@ fn sample() -> Vec<u8> {
         .file("d/noise", noise.bytes(50_000))
         .file("last", "1")
         .end()
-}
-
-/// Packs bytes with a tool.
-pub(super) fn pack(tool: &[&str], plain: &[u8]) -> Vec<u8> {
-    let (program, arguments) = tool.split_first().expect("a tool");
-    let mut child = Command::new(program)
-        .args(arguments)
-        .arg("-c")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap_or_else(|error| panic!("{tool:?} is needed: {error}"));
-    let mut input = child.stdin.take().expect("piped");
-    let output = std::thread::scope(|scope| {
-        scope.spawn(move || input.write_all(plain).expect("it reads all"));
-        child.wait_with_output().expect("it ends")
-    });
-    assert!(output.status.success(), "{tool:?}");
-    output.stdout
 }
 
 /// `bytes` with one byte changed. A negative offset counts from the end.

@@ -315,7 +315,7 @@ fn invalid_names_end_as_with_gnu_tar() {
         ),
         case(
             "a name of slashes",
-            with_next_member(Archive::new().file("///", "1")),
+            with_next_member(Archive::new().add(Header::new("///", b'0').mode(0o755), "1")),
         ),
         case(
             "a file called dot",

@@ -1,0 +1,235 @@
+//! Limits on the size and the number of entries of an archive.
+
+use std::fs;
+
+use crate::support::adversarial::{Place, tree};
+use crate::support::fixture::PROGRAM;
+use crate::support::measured_runner::{MeasuredRunner, Run};
+use crate::support::packing::Packing;
+use crate::support::raw::{Archive, Header};
+
+/// Runs `tarfs` in a writable place. The archive's name follows the flags.
+fn run(place: &Place, verb: &str, flags: &[&str]) -> Run {
+    let mut runner = MeasuredRunner::start(place.root());
+    let words = [&[PROGRAM, verb], flags, &["../../a"]].concat();
+    runner.run(&place.root_of("own"), &words)
+}
+
+#[track_caller]
+fn assert_rejected(run: &Run, words: &[&str]) {
+    assert_eq!(run.code, 2, "{run:?}");
+    for word in words {
+        assert!(run.said.contains(word), "{word}: {run:?}");
+    }
+}
+
+#[track_caller]
+fn assert_success(run: &Run) {
+    assert_eq!(
+        (run.code, run.said.contains("tarfs:")),
+        (0, false),
+        "{run:?}"
+    );
+}
+
+/// The names in the place's root.
+fn names(place: &Place) -> Vec<String> {
+    let lines = tree(&place.root_of("own"));
+    let name = |line: String| line.split(' ').next().map(str::to_owned);
+    lines.into_iter().filter_map(name).collect()
+}
+
+#[test]
+fn tree_over_size_limit_stops_before_file_that_does_not_fit() {
+    let archive = Archive::new()
+        .directory("d/")
+        .file("d/a", vec![1; 600])
+        .file("b", vec![2; 400])
+        .file("c", "3")
+        .file("d/e", "")
+        .end();
+    let place_of_all = Place::with_archive(&archive);
+    assert_success(&run(
+        &place_of_all,
+        "materialize",
+        &["--max-unpacked-size=1001"],
+    ));
+    assert_eq!(names(&place_of_all), ["b", "c", "d", "d/a", "d/e"]);
+    let place = Place::with_archive(&archive);
+    let outcome = run(&place, "materialize", &["--max-unpacked-size=1000"]);
+    assert_rejected(
+        &outcome,
+        &[
+            "'c' of 1 bytes",
+            "to 1001",
+            "1000 bytes are allowed",
+            "--max-unpacked-size",
+        ],
+    );
+    assert_eq!(names(&place), ["b", "d", "d/a"]);
+}
+
+#[test]
+fn atomic_tree_over_size_limit_does_not_appear() {
+    let place = Place::with_archive(&Archive::new().file("a", "1").file("b", "2").end());
+    let flags = ["--atomic", "-C", "new", "--max-unpacked-size=1"];
+    assert_rejected(
+        &run(&place, "materialize", &flags),
+        &["'b'", "--max-unpacked-size"],
+    );
+    assert!(names(&place).is_empty());
+}
+
+#[test]
+fn holes_count_with_their_full_size() {
+    let keywords = [("GNU.sparse.map", "0,0"), ("GNU.sparse.size", "1000001")];
+    let hole = Archive::new().pax(&keywords).file("hole", "").end();
+    for flags in [
+        &["--max-unpacked-size=1MB"][..],
+        &["--max-unpacked-size=1MB", "-O"],
+    ] {
+        let place = Place::with_archive(&hole);
+        assert_rejected(&run(&place, "materialize", flags), &["'hole' of 1000001"]);
+        assert!(names(&place).is_empty());
+    }
+    let place = Place::with_archive(&hole);
+    assert_success(&run(
+        &place,
+        "materialize",
+        &["--max-unpacked-size=1000001"],
+    ));
+}
+
+#[test]
+fn data_outside_of_files_counts_towards_limit() {
+    const FLAG: &str = "--max-unpacked-size=1MiB";
+    let bulk = vec![0; 3 << 20];
+    let archives = [
+        (
+            "behind the end",
+            [Archive::new().file("a", "1").end(), bulk.clone()].concat(),
+        ),
+        ("a listing", {
+            Archive::new()
+                .add(Header::new("d/", b'D').mode(0o755), &bulk)
+                .end()
+        }),
+        ("a lost file", {
+            let keywords = [("GNU.sparse.map", "5,1,0,1"), ("GNU.sparse.size", "9")];
+            Archive::new()
+                .file("a", "1")
+                .pax(&keywords)
+                .file("l", &bulk)
+                .end()
+        }),
+        ("an extended header", {
+            Archive::new()
+                .file("a", "1")
+                .pax(&[("comment", &bulk)])
+                .file("b", "1")
+                .end()
+        }),
+        ("bad records", {
+            Archive::new()
+                .file("a", "1")
+                .raw([7; 512].repeat(6000))
+                .end()
+        }),
+    ];
+    for (name, archive) in archives {
+        let place = Place::with_archive(&archive);
+        let outcome = run(&place, "materialize", &[FLAG]);
+        assert_rejected(&outcome, &["unpacked to more than", "--max-unpacked-size"]);
+        let place = Place::create();
+        fs::write(place.path("a"), &archive).expect("space");
+        let more = run(&place, "materialize", &["--max-unpacked-size=4MiB"]);
+        assert!(
+            !more.said.contains("--max-unpacked-size"),
+            "{name}: {more:?}"
+        );
+    }
+}
+
+#[test]
+fn headers_of_small_files_are_within_any_size_limit() {
+    let mut archive = Archive::new();
+    for number in 0..3000 {
+        let long = format!("{number}-{}", "n".repeat(150));
+        archive = archive.pax(&[("path", &long)]).file("x", "1");
+    }
+    let archive = archive.end();
+    assert_success(&run(
+        &Place::with_archive(&archive),
+        "materialize",
+        &["--max-unpacked-size=3000"],
+    ));
+    // In pieces of 4 MiB, so that the members of a piece are unknown when it arrives.
+    let packed = Packing::Lz4.pack(&archive.into());
+    assert_success(&run(
+        &Place::with_archive(&packed),
+        "materialize",
+        &["--max-unpacked-size=3000"],
+    ));
+}
+
+#[test]
+fn more_entries_than_limit_are_rejected_by_every_verb() {
+    // With the implied directory d/e there are four entries: `./` exists anyway.
+    let archive = Archive::new()
+        .directory("./")
+        .file("a", "")
+        .directory("d/")
+        .file("d/e/f", "")
+        .directory(".")
+        .end();
+    for verb in ["materialize", "ls", "index"] {
+        let place = Place::with_archive(&archive);
+        let outcome = run(&place, verb, &["--max-entries=3"]);
+        assert_rejected(&outcome, &["d/e/f", "3 that are allowed", "--max-entries"]);
+    }
+    for verb in ["materialize", "ls", "index"] {
+        let place = Place::with_archive(&archive);
+        assert_success(&run(
+            &place,
+            verb,
+            &["-q", "--max-entries=4"][usize::from(verb == "ls")..],
+        ));
+    }
+    let place = Place::with_archive(&archive);
+    assert_rejected(
+        &run(&place, "materialize", &["--max-entries=2"]),
+        &["'d/e/f'", "2 that are allowed"],
+    );
+    assert_eq!(names(&place), ["a", "d"]);
+}
+
+#[test]
+fn saved_index_with_too_many_entries_is_rejected() {
+    let place = Place::with_archive(&Archive::new().file("a", "").file("b", "").end());
+    assert_success(&run(&place, "index", &["-q"]));
+    let outcome = run(&place, "ls", &["--max-entries=1"]);
+    assert_rejected(&outcome, &["2 entries, and 1 are allowed", "--max-entries"]);
+    assert_success(&run(&place, "index", &["-q", "--output", "index"]));
+    let outcome = run(&place, "ls", &["--index=index", "--max-entries=1"]);
+    assert_rejected(&outcome, &["2 entries, and 1 are allowed"]);
+    assert_success(&run(&place, "ls", &["--index=index", "--max-entries=2"]));
+}
+
+#[test]
+fn path_with_too_many_components_loses_only_its_member() {
+    let deep = "a/".repeat(2048) + "f";
+    let archive = Archive::new()
+        .pax(&[("path", &deep)])
+        .file("x", "1")
+        .file("b", "2")
+        .end();
+    let place = Place::with_archive(&archive);
+    let outcome = run(&place, "materialize", &[]);
+    assert_rejected(
+        &outcome,
+        &["more components in a name than the limit of 2048"],
+    );
+    assert_eq!(names(&place), ["b"]);
+    let outcome = run(&place, "ls", &["-R"]);
+    assert_rejected(&outcome, &["b\n", "1 member is damaged or not in the tree"]);
+}
