@@ -463,6 +463,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root and /dev/fuse"]
     fn unmount_follows_pinned_mount_after_rename() {
         for mode in [UnmountMode::Force, UnmountMode::IfIdle] {
             let directory = tempfile::tempdir().expect("a directory");
@@ -491,6 +492,7 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root and /dev/fuse"]
     fn mount_after_rename_lands_on_opened_directory() {
         for by_path in [false, true] {
             mount_after_rename(by_path);
