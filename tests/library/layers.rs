@@ -1,8 +1,10 @@
-//! Stacked layers of servers: when they are scanned, and which of them get headers.
+//! Stacked layers: scans, memory, limits, flags, and headers of requests.
 //!
 //! `tests/mount` has the tests of the tree that layers make.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
@@ -11,6 +13,8 @@ use bytes::Bytes;
 
 use crate::support::fixture::TestDir;
 use crate::support::http::{Resource, Server};
+use crate::support::layers::Step::{File, Hard};
+use crate::support::layers::{Place, bottom};
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, random_bytes};
 use crate::support::wait::WAIT_TIMEOUT;
@@ -90,4 +94,136 @@ fn headers_are_sent_to_layers_of_same_host_only() {
             assert_eq!(seen.request.header("x-key"), expected, "{path}");
         }
     }
+}
+
+#[test]
+fn whiteout_stored_as_link_needs_no_target() {
+    let above = vec![
+        Hard(".wh.f", ".wh..wh.aufs"),
+        Hard("d/.wh.x", "g"),
+        Hard("d/sub/.wh..wh..opq", "nowhere"),
+        Hard(".wh.kept/x", "nowhere"),
+    ];
+    let place = Place::of_steps(&[bottom(), above]);
+    let output = place.run(&["ls", "-R"], &[]);
+    let listed = "d\nd/sub\nd/y\ng\nl\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
+    assert_eq!(stderr_text(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+}
+
+#[test]
+fn flags_in_conflict_with_layers_are_rejected() {
+    let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
+    for (verb, words) in [
+        ("mount", &["--record", "r", "mnt"][..]),
+        ("mount", &["--replay", "r", "mnt"]),
+        ("mount", &["--index", "i", "mnt"]),
+        ("mount", &["--compression", "gzip", "mnt"]),
+        ("ls", &["--index", "i"]),
+        ("materialize", &["--resume", "-C", "out"]),
+        ("materialize", &["--exclude", "x", "-C", "out"]),
+        ("materialize", &["--strip-components", "1", "-C", "out"]),
+        ("materialize", &["--keep-old-files", "-C", "out"]),
+        ("materialize", &["--to-stdout"]),
+        ("materialize", &["--dry-run"]),
+        ("materialize", &["-C", "out", "d/x"]),
+    ] {
+        let output = place.run(&[verb], words);
+        assert_eq!(
+            output.status.code(),
+            Some(64),
+            "{words:?}: {}",
+            stderr_text(&output)
+        );
+    }
+    assert!(!place.is_mounted());
+    fs::write(place.path("out/mine"), "mine").expect("written");
+    let output = place.run(&["materialize", "-C", "out"], &[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr_text(&output).contains("is not empty"),
+        "{}",
+        stderr_text(&output)
+    );
+    assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
+}
+
+#[test]
+fn limits_apply_to_all_layers_together() {
+    let place = Place::of_steps(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
+    for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
+        let output = place.run(verb, &["--max-entries", "8"]);
+        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+        assert!(
+            stderr_text(&output).contains("--max-entries"),
+            "{}",
+            stderr_text(&output)
+        );
+    }
+    let layers = [random_bytes(600_000), random_bytes(600_000)]
+        .map(|content| Archive::new().file("a", content).end());
+    let large = Place::with_layers(&layers);
+    let output = large.run(
+        &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("--max-unpacked-size"),
+        "{}",
+        stderr_text(&output)
+    );
+    let output = large.run(
+        &[
+            "materialize",
+            "-C",
+            "out2",
+            "--atomic",
+            "--max-unpacked-size",
+            "1MB",
+        ],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    assert!(!large.path("out2").exists());
+    let output = large.run(
+        &[
+            "materialize",
+            "-C",
+            "out2",
+            "--atomic",
+            "--max-unpacked-size",
+            "2MB",
+        ],
+        &[],
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
+    assert!(fs::read(large.path("out2/a")).expect("there") == random_bytes(600_000));
+}
+
+#[test]
+fn layer_with_large_decoder_may_use_all_memory() {
+    let layers: Vec<_> = ["below", "above"]
+        .iter()
+        .map(|content| {
+            let directory = TestDir::new(&[]);
+            directory.put("a.tar", Archive::new().file(content, content).end());
+            // A dictionary of 64 MiB, so 128 MiB of memory hold only one of two decoders.
+            let packed = Command::new("xz")
+                .args(["-9", "-c"])
+                .arg(directory.path("a.tar"))
+                .output();
+            packed.expect("xz").stdout
+        })
+        .collect();
+    let place = Place::with_layers(&layers);
+    assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
+    let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
+    assert!(
+        stderr_text(&output).contains("--memory"),
+        "{}",
+        stderr_text(&output)
+    );
 }

@@ -1,59 +1,23 @@
 //! Stacked layers: a mount, `materialize` and `ls` show the tree of a simple model.
+//!
+//! `tests/library` has the tests that do not mount.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
-use std::process::Command;
 
 use bytes::Bytes;
-use rustix::fs::{getxattr, major, minor};
+use rustix::fs::getxattr;
 
-use crate::support::fixture::{TestDir, TestMount};
+use crate::support::fixture::TestDir;
+use crate::support::layers::Step::{Device, Directory, File, Hard, Link, Marked};
+use crate::support::layers::{ObservedTree, Place, Step, bottom, seen};
 use crate::support::namespace;
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header, random_bytes};
 use crate::support::wait::wait_until;
-
-/// A member of a layer.
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    /// A directory with this mode.
-    Directory(&'static str, u32),
-    /// A file with this content.
-    File(&'static str, &'static str),
-    /// A symbolic link with this target.
-    Link(&'static str, &'static str),
-    /// A hard link to this path.
-    Hard(&'static str, &'static str),
-    /// A character device with these numbers.
-    Device(&'static str, u32, u32),
-    /// A directory with an extended attribute.
-    Marked(&'static str, &'static str),
-}
-use Step::{Device, Directory, File, Hard, Link, Marked};
-
-fn packed(steps: &[Step]) -> Vec<u8> {
-    let add = |archive: Archive, step: &Step| match *step {
-        Directory(name, mode) => archive.add(Header::new(name, b'5').mode(mode.into()), ""),
-        File(name, content) if name.len() > 100 => archive.long(b'L', name).file("long", content),
-        File(name, content) => archive.file(name, content),
-        Link(name, target) => archive.symlink(name, target),
-        Hard(name, target) => archive.hard_link(name, target),
-        Device(name, major, minor) => archive.add(
-            Header::new(name, b'3').device(major.into(), minor.into()),
-            "",
-        ),
-        Marked(name, key) => archive
-            .pax(&[(format!("SCHILY.xattr.{key}"), "y")])
-            .directory(name),
-    };
-    steps.iter().fold(Archive::new(), add).end()
-}
-
-/// Kind and other names of the entry at each path.
-type ObservedTree = BTreeMap<String, String>;
 
 /// An entry of the model.
 #[derive(Clone, Debug)]
@@ -239,124 +203,6 @@ impl Model {
     }
 }
 
-/// Description of an entry, with its inode number and link count.
-type FoundEntry = (String, Option<(u64, u64)>);
-
-/// The tree below `root` in the model's notation.
-fn seen(root: &Path) -> ObservedTree {
-    let mut found = BTreeMap::new();
-    let mut pending = vec![root.to_owned()];
-    while let Some(directory) = pending.pop() {
-        for entry in fs::read_dir(&directory).expect("listed") {
-            let path = entry.expect("listed").path();
-            let stat = path.symlink_metadata().expect("there");
-            let kind = stat.file_type();
-            let mode = stat.mode() & 0o7777;
-            let text = if kind.is_dir() {
-                pending.push(path.clone());
-                format!("d {mode:o}")
-            } else if kind.is_symlink() {
-                format!("l {}", fs::read_link(&path).expect("a link").display())
-            } else if kind.is_char_device() {
-                format!("c {},{}", major(stat.rdev()), minor(stat.rdev()))
-            } else {
-                format!("f {}", fs::read_to_string(&path).expect("read"))
-            };
-            let name = path.strip_prefix(root).expect("below");
-            let name = name.to_str().expect("UTF-8").to_owned();
-            let inode = (!kind.is_dir()).then(|| (stat.ino(), stat.nlink()));
-            found.insert(name, (text, inode));
-        }
-    }
-    let leader = |inode: u64| {
-        let is_same = |(_, (_, other)): &(&String, &FoundEntry)| {
-            other.is_some_and(|(other, _)| other == inode)
-        };
-        found.iter().find(is_same).map(|(path, _)| path.clone())
-    };
-    let line = |(path, (text, inode)): (&String, &FoundEntry)| {
-        let text = match inode {
-            Some((inode, links)) => {
-                format!("{text} x{links} ={}", leader(*inode).unwrap_or_default())
-            }
-            None => text.clone(),
-        };
-        (path.clone(), text)
-    };
-    found.iter().map(line).collect()
-}
-
-/// Files with layers, and directories to mount and write them.
-struct Layers {
-    names: Vec<String>,
-}
-
-type Place = TestMount<Layers>;
-
-impl Place {
-    fn with_layers(layers: &[Vec<u8>]) -> Self {
-        let names = (0..layers.len()).map(|number| format!("{number}.tar"));
-        let names = names.collect();
-        let place = TestMount::with(&["out"], Layers { names });
-        for (name, layer) in place.names.iter().zip(layers) {
-            place.put(name, layer);
-        }
-        place
-    }
-
-    fn of_steps(layers: &[Vec<Step>]) -> Self {
-        let packed: Vec<_> = layers.iter().map(|layer| packed(layer)).collect();
-        Self::with_layers(&packed)
-    }
-
-    /// Runs `verb` on the layers.
-    fn run(&self, verb: &[&str], more: &[&str]) -> std::process::Output {
-        let (bottom, above) = self.names.split_first().expect("a layer");
-        let mut words = verb.to_vec();
-        for layer in above {
-            words.extend(["--layer", layer]);
-        }
-        words.push(bottom);
-        words.extend(more);
-        self.tarfs(&words)
-    }
-
-    /// Calls `look` on a mount.
-    fn with_mount<T>(&self, flags: &[&str], look: impl FnOnce(&Path) -> T) -> T {
-        let verb = [&["mount"], flags].concat();
-        let output = self.run(&verb, &["mnt"]);
-        assert!(output.status.success(), "{}", stderr_text(&output));
-        let found = look(&self.path("mnt"));
-        self.umount();
-        found
-    }
-
-    /// Writes to an empty directory. Returns the warnings.
-    fn write(&self, flags: &[&str]) -> String {
-        let out = self.path("out");
-        fs::remove_dir_all(&out).expect("there");
-        fs::create_dir(&out).expect("made");
-        let verb = [&["materialize", "-C", "out"], flags].concat();
-        stderr_text(&self.run(&verb, &[]))
-    }
-
-    /// Writes to an empty directory. Returns the tree and the warnings.
-    fn materialize(&self, flags: &[&str]) -> (ObservedTree, String) {
-        let complaints = self.write(flags);
-        (seen(&self.path("out")), complaints)
-    }
-
-    /// The listed paths.
-    fn listed(&self, flags: &[&str]) -> Vec<String> {
-        let verb = [&["ls", "-R"], flags].concat();
-        let output = self.run(&verb, &[]);
-        let text = String::from_utf8(output.stdout).expect("UTF-8");
-        let mut paths: Vec<_> = text.lines().map(str::to_owned).collect();
-        paths.sort_unstable();
-        paths
-    }
-}
-
 /// Compares mount, disk and listing with the model. Returns the warnings of `materialize`.
 fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> String {
     let place = Place::of_steps(layers);
@@ -372,20 +218,6 @@ fn assert_matches_model(name: &str, layers: &[Vec<Step>], whiteouts: &str) -> St
     let paths: Vec<_> = expected.keys().cloned().collect();
     assert_eq!(place.listed(flags), paths, "{name}: listed");
     complaints
-}
-
-/// A layer with every kind of entry.
-fn bottom() -> Vec<Step> {
-    vec![
-        Directory("d", 0o750),
-        File("d/x", "below"),
-        File("d/y", "below"),
-        Directory("d/sub", 0o700),
-        File("d/sub/deep", "below"),
-        File("f", "below"),
-        Hard("g", "f"),
-        Link("l", "d"),
-    ]
 }
 
 #[test]
@@ -728,22 +560,6 @@ fn link_without_target_skips_its_name() {
     assert_eq!(place.with_mount(&[], seen), written);
     let told = "d: layer 2: the target of the hard link is missing, and all else";
     assert!(complaints.contains(told), "{complaints}");
-}
-
-#[test]
-fn whiteout_stored_as_link_needs_no_target() {
-    let above = vec![
-        Hard(".wh.f", ".wh..wh.aufs"),
-        Hard("d/.wh.x", "g"),
-        Hard("d/sub/.wh..wh..opq", "nowhere"),
-        Hard(".wh.kept/x", "nowhere"),
-    ];
-    let place = Place::of_steps(&[bottom(), above]);
-    let output = place.run(&["ls", "-R"], &[]);
-    let listed = "d\nd/sub\nd/y\ng\nl\n";
-    assert_eq!(String::from_utf8_lossy(&output.stdout), listed);
-    assert_eq!(stderr_text(&output), "");
-    assert_eq!(output.status.code(), Some(0));
 }
 
 #[test]
@@ -1155,96 +971,6 @@ fn layers_write_and_remove_nothing_outside() {
 }
 
 #[test]
-fn flags_in_conflict_with_layers_are_rejected() {
-    let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
-    for (verb, words) in [
-        ("mount", &["--record", "r", "mnt"][..]),
-        ("mount", &["--replay", "r", "mnt"]),
-        ("mount", &["--index", "i", "mnt"]),
-        ("mount", &["--compression", "gzip", "mnt"]),
-        ("ls", &["--index", "i"]),
-        ("materialize", &["--resume", "-C", "out"]),
-        ("materialize", &["--exclude", "x", "-C", "out"]),
-        ("materialize", &["--strip-components", "1", "-C", "out"]),
-        ("materialize", &["--keep-old-files", "-C", "out"]),
-        ("materialize", &["--to-stdout"]),
-        ("materialize", &["--dry-run"]),
-        ("materialize", &["-C", "out", "d/x"]),
-    ] {
-        let output = place.run(&[verb], words);
-        assert_eq!(
-            output.status.code(),
-            Some(64),
-            "{words:?}: {}",
-            stderr_text(&output)
-        );
-    }
-    assert!(!place.is_mounted());
-    fs::write(place.path("out/mine"), "mine").expect("written");
-    let output = place.run(&["materialize", "-C", "out"], &[]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        stderr_text(&output).contains("is not empty"),
-        "{}",
-        stderr_text(&output)
-    );
-    assert_eq!(fs::read_dir(place.path("out")).expect("listed").count(), 1);
-}
-
-#[test]
-fn limits_apply_to_all_layers_together() {
-    let place = Place::of_steps(&[bottom(), vec![File("n", "above"), File("o", "above")]]);
-    for verb in [&["ls"][..], &["materialize", "-C", "out"]] {
-        let output = place.run(verb, &["--max-entries", "8"]);
-        assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-        assert!(
-            stderr_text(&output).contains("--max-entries"),
-            "{}",
-            stderr_text(&output)
-        );
-    }
-    let layers = [random_bytes(600_000), random_bytes(600_000)]
-        .map(|content| Archive::new().file("a", content).end());
-    let large = Place::with_layers(&layers);
-    let output = large.run(
-        &["materialize", "-C", "out", "--max-unpacked-size", "1MB"],
-        &[],
-    );
-    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-    assert!(
-        stderr_text(&output).contains("--max-unpacked-size"),
-        "{}",
-        stderr_text(&output)
-    );
-    let output = large.run(
-        &[
-            "materialize",
-            "-C",
-            "out2",
-            "--atomic",
-            "--max-unpacked-size",
-            "1MB",
-        ],
-        &[],
-    );
-    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-    assert!(!large.path("out2").exists());
-    let output = large.run(
-        &[
-            "materialize",
-            "-C",
-            "out2",
-            "--atomic",
-            "--max-unpacked-size",
-            "2MB",
-        ],
-        &[],
-    );
-    assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
-    assert!(fs::read(large.path("out2/a")).expect("there") == random_bytes(600_000));
-}
-
-#[test]
 fn status_covers_all_layers_and_copy_is_merged() {
     let layers = vec![bottom(), vec![File("d/.wh.x", ""), File("n", "above")]];
     let place = Place::of_steps(&layers);
@@ -1265,32 +991,6 @@ fn status_covers_all_layers_and_copy_is_merged() {
         assert!(status.contains(word), "{status}");
     }
     assert_eq!(seen(&copy), expected);
-}
-
-#[test]
-fn layer_with_large_decoder_may_use_all_memory() {
-    let layers: Vec<_> = ["below", "above"]
-        .iter()
-        .map(|content| {
-            let directory = TestDir::new(&[]);
-            directory.put("a.tar", Archive::new().file(content, content).end());
-            // A dictionary of 64 MiB, so 128 MiB of memory hold only one of two decoders.
-            let packed = Command::new("xz")
-                .args(["-9", "-c"])
-                .arg(directory.path("a.tar"))
-                .output();
-            packed.expect("xz").stdout
-        })
-        .collect();
-    let place = Place::with_layers(&layers);
-    assert_eq!(place.listed(&["--memory", "128MiB"]), ["above", "below"]);
-    let output = place.run(&["ls", "--memory", "64MiB"], &["--cache-dir", "other"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr_text(&output));
-    assert!(
-        stderr_text(&output).contains("--memory"),
-        "{}",
-        stderr_text(&output)
-    );
 }
 
 #[test]

@@ -6,6 +6,7 @@
 mod bombs;
 mod codecs;
 mod confinement;
+mod endless;
 mod headers;
 mod limits;
 

@@ -1,27 +1,12 @@
-//! Sources that never end.
+//! Sources that never end, for all verbs.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Command, Stdio};
 
 use tarfs::base::thread::Thread;
 
-use crate::support::adversarial::{MEMORY, MOST_BYTES, Place};
-use crate::support::fixture::PROGRAM;
-use crate::support::measured_runner::{MeasuredRunner, Run};
-use crate::support::raw::Archive;
-
-/// Error of every verb for endless zeros.
-const ZEROS_ERROR: &str = "more than 64 MiB of zeros";
-
-/// Number of zeros after an archive that are accepted.
-const PADDING: usize = 32 << 20;
-
-/// Runs `script` with `tarfs` as `$0`.
-fn run_script(place: &Place, runner: &mut MeasuredRunner, script: &str) -> Run {
-    runner.run(place.root(), &["sh", "-c", script, PROGRAM])
-}
+use crate::support::adversarial::MEMORY;
+use crate::support::endless::{assert_rejected, place, run_script};
 
 /// Scripts of all verbs that read a whole `source`.
 fn scripts(source: &str) -> [String; 6] {
@@ -33,21 +18,6 @@ fn scripts(source: &str) -> [String; 6] {
         format!("$0 mount --wait-index {MEMORY} {source} mnt"),
         format!("$0 materialize {MEMORY} {source} -C own/root"),
     ]
-}
-
-#[track_caller]
-fn assert_rejected(run: &Run, script: &str) {
-    assert_eq!(run.code, 2, "{script}: {run:?}");
-    assert!(run.said.contains(ZEROS_ERROR), "{script}: {run:?}");
-    assert!(run.peak_bytes < MOST_BYTES, "{script}: {run:?}");
-}
-
-fn place() -> (Place, MeasuredRunner) {
-    let place = Place::create();
-    fs::create_dir(place.path("mnt")).expect("fresh");
-    fs::write(place.path("a.tar"), Archive::new().file("a", "1").end()).expect("space");
-    let runner = MeasuredRunner::start(place.root());
-    (place, runner)
 }
 
 #[test]
@@ -97,57 +67,4 @@ fn endless_zeros_of_server_are_an_error_of_every_verb() {
     let mut last = TcpStream::connect(address).expect("it listens");
     last.write_all(b".").expect("it reads");
     server.expect("a thread").join();
-}
-
-#[test]
-fn endless_zeros_after_archive_or_packed_are_an_error() {
-    let (place, mut runner) = place();
-    let behind = ["cat", "gzip", "bzip2", "xz"]
-        .map(|pack| format!("{{ {pack} < a.tar; cat /dev/zero; }} | $0 ls {MEMORY} /dev/stdin"));
-    let packed = format!("cat a.tar /dev/zero | gzip -1 | $0 verify {MEMORY} /dev/stdin");
-    for script in behind.iter().chain([&packed]) {
-        assert_rejected(&run_script(&place, &mut runner, script), script);
-    }
-}
-
-#[test]
-fn finite_zeros_after_archive_are_padding() {
-    let (place, mut runner) = place();
-    for script in [
-        format!("{{ cat a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
-        format!("{{ gzip < a.tar; head -c {PADDING} /dev/zero; }} | $0 verify {MEMORY} /dev/stdin"),
-        // A file has a known length.
-        format!("truncate -s 300M a.tar && $0 verify {MEMORY} a.tar"),
-        format!("$0 ls --ignore-zeros {MEMORY} a.tar"),
-    ] {
-        let run = run_script(&place, &mut runner, &script);
-        assert_eq!(run.code, 0, "{script}: {run:?}");
-    }
-}
-
-#[test]
-fn file_may_hold_any_number_of_zeros() {
-    let (place, _) = place();
-    fs::File::create(place.path("zeros"))
-        .and_then(|file| file.set_len(200 << 20))
-        .expect("space");
-    let mut tar = Command::new("tar")
-        .args(["-c", "zeros", "a.tar"])
-        .current_dir(place.root())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("tar is needed");
-    let output = Command::new(PROGRAM)
-        .args(["ls", MEMORY, "/dev/stdin"])
-        .stdin(tar.stdout.take().expect("piped"))
-        .env("TARFS_CACHE_DIR", place.path("cache"))
-        .output()
-        .expect("started");
-    assert!(tar.wait().expect("a child").success());
-    assert!(output.status.success(), "{output:?}");
-    let listed = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        listed.contains("zeros") && listed.contains("a.tar"),
-        "{listed}"
-    );
 }
