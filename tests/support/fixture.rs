@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use rustix::process::Pid;
+use rustix::process::{Pid, geteuid};
 use serde_json::Value;
 
 use super::mounts::is_mounted;
@@ -99,6 +99,16 @@ impl<S> TestDir<S> {
         let text = stderr_text(&output);
         assert_eq!(output.status.code(), Some(2), "{words:?}: {text}");
         text
+    }
+}
+
+impl<S> Drop for TestDir<S> {
+    /// Opens closed directories, because only root can remove them as they are.
+    fn drop(&mut self) {
+        if !geteuid().is_root() {
+            let mut chmod = Command::new("chmod");
+            drop(chmod.args(["-R", "u+rwX"]).arg(self.root()).output());
+        }
     }
 }
 
