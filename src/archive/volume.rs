@@ -22,7 +22,7 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     fn complete_index(&self) -> Option<Arc<Index>>;
 
     /// Whether the scan is over, if there was one. After that, no entry is added to the index.
-    fn is_scanned(&self) -> bool;
+    fn is_scan_over(&self) -> bool;
 
     /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
     /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
@@ -74,7 +74,7 @@ impl Volume for Archive {
         self.reader.live_index.completed().cloned()
     }
 
-    fn is_scanned(&self) -> bool {
+    fn is_scan_over(&self) -> bool {
         self.reader.live_index.is_scan_over()
     }
 

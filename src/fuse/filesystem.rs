@@ -56,7 +56,9 @@ fn new_pending_replies(
 ) -> Arc<PendingReplies> {
     let content = Arc::downgrade(content);
     let scan_position = move || {
-        let content = content.upgrade().filter(|content| !content.is_scanned())?;
+        let content = content
+            .upgrade()
+            .filter(|content| !content.is_scan_over())?;
         Some(content.index().origin().plain_bytes)
     };
     Arc::new(PendingReplies::new(

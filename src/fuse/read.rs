@@ -39,7 +39,7 @@ impl ReadRequest {
             return self.reply.error(Errno::ETIMEDOUT);
         }
         let pending_replies = Arc::clone(&self.state.pending_replies);
-        let reason = if content.is_scanned() {
+        let reason = if content.is_scan_over() {
             WaitReason::Bytes
         } else {
             WaitReason::Scan

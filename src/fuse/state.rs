@@ -132,7 +132,7 @@ impl FilesystemState {
         reply: ReplyEntry,
     ) {
         // Before the lookup: a name that is missing after the scan's end will not appear later.
-        let is_scanned = content.is_scanned();
+        let is_scan_over = content.is_scan_over();
         let index = content.index();
         let directory = match self.entry(&index, parent) {
             Ok(directory) => directory.ino(),
@@ -153,7 +153,7 @@ impl FilesystemState {
             return reply.entry(&TTL_IMMUTABLE, &attr::negative_entry(), Generation(0));
         }
         drop(index);
-        if is_scanned {
+        if is_scan_over {
             return reply.error(Errno::EIO);
         }
         let awaited = WaitFor::Name(directory, name.clone());

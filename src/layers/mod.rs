@@ -45,7 +45,7 @@ impl Volume for LayeredArchive {
         Some(Arc::clone(&self.merged.index))
     }
 
-    fn is_scanned(&self) -> bool {
+    fn is_scan_over(&self) -> bool {
         true
     }
 

@@ -75,7 +75,7 @@ impl Volume for MemoryArchive {
         IndexGuard::Complete(&self.index)
     }
 
-    fn is_scanned(&self) -> bool {
+    fn is_scan_over(&self) -> bool {
         true
     }
 

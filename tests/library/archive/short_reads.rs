@@ -112,7 +112,7 @@ fn spans_dropped_by_disk_cache_are_stored_on_later_read() {
     let prefetch = archive.start_prefetch(PrefetchOptions::default());
     prefetch.expect("threads");
     let stats = Arc::clone(archive.stats());
-    wait::wait_until("the archive is scanned", || archive.is_scanned());
+    wait::wait_until("the archive is scanned", || archive.is_scan_over());
     wait::wait_until("spans are skipped", || {
         stats.disk_cache_skipped_spans.get() > 0
     });
