@@ -137,7 +137,10 @@ mod tests {
     use crate::cache::SpanKey;
 
     fn key(span: u32) -> SpanKey {
-        SpanKey { layer: 0, span }
+        SpanKey {
+            span_owner: 0,
+            span,
+        }
     }
 
     #[test]

@@ -11,12 +11,12 @@ pub use disk::{
 };
 pub use memory::SpanCache;
 
-/// Key of a span: layer and span number.
+/// Key of a span: its owner and its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SpanKey {
-    /// The archive's layer in the mounted tree.
-    pub layer: u16,
-    /// The span's number in that layer's index.
+    /// The index that has the span. A scan has another owner than a saved index of the same archive.
+    pub span_owner: u16,
+    /// The span's number in that index.
     pub span: u32,
 }
 
@@ -27,8 +27,8 @@ pub enum CacheKey {
     Span(SpanKey),
     /// An aligned window of an archive whose spans are read in parts.
     Window {
-        /// The archive's layer in the mounted tree.
-        layer: u16,
+        /// The index that has the spans of the window.
+        span_owner: u16,
         /// The window's number in the archive.
         window: u64,
     },

@@ -158,7 +158,7 @@ impl ScanThread {
             packed_bytes: self.opener.source.fingerprint().len,
             is_cancelled: &self.shared.is_cancelled,
             span_cache: caches_spans.then_some(&reader.span_cache),
-            layer: reader.layer,
+            span_owner: reader.span_owner,
             lag_limit: &reader.lag_limit,
             disk_cache_writer,
             span_bytes: None,

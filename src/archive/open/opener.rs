@@ -291,7 +291,7 @@ impl Opener {
             None => (MemoryBudgets::new(&self.options), 0),
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
-        let layer = 2 * number + u16::from(!live_index.is_scan_over());
+        let span_owner = 2 * number + u16::from(!live_index.is_scan_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
@@ -305,7 +305,7 @@ impl Opener {
             single_flight: SingleFlight::default(),
             windows: Windows::default(),
             read_priority: budgets.read_priority,
-            layer,
+            span_owner,
             lag_limit: Arc::default(),
             network: self.network.clone(),
             budget: budgets.budget,

@@ -67,8 +67,8 @@ pub(crate) struct Reader {
     pub(crate) windows: Windows,
     /// Active reads that fill spans. Prefetch waits for them.
     pub(crate) read_priority: Arc<ReadPriority>,
-    /// Layer that tells this archive's spans from others in the shared memory.
-    pub(crate) layer: u16,
+    /// Owner of this archive's spans in the span cache, which layers share.
+    pub(crate) span_owner: u16,
     pub(crate) lag_limit: Arc<LagLimit>,
     pub(crate) network: Handle,
     pub(crate) reads: fetch::RangeReader,
@@ -215,8 +215,8 @@ impl Reader {
     }
 
     pub(crate) fn key(&self, span: u32) -> SpanKey {
-        let layer = self.layer;
-        SpanKey { layer, span }
+        let span_owner = self.span_owner;
+        SpanKey { span_owner, span }
     }
 
     fn indexed_span(&self, number: u32) -> Result<Span, ReadError> {
@@ -268,7 +268,7 @@ mod tests {
             single_flight: SingleFlight::default(),
             windows: Windows::default(),
             read_priority: Arc::default(),
-            layer: 0,
+            span_owner: 0,
             lag_limit: Arc::default(),
             network: network.handle().clone(),
             budget: BufferPool::new(0),

@@ -49,7 +49,7 @@ impl Reader {
 
     fn window_key(&self, number: u64) -> CacheKey {
         CacheKey::Window {
-            layer: self.layer,
+            span_owner: self.span_owner,
             window: number,
         }
     }

@@ -23,8 +23,8 @@ pub(crate) struct IndexSink<'a> {
     pub(crate) is_cancelled: &'a AtomicBool,
     /// Cache for the decoded spans, which later readers may need.
     pub(crate) span_cache: Option<&'a SpanCache>,
-    /// Layer of the spans in the cache.
-    pub(crate) layer: u16,
+    /// Owner of the spans in the cache.
+    pub(crate) span_owner: u16,
     pub(crate) lag_limit: &'a LagLimit,
     pub(crate) disk_cache_writer: Option<ScanDiskCache>,
     /// Bytes of the current span, if a cache needs them.
@@ -136,7 +136,7 @@ impl Sink for IndexSink<'_> {
             && has_hash
         {
             let key = SpanKey {
-                layer: self.layer,
+                span_owner: self.span_owner,
                 span: span.number,
             };
             // Waits before the cache makes room for this span. At most a third of it may be unpushed. The
