@@ -46,13 +46,14 @@ pub use volume::{ReadReply, Volume};
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]
 pub struct Archive {
-    // Drop order: callbacks of the scan submit work to the workers, which use the reader, as prefetch does.
+    // Drop order: callbacks of the scan submit work to the read threads, which use the reader, as prefetch
+    // does.
     background_scan: Option<BackgroundScan>,
     prefetch: OnceLock<Prefetcher>,
-    workers: Arc<ThreadPool>,
+    read_threads: Arc<ThreadPool>,
     reader: Arc<Reader>,
-    /// Whether other archives use the same workers.
-    has_shared_workers: bool,
+    /// Whether other archives use the same read threads.
+    has_shared_read_threads: bool,
 }
 
 /// Memory of an archive, by purpose, without what it does not account for, such as the allocator's own.
@@ -73,7 +74,7 @@ pub struct MemoryUse {
 impl Drop for Archive {
     /// Discards queued work, because its callers are gone and an unreachable source may take long to fail.
     fn drop(&mut self) {
-        if !self.has_shared_workers || Arc::strong_count(&self.workers) == 1 {
+        if !self.has_shared_read_threads || Arc::strong_count(&self.read_threads) == 1 {
             self.close();
         } else if let Some(background_scan) = &self.background_scan {
             background_scan.cancel();
@@ -176,7 +177,7 @@ impl Archive {
         wanted: IsWanted,
         done: impl FnOnce(Result<Bytes, ReadError>) + Send + 'static,
     ) {
-        let (workers, reader) = (Arc::clone(&self.workers), Arc::clone(&self.reader));
+        let (read_threads, reader) = (Arc::clone(&self.read_threads), Arc::clone(&self.reader));
         let is_wanted = Arc::clone(&wanted);
         let work = move || {
             // The caller may have given up while this read was queued.
@@ -185,11 +186,11 @@ impl Archive {
             }
         };
         if self.reader.live_index.completed().is_some() {
-            return workers.submit(work);
+            return read_threads.submit(work);
         }
         let scan_end = required_scan_end(&self.index(), ino, offset, len);
-        // A worker never waits for the scan, because the next read in the queue may not need to.
-        let callback = Callback::while_wanted(wanted, move || workers.submit(work));
+        // A read thread never waits for the scan, because the next read in the queue may not need to.
+        let callback = Callback::while_wanted(wanted, move || read_threads.submit(work));
         self.on_available(WaitFor::Plain(scan_end), callback);
     }
 }

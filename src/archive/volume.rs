@@ -135,6 +135,6 @@ impl Volume for Archive {
             background_scan.cancel();
         }
         self.reader.close();
-        self.workers.discard_queue();
+        self.read_threads.discard_queue();
     }
 }

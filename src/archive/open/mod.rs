@@ -162,15 +162,15 @@ impl Opener {
 
     /// Builds the archive of `reader`, without a scan.
     fn build_archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
-        let workers = match &self.resources {
-            Some((resources, _)) => Arc::clone(&resources.workers),
-            None => resources::start_read_workers().map_err(OpenError::Threads)?,
+        let read_threads = match &self.resources {
+            Some((resources, _)) => Arc::clone(&resources.read_threads),
+            None => resources::start_read_threads().map_err(OpenError::Threads)?,
         };
         Ok(Archive {
             background_scan: None,
             prefetch: OnceLock::new(),
-            has_shared_workers: self.resources.is_some(),
-            workers,
+            has_shared_read_threads: self.resources.is_some(),
+            read_threads,
             reader,
         })
     }

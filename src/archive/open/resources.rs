@@ -59,7 +59,7 @@ impl MemoryBudgets {
 pub(crate) struct SharedResources {
     pub(super) budgets: MemoryBudgets,
     pub(crate) free_list: FreeList,
-    pub(crate) workers: Arc<ThreadPool>,
+    pub(crate) read_threads: Arc<ThreadPool>,
 }
 
 impl SharedResources {
@@ -69,11 +69,11 @@ impl SharedResources {
         Ok(Self {
             budgets: MemoryBudgets::new(options),
             free_list: FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
-            workers: start_read_workers()?,
+            read_threads: start_read_threads()?,
         })
     }
 }
 
-pub(super) fn start_read_workers() -> io::Result<Arc<ThreadPool>> {
+pub(super) fn start_read_threads() -> io::Result<Arc<ThreadPool>> {
     Ok(Arc::new(ThreadPool::start("tarfs-read", READ_THREADS)?))
 }
