@@ -1,8 +1,8 @@
 //! Decoding stage: turns packed chunks into plain bytes, both in order, on its own threads.
 //!
 //! The walker thread walks the packed stream, and makes a ticket of each piece that can be decoded out of
-//! order. Any worker runs it, or the consumer if it arrives first, so that a waiting stage works instead.
-//! Only workers run speculative decodes.
+//! order. Any job thread runs it, or the consumer if it arrives first, so that a waiting stage works instead.
+//! Only job threads run speculative decodes.
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::codec::{
 use crate::fetch;
 use crate::index::{BlockHasher, NewDigests};
 
-/// Queue length between walker and consumer, plus two for each worker. More pieces would only leave the
+/// Queue length between walker and consumer, plus two for each job thread. More pieces would only leave the
 /// processor's caches before they are written. The buffer pool limits their bytes.
 const MAX_QUEUED_PIECES: usize = 4;
 
@@ -91,7 +91,7 @@ pub(super) struct PlainStream {
     control: Option<fetch::StreamControl>,
     /// Memory that the decoder may wait for.
     memory: Option<(BufferPool, MemoryBroker)>,
-    _decoder: Thread<()>,
+    _walker: Thread<()>,
 }
 
 enum Slot {
@@ -109,7 +109,7 @@ enum Slot {
 }
 
 impl Drop for PlainStream {
-    /// Cancels waits of the decoder thread before its join, because the caller may hold the memory it needs.
+    /// Cancels waits of the walker thread before its join, because the caller may hold the memory it needs.
     fn drop(&mut self) {
         if let Some(control) = &self.control {
             control.cancel();
@@ -129,7 +129,7 @@ impl PlainStream {
         stats: &Arc<Stats>,
     ) -> io::Result<Self> {
         let (sender, slots) = sync_channel(MAX_QUEUED_PIECES + 2 * options.context.workers);
-        let workers = ThreadPool::start("tarfs-job", options.context.workers)?;
+        let job_threads = ThreadPool::start("tarfs-job", options.context.workers)?;
         let digester = (options.sha256 != Digest::Ignore)
             .then(Digester::start)
             .transpose()?;
@@ -140,11 +140,11 @@ impl PlainStream {
         let start = resume
             .as_ref()
             .map_or(Packed(0), |seek_point| seek_point.packed);
-        let decoder = Thread::spawn("tarfs-decode", move || {
+        let thread = Thread::spawn("tarfs-decode", move || {
             let mut walker = Walker {
                 chunks,
                 sender,
-                workers,
+                job_threads,
                 compression: options.compression,
                 hasher: options.block_len.map(|len| BlockHasher::new(len, start)),
                 digester,
@@ -174,7 +174,7 @@ impl PlainStream {
             stats: Arc::clone(stats),
             control: Some(control),
             memory: Some(memory),
-            _decoder: decoder,
+            _walker: thread,
         })
     }
 
@@ -267,7 +267,7 @@ impl<E: Into<Error>> From<E> for WalkError {
 struct Walker {
     chunks: fetch::Stream,
     sender: SyncSender<Slot>,
-    workers: ThreadPool,
+    job_threads: ThreadPool,
     /// Format, requested or detected.
     compression: Option<Compression>,
     hasher: Option<BlockHasher>,
@@ -321,7 +321,7 @@ impl Walker {
                 Pull::OrderedJob(job) => self.send(Slot::Check(job))?,
                 Pull::Speculative(ahead) => {
                     self.stats.speculative_decodes.increment();
-                    self.workers.submit(move || ahead.run());
+                    self.job_threads.submit(move || ahead.run());
                 }
                 Pull::WaitFor(ahead) => ahead.wait(),
                 Pull::ChecksumStart(hash) => self.send(Slot::ChecksumStart(hash))?,
@@ -388,7 +388,7 @@ impl Walker {
         self.stats.decoder_jobs.increment();
         let ticket = Arc::new(Ticket::new(|| job.run()));
         self.send(Slot::Ticket(Arc::clone(&ticket)))?;
-        self.workers.submit(move || ticket.run());
+        self.job_threads.submit(move || ticket.run());
         Ok(())
     }
 
@@ -419,7 +419,7 @@ mod tests {
     /// A stream of these slots, whose sender then ends.
     fn stream(slots: Vec<Slot>) -> PlainStream {
         let (sender, receiver) = sync_channel(MAX_QUEUED_PIECES);
-        let decoder = Thread::spawn("test", move || {
+        let thread = Thread::spawn("test", move || {
             for slot in slots {
                 sender.send(slot).expect("a receiver with room");
             }
@@ -432,7 +432,7 @@ mod tests {
             stats: Arc::default(),
             control: None,
             memory: None,
-            _decoder: decoder.expect("a thread"),
+            _walker: thread.expect("a thread"),
         }
     }
 
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_decoder_thread_interrupts_the_stream() {
+    fn lost_walker_thread_interrupts_the_stream() {
         let (bytes, error) = drain(stream(vec![plain(b"some")]));
         assert_eq!(bytes, b"some");
         assert!(matches!(error, Some(Error::Interrupted)));

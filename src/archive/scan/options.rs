@@ -52,7 +52,7 @@ pub struct Options {
     /// ([`Fingerprint::plain_sha256`](crate::source::Fingerprint::plain_sha256)).
     pub plain_sha256: Digest,
     /// Saved index of this version of the source, if there is one; not used if `spans` are wanted. With it,
-    /// all workers decode a stream that otherwise must be decoded from the front.
+    /// all job threads decode a stream that otherwise must be decoded from the front.
     pub saved_index: Option<SavedIndex>,
 }
 
