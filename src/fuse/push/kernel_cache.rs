@@ -51,7 +51,7 @@ pub(in crate::fuse) struct KernelCache {
     is_priming_disabled: AtomicBool,
     known_inodes: InodeSet,
     known_dentries: InodeSet,
-    stored_inodes: InodeSet,
+    stored_or_read_inodes: InodeSet,
     /// Consecutive first reads of files that the page cache should hold.
     consecutive_misses: AtomicU32,
     /// Inodes whose attributes have changed; `None` if nothing changes.
@@ -69,7 +69,7 @@ impl KernelCache {
             is_priming_disabled: AtomicBool::new(false),
             known_inodes: InodeSet::default(),
             known_dentries: InodeSet::default(),
-            stored_inodes: InodeSet::default(),
+            stored_or_read_inodes: InodeSet::default(),
             consecutive_misses: AtomicU32::new(0),
             invalidations: Mutex::default(),
         }
@@ -156,19 +156,19 @@ impl KernelCache {
     pub(in crate::fuse) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
-        self.stored_inodes.remove(ino);
+        self.stored_or_read_inodes.remove(ino);
     }
 
     /// Records that the kernel reads the first bytes of `ino`, and so will cache them.
     pub(in crate::fuse) fn note_first_read(&self, ino: Ino) {
-        if !self.stored_inodes.contains(ino) {
-            self.stored_inodes.insert(ino);
+        if !self.stored_or_read_inodes.contains(ino) {
+            self.stored_or_read_inodes.insert(ino);
             self.consecutive_misses.store(0, Ordering::Relaxed);
             return;
         }
         // A single miss proves nothing: the file may have been pushed during the read.
         if self.consecutive_misses.fetch_add(1, Ordering::Relaxed) + 1 == MAX_CONSECUTIVE_MISSES {
-            self.stored_inodes.clear();
+            self.stored_or_read_inodes.clear();
             self.consecutive_misses.store(0, Ordering::Relaxed);
         }
     }
@@ -198,7 +198,7 @@ impl KernelCache {
 
 impl PageCache for KernelCache {
     fn can_store(&self, ino: Ino) -> bool {
-        self.known_inodes.contains(ino) && !self.stored_inodes.contains(ino)
+        self.known_inodes.contains(ino) && !self.stored_or_read_inodes.contains(ino)
     }
 
     fn is_visible(&self, index: &Index, ino: Ino) -> bool {
@@ -235,7 +235,7 @@ impl PageCache for KernelCache {
             return Err(io::ErrorKind::NotConnected.into());
         };
         if offset == 0 {
-            self.stored_inodes.insert(ino);
+            self.stored_or_read_inodes.insert(ino);
         }
         notifier.store(INodeNo(ino.0.into()), offset, bytes)
     }
