@@ -1,7 +1,7 @@
 //! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names.
 //!
-//! A listing returns some hundred names in one request, instead of a lookup for each. The daemon can push the
-//! files behind them into the page cache.
+//! One READDIRPLUS request returns some hundred names, and saves a lookup for each. The daemon can then push
+//! their files into the page cache.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,10 +17,10 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use crate::fuse::subtree::{Subtree, next_offset};
 use crate::index::{Index, Ino};
 
-/// Buffer size of a listing: some 300 names. Before Linux 6.15 a request had one page, some 20 names.
+/// Buffer size of a pass: some 300 names. Before Linux 6.15 a request had one page, some 20 names.
 const READDIR_BUFFER_BYTES: usize = 64 << 10;
 
-/// Minimum number of following names that justifies the four requests of a listing.
+/// Minimum number of following names that justifies the four requests of a priming pass.
 const MIN_NAMES_TO_PRIME: u32 = 4;
 
 /// Makes the kernel list `directory` from child `number` on, unless too few names follow.
@@ -45,13 +45,13 @@ pub(super) fn prime_dentries(
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let directory = openat2(&root, &path[..], flags, Mode::empty(), resolve)?;
-    // A listing contains attributes only from its start on, and only just after a lookup in the directory.
+    // The kernel asks for attributes only at the start of a directory, or just after a lookup in it.
     statat(&directory, child.name, AtFlags::SYMLINK_NOFOLLOW)?;
     seek(&directory, SeekFrom::Start(next_offset(child.number)))?;
     let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
     // Advancing the iterator again would send another request.
-    let mut listing = RawDir::new(&directory, &mut buffer);
-    listing.next().transpose()?;
+    let mut entries = RawDir::new(&directory, &mut buffer);
+    entries.next().transpose()?;
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 //! lists any files by inode number, and two requests make hundreds of inodes known.
 //!
 //! Opening a file in it bypasses the permission checks of the real directories. So the directory has mode 0,
-//! and only root can enter it, who passes every check anyway. Its name is random, and valid for one listing.
+//! and only root can enter it, who passes every check anyway. Its name is random, and valid for one pass.
 
 use std::fmt::Write;
 use std::io;
@@ -22,7 +22,7 @@ use crate::base::sync::Mutex;
 use crate::fuse::attr;
 use crate::index::Ino;
 
-/// Buffer size of a listing: the names of some 700 files.
+/// Buffer size of a pass: the names of some 700 files.
 const READDIR_BUFFER_BYTES: usize = 128 << 10;
 
 /// Lowest inode number of a priming directory, above those of any index.
@@ -33,13 +33,14 @@ const SECRET_BYTES: usize = 16;
 
 #[derive(Debug, Default)]
 pub(in crate::fuse) struct PrimingDir {
-    listing: Mutex<Listing>,
+    pass: Mutex<PrimingPass>,
 }
 
+/// The directory of one pass: its name and its files.
 #[derive(Debug, Default)]
-struct Listing {
+struct PrimingPass {
     generation: u64,
-    /// Empty if there is no listing.
+    /// Empty if there is no pass.
     name: String,
     files: Vec<Ino>,
     /// Number of files that the kernel has listed.
@@ -62,7 +63,7 @@ impl PrimingDir {
         let root = clone_mount(mountpoint, device)?;
         let mut buffer = vec![MaybeUninit::uninit(); READDIR_BUFFER_BYTES];
         while !files.is_empty() {
-            let name = self.set_listing(files)?;
+            let name = self.begin_pass(files)?;
             let _hide = HideOnDrop(self);
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let directory =
@@ -79,7 +80,7 @@ impl PrimingDir {
     }
 
     /// Shows `files` in a directory with a new random name, which it returns.
-    fn set_listing(&self, files: Vec<Ino>) -> io::Result<String> {
+    fn begin_pass(&self, files: Vec<Ino>) -> io::Result<String> {
         let mut secret = [0; SECRET_BYTES];
         if getrandom(&mut secret, GetRandomFlags::empty())? < SECRET_BYTES {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -88,9 +89,9 @@ impl PrimingDir {
         for byte in secret {
             write!(name, "{byte:02x}").map_err(io::Error::other)?;
         }
-        let mut listing = self.listing.lock();
-        *listing = Listing {
-            generation: listing.generation + 1,
+        let mut pass = self.pass.lock();
+        *pass = PrimingPass {
+            generation: pass.generation + 1,
             name: name.clone(),
             files,
             known_count: 0,
@@ -100,26 +101,26 @@ impl PrimingDir {
 
     /// The files that the kernel has not listed yet. An error if it listed none.
     fn take_unknown(&self) -> io::Result<Vec<Ino>> {
-        let mut listing = self.listing.lock();
-        let known_count = listing.known_count.min(listing.files.len());
+        let mut pass = self.pass.lock();
+        let known_count = pass.known_count.min(pass.files.len());
         if known_count == 0 {
             return Err(Errno::NODATA.into());
         }
-        Ok(listing.files.split_off(known_count))
+        Ok(pass.files.split_off(known_count))
     }
 
     pub(in crate::fuse) fn lookup(&self, name: &[u8]) -> Option<FileAttr> {
-        let listing = self.listing.lock();
-        let is_current = !listing.name.is_empty() && name == listing.name.as_bytes();
-        is_current.then(|| directory_attr(inode(listing.generation)))
+        let pass = self.pass.lock();
+        let is_current = !pass.name.is_empty() && name == pass.name.as_bytes();
+        is_current.then(|| directory_attr(inode(pass.generation)))
     }
 
     pub(in crate::fuse) fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
         if !Self::is_priming_inode(inode) {
             return None;
         }
-        let listing = self.listing.lock();
-        let is_current = !listing.name.is_empty() && inode == self::inode(listing.generation);
+        let pass = self.pass.lock();
+        let is_current = !pass.name.is_empty() && inode == self::inode(pass.generation);
         is_current.then(|| directory_attr(inode))
     }
 
@@ -130,14 +131,14 @@ impl PrimingDir {
 
     /// Calls `add` for each file and the next one's offset, until `add` is full.
     pub(in crate::fuse) fn list(&self, inode: INodeNo, mut add: impl FnMut(Ino, u64) -> bool) {
-        let mut listing = self.listing.lock();
-        if inode != self::inode(listing.generation) {
+        let mut pass = self.pass.lock();
+        if inode != self::inode(pass.generation) {
             return;
         }
         let full = (1..)
-            .zip(&listing.files)
+            .zip(&pass.files)
             .position(|(next, file)| add(*file, next));
-        listing.known_count = full.unwrap_or(listing.files.len());
+        pass.known_count = full.unwrap_or(pass.files.len());
     }
 }
 
@@ -145,9 +146,9 @@ struct HideOnDrop<'a>(&'a PrimingDir);
 
 impl Drop for HideOnDrop<'_> {
     fn drop(&mut self) {
-        let mut listing = self.0.listing.lock();
-        listing.name.clear();
-        listing.files.clear();
+        let mut pass = self.0.pass.lock();
+        pass.name.clear();
+        pass.files.clear();
     }
 }
 
@@ -187,12 +188,12 @@ mod tests {
     fn priming_dir_is_found_only_by_its_current_random_name() {
         let priming_dir = PrimingDir::default();
         assert!(priming_dir.lookup(b"").is_none());
-        let name = priming_dir.set_listing(vec![Ino(7)]).expect("random bytes");
+        let name = priming_dir.begin_pass(vec![Ino(7)]).expect("random bytes");
         let found = priming_dir.lookup(name.as_bytes()).expect("it is shown");
         assert_eq!((found.perm, found.kind), (0, FileType::Directory));
         assert!(PrimingDir::is_priming_inode(found.ino));
         assert!(priming_dir.lookup(b"").is_none());
-        let other = priming_dir.set_listing(vec![Ino(8)]).expect("random bytes");
+        let other = priming_dir.begin_pass(vec![Ino(8)]).expect("random bytes");
         assert_ne!(other, name);
         assert!(priming_dir.lookup(name.as_bytes()).is_none());
         drop(HideOnDrop(&priming_dir));
@@ -201,12 +202,10 @@ mod tests {
     }
 
     #[test]
-    fn files_beyond_the_buffer_stay_for_next_listing() {
+    fn files_beyond_the_buffer_stay_for_next_pass() {
         let priming_dir = PrimingDir::default();
         let files: Vec<_> = (1..=5).map(Ino).collect();
-        priming_dir
-            .set_listing(files.clone())
-            .expect("random bytes");
+        priming_dir.begin_pass(files.clone()).expect("random bytes");
         assert!(
             listed(&priming_dir, inode(2), 9).is_empty(),
             "another one's"
