@@ -11,7 +11,8 @@ use crate::tar::Member;
 /// Receives the results of a scan, in archive order, on the scan thread.
 ///
 /// For each member: [`member`](Self::member), [`payload`](Self::payload) for each piece,
-/// [`member_end`](Self::member_end). With seek points, also the whole plain stream, in spans.
+/// [`member_end`](Self::member_end). With [`Options::spans`](super::scan::Options::spans), also the whole
+/// plain stream, in spans.
 pub trait Sink {
     /// Reason to stop the whole scan. The sink itself must remember a problem of a single member.
     type Error: std::fmt::Debug;

@@ -1,8 +1,8 @@
 //! Opens an archive.
 //!
 //! 1. The opener looks for a saved index that still matches the source.
-//! 2. Without one, it starts the background scan, which builds the index and saves it.
-//! 3. In both cases it builds the reader, with the memory and threads of [`resources`].
+//! 2. With or without one, it builds the reader, with the memory and threads of [`resources`].
+//! 3. Without one, it starts the background scan, which completes the reader's index and saves it.
 
 pub(super) mod background_scan;
 pub(super) mod opener;

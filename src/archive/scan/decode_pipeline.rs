@@ -1,8 +1,9 @@
 //! Decoding stage: turns packed chunks into plain bytes, both in order, on its own threads.
 //!
-//! The walker thread walks the packed stream, and makes a ticket of each piece that can be decoded out of
-//! order. Any job thread runs it, or the consumer if it arrives first, so that a waiting stage works instead.
-//! Only job threads run speculative decodes.
+//! The walker thread pushes chunks into the decoder, and decodes what needs the bytes before it, such as an
+//! ordinary gzip member. Other parts become tickets in the queue. Any job thread runs a ticket, or the
+//! consumer if it arrives first, so that a waiting stage works instead. Only job threads run speculative
+//! decodes.
 
 use std::io;
 use std::sync::Arc;
@@ -52,7 +53,7 @@ pub(super) struct Options {
 
 #[derive(Debug)]
 pub(super) enum StreamItem {
-    /// Format of the stream, before all other items.
+    /// Format of the stream, before all other items but digests.
     Begin(Compression),
     SeekPoint(SeekPoint),
     /// Digests of packed bytes, before any bytes decoded from them.

@@ -1,8 +1,8 @@
 //! Cold path: scans an archive in one pass.
 //!
 //! 1. `fetch` streams packed chunks, and the decode pipeline turns them into plain bytes.
-//! 2. The tar parser turns plain bytes into members and payloads.
-//! 3. The span splitter divides the same bytes into spans.
+//! 2. The span splitter divides each piece of the plain bytes into spans.
+//! 3. The tar parser turns the same piece into members and payloads.
 //! 4. A [`Sink`] receives both: the index sink for a mount, others to verify or to write a tree.
 
 mod decode_pipeline;

@@ -25,7 +25,7 @@ pub struct Options {
     pub spans: bool,
     /// Maximum number of requests in flight.
     pub connections: usize,
-    /// Maximum number of bytes in one request.
+    /// Maximum number of bytes in one chunk.
     pub chunk_len: u64,
     /// Speed below which a request counts as too slow.
     pub min_speed: fetch::MinSpeed,
