@@ -1,7 +1,8 @@
 //! The index that readers use while the scan builds it, and the callbacks that wait for it.
 //!
-//! A waiting reader holds no lock. It registers a callback, which the scan thread runs when the entry appears
-//! or the scan is over.
+//! A waiting reader holds no lock. It registers a callback for an entry or for plain bytes. The scan thread
+//! runs it when these are available or the scan is over. If they already are, the reader's own thread runs it
+//! at once.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,7 +69,7 @@ pub enum WaitFor {
     Member,
     /// An entry of this name in this directory.
     Name(Ino, Vec<u8>),
-    /// Verified plain bytes up to this offset, that is, the spans that contain them.
+    /// Plain bytes up to this offset, with the whole span of the last one.
     Plain(Plain),
     /// The end of the scan.
     End,

@@ -33,7 +33,8 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     fn watch(&self, _watcher: Watcher) {}
 
     /// Reads up to `len` bytes at `offset` of `ino`, fewer only at the end of the file, without blocking.
-    /// Returns `None` if some byte is neither in a hole nor in memory.
+    /// Returns `None` if some byte is neither in a hole nor in memory. Memory includes the page cache of a
+    /// local archive or of the disk cache.
     fn try_read(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>>;
 
     /// As [`Archive::read`].

@@ -2,7 +2,7 @@
 //!
 //! A span evicted before the pusher stores it must be decoded again, or read back from disk. That costs more
 //! than the scan gains by running ahead. But all readers wait for the scan. So it waits briefly for each
-//! span, and not at all for a pusher that does not move.
+//! span. For a pusher that does not move, it waits a tenth of a second, and then not until the pusher moves.
 
 use std::time::{Duration, Instant};
 
