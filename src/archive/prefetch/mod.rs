@@ -3,8 +3,9 @@
 //! 1. The prefetcher sends each read and lookup to the tracker thread.
 //! 2. The tracker finds [sequential readers](sequential), and plans what to fill and to push.
 //! 3. Worker threads fetch and decode [spans](crate::archive::read::batch) while no read does.
-//! 4. The tracker pushes small files into the kernel's page cache. A push waits for a reader of the same
-//!    page, so only the tracker pushes, and it answers no read.
+//! 4. The tracker pushes files into the kernel's page cache: those that a scan [passes](scan_push), and later
+//!    small ones ahead of a reader. A push waits for a reader of the same page, so only the tracker pushes, and
+//!    it answers no read.
 
 pub(super) mod access_log;
 mod access_tracker;

@@ -77,7 +77,7 @@ pub enum PrefetchState {
 
 /// The kernel's page cache, which answers reads of pushed files without a request.
 pub trait PageCache: Send + Sync + fmt::Debug {
-    /// Whether the file can be stored, and was not stored yet.
+    /// Whether the file can be stored, and its start was neither stored nor read yet.
     fn can_store(&self, ino: Ino) -> bool;
 
     /// Whether the mounted subtree contains the file.
