@@ -1,4 +1,4 @@
-//! Read requests: from memory at once, or on the archive's own threads.
+//! Read requests: from memory or the page cache at once, or on the archive's own threads.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;

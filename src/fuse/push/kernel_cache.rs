@@ -1,7 +1,8 @@
 //! The kernel's caches of a mount: inodes, dentries and pages, as the daemon fills them.
 //!
 //! The kernel accepts pushed bytes only for inodes that it knows. Three bits for each inode say that the
-//! kernel knows the inode, knows its name, and caches the file's bytes. All are cleared when the kernel
+//! kernel knows the inode, knows its name, and probably caches the file's bytes. The last one is set when the
+//! start of the file is stored or read. Such a file is not pushed again. All are cleared when the kernel
 //! forgets the inode, because it drops the pages, too.
 
 use std::io;
