@@ -1,6 +1,6 @@
 //! Memory: buffers under a budget, loans to decoders, and reuse.
 //!
-//! A mount divides `--memory` into fixed parts (`archive/resources.rs`):
+//! A mount divides `--memory` into fixed parts (`archive/open/resources.rs`):
 //!
 //! | part | share | kept by |
 //! |---|---|---|
@@ -10,9 +10,9 @@
 //! | write queue of the disk cache | 1/16 if there is one | the queue itself |
 //! | idle memory of spans | 1/8 | a [`FreeList`](free_list::FreeList) |
 //!
-//! After the scan, reads that decode have its half as one pool. `materialize` has no caches, and gives half
-//! of everything to each pool. Decoders have no part. A [`MemoryBroker`](reclaim::MemoryBroker) reclaims
-//! their state from the pools, and last from the span cache.
+//! After the scan, reads that decode have its half as one pool. During the scan they have 1/8, besides these
+//! parts. `materialize` has no caches, and gives half of everything to each pool. Decoders have no part. A
+//! [`MemoryBroker`](reclaim::MemoryBroker) reclaims their state from the pools, and last from the span cache.
 
 pub mod buffer_pool;
 pub mod free_list;
