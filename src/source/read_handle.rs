@@ -10,8 +10,10 @@ use tokio::sync::Notify;
 use super::http::Content;
 use crate::base::sync::Mutex;
 
-/// Whether reads continue past their deadline while the source is unreachable. A mount that serves cached
-/// data enables it, also during reads, to work again when the network is back.
+/// Whether the reads of a scan continue past their deadline while the source is unreachable.
+///
+/// A mount enables it as soon as it serves callers, also for reads in flight, to work again when the network
+/// is back. HTTP sources also take it as the sign that a read belongs to a scan, whose progress they count.
 #[derive(Clone, Debug, Default)]
 pub struct RetryForever(Arc<AtomicBool>);
 
