@@ -21,7 +21,7 @@ pub(crate) struct StatusArgs {
     /// Show only the mount at this mountpoint
     #[arg(add = ArgValueCandidates::new(completion::mountpoints))]
     pub mountpoint: Option<PathBuf>,
-    /// Show the use of memory and disk, and counters
+    /// Show the use of memory and disk, and counters above zero
     #[arg(short, long, conflicts_with = "json")]
     pub verbose: bool,
     /// Print one JSON object per line
