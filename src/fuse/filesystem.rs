@@ -388,7 +388,10 @@ impl Filesystem for TarFilesystem {
         reply.error(Errno::ENOSYS);
     }
 
-    /// ENOSYS tells the kernel to open directories without asking again.
+    /// ENOSYS tells the kernel to open directories without asking again, so later ones do not arrive here.
+    ///
+    /// The kernel then caches listings, as with `FOPEN_CACHE_DIR`. The first listing of a directory sends one or
+    /// more READDIRPLUS or READDIR requests, the first at offset 0. A repeated one sends none while it is cached.
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
     }

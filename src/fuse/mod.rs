@@ -7,8 +7,8 @@
 //! Directories need no open, nor do files without [`BackingFiles`]. During the scan a later member may
 //! replace an earlier one, so the TTL is a second, and the daemon invalidates attributes that change.
 //!
-//! A request thread never waits. It replies at once, or passes the reply on: reads to the archive's threads,
-//! names that are not indexed yet to the scan.
+//! A request thread never waits. It replies at once, or passes the reply on. Reads go to the archive's threads.
+//! Names that are not indexed yet, and all listings, wait for the scan.
 
 mod attr;
 mod caller;
