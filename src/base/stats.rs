@@ -134,7 +134,7 @@ stats! {
     speculative_decodes,
     /// Blocks decoded again after the scan, to answer reads.
     decoded_spans,
-    /// Blocks decoded from the source that do not match the index. Each is fetched again once.
+    /// Blocks decoded from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
     /// Members that scans found.
     scanned_members,
@@ -171,7 +171,7 @@ stats! {
     disk_cache_evicted_bytes,
     /// Bytes returned to readers of a mount.
     served_bytes,
-    /// Read requests of the kernel to a mount.
+    /// Read requests of the kernel inside a file, answered or failed.
     served_reads,
     /// Requests of the kernel that were cancelled because the calling process was killed.
     interrupted_requests,
@@ -189,7 +189,7 @@ stats! {
     failed_reads,
     /// Opens of a mount's files that the kernel serves from a local copy by itself (passthrough).
     passthrough_opens,
-    /// Opens of a mount's files that this process serves, where opens are counted.
+    /// Opens of files of a mount with --copy-to that this process serves.
     served_opens,
     /// Bytes returned to readers of a mount from local copies of its files.
     copied_bytes,
