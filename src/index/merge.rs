@@ -385,6 +385,7 @@ impl<'a> Merger<'a, '_> {
             // Rows that were out of range are left out.
             extra.piece_count = row_count(map)?.into();
         } else if count == 0 {
+            // All attributes are hidden, and an extra has nothing else but a sparse map.
             layer.extras.insert(row, 0);
             return Ok(0);
         }
