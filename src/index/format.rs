@@ -357,7 +357,9 @@ impl Layer {
 }
 
 impl Locator {
-    /// File name: 64 hexadecimal digits and a suffix per format version, so versions can share a directory.
+    /// File name: 64 hexadecimal digits and `.idx`.
+    ///
+    /// The digits are a hash over the format version, too, so indexes of several versions can share a directory.
     pub fn file_name(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&VERSION.to_le_bytes());
