@@ -676,10 +676,20 @@ mod tests {
     }
 
     #[test]
+    fn document_describes_the_current_index_version() {
+        let text = include_str!("../../docs/index-format.md");
+        assert!(text.starts_with(&format!("The index file: version {VERSION}.\n")));
+        assert!(text.contains(&format!("\n| 8 | 4 | format version, {VERSION} |\n")));
+    }
+
+    #[test]
     fn other_index_version_is_distinguished_from_damage() {
         let mut bytes = written(&sample());
-        bytes[8] = 9;
-        assert!(matches!(load(&bytes), Err(Error::Version(9))));
+        bytes[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+        let Err(Error::Version(found)) = load(&bytes) else {
+            panic!("another error, or none");
+        };
+        assert_eq!(found, VERSION + 1);
         assert!(matches!(load(&[b'x'; 1000]), Err(Error::NotAnIndex)));
         assert!(matches!(load(b""), Err(Error::NotAnIndex)));
     }
