@@ -74,7 +74,8 @@ pub struct Member {
     pub sparse: Option<Vec<Segment>>,
     /// Extended attributes by full name (`user.comment`), values as bytes.
     ///
-    /// ACLs are tar's text under their pax keywords `SCHILY.acl.access` and `SCHILY.acl.default`.
+    /// ACLs are tar's text under their pax keywords `SCHILY.acl.access` and `SCHILY.acl.default`, or Linux' bytes
+    /// under `system.posix_acl_access` and `system.posix_acl_default`.
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
