@@ -256,7 +256,7 @@ mod tests {
     use crate::cli::args::parse_source;
 
     #[test]
-    fn kept_bytes_limit_grows_with_the_memory() {
+    fn metadata_bytes_limit_grows_with_memory() {
         let kept = |flags: &[&str]| {
             let source = parse_source(&[flags, &["a.tar"]].concat());
             scan_options(&source).tar.limits.metadata_bytes

@@ -27,7 +27,7 @@ impl ResumePoint {
     /// Encodes for [`ResumePoint::decode`]: numbers of eight bytes, and strings with their lengths in front.
     pub fn encode(&self) -> Vec<u8> {
         let point = &self.seek_point;
-        let [members, size, kept_bytes] = self.sums.to_array();
+        let [members, size, metadata_bytes] = self.sums.to_array();
         let numbers = [
             self.compression.code().into(),
             self.member.0,
@@ -37,7 +37,7 @@ impl ResumePoint {
             point.state.into(),
             members,
             size,
-            kept_bytes,
+            metadata_bytes,
         ];
         let mut bytes: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
         let globals = self.globals.iter().map(Vec::as_slice);
