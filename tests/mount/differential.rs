@@ -14,7 +14,7 @@ use proptest::test_runner::{Config, TestRunner};
 use crate::support::fixture::{PROGRAM, TestMount};
 use crate::support::raw::{Archive, GNU, Header, V7, random_bytes};
 
-/// Command with which GNU tar extracts.
+/// Options with which GNU tar extracts.
 const TAR: [&str; 5] = [
     "--numeric-owner",
     "--delay-directory-restore",
@@ -29,7 +29,7 @@ const ALL_XATTRS: &str = "--xattrs-include=*";
 /// The only archive of a real program that bsdtar extracts differently.
 const NAMED_ACLS: &str = "GNU tar's pax with xattrs";
 
-/// Command with which bsdtar extracts.
+/// Arguments with which bsdtar extracts.
 const BSDTAR: [&str; 4] = ["-xpf", "a.tar", "--numeric-owner", "-C"];
 
 /// Option with which GNU tar restores the attributes of a directory as soon as it leaves it.
