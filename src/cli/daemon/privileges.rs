@@ -118,7 +118,44 @@ pub(crate) fn disable_core_dumps(args: &SourceArgs, layers: &LayerArgs) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct TestCommand {
+        #[command(flatten)]
+        mount: MountArgs,
+    }
+
+    #[test]
+    fn each_mount_flag_keeps_the_capabilities_it_needs() {
+        let none = CapabilitySet::empty();
+        for (flags, more) in [
+            (&[][..], none),
+            (&["--record", "profile"], CapabilitySet::DAC_OVERRIDE),
+            (&["--copy-to", "copy"], COPY_CAPABILITIES),
+            (
+                &["--writable"],
+                COPY_CAPABILITIES | CapabilitySet::LINUX_IMMUTABLE,
+            ),
+            (
+                &["--namespace", "1"],
+                CapabilitySet::SYS_CHROOT | CapabilitySet::SYS_PTRACE,
+            ),
+            (
+                &["--restart", "--metrics", "127.0.0.1:80"],
+                CapabilitySet::NET_BIND_SERVICE,
+            ),
+            (&["--restart", "--metrics", "127.0.0.1:8080"], none),
+            (&["--metrics", "127.0.0.1:80"], none),
+        ] {
+            let words = [&["tarfs"], flags, &["a.tar", "mnt"]].concat();
+            let args = TestCommand::parse_from(words).mount;
+            let expected = CapabilitySet::SYS_ADMIN | CapabilitySet::DAC_READ_SEARCH | more;
+            assert_eq!(needed_capabilities(&args), expected, "{flags:?}");
+        }
+    }
 
     #[test]
     fn unneeded_capabilities_are_dropped_and_none_added() {
