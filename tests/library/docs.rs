@@ -170,6 +170,17 @@ fn named_tests(promise: &str) -> Vec<&str> {
         .collect()
 }
 
+/// The tests in parentheses, in any paragraph.
+fn parenthesized_tests(text: &str) -> impl Iterator<Item = &str> {
+    let lists = text.split("(test").skip(1).filter_map(|rest| {
+        let rest = rest.strip_prefix('s').unwrap_or(rest);
+        let (list, _) = rest.strip_prefix(": ")?.split_once(')')?;
+        Some(list)
+    });
+    let names = lists.flat_map(|list| list.split(|letter| !is_word(letter)));
+    names.filter(|name| !name.is_empty())
+}
+
 #[test]
 fn promises_name_existing_tests() {
     let tests = tests();
@@ -185,6 +196,8 @@ fn promises_name_existing_tests() {
         let missing = named.iter().filter(|&&name| !tests.contains(name));
         wrong.extend(missing.map(|name| format!("no test is called {name}")));
     }
+    let missing = parenthesized_tests(&text).filter(|&name| !tests.contains(name));
+    wrong.extend(missing.map(|name| format!("no test is called {name}")));
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
