@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::support::fixture::TestDir;
+use crate::support::fixture::{PROGRAM, TestDir};
 use crate::support::http::{Resource, Response, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
@@ -363,6 +363,16 @@ fn journal_is_used_only_for_same_run_and_intact_part() {
         assert!(sent >= place.packed_len, "{more:?}: {sent}");
         place.reset();
     }
+    // Another umask.
+    place.run_interrupted(cut);
+    let (before, url) = (place.server.sent_bytes(PATH), place.server.url(PATH));
+    let mut command = place.directory.command_of("sh");
+    command.args(["-c", "umask 077; exec \"$0\" \"$@\"", PROGRAM]);
+    command.args(Place::words(&url, &["--resume"]));
+    let output = command.output().expect("started");
+    let sent = place.server.sent_bytes(PATH) - before;
+    assert!(sent >= place.packed_len, "{sent}: {}", stderr_text(&output));
+    place.reset();
     place.run_interrupted(cut);
     place.serve(plain, "\"2\"");
     let (_, sent) = place.run(&[]);

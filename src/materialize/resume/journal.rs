@@ -5,7 +5,7 @@
 //! Each record has a checksum over itself and all records before it, so a reader stops at a torn record.
 //! Records after the last checkpoint are dropped, because their members are made again.
 //!
-//! A journal is valid for the current boot, the same version of the source, the same directory and the same
+//! A journal is valid for the current boot, the same version of the source, the same directory, umask and
 //! options. It is used only if every entry is still as recorded.
 
 use std::collections::{HashMap, HashSet};
@@ -28,6 +28,7 @@ use crate::base::sync::Mutex;
 use crate::materialize::error::{Error, errno_of};
 use crate::materialize::write::{
     DeferredLink, Directory, FileObserver, Identity, Job, PendingDirectory, name_of, parent_of,
+    umask,
 };
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
@@ -148,6 +149,7 @@ impl Journal {
         text.number(stat.st_dev);
         text.number(stat.st_ino);
         text.bytes(&sidecar::boot_id());
+        text.number(umask());
         let journal = Self {
             file,
             path: path.clone(),
