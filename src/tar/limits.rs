@@ -13,6 +13,15 @@ const METADATA_BYTES_PER_MEMBER: u64 = 4 << 10;
 
 const MIN_METADATA_BYTES: u64 = 256 << 20;
 
+/// Default of [`Limits::xattrs`].
+pub(crate) const MAX_XATTRS: u64 = 1 << 10;
+
+/// Default of [`Limits::xattr_bytes`].
+pub(crate) const MAX_XATTR_BYTES: u64 = 4 << 20;
+
+/// Default of [`Limits::name_bytes`].
+pub(crate) const MAX_NAME_BYTES: u64 = 64 << 10;
+
 /// Explicit limits, each with the attack it stops.
 ///
 /// The defaults are far above any honest archive. `entries` and `size` have none, because honest archives may
@@ -70,9 +79,9 @@ impl Default for Limits {
             metadata_bytes: MIN_METADATA_BYTES,
             pax_bytes: 16 << 20,
             global_bytes: 64 << 10,
-            xattrs: 1 << 10,
-            xattr_bytes: 4 << 20,
-            name_bytes: 64 << 10,
+            xattrs: MAX_XATTRS,
+            xattr_bytes: MAX_XATTR_BYTES,
+            name_bytes: MAX_NAME_BYTES,
             sparse_segments: 2 << 20,
         }
     }

@@ -30,12 +30,20 @@ use crate::materialize::write::{
     DeferredLink, Directory, FileObserver, Identity, Job, PendingDirectory, name_of, parent_of,
     umask,
 };
+use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
-/// Maximum size of a record: a path, and for a directory also extended attributes.
-const MAX_RECORD_BYTES: usize = 4 << 20;
+/// Maximum size of a record. A larger one invalidates the journal.
+const MAX_RECORD_BYTES: usize = 8 << 20;
+/// Bytes of the numbers in a directory's record, with those of the lengths of its two paths.
+const DIRECTORY_NUMBERS_BYTES: u64 = 14 * 8;
+/// A directory's record has its path twice, and two lengths for each of its extended attributes.
+const _: () = assert!(
+    DIRECTORY_NUMBERS_BYTES + 2 * MAX_NAME_BYTES + MAX_XATTR_BYTES + 2 * 8 * MAX_XATTRS
+        <= MAX_RECORD_BYTES as u64
+);
 /// Maximum size of a journal. A longer one is invalidated.
 const MAX_JOURNAL_BYTES: u64 = 4 << 30;
 const MAX_CACHED_PATHS: usize = 4096;
@@ -555,6 +563,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::materialize::error::Problems;
+    use crate::materialize::options::Options;
+    use crate::materialize::test_support::member;
+    use crate::materialize::write::Context;
+    use crate::tar::{Kind, Member, Timestamp};
 
     fn resume_point(member: u64) -> ResumePoint {
         let mut bytes = vec![0; 80];
@@ -601,6 +614,40 @@ mod tests {
         (base, out)
     }
 
+    /// A directory whose path and attributes are as large as an archive may have them.
+    fn largest_directory() -> PendingDirectory {
+        let size = |limit: u64| usize::try_from(limit).expect("small");
+        let names = (0..MAX_XATTRS).map(|number| format!("user.{number}").into_bytes());
+        let mut xattrs: Vec<_> = names.map(|name| (name, Vec::new())).collect();
+        let name_bytes: usize = xattrs.iter().map(|(name, _)| name.len()).sum();
+        xattrs[5].1 = vec![b'x'; size(MAX_XATTR_BYTES) - name_bytes];
+        let member = Member {
+            mode: 0o6751,
+            uid: u32::MAX - 1,
+            gid: 77,
+            user: b"root".to_vec(),
+            group: b"nosuch".to_vec(),
+            mtime: Timestamp {
+                seconds: -5,
+                nanoseconds: 999_999_999,
+            },
+            xattrs,
+            ..member(b"d", Kind::Directory)
+        };
+        let options = Options {
+            same_owner: true,
+            same_permissions: true,
+            ..Options::for_this_user()
+        };
+        let context = Context::new(&options, Problems::new(None), Arc::default());
+        let path = path(&"d".repeat(size(MAX_NAME_BYTES)));
+        let identity = Identity {
+            device: u64::MAX,
+            inode: 1 << 40,
+        };
+        PendingDirectory::new(path, identity, true, member, &context.policy)
+    }
+
     fn reopened(out: &Path) -> Option<RecoveredState> {
         Journal::open(out, "owner").expect("a journal").1
     }
@@ -624,6 +671,20 @@ mod tests {
             assert_eq!(*whole, path("a"));
             assert_eq!(recovered.links.len(), 1);
         }
+    }
+
+    #[test]
+    fn largest_directory_is_recovered_with_all_attributes() {
+        let base = tempfile::tempdir().expect("a directory");
+        let out = base.path().join("out");
+        std::fs::create_dir(&out).expect("made");
+        let (journal, _) = Journal::open(&out, "owner").expect("new");
+        let pending = largest_directory();
+        journal.record_directory(0, None, &pending);
+        assert!(journal.checkpoint(&resume_point(1024), &progress(1)));
+        drop(journal);
+        let recovered = reopened(&out).expect("a past");
+        assert!(recovered.directories == [pending], "an attribute is lost");
     }
 
     #[test]

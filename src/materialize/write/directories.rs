@@ -23,7 +23,7 @@ use crate::tar::{Member, Timestamp};
 const STAT_DIRECTORY: &str = "look at the directory";
 
 /// A directory that still needs its attributes.
-#[derive(Debug)]
+#[derive(PartialEq, Eq, Debug)]
 pub(crate) struct PendingDirectory {
     pub(crate) path: ArchivePath,
     /// Another directory in its place is left alone.
