@@ -34,6 +34,11 @@ impl<'a> FieldDecoder<'a> {
         Some(bytes)
     }
 
+    /// `None` if fields are left.
+    pub(super) fn end(&self) -> Option<()> {
+        self.0.is_empty().then_some(())
+    }
+
     /// A path, sanitized to stay below the root.
     pub(crate) fn path(&mut self) -> Option<ArchivePath> {
         let path = ArchivePath::sanitize(self.bytes()?);

@@ -469,6 +469,7 @@ struct JournalLoader {
 }
 
 impl JournalLoader {
+    /// `None` for an invalid record, of which nothing is added.
     fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
         let mut fields = FieldDecoder(body);
         match kind {
@@ -482,31 +483,44 @@ impl JournalLoader {
                     ctime: (fields.number()?.cast_signed(), fields.number()?),
                 };
                 let whole = TreeRecord::Complete(fields.path()?, snapshot);
+                fields.end()?;
                 self.tree_records.push((Some(number), whole));
             }
             RecordKind::Directory => {
                 let number = fields.number()?;
-                self.tree_records
-                    .push((Some(number), TreeRecord::Unchecked(fields.path()?)));
-                self.directories
-                    .push((number, PendingDirectory::decode(&mut fields)?));
+                let unchecked = TreeRecord::Unchecked(fields.path()?);
+                let pending = PendingDirectory::decode(&mut fields)?;
+                fields.end()?;
+                self.tree_records.push((Some(number), unchecked));
+                self.directories.push((number, pending));
             }
             RecordKind::Link => {
                 let number = fields.number()?;
                 let (path, target) = (fields.path()?, fields.path()?);
+                fields.end()?;
                 self.links.push((number, DeferredLink { path, target }));
             }
-            RecordKind::Checkpoint => self.checkpoint = Some(parse_checkpoint(&mut fields)?),
+            RecordKind::Checkpoint => {
+                let checkpoint = parse_checkpoint(&mut fields)?;
+                fields.end()?;
+                self.checkpoint = Some(checkpoint);
+            }
             // These records invalidate others, so they count after the last checkpoint, too.
-            RecordKind::Touch => self
-                .tree_records
-                .push((None, TreeRecord::Touched(fields.number()?))),
-            RecordKind::Replace => self
-                .tree_records
-                .push((None, TreeRecord::Unchecked(fields.path()?))),
-            RecordKind::Make => self
-                .new_directories
-                .push((fields.number()?, fields.path()?)),
+            RecordKind::Touch => {
+                let touched = TreeRecord::Touched(fields.number()?);
+                fields.end()?;
+                self.tree_records.push((None, touched));
+            }
+            RecordKind::Replace => {
+                let unchecked = TreeRecord::Unchecked(fields.path()?);
+                fields.end()?;
+                self.tree_records.push((None, unchecked));
+            }
+            RecordKind::Make => {
+                let made = (fields.number()?, fields.path()?);
+                fields.end()?;
+                self.new_directories.push(made);
+            }
         }
         Some(())
     }
@@ -685,6 +699,43 @@ mod tests {
         drop(journal);
         let recovered = reopened(&out).expect("a past");
         assert!(recovered.directories == [pending], "an attribute is lost");
+    }
+
+    #[test]
+    fn journal_record_with_bytes_behind_its_fields_is_invalid() {
+        let base = tempfile::tempdir().expect("a directory");
+        let out = base.path().join("out");
+        std::fs::create_dir(&out).expect("made");
+        let (journal, _) = Journal::open(&out, "owner").expect("new");
+        let stat = rustix::fs::stat(&out).expect("there");
+        let mut numbered_path = FieldEncoder::default();
+        numbered_path.number(3_u64);
+        numbered_path.bytes(b"a");
+        journal.record_entry(0, &path("a"), &stat);
+        journal.record_directory(0, None, &largest_directory());
+        let (path, target) = (path("b"), path("a"));
+        journal.record_link(0, &DeferredLink { path, target });
+        assert!(journal.checkpoint(&resume_point(1024), &progress(1)));
+        journal.record_touch(99);
+        let path_only = FieldEncoder(numbered_path.0[8..].to_vec());
+        journal.add_and_flush(RecordKind::Replace, &path_only);
+        journal.add_and_flush(RecordKind::Make, &numbered_path);
+
+        let file = File::open(&journal.path).expect("there");
+        let mut records = RecordReader {
+            input: BufReader::new(&file),
+            chain: 0,
+            end: 0,
+        };
+        let mut kinds = Vec::new();
+        while let Some((kind, mut body)) = records.next_record().expect("readable") {
+            kinds.push(kind);
+            let is_valid = |body: &[u8]| JournalLoader::default().add_record(kind, body).is_some();
+            assert_eq!(is_valid(&body), kind != RecordKind::RunKey, "{kind:?}");
+            body.push(0);
+            assert!(!is_valid(&body), "{kind:?}");
+        }
+        assert_eq!(kinds, RecordKind::ALL);
     }
 
     #[test]
