@@ -227,6 +227,8 @@ fn read_up_to(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> 
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     const TREE_ID: TreeId = TreeId {
@@ -335,5 +337,21 @@ mod tests {
         assert!(!theirs(moved) && !theirs(other));
         let fresh = Ledger::create(open(), TREE_ID, 1).expect("written");
         assert_eq!(fresh.get(1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_at_most_the_ledger_record_of_one_number(
+            content in proptest::collection::vec(any::<u8>(), SLOT_BYTES - CHECKSUM_BYTES),
+            number: u32,
+        ) {
+            let ledger = ledger(&tempfile::tempfile().expect("a file"), 1);
+            let mut slot = [0; SLOT_BYTES];
+            slot[..content.len()].copy_from_slice(&content);
+            prop_assert_eq!(ledger.parse(number, &slot), None);
+            write_checksum(&mut slot, ledger.seed ^ u64::from(number));
+            prop_assert!(ledger.parse(number, &slot).is_some());
+            prop_assert_eq!(ledger.parse(number ^ 1, &slot), None);
+        }
     }
 }

@@ -576,6 +576,8 @@ impl FileObserver for Journal {
 mod tests {
     use std::sync::Arc;
 
+    use proptest::prelude::*;
+
     use super::*;
     use crate::materialize::error::Problems;
     use crate::materialize::options::Options;
@@ -797,6 +799,23 @@ mod tests {
                 };
                 assert_eq!(members, expected, "{at}");
             }
+        }
+    }
+
+    proptest! {
+        /// A right checksum does not prove that the fields of a record are valid.
+        #[test]
+        fn any_bytes_are_a_journal_record_or_nothing(
+            kind in proptest::sample::select(RecordKind::ALL.to_vec()),
+            numbers in proptest::collection::vec(prop_oneof![0_u64..20, any::<u64>()], 0..30),
+            text in proptest::collection::vec(any::<u8>(), 0..20),
+        ) {
+            let mut body: Vec<u8> = numbers.into_iter().flat_map(u64::to_le_bytes).collect();
+            body.extend(text);
+            let mut loader = JournalLoader::default();
+            let nothing = format!("{loader:?}");
+            let is_record = loader.add_record(kind, &body).is_some();
+            prop_assert_eq!(format!("{loader:?}") == nothing, !is_record);
         }
     }
 }
