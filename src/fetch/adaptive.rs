@@ -39,8 +39,8 @@ const FAST_BYTES_PER_SECOND: u64 = 500_000_000;
 /// Factor by which the requests' speed should exceed the reader's: three to two.
 const HEADROOM: (u64, u64) = (3, 2);
 
-/// Read-ahead in multiples of the bytes that may be in flight, to bridge a hiccup within the CPU caches.
-const READAHEAD_FACTOR: u64 = 3;
+/// Fetch-ahead in multiples of the bytes that may be in flight, to bridge a hiccup within the CPU caches.
+const FETCH_AHEAD_FACTOR: u64 = 3;
 
 const MAX_SPEED_SAMPLES: usize = 8;
 
@@ -299,13 +299,13 @@ impl AdaptiveConcurrency {
     }
 
     /// Maximum number of bytes that are requested and not yet read.
-    pub(super) fn readahead_bytes(&self) -> u64 {
-        // Read far ahead, because a server may pause the only response if the client does not drain it.
+    pub(super) fn fetch_ahead_bytes(&self) -> u64 {
+        // Fetch far ahead, because a server may pause the only response if the client does not drain it.
         if self.is_streaming && self.max_requests > 1 {
             return self.max_chunk_len.saturating_mul(self.max_requests as u64);
         }
         let in_flight = self.chunk_len().saturating_mul(self.requests as u64);
-        in_flight.saturating_mul(READAHEAD_FACTOR)
+        in_flight.saturating_mul(FETCH_AHEAD_FACTOR)
     }
 
     pub(super) fn may_grow(&self) -> bool {
@@ -1071,13 +1071,13 @@ mod tests {
     }
 
     #[test]
-    fn readahead_is_three_times_the_bytes_in_flight() {
+    fn fetch_ahead_is_three_times_the_bytes_in_flight() {
         let mut concurrency = AdaptiveConcurrency::new(16, 2 * MIB, BUDGET, None);
-        assert_eq!(concurrency.readahead_bytes(), 3 * MIB);
+        assert_eq!(concurrency.fetch_ahead_bytes(), 3 * MIB);
         for _ in 0..10 {
             concurrency.on_sent();
         }
-        assert_eq!(concurrency.readahead_bytes(), 24 * MIB);
+        assert_eq!(concurrency.fetch_ahead_bytes(), 24 * MIB);
     }
 
     #[test]

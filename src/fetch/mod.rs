@@ -1,4 +1,4 @@
-//! Ordered, parallel, bounded read-ahead of a source.
+//! Ordered, parallel, bounded streams of a source, and reads of single ranges.
 //!
 //! [`Stream`] serves a scan, with adaptive concurrency within the pool's budget. [`read`] reads one range.
 

@@ -23,7 +23,7 @@ use crate::source::{Continuation, Error, ReadHandle, RetryForever, Source};
 /// Maximum number of concurrent reads of a local source: the current and the next one.
 const MAX_LOCAL_READS: usize = 2;
 
-/// Limits of the read-ahead.
+/// Limits of a stream.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Maximum length of a chunk, in bytes.
@@ -34,7 +34,7 @@ pub struct Config {
     pub min_speed: MinSpeed,
     /// Whether reads continue when the source is unreachable for long.
     pub retry_forever: RetryForever,
-    /// Supplies the chunks' memory. Its budget bounds the read-ahead.
+    /// Supplies the chunks' memory. Its budget bounds the fetch-ahead.
     pub pool: BufferPool,
     /// Counters.
     pub stats: Arc<Stats>,
@@ -213,7 +213,7 @@ impl Scheduler {
             _ => self.requests.len(),
         };
         active < most
-            && self.requested_bytes.saturating_sub(read) < self.concurrency.readahead_bytes()
+            && self.requested_bytes.saturating_sub(read) < self.concurrency.fetch_ahead_bytes()
     }
 
     fn send_request(&mut self, chunk: Extent<Packed>, buffer: Buffer) -> NextChunk {
@@ -259,7 +259,7 @@ impl Scheduler {
 
     /// The handle to read `chunk`. Requests sent one at a time each ask for more than the one before.
     fn read_handle(&mut self, chunk: Extent<Packed>) -> ReadHandle {
-        let read_handle = ReadHandle::prefetch(self.config.retry_forever.clone());
+        let read_handle = ReadHandle::for_stream(self.config.retry_forever.clone());
         let is_alone = self.concurrency.is_streaming() || self.source.max_concurrent_reads() == 1;
         // A chunk across the end of the last streamed request also starts a new one.
         if is_alone && chunk.end().0 > self.stream_end {

@@ -22,7 +22,7 @@ const PIECE_LEN: usize = 1 << 20;
 /// Maximum number of chunks requested and not read. The pool bounds their bytes.
 const QUEUE_LEN: usize = 64;
 
-/// A source's bytes from one offset to the end, with read-ahead. Dropping it cancels the requests in flight.
+/// A source's bytes from one offset to the end, fetched ahead. Dropping it cancels the requests in flight.
 #[derive(Debug)]
 pub struct Stream {
     source: Arc<dyn Source>,

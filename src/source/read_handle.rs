@@ -67,8 +67,8 @@ const MAX_SKIPPED_GAP: u64 = 1 << 20;
 /// Progress and control of a single read.
 #[derive(Debug, Default)]
 pub struct ReadHandle {
-    /// Whether it is a read-ahead. Its timeout then starts when its turn begins.
-    pub(super) is_prefetch: bool,
+    /// Whether it fetches a chunk of a stream ahead. Its timeout then starts when its turn begins.
+    pub(super) is_stream_read: bool,
     retry_forever: RetryForever,
     pub(super) continuation: Option<(u64, Arc<Continuation>)>,
     received: AtomicU64,
@@ -95,10 +95,10 @@ pub(super) enum ReadCommand {
 }
 
 impl ReadHandle {
-    /// Creates the handle of a read-ahead.
-    pub fn prefetch(retry_forever: RetryForever) -> Self {
+    /// Creates the handle of a read that a stream sends ahead.
+    pub fn for_stream(retry_forever: RetryForever) -> Self {
         Self {
-            is_prefetch: true,
+            is_stream_read: true,
             retry_forever,
             ..Self::default()
         }

@@ -452,7 +452,7 @@ async fn read_from_serial_server(silent: Option<usize>) -> (Vec<Result<Bytes, Er
     let source = Http::open_through(Box::new(net), url, options).await;
     let (source, pool) = (source.expect("open"), BufferPool::new(16 << 20));
     let reads = (0..16).map(async |chunk| {
-        let watch = ReadHandle::prefetch(RetryForever::default());
+        let watch = ReadHandle::for_stream(RetryForever::default());
         let buffer = pool.acquire_async(CHUNK).await;
         let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
         read.await
@@ -507,7 +507,7 @@ fn rejected_second_request_is_retried_after_the_first() {
         let (source, pool) = (source.expect("open"), BufferPool::new(1 << 20));
         let began = Instant::now();
         let reads = (0..4).map(async |chunk| {
-            let watch = ReadHandle::prefetch(RetryForever::default());
+            let watch = ReadHandle::for_stream(RetryForever::default());
             let buffer = pool.acquire_async(CHUNK).await;
             let read = source.read_with_handle(Packed((chunk * CHUNK) as u64), buffer, &watch);
             read.await

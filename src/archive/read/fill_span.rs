@@ -77,7 +77,7 @@ impl Reader {
         if let Some(disk_cache) = &self.disk_cache
             && self.should_cache_on_disk(span)
         {
-            // A span for a read, or decoded from far away, is worth a short wait for the disk. Read-ahead
+            // A span for a read, or decoded from far away, is worth a short wait for the disk. Prefetch
             // does not wait, because it would become as slow as the disk.
             let disk_wait = if is_for_read || span.seek_point.is_none() {
                 QueueTimeout::Short

@@ -161,7 +161,7 @@ impl Reader {
     /// Reads `part` from the disk cache, and checks its blocks against their checksums in the index.
     fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
-        // Read-ahead is filling this span, so a sequential reader shares it.
+        // Prefetch is filling this span, so a sequential reader shares it.
         if part.plain.len() >= LONG_READ_BYTES && self.single_flight.find(part.span).is_some() {
             return None;
         }

@@ -57,7 +57,7 @@ pub(super) struct Streamed {
 }
 
 enum StreamPieces {
-    ReadAhead {
+    Stream {
         stream: fetch::Stream,
         source: Arc<dyn Source>,
     },
@@ -194,7 +194,7 @@ impl PackedBytes {
                 let start = extent.start();
                 let stream = Arc::clone(&source);
                 let stream = fetch::Stream::start(&reader.network, stream, start, config);
-                StreamPieces::ReadAhead { stream, source }
+                StreamPieces::Stream { stream, source }
             }
             FetchMode::Refetch => StreamPieces::OnDemand {
                 network: reader.network.clone(),
@@ -251,7 +251,7 @@ impl StreamPieces {
     /// Returns the next bytes of the source, at least one.
     fn next(&mut self) -> Result<Bytes, Error> {
         match self {
-            Self::ReadAhead { stream, source } => match stream.next()? {
+            Self::Stream { stream, source } => match stream.next()? {
                 Some(bytes) if !bytes.is_empty() => Ok(bytes),
                 _ => Err(truncated(source)),
             },

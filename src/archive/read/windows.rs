@@ -2,7 +2,7 @@
 //!
 //! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a cache
 //! miss fetches only the aligned windows that the read needs. A read that continues the last fetch fetches
-//! more, up to [`MAX_FETCH_BYTES`]. A sequential reader and [read-ahead](super::batch) fetch whole spans.
+//! more, up to [`MAX_FETCH_BYTES`]. A sequential reader and [prefetch](super::batch) fetch whole spans.
 //! Windows are cached in memory, and on disk at their plain offset, verified by these digests.
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ use crate::cache::{CacheKey, QueueTimeout};
 use crate::codec::Compression;
 use crate::source::Access;
 
-/// Windows of one span that read-ahead must fetch.
+/// Windows of one span that prefetch must fetch.
 pub(super) enum MissingWindows {
     All(Vec<WindowClaim>),
     /// Some windows, in runs without gaps. Empty if the others are cached or being fetched.
@@ -71,7 +71,7 @@ impl Reader {
         let Some(layout) = self.layout() else {
             return Ok(None);
         };
-        // Read-ahead that fills the span fetches all of its windows.
+        // Prefetch that fills the span fetches all of its windows.
         if let Some(flight) = self.single_flight.find(part.span)
             && let Some(bytes) = flight.wait()?
         {
@@ -276,8 +276,8 @@ impl Reader {
             len => len,
         };
         let archive_end = layout.end.div_ceil(layout.window_bytes);
-        let read_ahead_end = number.saturating_add(len).min(span_end);
-        let mut wanted = number..end.max(read_ahead_end).min(archive_end);
+        let growth_end = number.saturating_add(len).min(span_end);
+        let mut wanted = number..end.max(growth_end).min(archive_end);
         if is_half_here {
             wanted = group.start..wanted.end.max(group.end);
         }

@@ -89,7 +89,7 @@ impl<'a> BufferFill<'a> {
             _ = self.read_handle.next_command() => return None,
             permit = self.source.acquire_permit(left, self.read_handle) => permit,
         };
-        if self.read_handle.is_prefetch {
+        if self.read_handle.is_stream_read {
             // Silence before this read's turn does not count.
             self.timer.ignore_elapsed();
         } else {
@@ -110,7 +110,7 @@ impl<'a> BufferFill<'a> {
         } = self;
         let before = *filled as u64;
         let is_queued = || {
-            read_handle.is_prefetch
+            read_handle.is_stream_read
                 && read_handle.received() == before
                 && source.limiter.received_within(source.idle_timeout)
         };

@@ -232,7 +232,7 @@ impl Http {
         Ok(self.uncached.get_or_init(|| Box::new(uncached)))
     }
 
-    /// Waits for a permit up to `left`. A read-ahead waits longer, while other requests receive bytes.
+    /// Waits for a permit up to `left`. A read of a stream waits longer, while other requests receive bytes.
     async fn acquire_permit(
         &self,
         left: Duration,
@@ -245,7 +245,7 @@ impl Http {
                 permit_result = self.limiter.acquire(left) => return permit_result,
                 () = tokio::time::sleep(left) => {}
             }
-            if !read_handle.is_prefetch || self.stats.source_read_bytes.get() == came {
+            if !read_handle.is_stream_read || self.stats.source_read_bytes.get() == came {
                 return Err(silent_server());
             }
         }

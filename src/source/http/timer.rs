@@ -9,7 +9,7 @@ use crate::base::stall_timeout::StallTimeout;
 use crate::base::stats::Stats;
 use crate::source::{Cause, Obstacle};
 
-/// Maximum queueing time of a read-ahead request, in read timeouts, while the server answers others.
+/// Maximum queueing time of a stream's request, in read timeouts, while the server answers others.
 const QUEUE_TIMEOUT_FACTOR: u32 = 10;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
