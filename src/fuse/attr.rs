@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use fuser::{FileAttr, FileType, INodeNo};
 
 use crate::base::time::system_time;
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, EntryKind};
 use crate::tar::{Device, Timestamp};
 
 /// Unit of `st_blocks`, by POSIX.
@@ -72,22 +72,25 @@ pub(super) fn negative_entry() -> FileAttr {
     }
 }
 
-pub(super) fn file_type(kind: Kind<'_>) -> FileType {
+pub(super) fn file_type(kind: EntryKind<'_>) -> FileType {
     match kind {
-        Kind::File => FileType::RegularFile,
-        Kind::Directory => FileType::Directory,
-        Kind::Symlink(_) => FileType::Symlink,
-        Kind::CharDevice(_) => FileType::CharDevice,
-        Kind::BlockDevice(_) => FileType::BlockDevice,
-        Kind::Fifo => FileType::NamedPipe,
+        EntryKind::File => FileType::RegularFile,
+        EntryKind::Directory => FileType::Directory,
+        EntryKind::Symlink(_) => FileType::Symlink,
+        EntryKind::CharDevice(_) => FileType::CharDevice,
+        EntryKind::BlockDevice(_) => FileType::BlockDevice,
+        EntryKind::Fifo => FileType::NamedPipe,
     }
 }
 
 /// The size of an entry, cut to the largest signed offset, because the kernel reads no larger file.
-fn size(kind: Kind<'_>, size: u64) -> u64 {
+fn size(kind: EntryKind<'_>, size: u64) -> u64 {
     match kind {
-        Kind::File | Kind::Symlink(_) => size.min(i64::MAX as u64),
-        Kind::Directory | Kind::CharDevice(_) | Kind::BlockDevice(_) | Kind::Fifo => 0,
+        EntryKind::File | EntryKind::Symlink(_) => size.min(i64::MAX as u64),
+        EntryKind::Directory
+        | EntryKind::CharDevice(_)
+        | EntryKind::BlockDevice(_)
+        | EntryKind::Fifo => 0,
     }
 }
 
@@ -98,8 +101,8 @@ fn permissions(mode: u32, umask: u32) -> u16 {
 }
 
 /// A device number as FUSE sends it: 12 bits for the major and 20 for the minor number, as in Linux.
-fn rdev(kind: Kind<'_>) -> u32 {
-    let (Kind::CharDevice(device) | Kind::BlockDevice(device)) = kind else {
+fn rdev(kind: EntryKind<'_>) -> u32 {
+    let (EntryKind::CharDevice(device) | EntryKind::BlockDevice(device)) = kind else {
         return 0;
     };
     let Device { major, minor } = device;
@@ -121,10 +124,10 @@ mod tests {
     #[test]
     fn rdev_matches_makedev() {
         for (major, minor) in [(1, 3), (8, 0), (259, 70_000), (0xfff, 0xf_ffff)] {
-            let kind = Kind::CharDevice(Device { major, minor });
+            let kind = EntryKind::CharDevice(Device { major, minor });
             assert_eq!(u64::from(rdev(kind)), makedev(major, minor));
         }
-        assert_eq!(rdev(Kind::File), 0);
+        assert_eq!(rdev(EntryKind::File), 0);
     }
 
     #[test]
@@ -160,8 +163,8 @@ mod tests {
 
     #[test]
     fn size_is_clamped_to_i64_max() {
-        assert_eq!(size(Kind::File, u64::MAX), i64::MAX as u64);
-        assert_eq!(size(Kind::Directory, 7), 0);
-        assert_eq!(size(Kind::Symlink(b"abc"), 3), 3);
+        assert_eq!(size(EntryKind::File, u64::MAX), i64::MAX as u64);
+        assert_eq!(size(EntryKind::Directory, 7), 0);
+        assert_eq!(size(EntryKind::Symlink(b"abc"), 3), 3);
     }
 }

@@ -27,7 +27,7 @@ use crate::archive::Volume;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Ino, Kind};
+use crate::index::{EntryKind, Ino};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -285,7 +285,7 @@ impl Filesystem for TarFilesystem {
         let _span = trace_span!("readlink", inode = ino.0).entered();
         let index = self.content.index();
         match self.state.entry(&index, ino).map(|entry| entry.kind()) {
-            Ok(Kind::Symlink(target)) => reply.data(target),
+            Ok(EntryKind::Symlink(target)) => reply.data(target),
             Ok(_) => reply.error(Errno::EINVAL),
             Err(errno) => reply.error(errno),
         }

@@ -16,7 +16,7 @@ use crate::archive::{Callback, Volume, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Entry, Index, Kind};
+use crate::index::{Entry, EntryKind, Index};
 
 /// TTL of entries and attributes once the index is complete.
 pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
@@ -81,7 +81,7 @@ impl FilesystemState {
         if !index.is_complete() {
             return Err(Errno::EIO);
         }
-        if entry.kind() != Kind::Directory {
+        if entry.kind() != EntryKind::Directory {
             return Err(Errno::ENOTDIR);
         }
         self.subtree.list(index, entry, offset, add);

@@ -3,7 +3,7 @@
 use fuser::INodeNo;
 
 use crate::base::archive_path::ArchivePath;
-use crate::index::{Entry, Index, Ino, Kind};
+use crate::index::{Entry, EntryKind, Index, Ino};
 
 /// Longest name in a listing (`FUSE_NAME_MAX`). The kernel rejects a listing with a longer name.
 const FUSE_NAME_MAX_BYTES: usize = 1024;
@@ -44,7 +44,7 @@ impl Subtree {
     pub fn new(index: &Index, path: &ArchivePath, strip: usize) -> Result<Self, SubtreeError> {
         let entry = index.find(path);
         let entry = entry.ok_or_else(|| SubtreeError::Missing(path.clone()))?;
-        if entry.kind() != Kind::Directory {
+        if entry.kind() != EntryKind::Directory {
             return Err(SubtreeError::NotADirectory(path.clone()));
         }
         let mut root = entry.ino();
@@ -132,7 +132,7 @@ pub(super) fn next_offset(number: u32) -> u64 {
 }
 
 fn only_directory(index: &Index, parent: Ino) -> Option<(&[u8], Ino)> {
-    let is_directory = |entry: Entry<'_>| entry.kind() == Kind::Directory;
+    let is_directory = |entry: Entry<'_>| entry.kind() == EntryKind::Directory;
     let children = index.children(parent, 0);
     let mut directories = children.filter(|child| index.entry(child.ino).is_some_and(is_directory));
     let only = directories.next()?;

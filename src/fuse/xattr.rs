@@ -5,7 +5,7 @@ use std::cell::LazyCell;
 
 use crate::base::passwd::Accounts;
 use crate::base::posix_acl;
-use crate::index::{Entry, Index, Ino, Kind};
+use crate::index::{Entry, EntryKind, Index, Ino};
 
 /// Bytes of an ACL with entries for owner, group and others only.
 const MINIMAL_ACL_BYTES: usize = 4 + 3 * 8;
@@ -25,11 +25,13 @@ const XATTR_NAME_MAX_BYTES: usize = 255;
 /// Whether Linux allows the attribute `name` for an entry of this kind.
 ///
 /// Only directories have default ACLs, symbolic links no ACL, and only files and directories `user.*`.
-pub(super) fn is_supported(name: &[u8], kind: Kind<'_>) -> bool {
+pub(super) fn is_supported(name: &[u8], kind: EntryKind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
-        Some(posix_acl::Kind::Default) => matches!(kind, Kind::Directory),
-        Some(posix_acl::Kind::Access) => !matches!(kind, Kind::Symlink(_)),
-        None => !name.starts_with(USER_PREFIX) || matches!(kind, Kind::File | Kind::Directory),
+        Some(posix_acl::Kind::Default) => matches!(kind, EntryKind::Directory),
+        Some(posix_acl::Kind::Access) => !matches!(kind, EntryKind::Symlink(_)),
+        None => {
+            !name.starts_with(USER_PREFIX) || matches!(kind, EntryKind::File | EntryKind::Directory)
+        }
     }
 }
 
@@ -183,7 +185,12 @@ mod tests {
 
     #[test]
     fn xattr_support_depends_on_kind_of_entry() {
-        let kinds = [Kind::File, Kind::Directory, Kind::Symlink(b"x"), Kind::Fifo];
+        let kinds = [
+            EntryKind::File,
+            EntryKind::Directory,
+            EntryKind::Symlink(b"x"),
+            EntryKind::Fifo,
+        ];
         let stored = |name: &[u8]| kinds.map(|kind| is_supported(name, kind));
         assert_eq!(stored(b"user.x"), [true, true, false, false]);
         assert_eq!(stored(b"security.capability"), [true; 4]);

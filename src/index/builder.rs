@@ -32,7 +32,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::resolve::{self, PathError, ResolveError};
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::{Kind, Member, Segment};
+use crate::tar::{Member, MemberKind, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
 ///
@@ -134,9 +134,9 @@ impl Builder {
     pub fn add_member(&mut self, member: &Member) -> Result<Placement, MemberError> {
         let name = ArchivePath::sanitize(&member.name);
         // An old form of a directory, which GNU tar honours.
-        let says_directory = name.has_trailing_slash && member.kind == Kind::File;
+        let says_directory = name.has_trailing_slash && member.kind == MemberKind::File;
         let kind = if says_directory {
-            &Kind::Directory
+            &MemberKind::Directory
         } else {
             &member.kind
         };
@@ -259,11 +259,11 @@ impl Builder {
     fn insert(
         &mut self,
         path: &ArchivePath,
-        kind: &Kind,
+        kind: &MemberKind,
         member: &Member,
     ) -> Result<Placement, MemberError> {
         let Some((directory, name)) = path.split_last() else {
-            if *kind != Kind::Directory {
+            if *kind != MemberKind::Directory {
                 return Err(MemberError::RootNotDirectory);
             }
             self.update_directory(ROOT, member);
@@ -273,7 +273,7 @@ impl Builder {
         check_path_len(path)?;
         let mut growing = CreatingResolver(&mut self.tree);
         let parent = resolve::directory(&mut growing, directory.components())?;
-        if let Kind::HardLink(target) = kind {
+        if let MemberKind::HardLink(target) = kind {
             let target = ArchivePath::sanitize(target).path;
             return if is_layer {
                 self.insert_layer_link(parent, name, &target)
@@ -283,7 +283,7 @@ impl Builder {
         }
         let existing = self.tree.find(parent, name);
         if let Some(number) = existing
-            && *kind == Kind::Directory
+            && *kind == MemberKind::Directory
         {
             let ino = self.tree.dirent(number).ino.get();
             if self.tree.record(ino).is_directory() {
@@ -297,7 +297,7 @@ impl Builder {
             return Ok(Placement::Entry(Ino(ino)));
         };
         let ino = self.tree.replace(number, record)?;
-        if is_layer && *kind == Kind::Directory {
+        if is_layer && *kind == MemberKind::Directory {
             // The replaced entry had removed that of lower layers, even a directory.
             self.add_whiteout(ino, b"")?;
         }
@@ -584,10 +584,10 @@ impl Builder {
         self.tree.mark_dirty(ino);
     }
 
-    fn new_record(&mut self, kind: &Kind, member: &Member) -> Result<InodeRow, MemberError> {
+    fn new_record(&mut self, kind: &MemberKind, member: &Member) -> Result<InodeRow, MemberError> {
         let mut record = self.attributes(type_bits(kind), member);
         match kind {
-            Kind::File => {
+            MemberKind::File => {
                 record.data = member.payload.start().0.into();
                 record.size = member.size.into();
                 let totals = &mut self.tree.index.totals;
@@ -596,7 +596,7 @@ impl Builder {
                     record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
                 }
             }
-            Kind::Symlink(target) => {
+            MemberKind::Symlink(target) => {
                 if target.is_empty() || target.len() > MAX_SYMLINK_TARGET_BYTES {
                     return Err(MemberError::BadTarget);
                 }
@@ -605,8 +605,10 @@ impl Builder {
                 record.data = (self.tree.index.arrays.arena.push(target) as u64).into();
                 record.size = (target.len() as u64).into();
             }
-            Kind::CharDevice(device) | Kind::BlockDevice(device) => record.set_device(*device),
-            Kind::Directory | Kind::HardLink(_) | Kind::Fifo => {}
+            MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
+                record.set_device(*device);
+            }
+            MemberKind::Directory | MemberKind::HardLink(_) | MemberKind::Fifo => {}
         }
         Ok(record)
     }
@@ -726,15 +728,15 @@ fn check_path_len(path: &ArchivePath) -> Result<(), MemberError> {
     Ok(())
 }
 
-fn type_bits(kind: &Kind) -> u16 {
+fn type_bits(kind: &MemberKind) -> u16 {
     match kind {
-        Kind::File => FILE,
-        Kind::Directory => DIRECTORY,
-        Kind::Symlink(_) => SYMLINK,
-        Kind::HardLink(_) => FORWARD_LINK,
-        Kind::CharDevice(_) => CHAR_DEVICE,
-        Kind::BlockDevice(_) => BLOCK_DEVICE,
-        Kind::Fifo => FIFO,
+        MemberKind::File => FILE,
+        MemberKind::Directory => DIRECTORY,
+        MemberKind::Symlink(_) => SYMLINK,
+        MemberKind::HardLink(_) => FORWARD_LINK,
+        MemberKind::CharDevice(_) => CHAR_DEVICE,
+        MemberKind::BlockDevice(_) => BLOCK_DEVICE,
+        MemberKind::Fifo => FIFO,
     }
 }
 
@@ -782,15 +784,15 @@ mod tests {
         lines
     }
 
-    fn letter(kind: &super::super::Kind<'_>) -> char {
-        use super::super::Kind;
+    fn letter(kind: &super::super::EntryKind<'_>) -> char {
+        use super::super::EntryKind;
         match kind {
-            Kind::File => 'f',
-            Kind::Directory => 'd',
-            Kind::Symlink(_) => 'l',
-            Kind::CharDevice(_) => 'c',
-            Kind::BlockDevice(_) => 'b',
-            Kind::Fifo => 'p',
+            EntryKind::File => 'f',
+            EntryKind::Directory => 'd',
+            EntryKind::Symlink(_) => 'l',
+            EntryKind::CharDevice(_) => 'c',
+            EntryKind::BlockDevice(_) => 'b',
+            EntryKind::Fifo => 'p',
         }
     }
 
@@ -911,7 +913,11 @@ mod tests {
 
     #[test]
     fn directory_replaces_non_directory() {
-        for before in [file("d", 0..1), symlink("d", "e"), member("d", Kind::Fifo)] {
+        for before in [
+            file("d", 0..1),
+            symlink("d", "e"),
+            member("d", MemberKind::Fifo),
+        ] {
             let index = index(&[
                 directory("e", 0o755),
                 before,

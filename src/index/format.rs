@@ -10,7 +10,7 @@ use super::arrays::{Arena, Arrays};
 use super::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::problem;
-use super::tree::{Index, Ino, Kind, Locator, Origin, Totals};
+use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
 use crate::base::trusted_dir::PermissionProblem;
@@ -197,7 +197,7 @@ pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
         charge: MemoryLimit::none().charge(),
     };
     match index.entry(Ino::ROOT).map(|root| root.kind()) {
-        Some(Kind::Directory) => Ok(index),
+        Some(EntryKind::Directory) => Ok(index),
         _ => Err(Error::Malformed("no root directory")),
     }
 }

@@ -28,6 +28,6 @@ pub use merge::{LayerIno, MergeError, MergePlan, MergedDirectory, MergedIndex, M
 pub use problem::Problem;
 pub use store::Store;
 pub use tree::{
-    Child, Entry, Index, Ino, Kind, Locator, Origin, Piece, Span, UnresolvedLink, Whiteout,
+    Child, Entry, EntryKind, Index, Ino, Locator, Origin, Piece, Span, UnresolvedLink, Whiteout,
 };
 pub use whiteouts::{NameKind, WhiteoutFormat};

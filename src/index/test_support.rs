@@ -2,10 +2,10 @@
 
 use super::{Builder, Index, Options, Origin, WhiteoutFormat};
 use crate::base::extent::{Extent, Plain};
-use crate::tar::{Kind, Member};
+use crate::tar::{Member, MemberKind};
 
 /// A member called `name`, mode 0644, without content.
-pub(crate) fn member(name: &str, kind: Kind) -> Member {
+pub(crate) fn member(name: &str, kind: MemberKind) -> Member {
     Member::new(name, kind)
 }
 
@@ -13,23 +13,23 @@ pub(crate) fn file(name: &str, payload: std::ops::Range<u64>) -> Member {
     Member {
         payload: Extent::new(Plain(payload.start), Plain(payload.end)).unwrap(),
         size: payload.end - payload.start,
-        ..member(name, Kind::File)
+        ..member(name, MemberKind::File)
     }
 }
 
 pub(crate) fn directory(name: &str, mode: u32) -> Member {
     Member {
         mode,
-        ..member(name, Kind::Directory)
+        ..member(name, MemberKind::Directory)
     }
 }
 
 pub(crate) fn symlink(name: &str, target: &str) -> Member {
-    member(name, Kind::Symlink(target.as_bytes().to_vec()))
+    member(name, MemberKind::Symlink(target.as_bytes().to_vec()))
 }
 
 pub(crate) fn hard_link(name: &str, target: &str) -> Member {
-    member(name, Kind::HardLink(target.as_bytes().to_vec()))
+    member(name, MemberKind::HardLink(target.as_bytes().to_vec()))
 }
 
 pub(crate) fn index(members: &[Member]) -> Index {

@@ -118,7 +118,7 @@ pub struct Entry<'a> {
 
 /// The type of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind<'a> {
+pub enum EntryKind<'a> {
     /// A regular file.
     File,
     /// A directory.
@@ -503,14 +503,14 @@ impl<'a> Entry<'a> {
     }
 
     /// The type of the entry.
-    pub fn kind(&self) -> Kind<'a> {
+    pub fn kind(&self) -> EntryKind<'a> {
         match self.record.kind() {
-            DIRECTORY => Kind::Directory,
-            SYMLINK => Kind::Symlink(self.arrays.target(self.record).unwrap_or_default()),
-            CHAR_DEVICE => Kind::CharDevice(self.record.device()),
-            BLOCK_DEVICE => Kind::BlockDevice(self.record.device()),
-            FIFO => Kind::Fifo,
-            _ => Kind::File,
+            DIRECTORY => EntryKind::Directory,
+            SYMLINK => EntryKind::Symlink(self.arrays.target(self.record).unwrap_or_default()),
+            CHAR_DEVICE => EntryKind::CharDevice(self.record.device()),
+            BLOCK_DEVICE => EntryKind::BlockDevice(self.record.device()),
+            FIFO => EntryKind::Fifo,
+            _ => EntryKind::File,
         }
     }
 

@@ -1,6 +1,6 @@
 //! The formats of whiteouts in layers; pure.
 
-use super::tree::{Entry, Kind};
+use super::tree::{Entry, EntryKind};
 use crate::tar::Device;
 
 /// Prefix of whiteout names in layers of OCI images.
@@ -43,9 +43,9 @@ impl WhiteoutFormat {
         let is_mark = |(name, _)| matches!(overlay_mark(name), Some(b"whiteout"));
         self == Self::Overlay
             && match entry.kind() {
-                Kind::CharDevice(device) => device == NONE,
+                EntryKind::CharDevice(device) => device == NONE,
                 // The format of overlayfs nested in overlayfs, since Linux 6.7.
-                Kind::File => entry.size() == 0 && entry.xattrs().any(is_mark),
+                EntryKind::File => entry.size() == 0 && entry.xattrs().any(is_mark),
                 _ => false,
             }
     }
@@ -122,7 +122,7 @@ mod tests {
     fn overlay_whiteouts_are_devices_or_xattrs() {
         let device = |name, minor| {
             let device = Device { major: 0, minor };
-            member(name, tar::Kind::CharDevice(device))
+            member(name, tar::MemberKind::CharDevice(device))
         };
         let marked = |name, key: &str, value: &str| tar::Member {
             xattrs: vec![(key.as_bytes().to_vec(), value.as_bytes().to_vec())],

@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::base::archive_path::ArchivePath;
 use crate::base::time::Civil;
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, EntryKind};
 
 /// An object. The fields have the order of the table above.
 #[derive(Serialize)]
@@ -60,12 +60,12 @@ pub fn object(path: &ArchivePath, entry: &Entry<'_>) -> String {
         path.as_bytes()
     };
     let (r#type, target, device) = match entry.kind() {
-        Kind::File => ("file", None, None),
-        Kind::Directory => ("directory", None, None),
-        Kind::Symlink(target) => ("symlink", Some(target), None),
-        Kind::CharDevice(device) => ("char", None, Some(device)),
-        Kind::BlockDevice(device) => ("block", None, Some(device)),
-        Kind::Fifo => ("fifo", None, None),
+        EntryKind::File => ("file", None, None),
+        EntryKind::Directory => ("directory", None, None),
+        EntryKind::Symlink(target) => ("symlink", Some(target), None),
+        EntryKind::CharDevice(device) => ("char", None, Some(device)),
+        EntryKind::BlockDevice(device) => ("block", None, Some(device)),
+        EntryKind::Fifo => ("fifo", None, None),
     };
     let mtime = entry.mtime();
     let unless_utf8 = |bytes| str::from_utf8(bytes).is_err().then_some(bytes);
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
     use crate::index::Ino;
     use crate::index::test_support::{file, index, member, symlink};
-    use crate::tar::{Device, Kind as MemberKind, Member, Timestamp};
+    use crate::tar::{Device, Member, MemberKind, Timestamp};
 
     fn objects(members: &[Member]) -> Vec<serde_json::Value> {
         let index = index(members);

@@ -2,7 +2,7 @@
 
 use super::escape::escape;
 use crate::base::time::Civil;
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, EntryKind};
 
 /// Widths of the columns. Measure every entry first, then format the lines.
 ///
@@ -57,7 +57,7 @@ impl Columns {
         );
         let mut line = facts.into_bytes();
         line.extend(self.name(name));
-        if let Kind::Symlink(target) = entry.kind() {
+        if let EntryKind::Symlink(target) = entry.kind() {
             line.extend_from_slice(b" -> ");
             line.extend(self.name(target));
         }
@@ -84,7 +84,7 @@ impl Columns {
 /// Device number of a device, as `ls` shows it; else the size.
 fn size(entry: &Entry<'_>) -> String {
     match entry.kind() {
-        Kind::CharDevice(device) | Kind::BlockDevice(device) => {
+        EntryKind::CharDevice(device) | EntryKind::BlockDevice(device) => {
             format!("{}, {}", device.major, device.minor)
         }
         _ => entry.size().to_string(),
@@ -96,12 +96,12 @@ pub fn mode_string(entry: &Entry<'_>) -> String {
     let mode = entry.mode();
     let mut letters = String::with_capacity(10);
     letters.push(match entry.kind() {
-        Kind::File => '-',
-        Kind::Directory => 'd',
-        Kind::Symlink(_) => 'l',
-        Kind::CharDevice(_) => 'c',
-        Kind::BlockDevice(_) => 'b',
-        Kind::Fifo => 'p',
+        EntryKind::File => '-',
+        EntryKind::Directory => 'd',
+        EntryKind::Symlink(_) => 'l',
+        EntryKind::CharDevice(_) => 'c',
+        EntryKind::BlockDevice(_) => 'b',
+        EntryKind::Fifo => 'p',
     });
     for (shift, special, with_execute, without) in [
         (6, 0o4000, 's', 'S'),
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::index::test_support::{directory, file, index, member, symlink};
     use crate::index::{Index, Ino};
-    use crate::tar::{Device, Kind as MemberKind, Member, Timestamp};
+    use crate::tar::{Device, Member, MemberKind, Timestamp};
 
     fn lines(index: &Index, numeric: bool, escaped: bool) -> Vec<String> {
         let mut columns = Columns::new(numeric, escaped);

@@ -1,7 +1,7 @@
 //! Iterates over a tree in byte order.
 
 use crate::base::archive_path::ArchivePath;
-use crate::index::{Child, Entry, Index, Ino, Kind};
+use crate::index::{Child, Entry, EntryKind, Index, Ino};
 
 /// Iterates over the names in directory `from`, in byte order.
 ///
@@ -15,7 +15,7 @@ pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
         single: None,
     };
     match index.entry(from) {
-        Some(entry) if entry.kind() == Kind::Directory => walk.levels.push((from, 0)),
+        Some(entry) if entry.kind() == EntryKind::Directory => walk.levels.push((from, 0)),
         single => walk.single = single,
     }
     walk
@@ -62,7 +62,7 @@ impl<'a> Iterator for Walk<'a> {
             };
             let mut path = self.directory.clone();
             path.push(child.name);
-            if self.recursive && entry.kind() == Kind::Directory {
+            if self.recursive && entry.kind() == EntryKind::Directory {
                 self.levels.push((child.ino, 0));
                 self.directory = path.clone();
             }

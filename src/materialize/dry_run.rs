@@ -8,7 +8,7 @@ use super::error::{Error, Problems, Reporter};
 use super::options::Summary;
 use super::selection::Selection;
 use crate::archive::scan::Sink;
-use crate::tar::{Kind, Member};
+use crate::tar::{Member, MemberKind};
 
 /// Reports the entries that a [`super::Materializer`] would make.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ impl Sink for DryRunSink {
         if let Some(output_path) = selected {
             self.problems.entry(&output_path.path);
             self.entries += 1;
-            if member.kind == Kind::File {
+            if member.kind == MemberKind::File {
                 self.bytes = self.bytes.saturating_add(member.payload.len());
             }
         }
@@ -82,7 +82,7 @@ mod tests {
         feed(
             &mut sink,
             [
-                (member(b"a/", Kind::Directory), &b""[..]),
+                (member(b"a/", MemberKind::Directory), &b""[..]),
                 file(b"a/b", b"12345"),
                 file(b"a/b.o", b"1"),
                 file(b"c", b"1"),

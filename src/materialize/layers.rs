@@ -18,8 +18,8 @@ use super::write::{
 };
 use crate::base::archive_path::ArchivePath;
 use crate::index::{
-    Builder, Entry, Index, Ino, Kind, LayerIno, MemberError, MemoryLimit, MergeError, MergedIndex,
-    Options, Origin, Placement,
+    Builder, Entry, EntryKind, Index, Ino, LayerIno, MemberError, MemoryLimit, MergeError,
+    MergedIndex, Options, Origin, Placement,
 };
 use crate::layers::{WhiteoutFormat, merge};
 use crate::tar::Member;
@@ -102,7 +102,8 @@ impl LayerState {
         }
         match placed {
             Ok(Placement::Entry(ino))
-                if builder.index().entry(ino).map(|entry| entry.kind()) == Some(Kind::File) =>
+                if builder.index().entry(ino).map(|entry| entry.kind())
+                    == Some(EntryKind::File) =>
             {
                 tree.report_stripped_prefix(name.stripped);
                 return self.unplaced_file(ino, member, name.path, tree);
@@ -389,7 +390,7 @@ impl TreePlacement<'_> {
             return None;
         }
         let job = Job::new(directory, path, member_of(entry));
-        if entry.kind() != Kind::Directory {
+        if entry.kind() != EntryKind::Directory {
             self.place_entry(job, entry);
             return None;
         }
@@ -435,7 +436,7 @@ impl TreePlacement<'_> {
 
     /// Makes one name of a non-directory entry.
     fn place_entry(&mut self, job: Job, entry: Entry<'_>) {
-        let is_file = entry.kind() == Kind::File;
+        let is_file = entry.kind() == EntryKind::File;
         if !is_file && entry.link_count() < 2 {
             return self.tree.make_entry(job);
         }
@@ -470,7 +471,7 @@ impl TreePlacement<'_> {
         }
         let link = || rustix::fs::linkat(&from, name, to, to_name, AtFlags::empty());
         match link() {
-            Err(Errno::NOENT) if entry.kind() != Kind::File => {
+            Err(Errno::NOENT) if entry.kind() != EntryKind::File => {
                 self.tree.make_entry(Job {
                     directory: from.clone(),
                     path: job.path.clone(),
@@ -548,12 +549,12 @@ mod tests {
                 let entry = index.entry(child.ino).expect("there");
                 let links = entry.link_count().into();
                 let (what, links) = match entry.kind() {
-                    Kind::Directory => (format!("d {:o}", entry.mode()), 0),
-                    Kind::File => (format!("f {}", entry.size()), links),
-                    Kind::Symlink(target) => (format!("l {}", target.escape_ascii()), links),
+                    EntryKind::Directory => (format!("d {:o}", entry.mode()), 0),
+                    EntryKind::File => (format!("f {}", entry.size()), links),
+                    EntryKind::Symlink(target) => (format!("l {}", target.escape_ascii()), links),
                     _ => ("other".to_owned(), links),
                 };
-                if entry.kind() == Kind::Directory {
+                if entry.kind() == EntryKind::Directory {
                     pending.push((path.clone(), child.ino));
                 }
                 let owner = (entry.uid(), entry.gid());
@@ -667,7 +668,7 @@ mod tests {
             let len = usize::try_from(count).expect("few");
             match step {
                 Step::File(name) => {
-                    let (sized, content) = (plain(name, tar::Kind::File), vec![7; len]);
+                    let (sized, content) = (plain(name, tar::MemberKind::File), vec![7; len]);
                     let payload = crate::base::extent::Extent::with_len(
                         crate::base::extent::Plain(512),
                         len as u64,
@@ -687,25 +688,25 @@ mod tests {
                     (
                         Member {
                             mode,
-                            ..plain(name, tar::Kind::Directory)
+                            ..plain(name, tar::MemberKind::Directory)
                         },
                         Vec::new(),
                     )
                 }
                 Step::Symlink(name, target) => (
-                    plain(name, tar::Kind::Symlink(target.as_bytes().to_vec())),
+                    plain(name, tar::MemberKind::Symlink(target.as_bytes().to_vec())),
                     Vec::new(),
                 ),
                 Step::Hard(name, target) => (
-                    plain(name, tar::Kind::HardLink(target.as_bytes().to_vec())),
+                    plain(name, tar::MemberKind::HardLink(target.as_bytes().to_vec())),
                     Vec::new(),
                 ),
                 Step::Device(name) => (
-                    plain(name, tar::Kind::CharDevice(tar::Device::default())),
+                    plain(name, tar::MemberKind::CharDevice(tar::Device::default())),
                     Vec::new(),
                 ),
                 Step::Marked(name) => {
-                    let directory = plain(name, tar::Kind::Directory);
+                    let directory = plain(name, tar::MemberKind::Directory);
                     let xattrs = vec![(b"user.overlay.opaque".to_vec(), b"y".to_vec())];
                     (
                         Member {

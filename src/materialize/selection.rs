@@ -3,7 +3,7 @@
 use super::error::{Cause, Problems};
 use crate::base::archive_path::ArchivePath;
 use crate::base::glob::Glob;
-use crate::tar::{Kind, Member};
+use crate::tar::{Member, MemberKind};
 
 /// The members to take from an archive; by default all.
 #[derive(Clone, Debug, Default)]
@@ -82,8 +82,8 @@ impl Selection {
             problems.add(&name.path, Cause::ParentComponent);
             return None;
         }
-        if name.has_trailing_slash && member.kind == Kind::File {
-            member.kind = Kind::Directory;
+        if name.has_trailing_slash && member.kind == MemberKind::File {
+            member.kind = MemberKind::Directory;
         }
         Some(OutputPath {
             path: self.strip_path(name.path)?,

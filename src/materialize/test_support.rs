@@ -10,7 +10,7 @@ use super::options::Options;
 use super::write::{Context, Destination, Directory, WriterPool};
 use crate::archive::scan::Sink;
 use crate::base::extent::{Extent, Plain};
-use crate::tar::{Kind, Member};
+use crate::tar::{Member, MemberKind};
 
 /// Default rules, and problems without a reporter.
 pub(super) fn context() -> Arc<Context> {
@@ -30,7 +30,7 @@ pub(super) fn destination(path: &Path) -> Destination {
     Destination::new(top, context, writers)
 }
 
-pub(super) fn member(name: &[u8], kind: Kind) -> Member {
+pub(super) fn member(name: &[u8], kind: MemberKind) -> Member {
     Member::new(name, kind)
 }
 
@@ -39,7 +39,7 @@ pub(super) fn file<'a>(name: &[u8], content: &'a [u8]) -> (Member, &'a [u8]) {
     let member = Member {
         payload: Extent::with_len(Plain(512), len),
         size: len,
-        ..member(name, Kind::File)
+        ..member(name, MemberKind::File)
     };
     (member, content)
 }

@@ -10,7 +10,7 @@ use super::options::Summary;
 use super::selection::Selection;
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
-use crate::tar::{Kind, Member, Segment};
+use crate::tar::{Member, MemberKind, Segment};
 
 /// For holes.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
@@ -117,7 +117,7 @@ impl<W: Write> Sink for ContentSink<W> {
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
         let selected = self.selection.select_member(&mut member, &self.problems);
-        let Some(output_path) = selected.filter(|_| member.kind == Kind::File) else {
+        let Some(output_path) = selected.filter(|_| member.kind == MemberKind::File) else {
             return Ok(());
         };
         self.problems.entry(&output_path.path);
@@ -184,7 +184,7 @@ mod tests {
     fn to_stdout_concatenates_regular_files_only() {
         let members = vec![
             file(b"a", b"one"),
-            (member(b"l", Kind::Symlink(b"a".to_vec())), &b""[..]),
+            (member(b"l", MemberKind::Symlink(b"a".to_vec())), &b""[..]),
             file(b"b", b"two"),
         ];
         assert_eq!(contents(members), b"onetwo");

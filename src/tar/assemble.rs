@@ -2,7 +2,7 @@
 
 use super::error::{Note, printable};
 use super::header::{Header, NumberError};
-use super::{Device, Kind, Member, RECORD, Timestamp, pax};
+use super::{Device, Member, MemberKind, RECORD, Timestamp, pax};
 use crate::base::extent::{Extent, Plain};
 
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) fn member(
     let name = pax_name.cloned().or(extensions.long_name);
     let name = name.unwrap_or_else(|| header.name());
     let kind = kind(header, &name, extensions.long_link, keywords, notes);
-    let size = if kind == Kind::File { size } else { 0 };
+    let size = if kind == MemberKind::File { size } else { 0 };
     let user = keywords.user.as_deref();
     let group = keywords.group.as_deref();
     Member {
@@ -73,26 +73,26 @@ fn kind(
     long_link: Option<Vec<u8>>,
     keywords: &pax::Keywords,
     notes: &mut Vec<Note>,
-) -> Kind {
+) -> MemberKind {
     let link = || {
         let long = keywords.link.clone().or(long_link);
         long.unwrap_or_else(|| header.link().to_vec())
     };
     match header.typeflag() {
-        0 | b'0' | b'7' if name.ends_with(b"/") => Kind::Directory,
-        0 | b'0' | b'7' | b'S' => Kind::File,
-        b'1' => Kind::HardLink(link()),
-        b'2' => Kind::Symlink(link()),
-        b'3' => Kind::CharDevice(device(header, name, keywords, notes)),
-        b'4' => Kind::BlockDevice(device(header, name, keywords, notes)),
-        b'5' | b'D' => Kind::Directory,
-        b'6' => Kind::Fifo,
+        0 | b'0' | b'7' if name.ends_with(b"/") => MemberKind::Directory,
+        0 | b'0' | b'7' | b'S' => MemberKind::File,
+        b'1' => MemberKind::HardLink(link()),
+        b'2' => MemberKind::Symlink(link()),
+        b'3' => MemberKind::CharDevice(device(header, name, keywords, notes)),
+        b'4' => MemberKind::BlockDevice(device(header, name, keywords, notes)),
+        b'5' | b'D' => MemberKind::Directory,
+        b'6' => MemberKind::Fifo,
         unknown => {
             let (name, flag) = (printable(name), printable(&[unknown]));
             notes.push(Note::Warning(format!(
                 "{name}: unknown file type '{flag}', taken as a regular file"
             )));
-            Kind::File
+            MemberKind::File
         }
     }
 }

@@ -55,7 +55,7 @@ pub struct Member {
     /// The name as stored, extensions applied; not sanitized yet.
     pub name: Vec<u8>,
     /// The type of the member.
-    pub kind: Kind,
+    pub kind: MemberKind,
     /// Permission bits, set-user-id, set-group-id and sticky: the low twelve bits.
     pub mode: u32,
     /// Owner.
@@ -81,7 +81,7 @@ pub struct Member {
 
 impl Member {
     /// A member without payload and attributes at the front of the archive: mode 0644, owner 0:0, time 0.
-    pub fn new(name: impl Into<Vec<u8>>, kind: Kind) -> Self {
+    pub fn new(name: impl Into<Vec<u8>>, kind: MemberKind) -> Self {
         Self {
             header: Plain(0),
             payload: Extent::default(),
@@ -102,7 +102,7 @@ impl Member {
 
 /// The type of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum MemberKind {
     /// A regular file. As in GNU tar, contiguous files and unknown types count as such.
     File,
     /// A directory.

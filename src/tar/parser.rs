@@ -10,7 +10,7 @@ use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
 use super::old_sparse::HeaderMap;
 use super::sparse::{MapError, MapFault, MapReader, validate_map};
-use super::{Kind, Limit, Limits, Member, MemberTotals, RECORD, Segment, pax};
+use super::{Limit, Limits, Member, MemberKind, MemberTotals, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
 
@@ -494,15 +494,21 @@ impl Parser {
             flag => {
                 self.report_notes(at, notes);
                 match pending.member.kind {
-                    Kind::File if flag == b'S' => self.file_with_header_map(pending, record)?,
-                    Kind::File if sparse.is_map_in_payload() => {
+                    MemberKind::File if flag == b'S' => {
+                        self.file_with_header_map(pending, record)?;
+                    }
+                    MemberKind::File if sparse.is_map_in_payload() => {
                         self.expect_payload_map(pending, MapReader::default());
                     }
-                    Kind::File if sparse.is_malformed => {
+                    MemberKind::File if sparse.is_malformed => {
                         self.skip_damaged(&pending, &MapError::Malformed.to_string());
                     }
-                    Kind::File if sparse.is_sparse => self.sparse_file(pending, &sparse.map)?,
-                    Kind::File => self.begin_member(pending.member, at, stored, padding(stored))?,
+                    MemberKind::File if sparse.is_sparse => {
+                        self.sparse_file(pending, &sparse.map)?;
+                    }
+                    MemberKind::File => {
+                        self.begin_member(pending.member, at, stored, padding(stored))?;
+                    }
                     // A dumpdir's listing is not content.
                     _ if flag == b'D' => {
                         self.begin_member(pending.member, at, 0, stored + padding(stored))?;
@@ -617,7 +623,7 @@ impl Parser {
     ) -> Result<(), Error> {
         // Counts bytes only here, where the parser knows that a map after the header is not content.
         let link = match &member.kind {
-            Kind::HardLink(target) => depth(target),
+            MemberKind::HardLink(target) => depth(target),
             _ => 0,
         };
         let depth = depth(&member.name).max(link);
@@ -928,7 +934,7 @@ mod tests {
             header: Plain(0),
             payload: Extent::with_len(Plain(512), 5),
             name: b"dir/name".to_vec(),
-            kind: Kind::File,
+            kind: MemberKind::File,
             mode: 0o644,
             uid: 0o1750,
             gid: 0o1751,
@@ -963,17 +969,17 @@ mod tests {
     fn typeflags_map_to_kinds() {
         let device = Device { major: 1, minor: 3 };
         let kinds = [
-            (b'0', Kind::File),
-            (0, Kind::File),
-            (b'7', Kind::File),
-            (b'S', Kind::File),
-            (b'1', Kind::HardLink(b"to".to_vec())),
-            (b'2', Kind::Symlink(b"to".to_vec())),
-            (b'3', Kind::CharDevice(device)),
-            (b'4', Kind::BlockDevice(device)),
-            (b'5', Kind::Directory),
-            (b'D', Kind::Directory),
-            (b'6', Kind::Fifo),
+            (b'0', MemberKind::File),
+            (0, MemberKind::File),
+            (b'7', MemberKind::File),
+            (b'S', MemberKind::File),
+            (b'1', MemberKind::HardLink(b"to".to_vec())),
+            (b'2', MemberKind::Symlink(b"to".to_vec())),
+            (b'3', MemberKind::CharDevice(device)),
+            (b'4', MemberKind::BlockDevice(device)),
+            (b'5', MemberKind::Directory),
+            (b'D', MemberKind::Directory),
+            (b'6', MemberKind::Fifo),
         ];
         for (flag, kind) in kinds {
             let header = Block::new("name", flag, 0).put(157, b"to");
@@ -986,7 +992,7 @@ mod tests {
     fn a_trailing_slash_makes_a_file_a_directory() {
         for flag in [0, b'0', b'7'] {
             let found = read(&[Block::new("name/", flag, 0).done(), zeros()]);
-            assert_eq!(found.one().kind, Kind::Directory);
+            assert_eq!(found.one().kind, MemberKind::Directory);
         }
     }
 
@@ -1002,7 +1008,7 @@ mod tests {
     #[test]
     fn unknown_types_are_files_with_a_warning() {
         let found = read(&[Block::new("a", b'Q', 5).with(b"hello"), zeros()]);
-        assert_eq!(found.members[0].0.kind, Kind::File);
+        assert_eq!(found.members[0].0.kind, MemberKind::File);
         assert_eq!(found.members[0].1, b"hello");
         assert!(found.remarks[0].starts_with("warning"), "{found:?}");
     }
@@ -1035,7 +1041,7 @@ mod tests {
         ];
         let found = read(&archive);
         assert_eq!(found.one().name, b"long");
-        assert_eq!(found.one().kind, Kind::Symlink(b"target".to_vec()));
+        assert_eq!(found.one().kind, MemberKind::Symlink(b"target".to_vec()));
         assert_eq!(found.one().header, Plain(0));
 
         let pax = extension(b'x', &[("path", "pax")]);

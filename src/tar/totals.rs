@@ -2,7 +2,7 @@
 
 use super::error::printable;
 use super::pax::xattr_bytes;
-use super::{Cause, Kind, Limit, Limits, Member, Segment};
+use super::{Cause, Limit, Limits, Member, MemberKind, Segment};
 
 /// Totals of the members so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -66,7 +66,7 @@ fn is_root(name: &[u8]) -> bool {
 /// Beyond the fixed part.
 fn metadata_bytes(member: &Member) -> u64 {
     let link = match &member.kind {
-        Kind::HardLink(target) | Kind::Symlink(target) => target.len(),
+        MemberKind::HardLink(target) | MemberKind::Symlink(target) => target.len(),
         _ => 0,
     };
     let map = member.sparse.as_ref().map_or(0, Vec::len);

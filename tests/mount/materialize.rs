@@ -37,9 +37,9 @@ fn every_type_is_written_with_its_attributes() {
             owned(directory("d/")),
             owned(file("d/f", "content")),
             owned(link("d/l", "/nowhere/../at all")),
-            owned(member("d/c", Kind::CharDevice(device(1, 3)))),
-            owned(member("d/b", Kind::BlockDevice(device(300, 70_000)))),
-            owned(member("d/p", Kind::Fifo)),
+            owned(member("d/c", MemberKind::CharDevice(device(1, 3)))),
+            owned(member("d/b", MemberKind::BlockDevice(device(300, 70_000)))),
+            owned(member("d/p", MemberKind::Fifo)),
             hard_link("d/h", "d/f"),
             file(b"caf\xe9", ""),
         ],
@@ -106,7 +106,7 @@ fn attributes_and_acls_replace_inherited_ones() {
         }),
         file("acl_parent/f", "x"),
         directory("acl_parent/d"),
-        member("acl_parent/p", Kind::Fifo),
+        member("acl_parent/p", MemberKind::Fifo),
     ];
     materialize_without_problems(root.path(), entries);
     let attributes = |name: &str| {

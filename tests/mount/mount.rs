@@ -27,7 +27,7 @@ use tarfs::base::thread::Thread;
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem, UnmountError};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
-use tarfs::tar::{Device, Kind, Member, Segment, Timestamp};
+use tarfs::tar::{Device, Member, MemberKind, Segment, Timestamp};
 
 use crate::support::wait;
 
@@ -121,11 +121,11 @@ struct Sample {
 }
 
 impl Sample {
-    fn add(&mut self, name: &str, kind: Kind) -> &mut Member {
+    fn add(&mut self, name: &str, kind: MemberKind) -> &mut Member {
         self.members.push(Member {
             header: Plain(self.members.len() as u64 * 512),
             payload: Extent::with_len(Plain(self.plain.len() as u64), 0),
-            mode: if kind == Kind::Directory {
+            mode: if kind == MemberKind::Directory {
                 0o755
             } else {
                 0o644
@@ -138,7 +138,7 @@ impl Sample {
     fn file(&mut self, name: &str, content: &[u8]) -> &mut Member {
         let payload = Extent::with_len(Plain(self.plain.len() as u64), content.len() as u64);
         self.plain.extend_from_slice(content);
-        let member = self.add(name, Kind::File);
+        let member = self.add(name, MemberKind::File);
         member.payload = payload;
         member.size = content.len() as u64;
         member
@@ -234,11 +234,14 @@ fn every_kind_of_entry_is_shown_correctly() {
         seconds: -2,
         nanoseconds: 123_456_789,
     };
-    sample.add("link", Kind::Symlink(b"dir/file".to_vec()));
+    sample.add("link", MemberKind::Symlink(b"dir/file".to_vec()));
     let (major, minor) = (259, 70_000);
-    sample.add("char", Kind::CharDevice(Device { major: 1, minor: 3 }));
-    sample.add("block", Kind::BlockDevice(Device { major, minor }));
-    sample.add("fifo", Kind::Fifo).mode = 0o600;
+    sample.add(
+        "char",
+        MemberKind::CharDevice(Device { major: 1, minor: 3 }),
+    );
+    sample.add("block", MemberKind::BlockDevice(Device { major, minor }));
+    sample.add("fifo", MemberKind::Fifo).mode = 0o600;
     let mounted = sample.mount();
 
     let file = mounted.stat("dir/file");
@@ -266,7 +269,7 @@ fn every_kind_of_entry_is_shown_correctly() {
 #[test]
 fn names_need_not_be_utf8() {
     let mut sample = Sample::default();
-    sample.add("name", Kind::File).name = b"caf\xe9".to_vec();
+    sample.add("name", MemberKind::File).name = b"caf\xe9".to_vec();
     let mounted = sample.mount();
     let names: Vec<_> = fs::read_dir(mounted.path(""))
         .expect("readable")
@@ -279,7 +282,7 @@ fn names_need_not_be_utf8() {
 #[test]
 fn hard_links_share_inode_and_link_count() {
     let mut sample = one_file();
-    sample.add("again", Kind::HardLink(b"file".to_vec()));
+    sample.add("again", MemberKind::HardLink(b"file".to_vec()));
     let mounted = sample.mount();
     assert_eq!(mounted.stat("file").ino(), mounted.stat("again").ino());
     assert_eq!(mounted.stat("again").nlink(), 2);
@@ -419,7 +422,7 @@ fn large_directory_is_listed_once_in_archive_order() {
     let numbers = || (0..COUNT).map(|number| number * 7919 % COUNT);
     let mut sample = Sample::default();
     for number in numbers() {
-        sample.add(&format!("many/{number:05}"), Kind::File);
+        sample.add(&format!("many/{number:05}"), MemberKind::File);
     }
     let mounted = sample.mount();
     for _cold_then_cached in 0..2 {

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, EntryKind};
 
 /// Maximum number of streams. A new one replaces the one that was idle longest.
 const MAX_STREAMS: usize = 8;
@@ -56,7 +56,7 @@ pub(super) struct FileRead {
 impl FileRead {
     /// Converts a read of `len` bytes at `offset` to plain bytes; `None` if it needs none.
     pub(super) fn new(entry: Entry<'_>, offset: u64, len: u64) -> Option<Self> {
-        if !matches!(entry.kind(), Kind::File) {
+        if !matches!(entry.kind(), EntryKind::File) {
             return None;
         }
         let first = entry.pieces(0, entry.size()).next()?;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::archive::error::ReadError;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
-use crate::index::{Entry, Index, Ino, Kind, Piece};
+use crate::index::{Entry, EntryKind, Index, Ino, Piece};
 
 /// The bytes of one span that a read needs.
 pub(super) struct SpanPart {
@@ -85,7 +85,7 @@ pub(crate) fn required_scan_end(index: &Index, ino: Ino, offset: u64, len: u32) 
 fn regular_file(index: &Index, ino: Ino) -> Option<Entry<'_>> {
     index
         .entry(ino)
-        .filter(|entry| matches!(entry.kind(), Kind::File))
+        .filter(|entry| matches!(entry.kind(), EntryKind::File))
 }
 
 /// A range of a file that is assembled from span parts. Bytes without a piece are a hole.

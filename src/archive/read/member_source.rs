@@ -13,7 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
-use crate::index::{Index, Ino, Kind, Piece};
+use crate::index::{EntryKind, Index, Ino, Piece};
 use crate::source::{
     self, Access, Cause, Fingerprint, Location, Slice, Source, SourceInfo, Validator,
 };
@@ -43,7 +43,9 @@ impl Archive {
         name: &str,
     ) -> Result<Arc<dyn Source>, source::Error> {
         let index = self.index();
-        let file = index.entry(ino).filter(|entry| entry.kind() == Kind::File);
+        let file = index
+            .entry(ino)
+            .filter(|entry| entry.kind() == EntryKind::File);
         let size = file.map(|file| file.size()).ok_or_else(|| {
             let cause = Cause::Unsupported("what is no regular file".to_owned());
             source::Error::new(name, cause)
@@ -97,7 +99,7 @@ fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
             return malformed("its name leads out of the archive");
         }
         let entry = index.find(&name.path).ok_or(Cause::NotFound)?;
-        let Kind::Symlink(target) = entry.kind() else {
+        let EntryKind::Symlink(target) = entry.kind() else {
             return Ok(entry.ino());
         };
         path = match link_target(&name.path, target) {

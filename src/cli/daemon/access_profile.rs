@@ -119,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
     use tarfs::base::extent::{Extent, Plain};
     use tarfs::index::{Builder, Ino, Options, Origin};
-    use tarfs::tar::{Kind, Member};
+    use tarfs::tar::{Member, MemberKind};
 
     /// Returns an index of files of 100 bytes.
     fn index(names: &[&[u8]]) -> Index {
@@ -129,7 +129,7 @@ mod tests {
                 header: Plain(number as u64 * 1024),
                 payload: Extent::with_len(Plain(number as u64 * 1024 + 512), 100),
                 size: 100,
-                ..Member::new(*name, Kind::File)
+                ..Member::new(*name, MemberKind::File)
             };
             builder.add_member(&member).expect("well-formed");
         }

@@ -10,7 +10,7 @@ use super::layer_stack::{Layers, Parts, roots};
 use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step};
 use crate::index::{
-    Charge, Index, Ino, Kind, LayerIno, MemoryLimit, Options, Problem, TooMuchMemory,
+    Charge, EntryKind, Index, Ino, LayerIno, MemoryLimit, Options, Problem, TooMuchMemory,
     UnresolvedLink, WhiteoutFormat,
 };
 
@@ -362,7 +362,7 @@ impl resolve::Tree for Resolver<'_, '_> {
             LookupResult::Entry(layer_ino) => layer_ino,
         };
         let entry = self.layers.entry(layer_ino);
-        let Some(Kind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
+        let Some(EntryKind::Symlink(target)) = entry.map(|entry| entry.kind()) else {
             return Ok(Step::Other);
         };
         // Counts components that are no steps too, such as `.` and `..`.

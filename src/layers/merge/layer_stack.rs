@@ -5,7 +5,8 @@ use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use crate::index::{
-    Charge, Entry, Index, Ino, Kind, LayerIno, MemoryLimit, Problem, TooMuchMemory, WhiteoutFormat,
+    Charge, Entry, EntryKind, Index, Ino, LayerIno, MemoryLimit, Problem, TooMuchMemory,
+    WhiteoutFormat,
 };
 
 /// Stands for all names in a removal: an opaque directory.
@@ -83,7 +84,7 @@ impl<'a> Layers<'a> {
 
     pub(super) fn is_directory(&self, layer_ino: LayerIno) -> bool {
         let kind = self.entry(layer_ino).map(|entry| entry.kind());
-        kind == Some(Kind::Directory)
+        kind == Some(EntryKind::Directory)
     }
 
     /// Applies `action` to `parts`, the entries of `name` so far; `false` for an unsupported redirect.
@@ -119,7 +120,7 @@ impl<'a> Layers<'a> {
             // It only hides names of a directory that does not exist below.
             return true;
         }
-        if !is_over_directory || entry.kind() != Kind::Directory {
+        if !is_over_directory || entry.kind() != EntryKind::Directory {
             parts.clear();
         }
         parts.push(layer_ino);

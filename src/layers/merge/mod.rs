@@ -209,7 +209,7 @@ mod tests {
             Some((parent, name)) => format!("{parent}/.wh.{name}"),
             None => format!(".wh.{name}"),
         };
-        let none = tar::Kind::CharDevice(Device { major: 0, minor: 0 });
+        let none = tar::MemberKind::CharDevice(Device { major: 0, minor: 0 });
         let passed = prop::sample::select(&["d", "l"][..]);
         let directories = prop::sample::select(&["a", "d", "d/d", "d/../b", "/d/d", ".."][..]);
         prop_oneof![

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::base::archive_path::ArchivePath;
-use crate::index::{Entry, Index, Ino, Kind};
+use crate::index::{Entry, EntryKind, Index, Ino};
 
 const BATCH_ENTRIES: usize = 256;
 
@@ -46,7 +46,7 @@ impl CopyPlan {
                 let Some(entry) = index.entry(child.ino) else {
                     continue;
                 };
-                if entry.kind() == Kind::Directory {
+                if entry.kind() == EntryKind::Directory {
                     plan.directories.push(child.ino);
                     pending.push(child.ino);
                     continue;
@@ -63,7 +63,7 @@ impl CopyPlan {
         plan.names.sort_unstable();
         let entries = plan.names.chunk_by(|one, other| one.ino == other.ino);
         for entry in entries.filter_map(|names| index.entry(names.first()?.ino)) {
-            if entry.kind() == Kind::File {
+            if entry.kind() == EntryKind::File {
                 plan.files += 1;
                 plan.bytes = plan.bytes.saturating_add(entry.stored_bytes());
             }

@@ -25,7 +25,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{Entry, Index, Ino, Kind, Piece};
+use crate::index::{Entry, EntryKind, Index, Ino, Piece};
 use crate::materialize::error::{Error, Problem, Problems, Reporter, errno_of};
 use crate::materialize::materializer::Materializer;
 use crate::materialize::options::Options;
@@ -336,7 +336,7 @@ impl CopyTask {
             return true;
         }
         // After a reboot, the content must have the recorded hash.
-        let is_same = entry.kind() == Kind::File
+        let is_same = entry.kind() == EntryKind::File
             && member_of(entry).sparse.is_none()
             && self.hash(&found) == Some(record.hash);
         let stat = fstat(&found).ok().filter(|stat| record.matches(stat));
@@ -357,7 +357,7 @@ impl CopyTask {
         let Some(record) = self.ledger.get(entry.ino().0) else {
             return Ok(None);
         };
-        let wants_file = entry.kind() == Kind::File;
+        let wants_file = entry.kind() == EntryKind::File;
         let found = match self.status.directory.open_entry(path, wants_file) {
             Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(error),
             Err(_) => return Ok(None),
@@ -392,7 +392,7 @@ impl CopyTask {
     /// Makes an entry with all its `paths`, and records it as complete.
     fn create_entry(&self, entry: Entry<'_>, paths: &[ArchivePath]) -> Result<(), Failure> {
         let (path, more) = paths.split_first().ok_or(Failure::Recorded)?;
-        let (file, hash) = if entry.kind() == Kind::File {
+        let (file, hash) = if entry.kind() == EntryKind::File {
             let (file, hash) = self.write_file(entry, path)?;
             (Some(file), hash)
         } else {
@@ -401,7 +401,7 @@ impl CopyTask {
         };
         for other in more {
             let link = Member {
-                kind: tar::Kind::HardLink(path.as_bytes().to_vec()),
+                kind: tar::MemberKind::HardLink(path.as_bytes().to_vec()),
                 xattrs: Vec::new(),
                 ..member_of(entry)
             };
@@ -499,7 +499,7 @@ impl CopyTask {
 
     fn count_complete(&self, entry: Entry<'_>) {
         self.complete.insert(entry.ino().0);
-        if self.counted.insert(entry.ino().0) && entry.kind() == Kind::File {
+        if self.counted.insert(entry.ino().0) && entry.kind() == EntryKind::File {
             self.files.fetch_add(1, Ordering::Relaxed);
             self.bytes
                 .fetch_add(entry.stored_bytes(), Ordering::Relaxed);

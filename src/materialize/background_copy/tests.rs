@@ -20,7 +20,7 @@ use crate::base::sync::Mutex;
 use crate::base::xattr_filter::XattrFilter;
 use crate::index::{self, Builder, Index, Ino, Origin};
 use crate::materialize::test_support;
-use crate::tar::{Kind as TarKind, Member, Segment};
+use crate::tar::{Member, MemberKind, Segment};
 
 /// An archive that counts its reads.
 struct Archive {
@@ -141,11 +141,11 @@ fn sample() -> Archive {
         test_support::file(b"d/one", b"first"),
         sparse,
         (
-            test_support::member(b"l", TarKind::HardLink(b"d/one".to_vec())),
+            test_support::member(b"l", MemberKind::HardLink(b"d/one".to_vec())),
             &[],
         ),
         (
-            test_support::member(b"s", TarKind::Symlink(b"d".to_vec())),
+            test_support::member(b"s", MemberKind::Symlink(b"d".to_vec())),
             &[],
         ),
         test_support::file(b"two", b"second"),
@@ -322,7 +322,7 @@ fn batches_cover_every_entry_once() {
         .iter()
         .map(|name| test_support::file(name.as_bytes(), b"x"));
     let links = (0..300).map(|number| {
-        let kind = TarKind::HardLink(b"0255".to_vec());
+        let kind = MemberKind::HardLink(b"0255".to_vec());
         let name = format!("l{number}");
         let member = test_support::member(name.as_bytes(), kind);
         (member, &b""[..])

@@ -14,7 +14,7 @@ use crate::materialize::selection::Selection;
 use crate::materialize::write::{
     DeferredLink, Destination, Directory, Job, PendingDirectory, Watermark, lstat_at, name_of,
 };
-use crate::tar::Kind;
+use crate::tar::MemberKind;
 
 /// Plain bytes between two periodic checkpoints.
 const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
@@ -152,7 +152,7 @@ impl ResumeState {
     ) -> Option<u64> {
         let journal = Arc::clone(self.journal.as_ref()?);
         let name = name_of(&job.path);
-        let is_new_directory = job.member.kind == Kind::Directory;
+        let is_new_directory = job.member.kind == MemberKind::Directory;
         let writers = &mut destination.writers;
         writers.wait_for_name(job.directory.identity(), name);
         let Ok(stat) = lstat_at(&job.directory, name) else {
@@ -161,7 +161,7 @@ impl ResumeState {
             }
             return None;
         };
-        let is_new_file = job.member.kind == Kind::File;
+        let is_new_file = job.member.kind == MemberKind::File;
         let is_shared = stat.st_nlink > 1;
         let kind = FileType::from_raw_mode(stat.st_mode);
         let is_directory = kind == FileType::Directory;

@@ -99,7 +99,7 @@ pub(crate) fn umask() -> u32 {
 mod tests {
     use super::*;
     use crate::materialize::test_support::member;
-    use crate::tar::Kind;
+    use crate::tar::MemberKind;
 
     fn owned(mode: u32) -> Member {
         Member {
@@ -108,7 +108,7 @@ mod tests {
             gid: 77,
             user: b"daemon".to_vec(),
             group: b"nosuch".to_vec(),
-            ..member(b"f", Kind::File)
+            ..member(b"f", MemberKind::File)
         }
     }
 

@@ -260,7 +260,7 @@ mod tests {
 
     use super::*;
     use crate::materialize::test_support::{destination, member};
-    use crate::tar::Kind;
+    use crate::tar::MemberKind;
 
     #[test]
     fn reused_inode_is_not_taken_for_the_directory() {
@@ -269,7 +269,7 @@ mod tests {
         let mut destination = destination(place.path());
         let identity = Identity::of(&lstat_at(&destination.top, b"x").expect("there"));
         let path = ArchivePath::sanitize(b"x").path;
-        let directory = member(b"x/", Kind::Directory);
+        let directory = member(b"x/", MemberKind::Directory);
         let policy = &destination.context.policy;
         let pending = PendingDirectory::new(path, identity, true, directory, policy);
         let before = fs::metadata(place.path().join("x")).expect("there");

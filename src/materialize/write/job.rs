@@ -3,7 +3,7 @@
 use super::directory::{Directory, name_of};
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{Entry, Kind};
+use crate::index::{Entry, EntryKind};
 use crate::tar::{self, Member, Segment};
 
 #[derive(Debug)]
@@ -45,12 +45,12 @@ pub(crate) struct DeferredLink {
 /// A member that makes `entry`.
 pub(crate) fn member_of(entry: Entry<'_>) -> Member {
     let kind = match entry.kind() {
-        Kind::File => tar::Kind::File,
-        Kind::Directory => tar::Kind::Directory,
-        Kind::Symlink(target) => tar::Kind::Symlink(target.to_vec()),
-        Kind::CharDevice(device) => tar::Kind::CharDevice(device),
-        Kind::BlockDevice(device) => tar::Kind::BlockDevice(device),
-        Kind::Fifo => tar::Kind::Fifo,
+        EntryKind::File => tar::MemberKind::File,
+        EntryKind::Directory => tar::MemberKind::Directory,
+        EntryKind::Symlink(target) => tar::MemberKind::Symlink(target.to_vec()),
+        EntryKind::CharDevice(device) => tar::MemberKind::CharDevice(device),
+        EntryKind::BlockDevice(device) => tar::MemberKind::BlockDevice(device),
+        EntryKind::Fifo => tar::MemberKind::Fifo,
     };
     Member {
         header: Plain(0),
@@ -78,7 +78,7 @@ fn sparse_segments(entry: Entry<'_>) -> Option<Vec<Segment>> {
     let mut pieces = entry.pieces(0, size);
     let first = pieces.next();
     let is_all = first.is_none_or(|piece| piece.offset == 0 && piece.plain.len() == size);
-    if entry.kind() != Kind::File || size == 0 || (first.is_some() && is_all) {
+    if entry.kind() != EntryKind::File || size == 0 || (first.is_some() && is_all) {
         return None;
     }
     let segments = first.into_iter().chain(pieces).map(|piece| Segment {

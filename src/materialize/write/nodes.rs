@@ -17,7 +17,7 @@ use crate::base::resolve::ResolveError;
 use crate::index::MAX_FORWARD_LINK_PASSES;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::materialize::options::Existing;
-use crate::tar::{Device, Kind};
+use crate::tar::{Device, MemberKind};
 
 const CREATE_LINK: &str = "create the hard link";
 
@@ -29,19 +29,21 @@ impl TreeWriter {
             .writers
             .wait_for_name(job.directory.identity(), name_of(&job.path));
         let made = match &job.member.kind {
-            Kind::File => return,
-            Kind::Directory => return self.make_directory(job),
-            Kind::HardLink(target) => return self.make_link(&job, target),
-            Kind::Symlink(target) => self.create(&job, None, "create the symbolic link", || {
-                rustix::fs::symlinkat(&**target, &job.directory, job.name())
-            }),
-            Kind::CharDevice(device) => {
+            MemberKind::File => return,
+            MemberKind::Directory => return self.make_directory(job),
+            MemberKind::HardLink(target) => return self.make_link(&job, target),
+            MemberKind::Symlink(target) => {
+                self.create(&job, None, "create the symbolic link", || {
+                    rustix::fs::symlinkat(&**target, &job.directory, job.name())
+                })
+            }
+            MemberKind::CharDevice(device) => {
                 self.make_node(&job, FileType::CharacterDevice, *device, CREATE_DEVICE)
             }
-            Kind::BlockDevice(device) => {
+            MemberKind::BlockDevice(device) => {
                 self.make_node(&job, FileType::BlockDevice, *device, CREATE_DEVICE)
             }
-            Kind::Fifo => {
+            MemberKind::Fifo => {
                 self.make_node(&job, FileType::Fifo, Device::default(), "create the FIFO")
             }
         };

@@ -19,7 +19,7 @@ use crate::materialize::options::{Existing, Options};
 use crate::materialize::resume::ResumeState;
 use crate::materialize::resume::journal::RecoveredState;
 use crate::materialize::selection::Selection;
-use crate::tar::{Kind, Member};
+use crate::tar::{Member, MemberKind};
 
 /// Maximum number of stripped prefixes to warn about. GNU tar also warns once per prefix.
 const MAX_REPORTED_PREFIXES: usize = 16;
@@ -101,7 +101,7 @@ impl TreeWriter {
         let shared = self
             .resume
             .before_create(&job, &mut self.destination, &self.selection);
-        if job.member.kind == Kind::File {
+        if job.member.kind == MemberKind::File {
             self.destination
                 .invalidate_aliases(&job.directory, &job.path);
             return Some(job);
@@ -115,7 +115,7 @@ impl TreeWriter {
 
     /// Handles a member that is the destination itself. Only a directory's attributes count.
     fn begin_root(&mut self, member: Member, path: ArchivePath) {
-        if member.kind != Kind::Directory {
+        if member.kind != MemberKind::Directory {
             self.context.problems.add(&path, Cause::IsRoot);
         } else if self.context.existing == Existing::Replace {
             let top = self.destination.top.clone();

@@ -25,7 +25,7 @@ use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::store::Store;
 use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len};
 use tarfs::source::{self, Validator};
-use tarfs::tar::{Kind, Member, Timestamp};
+use tarfs::tar::{Member, MemberKind, Timestamp};
 use tokio::runtime::Runtime;
 
 use super::knobs::Knobs;
@@ -94,7 +94,7 @@ impl ReferenceArchive {
             header: Plain(0),
             payload: Extent::with_len(Plain(0), len),
             name: b"a".to_vec(),
-            kind: Kind::File,
+            kind: MemberKind::File,
             mode: 0o644,
             uid: 0,
             gid: 0,

@@ -1,7 +1,7 @@
 //! Index files of arbitrary bytes: each is an index or an error, and every iteration ends.
 
 use tarfs::base::extent::Plain;
-use tarfs::index::{Index, Ino, Kind, MemoryLimit, format};
+use tarfs::index::{EntryKind, Index, Ino, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
 use tarfs::list::{Columns, json, walk};
 
@@ -195,7 +195,7 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
             .take(MAX_CHECKED_ENTRIES)
             .collect();
         for child in &children {
-            assert_eq!(entry.kind(), Kind::Directory);
+            assert_eq!(entry.kind(), EntryKind::Directory);
             let found = index.lookup(ino, child.name);
             said.unnamed += usize::from(found.map(|found| found.ino()) != Some(child.ino));
         }

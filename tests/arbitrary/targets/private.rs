@@ -6,7 +6,7 @@ use tarfs::base::extent::{Extent, Plain};
 use tarfs::base::time::parse_http_date;
 use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::source::{Cause, Fingerprint, Validator};
-use tarfs::tar::{Kind, Member};
+use tarfs::tar::{Member, MemberKind};
 
 #[path = "../../../src/cli/daemon/access_profile.rs"]
 #[allow(
@@ -61,7 +61,7 @@ fn index() -> Index {
             header: Plain(at),
             payload: Extent::with_len(Plain(at + 512), 100),
             size: 100,
-            ..Member::new(*name, Kind::File)
+            ..Member::new(*name, MemberKind::File)
         };
         builder.add_member(&member).expect("well-formed");
     }

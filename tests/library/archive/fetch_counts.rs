@@ -9,7 +9,7 @@ use crate::support::tree::Tree;
 
 use tarfs::archive::{Volume, scan};
 use tarfs::base::stats::Stats;
-use tarfs::index::{Index, Ino, Kind};
+use tarfs::index::{EntryKind, Index, Ino};
 
 use super::PATH;
 
@@ -142,7 +142,7 @@ fn files_in_listing_order(index: &Index, directory: Ino) -> Vec<Ino> {
     let children = index.children(directory, 0).flat_map(|child| {
         let kind = index.entry(child.ino).map(|entry| entry.kind());
         match kind {
-            Some(Kind::Directory) => files_in_listing_order(index, child.ino),
+            Some(EntryKind::Directory) => files_in_listing_order(index, child.ino),
             _ => vec![child.ino],
         }
     });

@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 use tarfs::archive::{Archive, Volume};
-use tarfs::index::{Entry, Ino, Kind};
+use tarfs::index::{Entry, EntryKind, Ino};
 use tarfs::list::walk;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -66,13 +66,13 @@ pub(super) fn in_archive(archive: &Archive, has_root: bool) -> ObservedTree {
     let walked = walked.map(|(path, entry)| (path.as_bytes().to_vec(), entry));
     for (path, entry) in walked.chain([(Vec::new(), root)]) {
         let thing = match entry.kind() {
-            Kind::File => {
+            EntryKind::File => {
                 let bytes = content(archive, &entry);
                 ObservedKind::File(entry.size(), sum(&bytes))
             }
-            Kind::Directory => ObservedKind::Directory,
-            Kind::Symlink(target) => ObservedKind::Symlink(target.to_vec()),
-            Kind::Fifo => ObservedKind::Fifo,
+            EntryKind::Directory => ObservedKind::Directory,
+            EntryKind::Symlink(target) => ObservedKind::Symlink(target.to_vec()),
+            EntryKind::Fifo => ObservedKind::Fifo,
             other => panic!("there are none: {other:?}"),
         };
         let mtime = entry.mtime();
