@@ -9,7 +9,7 @@ use super::assemble::{Extensions, member};
 use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
 use super::old_sparse::HeaderMap;
-use super::sparse::{MapError, MapFault, MapReader, validate_map};
+use super::sparse::{MapError, MapFault, MapReader, SparseKeywords, validate_map};
 use super::{Limit, Limits, Member, MemberKind, MemberTotals, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
@@ -417,7 +417,7 @@ impl Parser {
         let is_clean = self.read_keywords(&mut keywords, at, body)?;
         self.save_global_header(body, is_clean);
         // A map belongs to one file.
-        keywords.sparse = super::sparse::Keywords::default();
+        keywords.sparse = SparseKeywords::default();
         Limit::GlobalBytes
             .check(&self.options.limits, keywords.bytes())
             .map_err(|cause| error(at, cause))?;

@@ -2,7 +2,7 @@
 
 use super::error::{Note, printable};
 use super::header::text;
-use super::sparse::{self, decimal};
+use super::sparse::{SparseKeywords, decimal};
 use super::{Cause, Limit, Limits, Timestamp};
 
 /// Values from pax headers. `None` leaves the header's own field in force.
@@ -19,7 +19,7 @@ pub(super) struct Keywords {
     pub(super) major: Option<u32>,
     pub(super) minor: Option<u32>,
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    pub(super) sparse: sparse::Keywords,
+    pub(super) sparse: SparseKeywords,
 }
 
 impl Keywords {

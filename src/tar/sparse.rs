@@ -51,7 +51,7 @@ pub(super) fn validate_map(
 
 /// pax keywords of a sparse file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct Keywords {
+pub(super) struct SparseKeywords {
     /// `GNU.sparse.major`: from 1 on, the map precedes the payload.
     pub(super) major: Option<u64>,
     /// `GNU.sparse.size`, `GNU.sparse.realsize` or `SCHILY.realsize`: with holes.
@@ -69,7 +69,7 @@ pub(super) struct Keywords {
     pub(super) offset: Option<u64>,
 }
 
-impl Keywords {
+impl SparseKeywords {
     /// For `GNU.sparse.numbytes` of 0.0.
     pub(super) fn add_len(&mut self, len: Option<u64>, limits: &Limits) -> Result<(), Cause> {
         if let (Some(offset), Some(len)) = (self.offset.take(), len) {
@@ -220,7 +220,7 @@ mod tests {
     fn a_map_of_0_1_needs_pairs_of_numbers() {
         let limits = Limits::default();
         let read = |text: &[u8]| {
-            let mut keywords = Keywords::default();
+            let mut keywords = SparseKeywords::default();
             assert_eq!(keywords.set_map(text, &limits), Ok(()));
             (!keywords.is_malformed).then_some(keywords.map)
         };
@@ -234,9 +234,9 @@ mod tests {
     #[test]
     fn a_map_of_0_0_needs_an_offset_before_each_length() {
         let limits = Limits::default();
-        let mut keywords = Keywords {
+        let mut keywords = SparseKeywords {
             offset: Some(3),
-            ..Keywords::default()
+            ..SparseKeywords::default()
         };
         assert_eq!(keywords.add_len(Some(5), &limits), Ok(()));
         assert_eq!(keywords.map, pieces(&[(3, 5)]));
