@@ -18,19 +18,17 @@ pub(super) struct Extensions {
     pub(super) is_stale: bool,
 }
 
-/// The member that the header at `at` and its extensions describe; its content is the `size` bytes after it.
+/// The member that the header at `at`, its extensions and the `keywords` in force describe.
 ///
-/// Invalid fields add a note and get GNU tar's values.
+/// Its content is the `size` bytes after the header. Invalid fields add a note and get GNU tar's values.
 pub(super) fn member(
     header: Header<'_>,
     at: Plain,
     size: u64,
-    mut extensions: Extensions,
-    global: &pax::Keywords,
+    extensions: Extensions,
+    keywords: &pax::Keywords,
     notes: &mut Vec<Note>,
 ) -> Member {
-    let keywords = extensions.keywords.take();
-    let keywords = keywords.as_deref().unwrap_or(global);
     let pax_name = keywords.sparse.name.as_ref().or(keywords.path.as_ref());
     let name = pax_name.cloned().or(extensions.long_name);
     let name = name.unwrap_or_else(|| header.name());

@@ -59,7 +59,7 @@ pub struct Parser {
     failure: Option<Error>,
     extensions: Extensions,
     /// Keywords in force from global pax headers.
-    global: pax::Keywords,
+    global_keywords: pax::Keywords,
     /// Their bodies; `None` when they are too long to be stored elsewhere, or partly malformed.
     globals: Option<Arc<Vec<Vec<u8>>>>,
     is_tar: bool,
@@ -401,7 +401,7 @@ impl Parser {
             b'L' => self.extensions.long_name = name(),
             b'K' => self.extensions.long_link = name(),
             _ => {
-                let mut keywords = Box::new(self.global.clone());
+                let mut keywords = Box::new(self.global_keywords.clone());
                 self.read_keywords(&mut keywords, at, &body)?;
                 self.extensions.keywords = Some(keywords);
                 self.extensions.body = body;
@@ -413,7 +413,7 @@ impl Parser {
     }
 
     fn apply_global_header(&mut self, at: Plain, body: &[u8]) -> Result<(), Error> {
-        let mut keywords = std::mem::take(&mut self.global);
+        let mut keywords = std::mem::take(&mut self.global_keywords);
         let is_clean = self.read_keywords(&mut keywords, at, body)?;
         self.save_global_header(body, is_clean);
         // A map belongs to one file.
@@ -421,7 +421,7 @@ impl Parser {
         Limit::GlobalBytes
             .check(&self.options.limits, keywords.bytes())
             .map_err(|cause| error(at, cause))?;
-        self.global = keywords;
+        self.global_keywords = keywords;
         // Not immediately, because each global header would apply it again.
         self.extensions.is_stale = true;
         Ok(())
@@ -437,7 +437,7 @@ impl Parser {
         if local.is_none() || !extensions.is_stale {
             return Ok(local);
         }
-        let mut keywords = Box::new(self.global.clone());
+        let mut keywords = Box::new(self.global_keywords.clone());
         keywords
             .read(&extensions.body, &self.options.limits, &mut Vec::new())
             .map_err(|cause| error(at, cause))?;
@@ -475,7 +475,7 @@ impl Parser {
         let header = Header(record);
         let mut extensions = std::mem::take(&mut self.extensions);
         let local = self.local_keywords(at, &mut extensions)?;
-        let keywords = local.as_deref().unwrap_or(&self.global);
+        let keywords = local.as_deref().unwrap_or(&self.global_keywords);
         let stored = keywords.sparse.payload_len().or(keywords.size);
         let stored = stored.unwrap_or(size);
         let mut notes = Vec::new();
