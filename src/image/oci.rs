@@ -189,8 +189,9 @@ impl Search<'_> {
     }
 }
 
-/// The one of `found` for the wanted platform, or for this machine. Without `wanted`, a single manifest
-/// without a platform is taken.
+/// The one of `found` for the wanted platform, or for this machine. If none is, the one without a platform.
+///
+/// Without `wanted`, the only one of `found` is taken, whatever its platform is.
 fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
     let host = Platform::host();
     let platform = wanted.unwrap_or(&host);
