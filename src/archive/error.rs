@@ -67,7 +67,7 @@ pub enum Error {
         found: Sha256,
     },
     /// The source returns other packed bytes than the scan read.
-    #[error("the block at byte {} of the archive is not as it was indexed", .packed.0)]
+    #[error("the bytes at {} of the archive are not as they were indexed", .packed.0)]
     BlockMismatch {
         /// Start of the first block that differs.
         packed: Packed,

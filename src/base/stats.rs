@@ -132,7 +132,7 @@ stats! {
     decoder_jobs,
     /// Parts of a packed stream that a scan decoded speculatively ahead of its position, useful or not.
     speculative_decodes,
-    /// Blocks decoded again after the scan, to answer reads.
+    /// Decoded blocks made after the scan, for reads and prefetch.
     decoded_spans,
     /// Blocks decoded from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
@@ -152,9 +152,9 @@ stats! {
     disk_cache_hit_spans,
     /// Decoded blocks that reads found neither in memory nor in the disk cache.
     disk_cache_miss_spans,
-    /// Reads of a local disk that read only the blocks with the requested bytes.
+    /// Reads of a local disk that read little more than the requested bytes.
     exact_reads,
-    /// Blocks decoded by prefetch.
+    /// Decoded blocks that prefetch put into memory.
     prefetched_spans,
     /// Packed bytes fetched by prefetch.
     prefetched_packed_bytes,
@@ -167,7 +167,7 @@ stats! {
     disk_cache_read_bytes,
     /// Decoded blocks not written to the disk cache because the disk was busy.
     disk_cache_skipped_spans,
-    /// Bytes evicted from the disk cache for other blocks of the same archive.
+    /// Bytes evicted from the disk cache for other decoded blocks of the same archive.
     disk_cache_evicted_bytes,
     /// Bytes returned to readers of a mount.
     served_bytes,

@@ -118,7 +118,7 @@ impl IndexComparison {
                     extent.start().0,
                     extent.end().0
                 ),
-                None => format!("block {number} of the index is damaged"),
+                None => format!("the index is damaged at decoded block {number}"),
             });
         }
         self.seen = 0;
@@ -156,8 +156,9 @@ impl IndexComparison {
         }
         if self.span < self.index.span_count() {
             let (seen, count) = (self.span, self.index.span_count());
-            self.mismatches
-                .add(|| format!("the archive ends in block {seen} of the {count} of the index"));
+            self.mismatches.add(|| {
+                format!("the archive ends in decoded block {seen} of {count} in the index")
+            });
         }
         self.mismatches.finish()
     }

@@ -65,7 +65,7 @@ pub(crate) fn render(status: &Status) -> String {
         ),
         (
             "prefetch_all_spans",
-            "Blocks that prefetching has decoded or found.",
+            "Decoded blocks that prefetch has made or found.",
             prefetch.done_spans,
         ),
         (
@@ -75,17 +75,17 @@ pub(crate) fn render(status: &Status) -> String {
         ),
         (
             "archive_spans",
-            "Blocks of the archive.",
+            "Decoded blocks of the archive.",
             prefetch.total_spans,
         ),
         (
             "replayed_spans",
-            "Blocks of the profile that were decoded or found.",
+            "Decoded blocks of the profile that were made or found.",
             prefetch.replayed_spans,
         ),
         (
             "replay_spans",
-            "Blocks of the profile.",
+            "Decoded blocks of the profile.",
             prefetch.replay_spans,
         ),
     ];
