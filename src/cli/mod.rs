@@ -53,7 +53,7 @@ pub(crate) fn run() -> ExitCode {
     logging::init(environment::log_level().unwrap_or(level));
     inherited_fds::raise_open_file_limit();
     let result = match verb {
-        Verb::Mount(args) => mount::run(&args, open_archive::open_for_mount),
+        Verb::Mount(args) => mount::run(&args),
         Verb::Umount(args) => umount::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),

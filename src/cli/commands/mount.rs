@@ -29,6 +29,7 @@ use crate::cli::daemon::sd_notify::{self, ServiceManager};
 use crate::cli::daemon::supervisor::{self, SupervisorLink, TakeoverState};
 use crate::cli::daemon::{control_socket, privileges};
 use crate::cli::environment::{self, Role};
+use crate::cli::open_archive;
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::archive::{Callback, WaitFor};
 use tarfs::base::error_chain::error_chain;
@@ -49,14 +50,11 @@ const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// Timeout for the mount's threads to exit after the unmount.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Mounts the archive that `open_archive` opens.
+/// Mounts an archive.
 ///
 /// In the process that the user started, returns when the mount is ready. In the background process, and
 /// with `--foreground`, returns after the unmount.
-pub(crate) fn run(
-    args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
-) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(error) = args.find_conflict() {
         output::print_error(error);
         return Ok(ExitCode::from(output::EXIT_USAGE));
@@ -72,20 +70,20 @@ pub(crate) fn run(
     let log = || LogTarget::open(args.log_file.as_deref());
     match role {
         Some(Role::Supervisor) => supervisor::run(args, inherited),
-        Some(Role::Successor) => run_successor(args, open_archive, inherited),
+        Some(Role::Successor) => run_successor(args, inherited),
         Some(Role::Background) => {
             let mode = ProcessMode::Background(log()?, inherited);
-            serve(args, open_archive, None, mode)
+            serve(args, None, mode)
         }
         Some(Role::SupervisedWorker) => {
             supervisor::follow_supervisor()?;
             let mode = ProcessMode::Foreground(log()?, SupervisorLink::service_manager());
-            serve(args, open_archive, None, mode)
+            serve(args, None, mode)
         }
         None if is_supervisor => supervisor::run_foreground(args, inherited),
         None if args.foreground => {
             let mode = ProcessMode::Foreground(log()?, ServiceManager::from_environment());
-            serve(args, open_archive, None, mode)
+            serve(args, None, mode)
         }
         None => {
             let words: Vec<_> = std::env::args_os().skip(1).collect();
@@ -95,11 +93,7 @@ pub(crate) fn run(
 }
 
 /// Serves the mount of a process that died.
-fn run_successor(
-    args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
-    inherited: InheritedFds,
-) -> anyhow::Result<ExitCode> {
+fn run_successor(args: &MountArgs, inherited: InheritedFds) -> anyhow::Result<ExitCode> {
     let log = LogTarget::open(args.log_file.as_deref()).or_else(|_| LogTarget::open(None))?;
     let mode = if args.foreground {
         supervisor::follow_supervisor()?;
@@ -116,7 +110,7 @@ fn run_successor(
         shown_version: Some(takeover.version.clone()),
         ..args.clone()
     };
-    let served = serve(&args, open_archive, Some(takeover), mode);
+    let served = serve(&args, Some(takeover), mode);
     if let (Err(error), false) = (&served, args.foreground) {
         // In the foreground, `run`'s caller prints the error.
         tracing::error!("{error:#}");
@@ -253,7 +247,6 @@ enum Event {
 
 fn serve(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
     takeover: Option<TakeoverState>,
     mode: ProcessMode,
 ) -> anyhow::Result<ExitCode> {
@@ -285,7 +278,7 @@ fn serve(
     if let ProcessMode::Foreground(_, Some(manager)) = &mode {
         manager.notify_status("reading the archive");
     }
-    let opened = open_reporting_outages(args, open_archive, takeover.as_ref())?;
+    let opened = open_reporting_outages(args, takeover.as_ref())?;
     let result = mount_and_serve(
         args,
         &opened,
@@ -336,7 +329,6 @@ fn force_exit_after(timeout: Duration) {
 /// Only a successor has a supervisor here.
 fn open_reporting_outages(
     args: &MountArgs,
-    open_archive: impl FnOnce(&MountArgs, Arc<Stats>) -> anyhow::Result<OpenedArchive>,
     takeover: Option<&TakeoverState>,
 ) -> anyhow::Result<OpenedArchive> {
     let stats = Arc::new(Stats::default());
@@ -344,7 +336,7 @@ fn open_reporting_outages(
     let _watch = supervisor
         .map(|supervisor| supervisor.watch_reachability(&stats))
         .transpose()?;
-    let opened = open_archive(args, stats);
+    let opened = open_archive::open_for_mount(args, stats);
     if let (Err(error), Some(supervisor)) = (&opened, supervisor)
         && output::is_outage(error)
     {
