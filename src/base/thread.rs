@@ -12,7 +12,7 @@ pub struct Thread<T> {
 }
 
 impl<T: Send + 'static> Thread<T> {
-    /// Spawns a thread called `name` for `work` (Linux shows the first 15 bytes).
+    /// Spawns a thread called `name` for `work`. Names begin with `tarfs-` and have at most 15 bytes.
     ///
     /// # Errors
     /// If the system cannot create a thread.

@@ -82,7 +82,7 @@ impl BackingFileIo {
                 disabled_reason: Mutex::default(),
                 stats,
             }),
-            workers: ThreadPool::start("fuse-backing", BACKING_IO_THREADS)?,
+            workers: ThreadPool::start("tarfs-backing", BACKING_IO_THREADS)?,
         })
     }
 

@@ -282,7 +282,7 @@ impl Watchdog {
         let shared = Arc::clone(pending_replies);
         Ok(Self {
             pending_replies: Arc::clone(pending_replies),
-            _thread: Thread::spawn("fuse-pending", move || shared.run_watchdog())?,
+            _thread: Thread::spawn("tarfs-pending", move || shared.run_watchdog())?,
         })
     }
 }

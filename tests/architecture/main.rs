@@ -387,6 +387,41 @@ fn unsafe_code_is_only_in_listed_files() {
     }
 }
 
+/// Names of threads in `code`, of a numbered one with `-N` at the end.
+fn thread_names(code: &str) -> Vec<String> {
+    let mut names = Vec::new();
+    for call in ["Thread::spawn(", "ThreadPool::start(", ".thread_name("] {
+        for text in code.split(call).skip(1) {
+            let text = text.trim_start_matches("&format!(");
+            if let Some(name) = text.strip_prefix('"') {
+                let name = name.split('"').next().unwrap_or_default();
+                names.push(name.replace("{number}", "N"));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn thread_names_fit_the_kernel_and_are_in_the_table() {
+    /// Bytes of a thread's name that Linux keeps.
+    const MAX_NAME_BYTES: usize = 15;
+    let page = source::root().join("docs/architecture.md");
+    let page = fs::read_to_string(page).expect("readable");
+    let is_test = |source: &Source| source.path.to_string_lossy().ends_with("tests.rs");
+    let sources = sources().into_iter().filter(|source| !is_test(source));
+    let names: BTreeSet<_> = sources
+        .flat_map(|source| thread_names(&source.code))
+        .collect();
+    assert!(names.len() > 20, "only {names:?}");
+    for name in names {
+        assert!(name.starts_with("tarfs-"), "{name}");
+        // A number has up to two digits (`--writers 64`).
+        assert!(name.replace('N', "63").len() <= MAX_NAME_BYTES, "{name}");
+        assert!(page.contains(&format!("`{name}`")), "{name}");
+    }
+}
+
 #[test]
 fn import_scan_finds_grouped_imports() {
     let code = "use crate::{codec::{self, Pull}, fetch};\ncrate::tar::Parser";

@@ -309,7 +309,7 @@ fn serve(
     reason = "threads that do not end cannot be ended by returning"
 )]
 fn force_exit_after(timeout: Duration) {
-    let thread = Thread::spawn("exit-deadline", move || {
+    let thread = Thread::spawn("tarfs-deadline", move || {
         std::thread::sleep(timeout);
         tracing::warn!(
             ?timeout,
@@ -804,7 +804,7 @@ impl SignalWatch {
         let signals = Signals::new(cleanup_on_signal::termination_signals());
         let mut signals = signals.context("cannot watch for signals")?;
         let handle = signals.handle();
-        let thread = Thread::spawn("signals", move || {
+        let thread = Thread::spawn("tarfs-signals", move || {
             for _ in signals.forever() {
                 send_event(&events, Event::Signal);
             }

@@ -243,7 +243,7 @@ impl ControlSocket {
             Ok(Arc::new(listener))
         })?;
         let is_stopping = Arc::new(AtomicBool::new(false));
-        let thread = Thread::spawn("control", {
+        let thread = Thread::spawn("tarfs-control", {
             let (listener, is_stopping) = (Arc::clone(&listener), Arc::clone(&is_stopping));
             move || accept_loop(&listener, &is_stopping, handle_request)
         })?;

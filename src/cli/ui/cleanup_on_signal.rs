@@ -43,7 +43,7 @@ impl CleanupOnSignal {
         let handle = signals.handle();
         let first = Arc::<Mutex<PriorCleanup>>::default();
         let held = Arc::clone(&first);
-        let thread = Thread::spawn("signals", move || {
+        let thread = Thread::spawn("tarfs-signals", move || {
             if let Some(signal) = signals.forever().next() {
                 // Locked until the process ends, so that no file is committed after the cleanup.
                 let mut first = held.lock();

@@ -199,7 +199,7 @@ fn run_in_namespace<T: Send + 'static>(
     work: impl FnOnce(&EnteredNamespace) -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let (sender, result) = mpsc::channel();
-    let thread = Thread::spawn("fuse-namespace", move || {
+    let thread = Thread::spawn("tarfs-namespace", move || {
         let result = EnteredNamespace::enter(descriptor)
             .and_then(|entered_namespace| work(&entered_namespace));
         // The caller may have timed out.

@@ -272,7 +272,7 @@ impl Mount {
         let invalidator = kernel_cache.start_invalidator(&content)?;
         let (end_sender, session_end) = mpsc::channel();
         let thread_cache = Arc::clone(&kernel_cache);
-        let thread = Thread::spawn("fuse", move || {
+        let thread = Thread::spawn("tarfs-fuse", move || {
             if let Err(error) = session.run() {
                 tracing::error!(%error, "the FUSE session failed");
             }
@@ -404,7 +404,7 @@ impl Mount {
         // An overlay answers with its own root and device number.
         let has_overlay = self.target.overlay.is_some();
         let own_device = number(self.target.lower_device());
-        let _stat_thread = Thread::spawn("fuse-ready", move || {
+        let _stat_thread = Thread::spawn("tarfs-ready", move || {
             // The receiver may have timed out.
             drop(sender.send(match root {
                 Some(root) => File::from(root).metadata(),

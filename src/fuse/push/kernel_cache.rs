@@ -103,7 +103,7 @@ impl KernelCache {
         }
         let (sender, changed_inodes) = sync_channel(MAX_PENDING_INVALIDATIONS);
         let kernel_cache = Arc::downgrade(self);
-        let thread = Thread::spawn("fuse-inval", move || {
+        let thread = Thread::spawn("tarfs-inval", move || {
             while let Ok(ino) = changed_inodes.recv() {
                 if let Some(kernel_cache) = kernel_cache.upgrade() {
                     kernel_cache.invalidate_attributes(ino);

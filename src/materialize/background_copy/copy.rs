@@ -91,7 +91,7 @@ impl BackgroundCopy {
         if self.task.set(Arc::clone(&task)).is_err() {
             return Err(Error::InUse(self.directory().to_owned()));
         }
-        let thread = Thread::spawn("copy", move || task.run())
+        let thread = Thread::spawn("tarfs-copy", move || task.run())
             .map_err(|error| Error::Thread(Arc::new(error)))
             .inspect_err(|error| status.halt(error))?;
         Ok(RunningCopy {

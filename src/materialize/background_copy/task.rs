@@ -215,7 +215,7 @@ impl CopyTask {
         let count = default_writer_count(&self.status.directory.top);
         let spawn = |number| {
             let task = Arc::clone(self);
-            Thread::spawn(&format!("copy-{number}"), move || task.run_worker())
+            Thread::spawn(&format!("tarfs-copy-{number}"), move || task.run_worker())
         };
         // If the system cannot start more threads, fewer are enough.
         let workers: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();

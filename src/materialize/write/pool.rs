@@ -133,7 +133,7 @@ impl WriterPool {
             let work = move || shards.run_writer(number, &context);
             writers
                 .threads
-                .push(Thread::spawn(&format!("writer-{number}"), work)?);
+                .push(Thread::spawn(&format!("tarfs-writer-{number}"), work)?);
         }
         Ok(writers)
     }

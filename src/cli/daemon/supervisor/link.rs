@@ -143,7 +143,7 @@ impl SupervisorLink {
         let socket = self.socket.try_clone()?;
         let stats = Arc::clone(stats);
         let (sender, end) = mpsc::channel();
-        let thread = Thread::spawn("reach", move || {
+        let thread = Thread::spawn("tarfs-reach", move || {
             let mut unreachable_time = Duration::ZERO;
             let (mut received, mut looked) = (stats.source_read_bytes.get(), Instant::now());
             // The thread receives nothing. The channel only closes.
