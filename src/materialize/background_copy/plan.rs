@@ -86,7 +86,7 @@ impl CopyPlan {
         }
     }
 
-    /// The next batch for one worker. Its files begin in one span, so that workers decode different spans.
+    /// The next batch for one copy thread. Its files begin in one span, so that threads decode different spans.
     pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;

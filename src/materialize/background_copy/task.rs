@@ -92,7 +92,7 @@ impl CopyTask {
             directory.ledger_error("read the record of complete files")(errno_of(&error))
         })?;
         let options = Options {
-            // Its writer is idle, because the workers write the contents.
+            // Its writer is idle, because the copy threads write the contents.
             writers: Some(1),
             xattrs: xattrs.clone(),
             ..Options::for_this_user()
@@ -102,7 +102,7 @@ impl CopyTask {
             .destination()
             .map_err(|errno| Error::Destination(directory.path.clone(), errno))?;
         let materializer = Materializer::start(top, problems, options.clone(), Arc::clone(stats))?;
-        // The workers' problems are counted separately. A fatal error of one stops both.
+        // The copy threads' problems are counted separately. A fatal error of one stops both.
         let shared = &materializer.tree.context;
         let context = Context {
             replacements: Arc::clone(&shared.replacements),
@@ -215,15 +215,17 @@ impl CopyTask {
         let count = default_writer_count(&self.status.directory.top);
         let spawn = |number| {
             let task = Arc::clone(self);
-            Thread::spawn(&format!("tarfs-copy-{number}"), move || task.run_worker())
+            Thread::spawn(&format!("tarfs-copy-{number}"), move || {
+                task.run_copy_thread();
+            })
         };
         // If the system cannot start more threads, fewer are enough.
-        let workers: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();
-        self.run_worker();
-        drop(workers);
+        let threads: Vec<_> = (1..count).map_while(|number| spawn(number).ok()).collect();
+        self.run_copy_thread();
+        drop(threads);
     }
 
-    fn run_worker(&self) {
+    fn run_copy_thread(&self) {
         while !self.status.cancel_token.is_cancelled() {
             let next = self.priority_files.lock().pop_front();
             if let Some(ino) = next {
