@@ -22,7 +22,7 @@ const MAX_DEPTH: usize = 1 << 17;
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
     /// By inode number. Number 0 is unused.
-    pub(super) records: Vec<InodeRow>,
+    pub(super) inodes: Vec<InodeRow>,
     pub(super) dirents: Vec<Dirent>,
     /// Dirent numbers, sorted by name within each directory's range.
     pub(super) by_name: Vec<U32>,
@@ -55,13 +55,13 @@ impl Arrays {
         }
     }
 
-    /// The record of `ino`, if it is an entry with a valid type.
-    pub(super) fn record(&self, ino: u32) -> Option<&InodeRow> {
-        let record = self.records.get(usize::try_from(ino).ok()?)?;
-        match record.kind() {
+    /// The row of `ino`, if it is an entry with a valid type.
+    pub(super) fn inode(&self, ino: u32) -> Option<&InodeRow> {
+        let inode = self.inodes.get(usize::try_from(ino).ok()?)?;
+        match inode.kind() {
             0 | TYPE_MASK => None,
-            SYMLINK => self.target(record).map(|_| record),
-            _ => Some(record),
+            SYMLINK => self.target(inode).map(|_| inode),
+            _ => Some(inode),
         }
     }
 
@@ -94,13 +94,13 @@ impl Arrays {
     }
 
     /// Bytes of an entry that are stored, without holes; 0 unless it is a file.
-    pub(super) fn stored_bytes(&self, record: &InodeRow) -> u64 {
-        if record.kind() != FILE {
+    pub(super) fn stored_bytes(&self, inode: &InodeRow) -> u64 {
+        if inode.kind() != FILE {
             return 0;
         }
-        match self.extras.get(record.extra.get() as usize) {
+        match self.extras.get(inode.extra.get() as usize) {
             Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
-            _ => record.size.get(),
+            _ => inode.size.get(),
         }
     }
 
@@ -116,12 +116,12 @@ impl Arrays {
         is_its_own.then(|| self.live_dirent(number)).flatten()
     }
 
-    /// Name and number of a live record from dirent `number`; of a directory only under its own dirent.
+    /// Name and number of a live inode from dirent `number`; of a directory only under its own dirent.
     pub(super) fn live_dirent(&self, number: u32) -> Option<(&[u8], u32)> {
         let dirent = self.dirent(number)?;
         let ino = dirent.ino.get();
-        let record = self.record(ino)?;
-        if record.is_directory() && record.dirent.get() != number {
+        let inode = self.inode(ino)?;
+        if inode.is_directory() && inode.dirent.get() != number {
             return None;
         }
         let name = self.arena.name(dirent.name)?;
@@ -131,9 +131,9 @@ impl Arrays {
     /// Numbers of a directory's dirents; empty for all else. The dirents may not exist.
     pub(super) fn child_numbers(&self, ino: u32) -> Range<u32> {
         let range = || {
-            let record = self.record(ino).filter(|record| record.is_directory())?;
-            let first = u32::try_from(record.data.get()).ok()?;
-            let end = first.checked_add(record.children.get())?;
+            let inode = self.inode(ino).filter(|inode| inode.is_directory())?;
+            let first = u32::try_from(inode.data.get()).ok()?;
+            let end = first.checked_add(inode.children.get())?;
             (end as usize <= self.dirents.len()).then_some(first..end)
         };
         range().unwrap_or(0..0)
@@ -166,8 +166,8 @@ impl Arrays {
             number = match dirent.parent.get() {
                 1 => NONE,
                 parent => {
-                    let record = self.record(parent).filter(|record| record.is_directory());
-                    record?.dirent.get()
+                    let inode = self.inode(parent).filter(|inode| inode.is_directory());
+                    inode?.dirent.get()
                 }
             };
         }
@@ -224,9 +224,9 @@ impl Arrays {
             .chunk_by(|left, right| left.parent == right.parent)
         {
             let parent = siblings.first().map_or(0, |dirent| dirent.parent.get());
-            if let Some(record) = self.records.get_mut(parent as usize) {
-                record.data = number.into();
-                record.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
+            if let Some(inode) = self.inodes.get_mut(parent as usize) {
+                inode.data = number.into();
+                inode.children = u32::try_from(siblings.len()).unwrap_or(u32::MAX).into();
             }
             number += siblings.len() as u64;
             let (ours, after) = rest.split_at_mut(siblings.len());
@@ -242,22 +242,22 @@ impl Arrays {
 
     /// Sets each entry's first dirent: that with the lowest arena offset, because the builder appends names.
     fn set_first_dirents(&mut self) {
-        for record in &mut self.records {
-            record.dirent = NONE.into();
+        for inode in &mut self.inodes {
+            inode.dirent = NONE.into();
         }
         for (number, dirent) in (0_u32..).zip(&self.dirents) {
-            let Some(record) = self.records.get_mut(dirent.ino.get() as usize) else {
+            let Some(inode) = self.inodes.get_mut(dirent.ino.get() as usize) else {
                 continue;
             };
-            let first = self.dirents.get(record.dirent.get() as usize);
+            let first = self.dirents.get(inode.dirent.get() as usize);
             if first.is_none_or(|first| dirent.name.offset() < first.name.offset()) {
-                record.dirent = number.into();
+                inode.dirent = number.into();
             }
         }
     }
 
     pub(super) fn shrink(&mut self) {
-        self.records.shrink_to_fit();
+        self.inodes.shrink_to_fit();
         self.dirents.shrink_to_fit();
         self.by_name.shrink_to_fit();
         self.arena.0.shrink_to_fit();
@@ -274,7 +274,7 @@ impl Arrays {
 
     /// Capacities, not lengths.
     pub(super) fn memory_bytes(&self) -> usize {
-        capacity_bytes(&self.records)
+        capacity_bytes(&self.inodes)
             + capacity_bytes(&self.dirents)
             + capacity_bytes(&self.by_name)
             + capacity_bytes(&self.arena.0)

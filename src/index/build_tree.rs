@@ -104,7 +104,7 @@ impl BuildTree {
     pub(super) fn new(options: Options) -> Self {
         let index = Index {
             arrays: Arrays {
-                records: vec![InodeRow::default(), implied_directory()],
+                inodes: vec![InodeRow::default(), implied_directory()],
                 ..Arrays::new()
             },
             names: Some(NameTable::new()),
@@ -138,14 +138,14 @@ impl BuildTree {
         }
     }
 
-    pub(super) fn record(&self, ino: u32) -> &InodeRow {
-        let record = self.index.arrays.records.get(ino as usize);
-        record.expect("numbers come from this tree")
+    pub(super) fn inode(&self, ino: u32) -> &InodeRow {
+        let inode = self.index.arrays.inodes.get(ino as usize);
+        inode.expect("numbers come from this tree")
     }
 
-    pub(super) fn record_mut(&mut self, ino: u32) -> &mut InodeRow {
-        let record = self.index.arrays.records.get_mut(ino as usize);
-        record.expect("numbers come from this tree")
+    pub(super) fn inode_mut(&mut self, ino: u32) -> &mut InodeRow {
+        let inode = self.index.arrays.inodes.get_mut(ino as usize);
+        inode.expect("numbers come from this tree")
     }
 
     pub(super) fn dirent(&self, number: u32) -> &Dirent {
@@ -167,31 +167,31 @@ impl BuildTree {
         &mut self,
         parent: u32,
         name: &[u8],
-        record: InodeRow,
+        inode: InodeRow,
     ) -> Result<u32, MemberError> {
         self.check_name(name)?;
-        let ino = self.allocate_ino(record)?;
+        let ino = self.allocate_ino(inode)?;
         let dirent = self.add_dirent(parent, name, ino);
         self.set_first_name(ino, dirent);
         Ok(ino)
     }
 
-    pub(super) fn replace(&mut self, number: u32, record: InodeRow) -> Result<u32, MemberError> {
+    pub(super) fn replace(&mut self, number: u32, inode: InodeRow) -> Result<u32, MemberError> {
         self.check_replaceable(number)?;
-        let ino = self.allocate_ino(record)?;
+        let ino = self.allocate_ino(inode)?;
         self.release_target(number);
         self.dirent_mut(number).ino = ino.into();
         self.set_first_name(ino, number);
-        if record.is_directory() {
+        if inode.is_directory() {
             self.increment_links(self.dirent(number).parent.get());
         }
         Ok(ino)
     }
 
     fn set_first_name(&mut self, ino: u32, dirent: u32) {
-        let record = self.record_mut(ino);
-        record.dirent = dirent.into();
-        record.links = (1 + u32::from(record.is_directory())).into();
+        let inode = self.inode_mut(ino);
+        inode.dirent = dirent.into();
+        inode.links = (1 + u32::from(inode.is_directory())).into();
     }
 
     pub(super) fn link(&mut self, parent: u32, name: &[u8], ino: u32) -> Result<(), MemberError> {
@@ -222,13 +222,13 @@ impl BuildTree {
         self.release_target(number);
         let parent = self.dirent(number).parent.get();
         self.dirent_mut(number).ino = 0.into();
-        let parent = self.record_mut(parent);
+        let parent = self.inode_mut(parent);
         parent.children = parent.children.get().saturating_sub(1).into();
     }
 
     fn check_replaceable(&self, number: u32) -> Result<(), MemberError> {
-        let record = self.record(self.dirent(number).ino.get());
-        if record.is_directory() && record.children.get() > 0 && !self.is_layer() {
+        let inode = self.inode(self.dirent(number).ino.get());
+        if inode.is_directory() && inode.children.get() > 0 && !self.is_layer() {
             return Err(MemberError::NotEmpty);
         }
         Ok(())
@@ -238,13 +238,13 @@ impl BuildTree {
     fn release_target(&mut self, number: u32) {
         let Dirent { ino, parent, .. } = *self.dirent(number);
         self.mark_dirty(ino.get());
-        let record = self.record_mut(ino.get());
-        if record.is_directory() {
+        let inode = self.inode_mut(ino.get());
+        if inode.is_directory() {
             self.remove_inode(ino.get());
-            self.record_mut(parent.get()).remove_link();
+            self.inode_mut(parent.get()).remove_link();
         } else {
-            record.remove_link();
-            if record.links.get() == 0 {
+            inode.remove_link();
+            if inode.links.get() == 0 {
                 self.remove_inode(ino.get());
             }
         }
@@ -252,28 +252,28 @@ impl BuildTree {
 
     /// Removes an entry without names. Readers that have it open keep it.
     fn remove_inode(&mut self, ino: u32) {
-        let mut record = std::mem::take(self.record_mut(ino));
+        let mut inode = std::mem::take(self.inode_mut(ino));
         self.index.totals.entries = self.index.totals.entries.saturating_sub(1);
         if let Some(replaced) = &mut self.index.replaced
-            && record.kind() != FORWARD_LINK
+            && inode.kind() != FORWARD_LINK
         {
-            record.links = 0.into();
-            record.dirent = NONE.into();
-            replaced.insert(ino, record);
+            inode.links = 0.into();
+            inode.dirent = NONE.into();
+            replaced.insert(ino, inode);
         }
     }
 
     fn increment_links(&mut self, ino: u32) {
         self.mark_dirty(ino);
-        self.record_mut(ino).add_links(1);
+        self.inode_mut(ino).add_links(1);
     }
 
-    fn allocate_ino(&mut self, record: InodeRow) -> Result<u32, MemberError> {
-        let ino = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
+    fn allocate_ino(&mut self, inode: InodeRow) -> Result<u32, MemberError> {
+        let ino = u32::try_from(self.index.arrays.inodes.len()).unwrap_or(NONE);
         if ino >= self.options.max_entries {
             return Err(MemberError::TooManyEntries);
         }
-        push_row(&mut self.index.arrays.records, record);
+        push_row(&mut self.index.arrays.inodes, inode);
         self.index.totals.entries += 1;
         Ok(ino)
     }
@@ -284,24 +284,24 @@ impl BuildTree {
     }
 
     pub(super) fn prune_replaced_directories(&mut self) {
-        let count = u32::try_from(self.index.arrays.records.len()).unwrap_or(NONE);
+        let count = u32::try_from(self.index.arrays.inodes.len()).unwrap_or(NONE);
         // A directory has a higher number than its parent, and never moves.
         for ino in ROOT + 1..count {
-            let record = self.record(ino);
-            if record.is_directory() {
-                let parent = self.dirent(record.dirent.get()).parent.get();
-                if !self.record(parent).is_directory() {
+            let inode = self.inode(ino);
+            if inode.is_directory() {
+                let parent = self.dirent(inode.dirent.get()).parent.get();
+                if !self.inode(parent).is_directory() {
                     self.remove_inode(ino);
                 }
             }
         }
         for number in 0..self.dirent_count() {
             let Dirent { ino, parent, .. } = *self.dirent(number);
-            if ino.get() == 0 || self.record(parent.get()).is_directory() {
+            if ino.get() == 0 || self.inode(parent.get()).is_directory() {
                 continue;
             }
             // The loop above already removed directories.
-            if self.record(ino.get()).mode.get() != 0 {
+            if self.inode(ino.get()).mode.get() != 0 {
                 self.release_target(number);
             }
             self.dirent_mut(number).ino = 0.into();
@@ -322,7 +322,7 @@ impl BuildTree {
     pub(super) fn check_capacity(&self, name: &[u8]) -> Result<(), MemberError> {
         self.check_name(name)?;
         let arrays = &self.index.arrays;
-        if arrays.records.len() + arrays.unresolved.len() >= self.options.max_entries as usize {
+        if arrays.inodes.len() + arrays.unresolved.len() >= self.options.max_entries as usize {
             return Err(MemberError::TooManyEntries);
         }
         Ok(())
@@ -340,24 +340,24 @@ impl BuildTree {
         if let Some(names) = names {
             names.add(arrays, number);
         }
-        let is_directory = self.record(ino).is_directory();
-        let parent = self.record_mut(parent);
+        let is_directory = self.inode(ino).is_directory();
+        let parent = self.inode_mut(parent);
         parent.children = parent.children.get().saturating_add(1).into();
         parent.add_links(is_directory.into());
         number
     }
 
     pub(super) fn is_forward_link(&self, ino: u32) -> bool {
-        self.record(ino).kind() == FORWARD_LINK
+        self.inode(ino).kind() == FORWARD_LINK
     }
 
     /// The step that dirent `number` adds to path resolution.
     fn step_through(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
-        match self.index.arrays.record(ino) {
-            Some(record) if record.is_directory() => Step::Directory(ino),
-            Some(record) if record.kind() == SYMLINK => {
-                let target = self.index.arrays.target(record);
+        match self.index.arrays.inode(ino) {
+            Some(inode) if inode.is_directory() => Step::Directory(ino),
+            Some(inode) if inode.kind() == SYMLINK => {
+                let target = self.index.arrays.target(inode);
                 Step::Link(target.unwrap_or_default().to_vec())
             }
             _ => Step::Other,
@@ -374,7 +374,7 @@ impl BuildTree {
     }
 }
 
-/// The record of an implied directory, which no member describes.
+/// The row of an implied directory, which no member describes.
 ///
 /// It depends neither on the run (GNU tar: time of extraction, umask) nor on the order of the members. Its
 /// time is 0, as in reproducible archives.
@@ -407,9 +407,9 @@ impl resolve::Tree for CreatingResolver<'_> {
         let Some(number) = self.0.find(*parent, name) else {
             return Ok(Step::Missing);
         };
-        let record = self.0.record_mut(self.0.dirent(number).ino.get());
-        if record.is_whiteout_only() {
-            record.flags = InodeRow::IMPLIED.into();
+        let inode = self.0.inode_mut(self.0.dirent(number).ino.get());
+        if inode.is_whiteout_only() {
+            inode.flags = InodeRow::IMPLIED.into();
         }
         Ok(self.0.step_through(number))
     }

@@ -286,17 +286,17 @@ impl Builder {
             && *kind == MemberKind::Directory
         {
             let ino = self.tree.dirent(number).ino.get();
-            if self.tree.record(ino).is_directory() {
+            if self.tree.inode(ino).is_directory() {
                 self.update_directory(ino, member);
                 return Ok(Placement::Entry(Ino(ino)));
             }
         }
-        let record = self.new_record(kind, member)?;
+        let inode = self.new_inode(kind, member)?;
         let Some(number) = existing else {
-            let ino = self.tree.add(parent, name, record)?;
+            let ino = self.tree.add(parent, name, inode)?;
             return Ok(Placement::Entry(Ino(ino)));
         };
-        let ino = self.tree.replace(number, record)?;
+        let ino = self.tree.replace(number, inode)?;
         if is_layer && *kind == MemberKind::Directory {
             // The replaced entry had removed that of lower layers, even a directory.
             self.add_whiteout(ino, b"")?;
@@ -349,7 +349,7 @@ impl Builder {
                 Some(number) => self.tree.dirent(number).ino.get(),
                 None => self.tree.add(ino, component, unseen)?,
             };
-            if !self.tree.record(ino).is_directory() {
+            if !self.tree.inode(ino).is_directory() {
                 return Ok(Placement::Whiteout);
             }
         }
@@ -401,7 +401,7 @@ impl Builder {
         match existing {
             // Also for a directory's own name.
             Some(number) if self.tree.dirent(number).ino.get() == ino => Ok(()),
-            _ if self.tree.record(ino).is_directory() => Err(MemberError::LinkToDirectory),
+            _ if self.tree.inode(ino).is_directory() => Err(MemberError::LinkToDirectory),
             Some(number) => self.tree.relink(number, ino),
             None => self.tree.link(parent, name, ino),
         }
@@ -429,7 +429,7 @@ impl Builder {
         let existing = self.tree.find(parent, name);
         let found = directory.and_then(|directory| self.tree.find(directory, target_name));
         let found = found.map(|number| self.tree.dirent(number).ino.get());
-        let Some(ino) = found.filter(|&ino| !self.tree.record(ino).is_whiteout_only()) else {
+        let Some(ino) = found.filter(|&ino| !self.tree.inode(ino).is_whiteout_only()) else {
             return self.insert_forward_link(parent, name, &target, existing);
         };
         self.link_name(parent, name, existing, ino)?;
@@ -448,15 +448,15 @@ impl Builder {
         existing: Option<u32>,
     ) -> Result<Placement, MemberError> {
         let target = target.as_bytes();
-        let record = InodeRow {
+        let inode = InodeRow {
             mode: FORWARD_LINK.into(),
             data: (self.tree.index.arrays.arena.push(target) as u64).into(),
             size: (target.len() as u64).into(),
             ..InodeRow::default()
         };
         let ino = match existing {
-            Some(number) => self.tree.replace(number, record)?,
-            None => self.tree.add(parent, name, record)?,
+            Some(number) => self.tree.replace(number, inode)?,
+            None => self.tree.add(parent, name, inode)?,
         };
         push_row(&mut self.forward, ino);
         Ok(Placement::Forward)
@@ -515,10 +515,10 @@ impl Builder {
             // A later member replaced it.
             return true;
         }
-        let number = self.tree.record(forward).dirent.get();
+        let number = self.tree.inode(forward).dirent.get();
         let resolved = match self.find_link_target(&self.target_path(forward)) {
             Ok(LinkTarget::Missing | LinkTarget::ThroughForwardLink) => return false,
-            Ok(LinkTarget::Entry(ino)) if self.tree.record(ino).is_directory() => {
+            Ok(LinkTarget::Entry(ino)) if self.tree.inode(ino).is_directory() => {
                 Err(MemberError::LinkToDirectory)
             }
             Ok(LinkTarget::Entry(ino)) => self.tree.relink(number, ino),
@@ -531,15 +531,15 @@ impl Builder {
     }
 
     fn target_path(&self, forward: u32) -> ArchivePath {
-        let record = self.tree.record(forward);
-        let target = self.tree.index.arrays.target(record);
+        let inode = self.tree.inode(forward);
+        let target = self.tree.index.arrays.target(inode);
         ArchivePath::sanitize(target.unwrap_or_default()).path
     }
 
     fn drop_link(&mut self, forward: u32, error: MemberError) {
-        let number = self.tree.record(forward).dirent.get();
+        let number = self.tree.inode(forward).dirent.get();
         let dirent = self.tree.dirent(number);
-        let directory = self.tree.record(dirent.parent.get()).dirent.get();
+        let directory = self.tree.inode(dirent.parent.get()).dirent.get();
         let arrays = &self.tree.index.arrays;
         let mut path = arrays.path(directory).unwrap_or_default();
         path.push(arrays.arena.name(dirent.name).unwrap_or_default());
@@ -562,11 +562,11 @@ impl Builder {
             if ino.get() == 0 || !self.tree.is_forward_link(ino.get()) {
                 continue;
             }
-            let record = self.tree.record(ino.get());
+            let inode = self.tree.inode(ino.get());
             let row = UnresolvedRow {
                 name,
-                target_offset: record.data,
-                target_len: u32::try_from(record.size.get()).unwrap_or_default().into(),
+                target_offset: inode.data,
+                target_len: u32::try_from(inode.size.get()).unwrap_or_default().into(),
                 parent,
             };
             push_row(&mut self.tree.index.arrays.unresolved, row);
@@ -576,24 +576,24 @@ impl Builder {
 
     fn update_directory(&mut self, ino: u32, member: &Member) {
         let mut attributes = self.attributes(DIRECTORY, member);
-        let record = self.tree.record_mut(ino);
-        attributes.links = record.links;
-        attributes.children = record.children;
-        attributes.dirent = record.dirent;
-        *record = attributes;
+        let inode = self.tree.inode_mut(ino);
+        attributes.links = inode.links;
+        attributes.children = inode.children;
+        attributes.dirent = inode.dirent;
+        *inode = attributes;
         self.tree.mark_dirty(ino);
     }
 
-    fn new_record(&mut self, kind: &MemberKind, member: &Member) -> Result<InodeRow, MemberError> {
-        let mut record = self.attributes(type_bits(kind), member);
+    fn new_inode(&mut self, kind: &MemberKind, member: &Member) -> Result<InodeRow, MemberError> {
+        let mut inode = self.attributes(type_bits(kind), member);
         match kind {
             MemberKind::File => {
-                record.data = member.payload.start().0.into();
-                record.size = member.size.into();
+                inode.data = member.payload.start().0.into();
+                inode.size = member.size.into();
                 let totals = &mut self.tree.index.totals;
                 totals.stored_bytes = totals.stored_bytes.saturating_add(member.payload.len());
                 if let Some(map) = &member.sparse {
-                    record.extra = self.sparse_map(record.extra.get(), member, map)?.into();
+                    inode.extra = self.sparse_map(inode.extra.get(), member, map)?.into();
                 }
             }
             MemberKind::Symlink(target) => {
@@ -601,21 +601,21 @@ impl Builder {
                     return Err(MemberError::BadTarget);
                 }
                 // In any archive, because Linux has no other mode for a symbolic link.
-                record.mode = (SYMLINK | 0o777).into();
-                record.data = (self.tree.index.arrays.arena.push(target) as u64).into();
-                record.size = (target.len() as u64).into();
+                inode.mode = (SYMLINK | 0o777).into();
+                inode.data = (self.tree.index.arrays.arena.push(target) as u64).into();
+                inode.size = (target.len() as u64).into();
             }
             MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) => {
-                record.set_device(*device);
+                inode.set_device(*device);
             }
             MemberKind::Directory | MemberKind::HardLink(_) | MemberKind::Fifo => {}
         }
-        Ok(record)
+        Ok(inode)
     }
 
     fn attributes(&mut self, type_bits: u16, member: &Member) -> InodeRow {
         let permissions = u16::try_from(member.mode & 0o7777).unwrap_or_default();
-        let mut record = InodeRow {
+        let mut inode = InodeRow {
             uid: member.uid.into(),
             gid: member.gid.into(),
             user: self.owner_row(&member.user).into(),
@@ -625,8 +625,8 @@ impl Builder {
             dirent: NONE.into(),
             ..InodeRow::default()
         };
-        record.set_mtime(member.mtime);
-        record
+        inode.set_mtime(member.mtime);
+        inode
     }
 
     /// An extra with `map` and the attributes of row `extra`.

@@ -127,7 +127,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     let sections: [&[u8]; SECTIONS as usize] = [
         layer.as_bytes(),
         &texts,
-        arrays.records.as_bytes(),
+        arrays.inodes.as_bytes(),
         arrays.dirents.as_bytes(),
         arrays.by_name.as_bytes(),
         &arrays.arena.0,
@@ -209,7 +209,7 @@ fn read_arrays(
     let &[
         _,
         _,
-        records,
+        inodes,
         dirents,
         by_name,
         arena,
@@ -225,7 +225,7 @@ fn read_arrays(
         problems,
     ] = sections;
     let arrays = Arrays {
-        records: input.rows(records)?,
+        inodes: input.rows(inodes)?,
         dirents: input.rows(dirents)?,
         by_name: input.rows(by_name)?,
         arena: Arena(input.rows(arena)?),
@@ -647,9 +647,9 @@ mod tests {
         let mut index = sample();
         let directory = index.lookup(Ino::ROOT, b"d").unwrap().ino();
         let siblings = index.arrays.child_numbers(1);
-        let record = &mut index.arrays.records[directory.0 as usize];
-        record.data = u64::from(siblings.start).into();
-        record.children = (siblings.end - siblings.start).into();
+        let inode = &mut index.arrays.inodes[directory.0 as usize];
+        inode.data = u64::from(siblings.start).into();
+        inode.children = (siblings.end - siblings.start).into();
         assert_eq!(index.children(directory, 0).count(), 0);
         assert_eq!(index.children_by_name(directory, 0).count(), 0);
         assert!(index.lookup(directory, b"d").is_none());

@@ -133,11 +133,11 @@ pub fn merge(
         other_bytes: table_bytes,
     };
     let (arrays, charge) = (&mut merger.arrays, &mut merger.charge);
-    charge.reserve(&mut arrays.records, layer_inos.len())?;
+    charge.reserve(&mut arrays.inodes, layer_inos.len())?;
     charge.reserve(&mut arrays.dirents, plan.names.len())?;
     let spans = layers.iter().map(|index| index.arrays.spans.len());
     charge.reserve(&mut arrays.spans, spans.sum())?;
-    merger.add_records(&mut sources, plan, &numbers, &layer_inos)?;
+    merger.add_inodes(&mut sources, plan, &numbers, &layer_inos)?;
     merger.add_dirents(plan, &numbers)?;
     for source in &sources {
         merger.add_spans(source);
@@ -192,7 +192,7 @@ fn assign_inos(
 ) -> Result<(Vec<Vec<u32>>, Vec<LayerIno>), MergeError> {
     let mut numbers: Vec<Vec<u32>> = Vec::new();
     for index in layers {
-        let count = index.arrays.records.len();
+        let count = index.arrays.inodes.len();
         let mut unseen = Vec::new();
         charge.reserve(&mut unseen, count)?;
         unseen.resize(count, 0);
@@ -286,8 +286,8 @@ impl<'a> Merger<'a, '_> {
         self.charge.set(bytes as u64)
     }
 
-    /// Adds a record for each of `layer_inos`; for a directory, that with its attributes.
-    fn add_records(
+    /// Adds an inode for each of `layer_inos`; for a directory, that with its attributes.
+    fn add_inodes(
         &mut self,
         layers: &mut [SourceLayer<'a>],
         plan: &MergePlan<'_>,
@@ -305,12 +305,12 @@ impl<'a> Merger<'a, '_> {
                 *layer_ino = directory.attributes;
             }
         }
-        self.arrays.records.push(InodeRow::default());
+        self.arrays.inodes.push(InodeRow::default());
         for layer_ino in attributes.get(1..).unwrap_or_default() {
             let layer = layers.get_mut(layer_ino.layer as usize);
             let layer = layer.ok_or(MergeError::TooLarge)?;
-            let record = self.copy_inode(layer, layer_ino.ino)?;
-            self.arrays.records.push(record);
+            let inode = self.copy_inode(layer, layer_ino.ino)?;
+            self.arrays.inodes.push(inode);
             self.check_memory()?;
         }
         self.other_bytes -= attribute_bytes;
@@ -323,28 +323,28 @@ impl<'a> Merger<'a, '_> {
         ino: Ino,
     ) -> Result<InodeRow, MergeError> {
         let arrays = layer.arrays;
-        let record = arrays.record(ino.0);
-        let mut record = *record.ok_or(MergeError::TooLarge)?;
-        record.user = self.copy_owner(arrays, record.user.get()).into();
-        record.group = self.copy_owner(arrays, record.group.get()).into();
-        record.extra = self.copy_extra(layer, record.extra.get())?.into();
-        record.dirent = NONE.into();
-        record.links = 0.into();
-        match record.kind() {
-            FILE => record.data = record.data.get().saturating_add(layer.start).into(),
+        let inode = arrays.inode(ino.0);
+        let mut inode = *inode.ok_or(MergeError::TooLarge)?;
+        inode.user = self.copy_owner(arrays, inode.user.get()).into();
+        inode.group = self.copy_owner(arrays, inode.group.get()).into();
+        inode.extra = self.copy_extra(layer, inode.extra.get())?.into();
+        inode.dirent = NONE.into();
+        inode.links = 0.into();
+        match inode.kind() {
+            FILE => inode.data = inode.data.get().saturating_add(layer.start).into(),
             SYMLINK => {
-                let target = arrays.target(&record);
+                let target = arrays.target(&inode);
                 let offset = self.arrays.arena.push(target.unwrap_or_default());
-                record.data = (offset as u64).into();
+                inode.data = (offset as u64).into();
             }
             DIRECTORY => {
-                record.data = 0.into();
-                record.children = 0.into();
-                record.links = 2.into();
+                inode.data = 0.into();
+                inode.children = 0.into();
+                inode.links = 2.into();
             }
             _ => {}
         }
-        Ok(record)
+        Ok(inode)
     }
 
     /// Row of an owner's name; 0, the empty name, when there are too many.
@@ -429,12 +429,12 @@ impl<'a> Merger<'a, '_> {
             let directory = plan.directories.get(named.directory as usize);
             let parent = directory.map_or(0, |directory| merged_ino_of(numbers, directory.lowest));
             let ino = merged_ino_of(numbers, named.target);
-            let Some(record) = self.arrays.records.get_mut(ino as usize) else {
+            let Some(inode) = self.arrays.inodes.get_mut(ino as usize) else {
                 continue;
             };
-            if !record.is_directory() {
-                record.add_links(1);
-            } else if let Some(parent) = self.arrays.records.get_mut(parent as usize) {
+            if !inode.is_directory() {
+                inode.add_links(1);
+            } else if let Some(parent) = self.arrays.inodes.get_mut(parent as usize) {
                 parent.add_links(1);
             }
             self.arrays.dirents.push(Dirent {

@@ -7,7 +7,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::tar::{Device, Timestamp};
 
-/// Marks a missing number of a dirent or record.
+/// Marks a missing number of a dirent or inode.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The type bits of [`InodeRow::mode`], as in `st_mode`.
@@ -144,7 +144,7 @@ impl Name {
 #[repr(C)]
 pub(super) struct Dirent {
     pub(super) name: Name,
-    /// The record it names. 0 marks a removed name, only while building.
+    /// The inode it names. 0 marks a removed name, only while building.
     pub(super) ino: U32,
     pub(super) parent: U32,
 }
@@ -246,8 +246,8 @@ mod tests {
             major: u32::MAX,
             minor: 7,
         };
-        let mut record = InodeRow::default();
-        record.set_device(device);
-        assert_eq!(record.device(), device);
+        let mut inode = InodeRow::default();
+        inode.set_device(device);
+        assert_eq!(inode.device(), device);
     }
 }

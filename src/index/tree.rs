@@ -97,9 +97,9 @@ impl Totals {
             has_xattrs: !arrays.xattrs.is_empty(),
             ..Self::default()
         };
-        for record in &arrays.records {
-            totals.entries += u64::from(record.mode.get() != 0);
-            let stored = arrays.stored_bytes(record);
+        for inode in &arrays.inodes {
+            totals.entries += u64::from(inode.mode.get() != 0);
+            let stored = arrays.stored_bytes(inode);
             totals.stored_bytes = totals.stored_bytes.saturating_add(stored);
         }
         totals
@@ -113,7 +113,7 @@ impl Totals {
 pub struct Entry<'a> {
     arrays: &'a Arrays,
     ino: Ino,
-    record: &'a InodeRow,
+    inode: &'a InodeRow,
 }
 
 /// The type of an entry.
@@ -193,7 +193,7 @@ impl Index {
         Some(Entry {
             arrays: &self.arrays,
             ino,
-            record: self.arrays.record(ino.0).or_else(replaced)?,
+            inode: self.arrays.inode(ino.0).or_else(replaced)?,
         })
     }
 
@@ -278,12 +278,12 @@ impl Index {
 
     /// The path of the name under which `ino` first appeared.
     pub fn path(&self, ino: Ino) -> Option<ArchivePath> {
-        self.arrays.path(self.arrays.record(ino.0)?.dirent.get())
+        self.arrays.path(self.arrays.inode(ino.0)?.dirent.get())
     }
 
     /// Directory, and number in [`Self::children`], where `ino` first appeared; `None` without listings.
     pub fn listing_position(&self, ino: Ino) -> Option<(Ino, u32)> {
-        let number = self.arrays.record(ino.0)?.dirent.get();
+        let number = self.arrays.inode(ino.0)?.dirent.get();
         let parent = Ino(self.arrays.dirent(number)?.parent.get());
         let siblings = self.child_numbers(parent);
         let within = siblings.contains(&number);
@@ -292,7 +292,7 @@ impl Index {
 
     /// The highest number of an entry. There are gaps where a later member replaced an entry.
     pub fn last_ino(&self) -> Ino {
-        let count = self.arrays.records.len();
+        let count = self.arrays.inodes.len();
         Ino(u32::try_from(count).map_or(NONE, |count| count.saturating_sub(1)))
     }
 
@@ -354,7 +354,7 @@ impl Index {
                 len => arena.bytes_at(row.target_offset.get(), len.into())?,
             };
             // A later member may have replaced the directory.
-            let is_directory = self.arrays.record(parent)?.is_directory();
+            let is_directory = self.arrays.inode(parent)?.is_directory();
             is_directory.then_some((Ino(parent), name, target))
         })
     }
@@ -504,11 +504,11 @@ impl<'a> Entry<'a> {
 
     /// The type of the entry.
     pub fn kind(&self) -> EntryKind<'a> {
-        match self.record.kind() {
+        match self.inode.kind() {
             DIRECTORY => EntryKind::Directory,
-            SYMLINK => EntryKind::Symlink(self.arrays.target(self.record).unwrap_or_default()),
-            CHAR_DEVICE => EntryKind::CharDevice(self.record.device()),
-            BLOCK_DEVICE => EntryKind::BlockDevice(self.record.device()),
+            SYMLINK => EntryKind::Symlink(self.arrays.target(self.inode).unwrap_or_default()),
+            CHAR_DEVICE => EntryKind::CharDevice(self.inode.device()),
+            BLOCK_DEVICE => EntryKind::BlockDevice(self.inode.device()),
             FIFO => EntryKind::Fifo,
             _ => EntryKind::File,
         }
@@ -516,60 +516,60 @@ impl<'a> Entry<'a> {
 
     /// Permission bits, the low twelve.
     pub fn mode(&self) -> u32 {
-        u32::from(self.record.mode.get() & 0o7777)
+        u32::from(self.inode.mode.get() & 0o7777)
     }
 
     /// Owner.
     pub fn uid(&self) -> u32 {
-        self.record.uid.get()
+        self.inode.uid.get()
     }
 
     /// Group.
     pub fn gid(&self) -> u32 {
-        self.record.gid.get()
+        self.inode.gid.get()
     }
 
     /// Owner's name from the archive; empty without one.
     pub fn user(&self) -> &'a [u8] {
-        self.arrays.owner(self.record.user.get())
+        self.arrays.owner(self.inode.user.get())
     }
 
     /// Group's name from the archive; empty without one.
     pub fn group(&self) -> &'a [u8] {
-        self.arrays.owner(self.record.group.get())
+        self.arrays.owner(self.inode.group.get())
     }
 
     /// Size for a reader: bytes of a file, target length of a symbolic link, else 0.
     pub fn size(&self) -> u64 {
-        match self.record.kind() {
-            FILE | SYMLINK => self.record.size.get(),
+        match self.inode.kind() {
+            FILE | SYMLINK => self.inode.size.get(),
             _ => 0,
         }
     }
 
     /// Bytes that are stored, without holes.
     pub fn stored_bytes(&self) -> u64 {
-        self.arrays.stored_bytes(self.record)
+        self.arrays.stored_bytes(self.inode)
     }
 
     /// Whether it is an implied directory: only paths of entries below it mention it.
     pub fn is_implied(&self) -> bool {
-        self.record.is_directory() && self.record.flags.get() & InodeRow::IMPLIED != 0
+        self.inode.is_directory() && self.inode.flags.get() & InodeRow::IMPLIED != 0
     }
 
     /// Whether only whiteouts below this directory of a layer mention it, so that the layer has none.
     pub fn is_whiteout_only(&self) -> bool {
-        self.record.is_whiteout_only()
+        self.inode.is_whiteout_only()
     }
 
     /// Time of last modification.
     pub fn mtime(&self) -> Timestamp {
-        self.record.mtime()
+        self.inode.mtime()
     }
 
     /// Number of names of this entry; for a directory 2, plus one for each subdirectory.
     pub fn link_count(&self) -> u32 {
-        self.record.links.get()
+        self.inode.links.get()
     }
 
     /// Number of names in a directory; 0 for all other entries.
@@ -580,21 +580,21 @@ impl<'a> Entry<'a> {
 
     /// The directory in which it first appeared. The root is its own parent.
     pub fn parent(&self) -> Ino {
-        let dirent = self.arrays.dirent(self.record.dirent.get());
+        let dirent = self.arrays.dirent(self.inode.dirent.get());
         dirent.map_or(Ino::ROOT, |dirent| Ino(dirent.parent.get()))
     }
 
     /// Extended attributes by name; ACLs as in [`crate::tar::Member::xattrs`].
     pub fn xattrs(&self) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
-        self.arrays.xattrs(self.record.extra.get())
+        self.arrays.xattrs(self.inode.extra.get())
     }
 
     /// Stored pieces of a file's content that touch `offset..offset + len`, ascending, whole.
     pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<'a> {
-        let (whole, map) = match self.arrays.sparse_pieces(self.record.extra.get()) {
-            _ if self.record.kind() != FILE => (None, &[][..]),
+        let (whole, map) = match self.arrays.sparse_pieces(self.inode.extra.get()) {
+            _ if self.inode.kind() != FILE => (None, &[][..]),
             Some(map) => (None, map),
-            None => (Some(self.record.whole_piece()), &[][..]),
+            None => (Some(self.inode.whole_piece()), &[][..]),
         };
         let size = self.size();
         let end = offset.saturating_add(len);
