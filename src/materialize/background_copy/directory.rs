@@ -52,7 +52,7 @@ impl CopyDirectory {
             Err(Errno::NOENT) => return Err(Error::NotACopy(directory)),
             Err(Errno::WOULDBLOCK) => return Err(Error::InUse(directory)),
             Err(errno) => {
-                let action = "open the record of complete files";
+                let action = "open the list of complete files";
                 return Err(Error::Ledger(ledger_path, action, errno));
             }
         };
@@ -67,7 +67,7 @@ impl CopyDirectory {
     /// The ledger if it is of `content`, or a new one if the directory is empty; else [`Error::NotACopy`].
     pub(super) fn ledger(&self, content: u128, boot_id: u64) -> Result<Ledger, Error> {
         let failed = |error: io::Error| {
-            self.ledger_error("read or write the record of complete files")(errno_of(&error))
+            self.ledger_error("read or write the list of complete files")(errno_of(&error))
         };
         let stat = fstat(&self.top).map_err(self.ledger_error("look at the directory"))?;
         let tree_id = TreeId {

@@ -1,7 +1,7 @@
 //! Ledger of complete entries, in a file beside the copy. A later mount reuses them.
 //!
 //! It has one slot of 64 bytes for each entry, at the offset given by the entry's number. The first slot
-//! identifies the tree. A record is valid only if its checksum fits this tree and entry, and the file's
+//! identifies the tree. The row in a slot is valid only if its checksum fits this tree and entry, and the file's
 //! attributes equal it, with times to the nanosecond.
 //!
 //! Within one boot, this detects every change, because each write changes a file's ctime. After a crash, data
@@ -25,9 +25,9 @@ const MAGIC: [u8; 8] = *b"TARFSDIR";
 /// A ledger of another version counts as that of another tree.
 const VERSION: u64 = 1;
 
-/// Attributes of a complete entry.
+/// Row of the ledger: attributes of a complete entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Record {
+pub(super) struct LedgerRow {
     snapshot: StatSnapshot,
     /// xxh3-64 of its stored bytes.
     pub(super) hash: u64,
@@ -37,7 +37,7 @@ pub(super) struct Record {
 #[derive(Debug)]
 pub(super) struct Ledger {
     file: File,
-    /// Seed of the checksums. It invalidates records of other trees.
+    /// Seed of the checksums. It invalidates rows of other trees.
     seed: u64,
     boot_id: u64,
 }
@@ -87,8 +87,8 @@ impl Ledger {
         }
     }
 
-    /// The valid record of entry `number`, if any.
-    pub(super) fn get(&self, number: u32) -> Option<Record> {
+    /// The valid row of entry `number`, if any.
+    pub(super) fn get(&self, number: u32) -> Option<LedgerRow> {
         let mut slot = [0; SLOT_BYTES];
         let offset = slot_offset(number);
         self.file.read_exact_at(&mut slot, offset).ok()?;
@@ -104,9 +104,9 @@ impl Ledger {
             let len = read_up_to(&self.file, &mut slots, slot_offset(first))?;
             let (slots, _) = slots.split_at(len);
             for (number, slot) in (first..).zip(slots.chunks_exact(SLOT_BYTES)) {
-                let record = slot.try_into().ok();
-                let record = record.and_then(|slot| self.parse(number, slot));
-                if record.is_some_and(|record| record.boot_id == self.boot_id) {
+                let row = slot.try_into().ok();
+                let row = row.and_then(|slot| self.parse(number, slot));
+                if row.is_some_and(|row| row.boot_id == self.boot_id) {
                     found(number);
                 }
             }
@@ -118,8 +118,8 @@ impl Ledger {
         Ok(())
     }
 
-    pub(super) fn is_recent(&self, record: &Record) -> bool {
-        record.boot_id == self.boot_id
+    pub(super) fn is_recent(&self, row: &LedgerRow) -> bool {
+        row.boot_id == self.boot_id
     }
 
     /// Records that entry `number`, whose stored bytes have `hash`, is complete.
@@ -138,7 +138,7 @@ impl Ledger {
         self.file.write_all_at(&slot, slot_offset(number))
     }
 
-    fn parse(&self, number: u32, slot: &[u8; SLOT_BYTES]) -> Option<Record> {
+    fn parse(&self, number: u32, slot: &[u8; SLOT_BYTES]) -> Option<LedgerRow> {
         let mut sealed = *slot;
         write_checksum(&mut sealed, self.seed ^ u64::from(number));
         if sealed != *slot {
@@ -150,7 +150,7 @@ impl Ledger {
         let mtime = words.next()?.cast_signed();
         let ctime = words.next()?.cast_signed();
         let nanoseconds = words.next()?;
-        Some(Record {
+        Some(LedgerRow {
             snapshot: StatSnapshot {
                 inode,
                 size,
@@ -163,7 +163,7 @@ impl Ledger {
     }
 }
 
-impl Record {
+impl LedgerRow {
     pub(super) fn matches(&self, stat: &Stat) -> bool {
         self.snapshot == StatSnapshot::of(stat)
     }
@@ -247,13 +247,13 @@ mod tests {
     }
 
     #[test]
-    fn ledger_record_matches_only_the_unchanged_file() {
+    fn ledger_row_matches_only_the_unchanged_file() {
         let file = tempfile::tempfile().expect("a file");
         let (ledger, stat) = (ledger(&file, 1), stat());
         ledger.put(20_000, &stat, 99).expect("written");
-        let record = ledger.get(20_000).expect("there");
-        assert_eq!(record.hash, 99);
-        assert!(record.matches(&stat) && ledger.is_recent(&record));
+        let row = ledger.get(20_000).expect("there");
+        assert_eq!(row.hash, 99);
+        assert!(row.matches(&stat) && ledger.is_recent(&row));
         for touch in [
             |stat: &mut Stat| stat.st_size += 1,
             |stat: &mut Stat| stat.st_ino += 1,
@@ -263,14 +263,14 @@ mod tests {
         ] {
             let mut touched = stat;
             touch(&mut touched);
-            assert!(!record.matches(&touched));
+            assert!(!row.matches(&touched));
         }
         assert_eq!(ledger.get(19_999), None);
         assert_eq!(ledger.get(20_001), None);
     }
 
     #[test]
-    fn only_ledger_records_of_this_boot_are_recent() {
+    fn only_ledger_rows_of_this_boot_are_recent() {
         let file = tempfile::tempfile().expect("a file");
         let stat = stat();
         ledger(&file, 1).put(3, &stat, 0).expect("written");
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_moved_or_foreign_ledger_record_is_ignored() {
+    fn damaged_moved_or_foreign_ledger_row_is_ignored() {
         let file = tempfile::tempfile().expect("a file");
         let (ledger, stat) = (ledger(&file, 1), stat());
         ledger.put(3, &stat, 1).expect("written");

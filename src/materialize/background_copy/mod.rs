@@ -5,7 +5,7 @@
 //!
 //! Directories are made first, then all other entries in archive order. A file that a reader opens is moved
 //! to the front. Owners, modes and times of directories are last. A file is complete when it has all its
-//! names and attributes and a record in the [`Ledger`](ledger::Ledger), which each open compares with it. The
+//! names and attributes and a row in the [`Ledger`](ledger::Ledger), which each open compares with it. The
 //! archive's reader has verified the bytes.
 
 mod copy;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::directory::is_file;
-use super::ledger::{Ledger, Record};
+use super::ledger::{Ledger, LedgerRow};
 use super::plan::{self, CopyPlan, Name};
 use super::status::{CopyState, CopyStatus};
 use crate::archive::ReadError;
@@ -89,7 +89,7 @@ impl CopyTask {
             complete.insert(number);
         });
         known.map_err(|error| {
-            directory.ledger_error("read the record of complete files")(errno_of(&error))
+            directory.ledger_error("read the list of complete files")(errno_of(&error))
         })?;
         let options = Options {
             // Its writer is idle, because the copy threads write the contents.
@@ -137,7 +137,7 @@ impl CopyTask {
         let name = self.plan.names_of(ino).first()?;
         let path = self.plan.path(&self.index, name)?;
         match self.open_verified(entry, &path) {
-            Ok(Some((file, record))) if self.ledger.is_recent(&record) => Some(file.into()),
+            Ok(Some((file, row))) if self.ledger.is_recent(&row) => Some(file.into()),
             Err(error) => {
                 tracing::debug!(%error, %path, "cannot open the copy of a file");
                 None
@@ -331,32 +331,32 @@ impl CopyTask {
 
     /// Whether an earlier mount has completed the entry.
     fn is_already_written(&self, entry: Entry<'_>, path: &ArchivePath) -> bool {
-        let Ok(Some((found, record))) = self.open_verified(entry, path) else {
+        let Ok(Some((found, row))) = self.open_verified(entry, path) else {
             return false;
         };
-        if self.ledger.is_recent(&record) {
+        if self.ledger.is_recent(&row) {
             return true;
         }
         // After a reboot, the content must have the recorded hash.
         let is_same = entry.kind() == EntryKind::File
             && member_of(entry).sparse.is_none()
-            && self.hash(&found) == Some(record.hash);
-        let stat = fstat(&found).ok().filter(|stat| record.matches(stat));
+            && self.hash(&found) == Some(row.hash);
+        let stat = fstat(&found).ok().filter(|stat| row.matches(stat));
         let Some(stat) = stat.filter(|_| is_same) else {
             return false;
         };
-        self.ledger.put(entry.ino().0, &stat, record.hash).is_ok()
+        self.ledger.put(entry.ino().0, &stat, row.hash).is_ok()
     }
 
-    /// Opens the entry if it matches its record in the ledger.
+    /// Opens the entry if it matches its row in the ledger.
     ///
     /// Fails when descriptors or memory run out, which says nothing about the entry.
     fn open_verified(
         &self,
         entry: Entry<'_>,
         path: &ArchivePath,
-    ) -> Result<Option<(OwnedFd, Record)>, Errno> {
-        let Some(record) = self.ledger.get(entry.ino().0) else {
+    ) -> Result<Option<(OwnedFd, LedgerRow)>, Errno> {
+        let Some(row) = self.ledger.get(entry.ino().0) else {
             return Ok(None);
         };
         let wants_file = entry.kind() == EntryKind::File;
@@ -368,8 +368,8 @@ impl CopyTask {
         let Ok(stat) = fstat(&found) else {
             return Ok(None);
         };
-        let is_unchanged = record.matches(&stat) && is_file(&stat) == wants_file;
-        Ok(is_unchanged.then_some((found, record)))
+        let is_unchanged = row.matches(&stat) && is_file(&stat) == wants_file;
+        Ok(is_unchanged.then_some((found, row)))
     }
 
     /// xxh3-64 of a file without holes; `None` when unreadable, or the copy is cancelled.
@@ -418,7 +418,7 @@ impl CopyTask {
         let number = entry.ino().0;
         self.ledger.put(number, &stat, hash).map_err(|error| {
             let directory = &self.status.directory;
-            let ledger_error = directory.ledger_error("write the record of complete files");
+            let ledger_error = directory.ledger_error("write the list of complete files");
             Failure::Ledger(ledger_error(errno_of(&error)))
         })?;
         self.complete.insert(number);
@@ -545,7 +545,7 @@ enum Failure {
     /// Already reported as a problem.
     Recorded,
     Read(ReadError),
-    /// The entry exists, but its record could not be written.
+    /// The entry exists, but its row in the ledger could not be written.
     Ledger(Error),
     Cancelled,
 }

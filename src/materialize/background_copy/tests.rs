@@ -234,11 +234,9 @@ fn copy_verifies_contents_after_a_reboot() {
         task.expect("ours")
     };
     let number = ino(&archive, "two").0;
-    let record = task.ledger.get(number).expect("written down");
+    let row = task.ledger.get(number).expect("written down");
     let stat = fstat(&file).expect("open");
-    task.ledger
-        .put(number, &stat, record.hash)
-        .expect("written");
+    task.ledger.put(number, &stat, row.hash).expect("written");
     drop(task);
     let (progress, reads) = archive.write(&dir);
     assert_eq!(progress.state, CopyState::Complete);
