@@ -64,9 +64,9 @@ impl IdResolver for Accounts {
 /// Maps names to ids. The first line of a name counts.
 fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
     let mut ids = HashMap::new();
-    for record in parse_records(text).filter(|record| !record.name().is_empty()) {
-        if let Some(id) = record.number(ID_FIELD) {
-            ids.entry(record.name().to_vec()).or_insert(id);
+    for line in parse_lines(text).filter(|line| !line.name().is_empty()) {
+        if let Some(id) = line.number(ID_FIELD) {
+            ids.entry(line.name().to_vec()).or_insert(id);
         }
     }
     ids
@@ -77,19 +77,19 @@ pub const ID_FIELD: usize = 2;
 
 /// A line of passwd(5) or group(5), which both begin with `name:password:id:`.
 #[derive(Clone, Debug)]
-pub struct Record<'a> {
+pub struct AccountLine<'a> {
     fields: Vec<&'a [u8]>,
 }
 
-/// Splits `text` into records. A malformed line is a record without the fields that it lacks.
-pub fn parse_records(text: &[u8]) -> impl Iterator<Item = Record<'_>> {
+/// Splits `text` into lines. A malformed line is without the fields that it lacks.
+pub fn parse_lines(text: &[u8]) -> impl Iterator<Item = AccountLine<'_>> {
     let lines = text.split(|&byte| byte == b'\n');
-    lines.map(|line| Record {
+    lines.map(|line| AccountLine {
         fields: line.trim_ascii_end().split(|&byte| byte == b':').collect(),
     })
 }
 
-impl<'a> Record<'a> {
+impl<'a> AccountLine<'a> {
     /// Name of the user or group.
     pub fn name(&self) -> &'a [u8] {
         self.field(0)

@@ -1,7 +1,7 @@
 //! Looks up an image's user in its own passwd(5) and group(5); pure.
 
 use super::error::Cause;
-use crate::base::passwd::{ID_FIELD, Record, parse_records};
+use crate::base::passwd::{AccountLine, ID_FIELD, parse_lines};
 
 /// Maximum number of groups, because a hostile file may have any number of lines.
 const MAX_GROUPS: usize = 1000;
@@ -36,9 +36,9 @@ impl User {
         };
         let name = if name.is_empty() { "0" } else { name };
         let number = name.parse::<u32>().ok();
-        let account = parse_records(passwd).find(|record| match number {
-            Some(number) => record.number(ID_FIELD) == Some(number),
-            None => record.name() == name.as_bytes(),
+        let account = parse_lines(passwd).find(|line| match number {
+            Some(number) => line.number(ID_FIELD) == Some(number),
+            None => line.name() == name.as_bytes(),
         });
         let account = account.as_ref();
         let uid = number.or_else(|| account?.number(ID_FIELD));
@@ -74,20 +74,19 @@ fn find_group(name: &str, group: &[u8]) -> Result<u32, Cause> {
     if let Ok(number) = name.parse() {
         return Ok(number);
     }
-    let record = parse_records(group).find(|record| record.name() == name.as_bytes());
-    record
-        .and_then(|record| record.number(ID_FIELD))
+    let line = parse_lines(group).find(|line| line.name() == name.as_bytes());
+    line.and_then(|line| line.number(ID_FIELD))
         .ok_or_else(|| unknown_user(name, "group"))
 }
 
 fn groups_of(user: &[u8], group: &[u8]) -> Vec<u32> {
-    let lists = |record: &Record<'_>| {
-        let mut members = record.field(3).split(|&byte| byte == b',');
+    let lists = |line: &AccountLine<'_>| {
+        let mut members = line.field(3).split(|&byte| byte == b',');
         members.any(|member| member == user)
     };
-    let numbers = parse_records(group)
+    let numbers = parse_lines(group)
         .filter(lists)
-        .filter_map(|record| record.number(ID_FIELD));
+        .filter_map(|line| line.number(ID_FIELD));
     let mut numbers: Vec<_> = numbers.take(MAX_GROUPS).collect();
     numbers.sort_unstable();
     numbers.dedup();
