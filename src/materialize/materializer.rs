@@ -105,7 +105,7 @@ impl Materializer {
         let Some(recovered) = recovered else {
             return Ok((materializer, None));
         };
-        if !is_tree_unchanged(&recovered.tree_records, &mut tree.destination) {
+        if !is_tree_unchanged(&recovered.tree_items, &mut tree.destination) {
             tree.context.problems.warn(
                 "files of the interrupted run were changed since then; starting from the beginning",
             );

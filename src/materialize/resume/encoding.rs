@@ -1,4 +1,4 @@
-//! Fields of a journal record: numbers of eight bytes, and strings after their lengths.
+//! Fields of a journal item: numbers of eight bytes, and strings after their lengths.
 
 use crate::base::archive_path::ArchivePath;
 
@@ -16,7 +16,7 @@ impl FieldEncoder {
     }
 }
 
-/// Decodes the body of a record; each method is `None` for an invalid one.
+/// Decodes the body of an item; each method is `None` for an invalid one.
 #[derive(Debug)]
 pub(crate) struct FieldDecoder<'a>(pub(super) &'a [u8]);
 

@@ -1,9 +1,9 @@
 //! Journal of a resumable run, in a file beside the tree. `--resume` continues from it.
 //!
-//! The run appends records of complete entries, and of directories and links to be finished at the end. A
+//! The run appends items for complete entries, and for directories and links to be finished at the end. A
 //! checkpoint says that all members before a certain member are done, and where that member is in the source.
-//! Each record has a checksum over itself and all records before it, so a reader stops at a torn record.
-//! Records after the last checkpoint are dropped, because their members are made again.
+//! Each item has a checksum over itself and all items before it, so a reader stops at a torn item.
+//! Items after the last checkpoint are dropped, because their members are made again.
 //!
 //! A journal is valid for the current boot, the same version of the source, the same directory, umask and
 //! options. It is used only if every entry is still as recorded.
@@ -50,7 +50,7 @@ const MAX_CACHED_PATHS: usize = 4096;
 const MAX_BUFFERED_BYTES: usize = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RecordKind {
+enum ItemKind {
     RunKey = 1,
     Entry = 2,
     Directory = 3,
@@ -61,7 +61,7 @@ enum RecordKind {
     Make = 8,
 }
 
-impl RecordKind {
+impl ItemKind {
     const ALL: [Self; 8] = [
         Self::RunKey,
         Self::Entry,
@@ -92,7 +92,7 @@ struct WriteState {
     /// File offset of the buffer.
     end: u64,
     chain: u64,
-    /// Then no more records are written.
+    /// Then no more items are written.
     is_invalid: bool,
 }
 
@@ -101,16 +101,16 @@ pub(crate) struct RecoveredState {
     pub(crate) resume_point: ResumePoint,
     pub(crate) progress: CheckpointInfo,
     /// In the order of the journal.
-    pub(crate) tree_records: Vec<TreeRecord>,
+    pub(crate) tree_items: Vec<TreeItem>,
     pub(crate) directories: Vec<PendingDirectory>,
     pub(crate) links: Vec<DeferredLink>,
     /// Directories that only unfinished members may have made.
     pub(crate) new_directories: HashSet<ArchivePath>,
 }
 
-/// Record about the tree. Its path has no links.
+/// Item about the tree. Its path has no links.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum TreeRecord {
+pub(crate) enum TreeItem {
     /// An entry was complete.
     Complete(ArchivePath, StatSnapshot),
     /// The inode's link count was about to change, which changes its ctime.
@@ -178,7 +178,7 @@ impl Journal {
         let mut state = self.state.lock();
         let restarted = self.file.set_len(0).and_then(|()| {
             *state = WriteState::default();
-            state.add(RecordKind::RunKey, &self.run_key);
+            state.add(ItemKind::RunKey, &self.run_key);
             self.flush(&mut state)
         });
         restarted.map_err(|error| Error::Journal(self.path.clone(), errno_of(&error)))
@@ -225,7 +225,7 @@ impl Journal {
         fields.number(snapshot.ctime.0.cast_unsigned());
         fields.number(snapshot.ctime.1);
         fields.bytes(path.as_bytes());
-        self.add(RecordKind::Entry, &fields);
+        self.add(ItemKind::Entry, &fields);
     }
 
     /// Records that member `number` is a directory with deferred attributes.
@@ -242,7 +242,7 @@ impl Journal {
         fields.number(number);
         fields.bytes(path.as_ref().unwrap_or(&pending.path).as_bytes());
         pending.encode(&mut fields);
-        self.add(RecordKind::Directory, &fields);
+        self.add(ItemKind::Directory, &fields);
     }
 
     /// Records that member `number` is a link to be made at the end.
@@ -251,21 +251,21 @@ impl Journal {
         fields.number(number);
         fields.bytes(link.path.as_bytes());
         fields.bytes(link.target.as_bytes());
-        self.add(RecordKind::Link, &fields);
+        self.add(ItemKind::Link, &fields);
     }
 
     /// Records, at once, that the link count and so the ctime of `inode` are about to change.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
-        self.add_and_flush(RecordKind::Touch, &fields);
+        self.add_and_flush(ItemKind::Touch, &fields);
     }
 
     /// Records, at once, that the entry of `job` is about to be replaced.
     pub(super) fn record_replace(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
-        self.add_and_flush(RecordKind::Replace, &fields);
+        self.add_and_flush(ItemKind::Replace, &fields);
     }
 
     /// Records, at once, that the directory of `job` is about to be made.
@@ -273,10 +273,10 @@ impl Journal {
         let mut fields = FieldEncoder::default();
         fields.number(job.number);
         fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
-        self.add_and_flush(RecordKind::Make, &fields);
+        self.add_and_flush(ItemKind::Make, &fields);
     }
 
-    fn add_and_flush(&self, kind: RecordKind, fields: &FieldEncoder) {
+    fn add_and_flush(&self, kind: ItemKind, fields: &FieldEncoder) {
         let mut state = self.state.lock();
         state.add(kind, &fields.0);
         if self.flush(&mut state).is_err() {
@@ -284,11 +284,11 @@ impl Journal {
         }
     }
 
-    fn add(&self, kind: RecordKind, fields: &FieldEncoder) {
+    fn add(&self, kind: ItemKind, fields: &FieldEncoder) {
         let mut state = self.state.lock();
         state.add(kind, &fields.0);
         let is_full = state.buffer.len() >= MAX_BUFFERED_BYTES;
-        if fields.0.len() > MAX_RECORD_BYTES || is_full && self.flush(&mut state).is_err() {
+        if fields.0.len() > MAX_ITEM_BYTES || is_full && self.flush(&mut state).is_err() {
             self.invalidate_locked(&mut state);
         }
     }
@@ -305,7 +305,7 @@ impl Journal {
         fields.bytes(&progress.found);
         fields.bytes(&resume_point.encode());
         let mut state = self.state.lock();
-        state.add(RecordKind::Checkpoint, &fields.0);
+        state.add(ItemKind::Checkpoint, &fields.0);
         self.flush(&mut state).is_ok() && !state.is_invalid
     }
 
@@ -336,7 +336,7 @@ impl Journal {
             self.invalidate_locked(state);
             return Ok(());
         }
-        // A partly written record has no checksum. It stays in the buffer for a retry.
+        // A partly written item has no checksum. It stays in the buffer for a retry.
         self.file.write_all_at(&state.buffer, state.end)?;
         state.end += state.buffer.len() as u64;
         state.buffer.clear();
@@ -350,34 +350,31 @@ impl Journal {
         if self.file.metadata()?.len() > MAX_JOURNAL_BYTES {
             return Ok(None);
         }
-        let mut records = RecordReader {
+        let mut items = ItemReader {
             input: BufReader::new(&self.file),
             chain: 0,
             end: 0,
         };
-        if records.next_record()? != Some((RecordKind::RunKey, self.run_key.clone())) {
+        if items.next_item()? != Some((ItemKind::RunKey, self.run_key.clone())) {
             return Ok(None);
         }
         let mut loader = JournalLoader::default();
         let mut last = None;
-        // Records after the last checkpoint that invalidate earlier ones, or announce new directories.
+        // Items after the last checkpoint that invalidate earlier ones, or announce new directories.
         let mut tail = Vec::new();
-        while let Some((kind, body)) = records.next_record()? {
-            if loader.add_record(kind, &body).is_none() {
+        while let Some((kind, body)) = items.next_item()? {
+            if loader.add_item(kind, &body).is_none() {
                 break;
             }
             match kind {
-                RecordKind::Checkpoint => {
-                    last = Some((records.end, records.chain));
+                ItemKind::Checkpoint => {
+                    last = Some((items.end, items.chain));
                     tail.clear();
                 }
-                RecordKind::Touch | RecordKind::Replace | RecordKind::Make => {
+                ItemKind::Touch | ItemKind::Replace | ItemKind::Make => {
                     tail.push((kind, body));
                 }
-                RecordKind::RunKey
-                | RecordKind::Entry
-                | RecordKind::Directory
-                | RecordKind::Link => {}
+                ItemKind::RunKey | ItemKind::Entry | ItemKind::Directory | ItemKind::Link => {}
             }
         }
         let Some((end, chain)) = last else {
@@ -396,56 +393,54 @@ impl Journal {
 }
 
 impl WriteState {
-    fn add(&mut self, kind: RecordKind, body: &[u8]) {
-        if self.is_invalid || body.len() > MAX_RECORD_BYTES {
+    fn add(&mut self, kind: ItemKind, body: &[u8]) {
+        if self.is_invalid || body.len() > MAX_ITEM_BYTES {
             return;
         }
-        let mut record = Vec::with_capacity(body.len() + 5);
+        let mut item = Vec::with_capacity(body.len() + 5);
         let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        record.extend_from_slice(&len.to_le_bytes());
-        record.push(kind as u8);
-        record.extend_from_slice(body);
-        self.chain = xxh3_64_with_seed(&record, self.chain);
-        self.buffer.extend_from_slice(&record);
+        item.extend_from_slice(&len.to_le_bytes());
+        item.push(kind as u8);
+        item.extend_from_slice(body);
+        self.chain = xxh3_64_with_seed(&item, self.chain);
+        self.buffer.extend_from_slice(&item);
         self.buffer.extend_from_slice(&self.chain.to_le_bytes());
     }
 }
 
-/// Reads records while their checksums are right.
-struct RecordReader<'a> {
+/// Reads items while their checksums are right.
+struct ItemReader<'a> {
     input: BufReader<&'a File>,
     chain: u64,
     end: u64,
 }
 
-impl RecordReader<'_> {
-    fn next_record(&mut self) -> io::Result<Option<(RecordKind, Vec<u8>)>> {
+impl ItemReader<'_> {
+    fn next_item(&mut self) -> io::Result<Option<(ItemKind, Vec<u8>)>> {
         let mut head = [0; 5];
         if !self.read_exact_or_eof(&mut head)? {
             return Ok(None);
         }
         let [first, second, third, fourth, kind] = head;
         let len = u32::from_le_bytes([first, second, third, fourth]) as usize;
-        let kind = RecordKind::ALL.into_iter().find(|all| *all as u8 == kind);
-        let Some(kind) = kind.filter(|_| len <= MAX_RECORD_BYTES) else {
+        let kind = ItemKind::ALL.into_iter().find(|all| *all as u8 == kind);
+        let Some(kind) = kind.filter(|_| len <= MAX_ITEM_BYTES) else {
             return Ok(None);
         };
-        // The record's length may be wrong, so the buffer grows only with the data.
-        let mut record = head.to_vec();
-        (&mut self.input)
-            .take(len as u64)
-            .read_to_end(&mut record)?;
+        // The item's length may be wrong, so the buffer grows only with the data.
+        let mut item = head.to_vec();
+        (&mut self.input).take(len as u64).read_to_end(&mut item)?;
         let mut sum = [0; 8];
-        if record.len() != head.len() + len || !self.read_exact_or_eof(&mut sum)? {
+        if item.len() != head.len() + len || !self.read_exact_or_eof(&mut sum)? {
             return Ok(None);
         }
-        let chain = xxh3_64_with_seed(&record, self.chain);
+        let chain = xxh3_64_with_seed(&item, self.chain);
         if chain != u64::from_le_bytes(sum) {
             return Ok(None);
         }
         self.chain = chain;
-        self.end += (record.len() + sum.len()) as u64;
-        Ok(Some((kind, record.split_off(head.len()))))
+        self.end += (item.len() + sum.len()) as u64;
+        Ok(Some((kind, item.split_off(head.len()))))
     }
 
     fn read_exact_or_eof(&mut self, buffer: &mut [u8]) -> io::Result<bool> {
@@ -457,11 +452,11 @@ impl RecordReader<'_> {
     }
 }
 
-/// Records read so far, with the numbers of their members.
+/// Items read so far, with the numbers of their members.
 #[derive(Debug, Default)]
 struct JournalLoader {
-    /// Each record belongs to the member of that number, or to any member.
-    tree_records: Vec<(Option<u64>, TreeRecord)>,
+    /// Each item belongs to the member of that number, or to any member.
+    tree_items: Vec<(Option<u64>, TreeItem)>,
     directories: Vec<(u64, PendingDirectory)>,
     links: Vec<(u64, DeferredLink)>,
     new_directories: Vec<(u64, ArchivePath)>,
@@ -473,8 +468,8 @@ impl JournalLoader {
     fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
         let mut fields = FieldDecoder(body);
         match kind {
-            RecordKind::RunKey => return None,
-            RecordKind::Entry => {
+            ItemKind::RunKey => return None,
+            ItemKind::Entry => {
                 let number = fields.number()?;
                 let snapshot = StatSnapshot {
                     inode: fields.number()?,
@@ -486,7 +481,7 @@ impl JournalLoader {
                 fields.end()?;
                 self.tree_records.push((Some(number), whole));
             }
-            RecordKind::Directory => {
+            ItemKind::Directory => {
                 let number = fields.number()?;
                 let unchecked = TreeRecord::Unchecked(fields.path()?);
                 let pending = PendingDirectory::decode(&mut fields)?;
@@ -494,7 +489,7 @@ impl JournalLoader {
                 self.tree_records.push((Some(number), unchecked));
                 self.directories.push((number, pending));
             }
-            RecordKind::Link => {
+            ItemKind::Link => {
                 let number = fields.number()?;
                 let (path, target) = (fields.path()?, fields.path()?);
                 fields.end()?;
@@ -528,24 +523,24 @@ impl JournalLoader {
     fn finish(self) -> Option<RecoveredState> {
         let (resume_point, progress) = self.checkpoint?;
         let done = progress.members;
-        let records = self.tree_records.into_iter();
-        let records = records.filter(|(number, _)| number.is_none_or(|number| number < done));
+        let items = self.tree_items.into_iter();
+        let items = items.filter(|(number, _)| number.is_none_or(|number| number < done));
         let made = self.new_directories.into_iter();
         let made = made.filter(|(number, _)| *number >= done);
         Some(RecoveredState {
             resume_point,
             progress,
-            tree_records: records.map(|(_, record)| record).collect(),
-            directories: records_before(self.directories, done),
-            links: records_before(self.links, done),
+            tree_items: items.map(|(_, item)| item).collect(),
+            directories: items_before(self.directories, done),
+            links: items_before(self.links, done),
             new_directories: made.map(|(_, path)| path).collect(),
         })
     }
 }
 
-fn records_before<T>(records: Vec<(u64, T)>, end: u64) -> Vec<T> {
-    let before = records.into_iter().filter(|(number, _)| *number < end);
-    before.map(|(_, record)| record).collect()
+fn items_before<T>(items: Vec<(u64, T)>, end: u64) -> Vec<T> {
+    let before = items.into_iter().filter(|(number, _)| *number < end);
+    before.map(|(_, item)| item).collect()
 }
 
 fn parse_checkpoint(fields: &mut FieldDecoder<'_>) -> Option<(ResumePoint, CheckpointInfo)> {
@@ -623,7 +618,7 @@ mod tests {
             target: path("../a"),
         };
         journal.record_link(1, &link);
-        // The record of a member that is made again.
+        // The item of a member that is made again.
         journal.record_entry(7, &path("z"), &stat);
         assert!(journal.checkpoint(&resume_point(4096), &progress(2)));
         journal.record_touch(99);
@@ -669,7 +664,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_recovers_records_before_the_last_checkpoint() {
+    fn journal_recovers_items_before_the_last_checkpoint() {
         let (_base, out) = written();
         for _ in 0..2 {
             let recovered = reopened(&out).expect("a past");
@@ -678,11 +673,11 @@ mod tests {
             assert_eq!((progress.entries, progress.errors), (5, 3));
             assert_eq!(recovered.resume_point, resume_point(4096));
             assert_eq!(progress.found, [1, 0]);
-            // Touch records after the last checkpoint survive every reopening.
-            let [TreeRecord::Complete(whole, _), TreeRecord::Touched(99)] =
-                recovered.tree_records.as_slice()
+            // Touch items after the last checkpoint survive every reopening.
+            let [TreeItem::Complete(whole, _), TreeItem::Touched(99)] =
+                recovered.tree_items.as_slice()
             else {
-                panic!("{:?}", recovered.tree_records);
+                panic!("{:?}", recovered.tree_items);
             };
             assert_eq!(*whole, path("a"));
             assert_eq!(recovered.links.len(), 1);
@@ -773,14 +768,14 @@ mod tests {
         let whole = std::fs::read(&file).expect("there");
         let ends: Vec<usize> = {
             let file = File::open(&file).expect("there");
-            let mut records = RecordReader {
+            let mut items = ItemReader {
                 input: BufReader::new(&file),
                 chain: 0,
                 end: 0,
             };
             let ends = std::iter::from_fn(|| {
-                records.next_record().expect("readable")?;
-                usize::try_from(records.end).ok()
+                items.next_item().expect("readable")?;
+                usize::try_from(items.end).ok()
             });
             ends.collect()
         };

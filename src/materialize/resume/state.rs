@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustix::fs::{AtFlags, FileType};
 
-use super::journal::{CheckpointInfo, Journal, RecoveredState, TreeRecord};
+use super::journal::{CheckpointInfo, Journal, RecoveredState, TreeItem};
 use super::sidecar::StatSnapshot;
 use crate::archive::ResumePoint;
 use crate::base::archive_path::ArchivePath;
@@ -60,8 +60,8 @@ impl ResumeState {
         problems: &Problems,
         links: &[DeferredLink],
     ) {
-        for record in recovered.tree_records {
-            if let TreeRecord::Complete(path, snapshot) = record {
+        for item in recovered.tree_items {
+            if let TreeItem::Complete(path, snapshot) = item {
                 let names = self.names_by_inode.entry(snapshot.inode).or_default();
                 names.push(path);
             }
@@ -322,22 +322,22 @@ impl ResumeState {
 }
 
 /// Whether every complete entry is still as the earlier run recorded it.
-pub(crate) fn is_tree_unchanged(records: &[TreeRecord], destination: &mut Destination) -> bool {
+pub(crate) fn is_tree_unchanged(items: &[TreeItem], destination: &mut Destination) -> bool {
     let mut expected = HashMap::new();
     let mut inodes = HashMap::new();
-    for record in records {
-        match record {
-            TreeRecord::Complete(path, snapshot) => {
+    for item in items {
+        match item {
+            TreeItem::Complete(path, snapshot) => {
                 expected.insert(path, snapshot.inode);
                 // An additional name of an inode changes its times.
                 inodes.insert(snapshot.inode, (*snapshot, false));
             }
-            TreeRecord::Touched(inode) => {
+            TreeItem::Touched(inode) => {
                 if let Some((_, is_touched)) = inodes.get_mut(inode) {
                     *is_touched = true;
                 }
             }
-            TreeRecord::Unchecked(path) => {
+            TreeItem::Unchecked(path) => {
                 expected.remove(path);
             }
         }
