@@ -56,7 +56,7 @@ impl Decoder {
             context,
             plain: seek_point.plain,
             is_first: false,
-            state: State::Blocks(BlockRecords::new(check, false)),
+            state: State::Blocks(BlockLengths::new(check, false)),
         };
         Ok(Self::new(streams, seek_point.packed))
     }
@@ -73,15 +73,15 @@ pub(super) struct Streams {
 enum State {
     /// Before a stream, in the padding behind one, or at the end.
     BetweenStreams,
-    Blocks(BlockRecords),
-    Serial(BlockRecords, Box<Serial>),
+    Blocks(BlockLengths),
+    Serial(BlockLengths, Box<Serial>),
     Index(Box<Index>),
     /// Before the footer of a stream, with the length of its index.
     Footer(Check, u64),
 }
 
-/// Summary of the blocks so far, to compare with the index.
-struct BlockRecords {
+/// Summary of the lengths of the blocks so far, to compare with the index.
+struct BlockLengths {
     check: Check,
     /// Whether it covers all blocks of the stream.
     has_all_blocks: bool,
@@ -89,7 +89,7 @@ struct BlockRecords {
     hash: Xxh3Default,
 }
 
-impl BlockRecords {
+impl BlockLengths {
     fn new(check: Check, has_all_blocks: bool) -> Self {
         Self {
             check,
@@ -120,13 +120,13 @@ impl FrameWalker for Streams {
         let stepped = match &mut self.state {
             State::BetweenStreams => self.start_stream(input),
             State::Blocks(_) => self.start_block(input, pulls),
-            State::Serial(records, serial) => {
+            State::Serial(lengths, serial) => {
                 let len = self.plain.0;
                 match serial.step(input, &self.context.pool, &mut self.plain, pulls) {
                     Ok(Step::End) => {
                         pulls.extend(serial.piece.flush());
-                        records.add(serial.unpadded_len(), serial.plain_len);
-                        self.state = State::Blocks(records.take());
+                        lengths.add(serial.unpadded_len(), serial.plain_len);
+                        self.state = State::Blocks(lengths.take());
                         Ok(Step::Progressed)
                     }
                     Ok(Step::NeedInput) if self.plain.0 > len => Ok(Step::Progressed),
@@ -179,7 +179,7 @@ impl Streams {
         let check = Check::parse_stream_header(header)?;
         input.skip(STREAM_HEADER_LEN as u64);
         self.is_first = false;
-        self.state = State::Blocks(BlockRecords::new(check, true));
+        self.state = State::Blocks(BlockLengths::new(check, true));
         Ok(Step::Progressed)
     }
 
@@ -188,16 +188,16 @@ impl Streams {
         input: &mut InputQueue,
         pulls: &mut PullQueue,
     ) -> Result<Step, Cause> {
-        let State::Blocks(records) = &mut self.state else {
+        let State::Blocks(lengths) = &mut self.state else {
             return Ok(Step::Progressed);
         };
-        let check = records.check;
+        let check = lengths.check;
         let Some([first]) = input.peek() else {
             return Ok(Step::NeedInput);
         };
         if first == 0 {
             input.skip(1);
-            self.state = State::Index(Box::new(Index::new(records.take())));
+            self.state = State::Index(Box::new(Index::new(lengths.take())));
             return Ok(Step::Progressed);
         }
         let mut header = vec![0; block_header_len(first)];
@@ -218,9 +218,9 @@ impl Streams {
         } else {
             let grant = self.context.borrow_memory(block.needed_bytes)?;
             let serial = Serial::new(check, block.header_len, grant)?;
-            let records = records.take();
+            let lengths = lengths.take();
             self.mark_block(packed, check, pulls);
-            self.state = State::Serial(records, Box::new(serial));
+            self.state = State::Serial(lengths, Box::new(serial));
         }
         Ok(Step::Progressed)
     }
@@ -241,12 +241,12 @@ impl Streams {
         packed: Packed,
         pulls: &mut PullQueue,
     ) -> Result<(), Cause> {
-        let State::Blocks(records) = &mut self.state else {
+        let State::Blocks(lengths) = &mut self.state else {
             return Ok(());
         };
-        let (check, plain_len) = (records.check, block.plain_len.unwrap_or_default());
+        let (check, plain_len) = (lengths.check, block.plain_len.unwrap_or_default());
         let unpadded_len = unpadded_len(block, check);
-        records.add(unpadded_len, plain_len);
+        lengths.add(unpadded_len, plain_len);
         let len = usize::try_from(plain_len).unwrap_or(usize::MAX);
         // In stream order, and both at once: see `BufferPool::acquire_with`.
         let pool = &self.context.pool;
@@ -484,12 +484,12 @@ impl Serial {
     }
 }
 
-/// Reads an index record by record and compares it with the stream's blocks.
+/// Reads an index, block by block, and compares it with the stream's blocks.
 struct Index {
-    expected: BlockRecords,
-    /// Number of remaining records; `None` before the first integer.
+    expected: BlockLengths,
+    /// Number of remaining blocks; `None` before the first integer.
     left: Option<u64>,
-    found: BlockRecords,
+    found: BlockLengths,
     /// Bytes so far, and their CRC-32.
     len: u64,
     crc: Crc,
@@ -497,11 +497,11 @@ struct Index {
 
 impl Index {
     /// Behind the first byte, a zero.
-    fn new(expected: BlockRecords) -> Self {
+    fn new(expected: BlockLengths) -> Self {
         let mut crc = Crc::new();
         crc.update(&[0]);
         Self {
-            found: BlockRecords::new(expected.check, true),
+            found: BlockLengths::new(expected.check, true),
             expected,
             left: None,
             len: 1,
@@ -509,7 +509,9 @@ impl Index {
         }
     }
 
-    /// Reads an integer, a record, or the end, which yields the index's length. Takes nothing if it is cut.
+    /// Reads an integer, the lengths of a block, or the end, which yields the index's length.
+    ///
+    /// Takes nothing if it is cut.
     fn step(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         match self.left {
             None => {
