@@ -1,4 +1,4 @@
-//! State that the requests of a filesystem share: the tree as it is shown, and its records.
+//! State that the requests of a filesystem share, such as the tree as it is shown and pending replies.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Reads that timed out, to recognize the kernel's retry.
 //!
 //! If a read-ahead fails, the kernel at once retries the single page that the caller wants. Without this
-//! record the caller would wait for two timeouts.
+//! list the caller would wait for two timeouts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::index::Ino;
 /// Time in which the kernel retries, even on a busy machine. A later read has its own timeout.
 const KERNEL_RETRY_WINDOW: Duration = Duration::from_millis(250);
 
-/// Maximum number of records: as many reads as may fail at the same time.
+/// Maximum length of the list: as many reads as may fail at the same time.
 const MAX_TIMED_OUT_READS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ impl TimedOutReads {
         self.is_nonempty.store(true, Ordering::Release);
     }
 
-    /// Whether `range` is part of a read that timed out just now. Each record matches once.
+    /// Whether `range` is part of a read that timed out just now. Each read matches once.
     pub(super) fn is_kernel_retry(&self, range: RequestedRange, now: Instant) -> bool {
         if !self.is_nonempty.load(Ordering::Acquire) {
             return false;

@@ -55,7 +55,7 @@ const LAYERS: &[Layer] = &[
         name: "layers",
         imports: &["base", "source", "codec", "index", "archive"],
     },
-    // `tar` for its records: an entry's time and device, a member as it is written.
+    // `tar` for its types: an entry's time and device, a member as it is written.
     Layer {
         name: "fuse",
         imports: &["base", "tar", "index", "archive"],

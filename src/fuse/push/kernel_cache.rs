@@ -38,7 +38,7 @@ const DENTRY_LOOKAHEAD: usize = 16;
 /// Maximum number of queued invalidations. Beyond it, old attributes stay until their TTL ends.
 const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
-/// The daemon's record of the kernel's caches.
+/// The daemon's view of the kernel's caches.
 #[derive(Debug)]
 pub(in crate::fuse) struct KernelCache {
     subtree: Subtree,
