@@ -6,22 +6,7 @@ use clap_complete::engine::CompletionCandidate;
 
 use super::daemon::control_socket;
 use super::environment;
-
-/// Options of `tarfs mount -o`, as [`tarfs::fuse::MountOptions`] reads them.
-const MOUNT_OPTIONS: [&str; 12] = [
-    "allow_other",
-    "default_permissions",
-    "uid=",
-    "gid=",
-    "umask=",
-    "suid",
-    "dev",
-    "noexec",
-    "nosymfollow",
-    "ro",
-    "rw",
-    "fsname=",
-];
+use tarfs::fuse::MountOptions;
 
 /// Mountpoints of the mounts that this user may query.
 pub(crate) fn mountpoints() -> Vec<CompletionCandidate> {
@@ -40,9 +25,11 @@ pub(crate) fn mount_options(current: &OsStr) -> Vec<CompletionCandidate> {
     };
     let (before, last) = current.rsplit_once(',').unwrap_or(("", current));
     let prefix = &current[..current.len() - last.len()];
-    MOUNT_OPTIONS
-        .into_iter()
-        .filter(|option| option.starts_with(last) && !before.split(',').any(|set| set == *option))
+    let flags = MountOptions::flag_names().map(str::to_owned);
+    let values = MountOptions::value_names().map(|name| format!("{name}="));
+    flags
+        .chain(values)
+        .filter(|option| option.starts_with(last) && !before.split(',').any(|set| set == option))
         .map(|option| CompletionCandidate::new(format!("{prefix}{option}")))
         .collect()
 }
@@ -50,7 +37,6 @@ pub(crate) fn mount_options(current: &OsStr) -> Vec<CompletionCandidate> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tarfs::fuse::MountOptions;
 
     fn completed(current: &str) -> Vec<String> {
         let candidates = mount_options(OsStr::new(current));
@@ -70,7 +56,9 @@ mod tests {
 
     #[test]
     fn completed_mount_options_are_valid() {
-        for option in MOUNT_OPTIONS {
+        let all = completed("");
+        assert!(all.contains(&"uid=".to_owned()), "{all:?}");
+        for option in all {
             let value = if option.ends_with('=') { "7" } else { "" };
             let mut options = MountOptions::default();
             assert_eq!(options.apply(&format!("{option}{value}")), Ok(()));

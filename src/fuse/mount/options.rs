@@ -49,6 +49,59 @@ pub enum OptionError {
     },
 }
 
+/// Sets an option without a value.
+type SetFlag = fn(&mut MountOptions);
+
+/// Sets an option to its value.
+type SetValue = fn(&mut MountOptions, &str) -> Result<(), OptionError>;
+
+/// Options without a value.
+const FLAGS: [(&str, SetFlag); 12] = [
+    ("allow_other", |options| options.allow_other = true),
+    ("default_permissions", |options| {
+        options.default_permissions = true;
+    }),
+    ("suid", |options| options.suid = true),
+    ("nosuid", |options| options.suid = false),
+    ("dev", |options| options.dev = true),
+    ("nodev", |options| options.dev = false),
+    ("exec", |options| options.noexec = false),
+    ("noexec", |options| options.noexec = true),
+    ("symfollow", |options| options.nosymfollow = false),
+    ("nosymfollow", |options| options.nosymfollow = true),
+    ("rw", |options| options.read_only = Some(false)),
+    ("ro", |options| options.read_only = Some(true)),
+];
+
+/// Options with a value.
+const VALUES: [(&str, SetValue); 4] = [
+    ("uid", |options, value| {
+        options.ownership.uid = Some(number("uid", value)?);
+        Ok(())
+    }),
+    ("gid", |options, value| {
+        options.ownership.gid = Some(number("gid", value)?);
+        Ok(())
+    }),
+    ("umask", |options, value| {
+        let mask = u32::from_str_radix(value, 8).ok();
+        let mask = mask.filter(|&mask| mask <= 0o777);
+        let mask = mask.ok_or_else(|| invalid("umask", "an octal number up to 777", value));
+        options.ownership.umask = mask?;
+        Ok(())
+    }),
+    ("fsname", |options, value| {
+        options.fsname = Some(value.to_owned());
+        Ok(())
+    }),
+];
+
+/// Options for mount(8) and systemd, which pass them on.
+const IGNORED_FLAGS: [&str; 11] = [
+    "defaults", "nonempty", "noatime", "relatime", "auto", "noauto", "user", "nouser", "users",
+    "nofail", "_netdev",
+];
+
 impl MountOptions {
     /// Applies an argument of `-o`: options separated by commas. A later one overrides an earlier one.
     ///
@@ -65,44 +118,41 @@ impl MountOptions {
         })
     }
 
+    /// Names of the options without a value that change a default.
+    pub fn flag_names() -> impl Iterator<Item = &'static str> {
+        let is_change = |set: SetFlag| {
+            let mut options = Self::default();
+            set(&mut options);
+            options != Self::default()
+        };
+        let flags = FLAGS.into_iter().filter(move |&(_, set)| is_change(set));
+        flags.map(|(name, _)| name)
+    }
+
+    /// Names of the options with a value.
+    pub fn value_names() -> impl Iterator<Item = &'static str> {
+        VALUES.into_iter().map(|(name, _)| name)
+    }
+
     fn apply_flag(&mut self, option: &str) -> Result<(), OptionError> {
-        match option {
-            "allow_other" => self.allow_other = true,
-            "default_permissions" => self.default_permissions = true,
-            "suid" => self.suid = true,
-            "nosuid" => self.suid = false,
-            "dev" => self.dev = true,
-            "nodev" => self.dev = false,
-            "exec" => self.noexec = false,
-            "noexec" => self.noexec = true,
-            "symfollow" => self.nosymfollow = false,
-            "nosymfollow" => self.nosymfollow = true,
-            "rw" => self.read_only = Some(false),
-            "ro" => self.read_only = Some(true),
-            // Options for mount(8) and systemd, which pass them on.
-            "defaults" | "nonempty" | "noatime" | "relatime" | "auto" | "noauto" | "user"
-            | "nouser" | "users" | "nofail" | "_netdev" => {}
-            _ if option.starts_with("x-") => {}
-            _ => return Err(OptionError::Unknown(option.to_owned())),
+        if let Some((_, set)) = FLAGS.iter().find(|(name, _)| *name == option) {
+            set(self);
+            return Ok(());
         }
-        Ok(())
+        if IGNORED_FLAGS.contains(&option) || option.starts_with("x-") {
+            return Ok(());
+        }
+        Err(OptionError::Unknown(option.to_owned()))
     }
 
     fn apply_value(&mut self, name: &str, value: &str, option: &str) -> Result<(), OptionError> {
-        match name {
-            "uid" => self.ownership.uid = Some(number("uid", value)?),
-            "gid" => self.ownership.gid = Some(number("gid", value)?),
-            "umask" => {
-                let mask = u32::from_str_radix(value, 8).ok();
-                let mask = mask.filter(|&mask| mask <= 0o777);
-                self.ownership.umask =
-                    mask.ok_or_else(|| invalid("umask", "an octal number up to 777", value))?;
-            }
-            "fsname" => self.fsname = Some(value.to_owned()),
-            _ if name.starts_with("x-") => {}
-            _ => return Err(OptionError::Unknown(option.to_owned())),
+        if let Some((_, set)) = VALUES.iter().find(|(known, _)| *known == name) {
+            return set(self, value);
         }
-        Ok(())
+        if name.starts_with("x-") {
+            return Ok(());
+        }
+        Err(OptionError::Unknown(option.to_owned()))
     }
 
     /// Escapes commas and backslashes, so that [`apply`](Self::apply) and fusermount3 read one option.
