@@ -156,3 +156,16 @@ fn files_have_no_flags_but_chattr_works_on_writable_mount() {
     );
     assert_eq!(said, "0\n0\n0\na-\nappend only\none\nmore\n");
 }
+
+#[test]
+fn statx_returns_no_birth_time() {
+    let said = stdout_of(
+        r"
+        stat -c %w t/file | grep -c :
+        tarfs mount --wait-index a.tar mnt
+        stat -c %w mnt mnt/dir mnt/file
+        tarfs umount mnt
+        ",
+    );
+    assert_eq!(said, "1\n-\n-\n-\n");
+}
