@@ -134,7 +134,7 @@ stats! {
     speculative_decodes,
     /// Decoded blocks made after the scan, for reads and prefetch.
     decoded_spans,
-    /// Blocks decoded from the source that do not match the index, each of which is fetched again once.
+    /// Decoded blocks from the source that do not match the index, each of which is fetched again once.
     damaged_spans,
     /// Members that scans found.
     scanned_members,

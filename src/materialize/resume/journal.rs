@@ -35,14 +35,14 @@ use crate::tar::limits::{MAX_NAME_BYTES, MAX_XATTR_BYTES, MAX_XATTRS};
 /// Suffix of a journal's name. The journal of `tree` is `.tree.tarfs-journal`.
 const JOURNAL_SUFFIX: &[u8] = b".tarfs-journal";
 const MAGIC: &[u8] = b"TARFSRUN 1";
-/// Maximum size of a record. A larger one invalidates the journal.
-const MAX_RECORD_BYTES: usize = 8 << 20;
-/// Bytes of the numbers in a directory's record, with those of the lengths of its two paths.
+/// Maximum size of an item. A larger one invalidates the journal.
+const MAX_ITEM_BYTES: usize = 8 << 20;
+/// Bytes of the numbers in a directory's item, with those of the lengths of its two paths.
 const DIRECTORY_NUMBERS_BYTES: u64 = 14 * 8;
-/// A directory's record has its path twice, and two lengths for each of its extended attributes.
+/// A directory's item has its path twice, and two lengths for each of its extended attributes.
 const _: () = assert!(
     DIRECTORY_NUMBERS_BYTES + 2 * MAX_NAME_BYTES + MAX_XATTR_BYTES + 2 * 8 * MAX_XATTRS
-        <= MAX_RECORD_BYTES as u64
+        <= MAX_ITEM_BYTES as u64
 );
 /// Maximum size of a journal. A longer one is invalidated.
 const MAX_JOURNAL_BYTES: u64 = 4 << 30;
@@ -213,7 +213,7 @@ impl Journal {
         place
     }
 
-    /// Records that member `number` has completed the entry at `path`, which has no links.
+    /// Items that member `number` has completed the entry at `path`, which has no links.
     pub(super) fn record_entry(&self, number: u64, path: &ArchivePath, stat: &Stat) {
         let snapshot = StatSnapshot::of(stat);
         let mut fields = FieldEncoder::default();
@@ -228,7 +228,7 @@ impl Journal {
         self.add(ItemKind::Entry, &fields);
     }
 
-    /// Records that member `number` is a directory with deferred attributes.
+    /// Items that member `number` is a directory with deferred attributes.
     ///
     /// It is in `parent`. Without `parent`, its path has no links.
     pub(super) fn record_directory(
@@ -245,7 +245,7 @@ impl Journal {
         self.add(ItemKind::Directory, &fields);
     }
 
-    /// Records that member `number` is a link to be made at the end.
+    /// Items that member `number` is a link to be made at the end.
     pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
@@ -254,21 +254,21 @@ impl Journal {
         self.add(ItemKind::Link, &fields);
     }
 
-    /// Records, at once, that the link count and so the ctime of `inode` are about to change.
+    /// Items, at once, that the link count and so the ctime of `inode` are about to change.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
         self.add_and_flush(ItemKind::Touch, &fields);
     }
 
-    /// Records, at once, that the entry of `job` is about to be replaced.
+    /// Items, at once, that the entry of `job` is about to be replaced.
     pub(super) fn record_replace(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
         self.add_and_flush(ItemKind::Replace, &fields);
     }
 
-    /// Records, at once, that the directory of `job` is about to be made.
+    /// Items, at once, that the directory of `job` is about to be made.
     pub(super) fn record_make(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.number(job.number);
@@ -293,7 +293,7 @@ impl Journal {
         }
     }
 
-    /// Records that all members before the resume point are on disk or reported as problems.
+    /// Items that all members before the resume point are on disk or reported as problems.
     ///
     /// Returns whether the checkpoint is in the file.
     pub(crate) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo) -> bool {
@@ -464,8 +464,8 @@ struct JournalLoader {
 }
 
 impl JournalLoader {
-    /// `None` for an invalid record, of which nothing is added.
-    fn add_record(&mut self, kind: RecordKind, body: &[u8]) -> Option<()> {
+    /// `None` for an invalid item, of which nothing is added.
+    fn add_item(&mut self, kind: ItemKind, body: &[u8]) -> Option<()> {
         let mut fields = FieldDecoder(body);
         match kind {
             ItemKind::RunKey => return None,
@@ -477,16 +477,16 @@ impl JournalLoader {
                     mtime: (fields.number()?.cast_signed(), fields.number()?),
                     ctime: (fields.number()?.cast_signed(), fields.number()?),
                 };
-                let whole = TreeRecord::Complete(fields.path()?, snapshot);
+                let whole = TreeItem::Complete(fields.path()?, snapshot);
                 fields.end()?;
-                self.tree_records.push((Some(number), whole));
+                self.tree_items.push((Some(number), whole));
             }
             ItemKind::Directory => {
                 let number = fields.number()?;
-                let unchecked = TreeRecord::Unchecked(fields.path()?);
+                let unchecked = TreeItem::Unchecked(fields.path()?);
                 let pending = PendingDirectory::decode(&mut fields)?;
                 fields.end()?;
-                self.tree_records.push((Some(number), unchecked));
+                self.tree_items.push((Some(number), unchecked));
                 self.directories.push((number, pending));
             }
             ItemKind::Link => {
@@ -495,23 +495,23 @@ impl JournalLoader {
                 fields.end()?;
                 self.links.push((number, DeferredLink { path, target }));
             }
-            RecordKind::Checkpoint => {
+            ItemKind::Checkpoint => {
                 let checkpoint = parse_checkpoint(&mut fields)?;
                 fields.end()?;
                 self.checkpoint = Some(checkpoint);
             }
-            // These records invalidate others, so they count after the last checkpoint, too.
-            RecordKind::Touch => {
-                let touched = TreeRecord::Touched(fields.number()?);
+            // These items invalidate others, so they count after the last checkpoint, too.
+            ItemKind::Touch => {
+                let touched = TreeItem::Touched(fields.number()?);
                 fields.end()?;
-                self.tree_records.push((None, touched));
+                self.tree_items.push((None, touched));
             }
-            RecordKind::Replace => {
-                let unchecked = TreeRecord::Unchecked(fields.path()?);
+            ItemKind::Replace => {
+                let unchecked = TreeItem::Unchecked(fields.path()?);
                 fields.end()?;
-                self.tree_records.push((None, unchecked));
+                self.tree_items.push((None, unchecked));
             }
-            RecordKind::Make => {
+            ItemKind::Make => {
                 let made = (fields.number()?, fields.path()?);
                 fields.end()?;
                 self.new_directories.push(made);
@@ -699,7 +699,7 @@ mod tests {
     }
 
     #[test]
-    fn journal_record_with_bytes_behind_its_fields_is_invalid() {
+    fn journal_item_with_bytes_behind_its_fields_is_invalid() {
         let base = tempfile::tempdir().expect("a directory");
         let out = base.path().join("out");
         std::fs::create_dir(&out).expect("made");
@@ -715,24 +715,24 @@ mod tests {
         assert!(journal.checkpoint(&resume_point(1024), &progress(1)));
         journal.record_touch(99);
         let path_only = FieldEncoder(numbered_path.0[8..].to_vec());
-        journal.add_and_flush(RecordKind::Replace, &path_only);
-        journal.add_and_flush(RecordKind::Make, &numbered_path);
+        journal.add_and_flush(ItemKind::Replace, &path_only);
+        journal.add_and_flush(ItemKind::Make, &numbered_path);
 
         let file = File::open(&journal.path).expect("there");
-        let mut records = RecordReader {
+        let mut items = ItemReader {
             input: BufReader::new(&file),
             chain: 0,
             end: 0,
         };
         let mut kinds = Vec::new();
-        while let Some((kind, mut body)) = records.next_record().expect("readable") {
+        while let Some((kind, mut body)) = items.next_item().expect("readable") {
             kinds.push(kind);
-            let is_valid = |body: &[u8]| JournalLoader::default().add_record(kind, body).is_some();
-            assert_eq!(is_valid(&body), kind != RecordKind::RunKey, "{kind:?}");
+            let is_valid = |body: &[u8]| JournalLoader::default().add_item(kind, body).is_some();
+            assert_eq!(is_valid(&body), kind != ItemKind::RunKey, "{kind:?}");
             body.push(0);
             assert!(!is_valid(&body), "{kind:?}");
         }
-        assert_eq!(kinds, RecordKind::ALL);
+        assert_eq!(kinds, ItemKind::ALL);
     }
 
     #[test]
@@ -798,10 +798,10 @@ mod tests {
     }
 
     proptest! {
-        /// A right checksum does not prove that the fields of a record are valid.
+        /// A right checksum does not prove that the fields of an item are valid.
         #[test]
-        fn any_bytes_are_a_journal_record_or_nothing(
-            kind in proptest::sample::select(RecordKind::ALL.to_vec()),
+        fn any_bytes_are_a_journal_item_or_nothing(
+            kind in proptest::sample::select(ItemKind::ALL.to_vec()),
             numbers in proptest::collection::vec(prop_oneof![0_u64..20, any::<u64>()], 0..30),
             text in proptest::collection::vec(any::<u8>(), 0..20),
         ) {
@@ -809,8 +809,8 @@ mod tests {
             body.extend(text);
             let mut loader = JournalLoader::default();
             let nothing = format!("{loader:?}");
-            let is_record = loader.add_record(kind, &body).is_some();
-            prop_assert_eq!(format!("{loader:?}") == nothing, !is_record);
+            let is_item = loader.add_item(kind, &body).is_some();
+            prop_assert_eq!(format!("{loader:?}") == nothing, !is_item);
         }
     }
 }
