@@ -4,7 +4,7 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use tarfs::base::archive_path::ArchivePath;
+//! use tarfs::ArchivePath;
 //! use tarfs::locate::{OpenContext, SourceSpec};
 //!
 //! let network = tokio::runtime::Runtime::new()?;
@@ -77,13 +77,13 @@
 //! The modules below are layers, the lowest first. Each imports only from those above it in this list, and
 //! `tests/architecture` checks that. The program's own layer, `cli`, is above them (`src/main.rs`).
 
-pub mod base;
+mod base;
 
 pub mod codec;
 pub mod source;
 pub mod tar;
 
-pub mod cache;
+mod cache;
 pub mod fetch;
 pub mod index;
 
@@ -97,3 +97,20 @@ pub mod list;
 pub mod materialize;
 
 pub mod locate;
+
+pub use base::archive_path::{ArchivePath, Sanitized};
+pub use base::extent::{Coordinate, Extent, Packed, Plain};
+pub use base::sha256::{ParseSha256Error, Sha256};
+pub use base::stats::Stats;
+
+/// Parts that the program and the tests share with the library. They are not a stable interface.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::base::{
+        buffer_pool, error_chain, free_list, memory_reclaim, passwd, posix_acl, publish,
+        regular_file, resolve, span_hash, stats, sync, thread, time, trusted_dir,
+    };
+    pub use crate::cache::{
+        CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, QueueTimeout,
+    };
+}

@@ -8,7 +8,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 type Job<T> = Box<dyn FnOnce() -> T + Send>;
 
 /// A job whose result is taken once. A thread that needs it runs it instead of waiting, unless another does.
-pub struct OnceJob<T> {
+pub(crate) struct OnceJob<T> {
     state: Mutex<State<T>>,
     finished: Condvar,
 }
@@ -23,7 +23,7 @@ enum State<T> {
 
 /// Outcome of [`OnceJob::try_take`].
 #[derive(PartialEq, Eq, Debug)]
-pub enum TakeOutcome<T> {
+pub(crate) enum TakeOutcome<T> {
     /// The result.
     Done(T),
     /// Another thread is running the job.
@@ -34,7 +34,7 @@ pub enum TakeOutcome<T> {
 
 impl<T> OnceJob<T> {
     /// Creates a pending job.
-    pub fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
+    pub(crate) fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
             state: Mutex::new(State::Pending(Box::new(work))),
             finished: Condvar::default(),
@@ -42,7 +42,7 @@ impl<T> OnceJob<T> {
     }
 
     /// Runs the job, unless it was started or withdrawn.
-    pub fn run(&self) {
+    pub(crate) fn run(&self) {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, State::Running) {
             State::Pending(work) => {
@@ -57,12 +57,12 @@ impl<T> OnceJob<T> {
     }
 
     /// Waits while another thread runs the job.
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         drop(self.lock_finished());
     }
 
     /// Runs the job if no thread has begun, and returns the result; `None` if it is gone.
-    pub fn run_or_take(&self) -> Option<T> {
+    pub(crate) fn run_or_take(&self) -> Option<T> {
         self.run();
         match std::mem::replace(&mut *self.lock_finished(), State::Empty) {
             State::Done(result) => Some(result),
@@ -71,7 +71,7 @@ impl<T> OnceJob<T> {
     }
 
     /// Takes the result if there is one, and withdraws the job if it was not started.
-    pub fn try_take(&self) -> TakeOutcome<T> {
+    pub(crate) fn try_take(&self) -> TakeOutcome<T> {
         let mut state = self.state.lock();
         if matches!(*state, State::Running) {
             return TakeOutcome::Running;

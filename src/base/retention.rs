@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 /// An item that may be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RetainedItem {
+pub(crate) struct RetainedItem {
     /// Time of the last use.
     pub last_used: SystemTime,
     /// Size in bytes.
@@ -15,7 +15,7 @@ pub struct RetainedItem {
 
 /// Maximum size and age of retained items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct RetentionPolicy {
+pub(crate) struct RetentionPolicy {
     /// Maximum total size in bytes.
     pub max_bytes: u64,
     /// Maximum time since the last use.
@@ -25,7 +25,7 @@ pub struct RetentionPolicy {
 impl RetentionPolicy {
     /// Indexes of the items to evict at `now`: those too old, then the least recently used until the rest
     /// fits. Items in use are never evicted.
-    pub fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
+    pub(crate) fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
         let mut numbered: Vec<_> = all.iter().enumerate().collect();
         numbered.sort_by_key(|(_, item)| item.last_used);
         let bytes = all.iter().map(|item| item.bytes);

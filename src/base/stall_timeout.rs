@@ -11,14 +11,14 @@ const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 /// steady link never times out, but a server that sends an occasional byte does. A read ends at the latest
 /// after the limit plus its transfer time at that speed.
 #[derive(Clone, Copy, Debug)]
-pub struct StallTimeout {
+pub(crate) struct StallTimeout {
     limit: Duration,
     remaining: Duration,
 }
 
 impl StallTimeout {
     /// Starts with all of `limit`.
-    pub fn new(limit: Duration) -> Self {
+    pub(crate) fn new(limit: Duration) -> Self {
         Self {
             limit,
             remaining: limit,
@@ -26,17 +26,17 @@ impl StallTimeout {
     }
 
     /// Remaining time; zero once expired.
-    pub fn remaining(&self) -> Duration {
+    pub(crate) fn remaining(&self) -> Duration {
         self.remaining
     }
 
     /// Resets to the full limit.
-    pub fn reset(&mut self) {
+    pub(crate) fn reset(&mut self) {
         self.remaining = self.limit;
     }
 
     /// Subtracts the time waited, and adds the gain of the bytes received meanwhile.
-    pub fn record_wait(&mut self, time: Duration, received: u64) {
+    pub(crate) fn record_wait(&mut self, time: Duration, received: u64) {
         let gained = u128::from(received) * 1_000_000_000 / u128::from(MIN_BYTES_PER_SECOND);
         let gained = Duration::from_nanos(u64::try_from(gained).unwrap_or(u64::MAX));
         let remaining = self.remaining.saturating_add(gained).saturating_sub(time);

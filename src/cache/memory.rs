@@ -12,7 +12,7 @@ use crate::base::memory_reclaim::Reclaim;
 
 /// LRU cache of decoded spans and windows. Clones share one cache.
 #[derive(Clone)]
-pub struct SpanCache {
+pub(crate) struct SpanCache {
     spans: moka::sync::Cache<CacheKey, Bytes>,
     budget: u64,
     granted: Arc<AtomicU64>,
@@ -23,7 +23,7 @@ const ENTRY_OVERHEAD_BYTES: u32 = 256;
 
 impl SpanCache {
     /// Creates a cache of at most `budget` bytes, which keeps no larger span.
-    pub fn new(budget: u64) -> Self {
+    pub(crate) fn new(budget: u64) -> Self {
         let spans = moka::sync::Cache::builder()
             .max_capacity(budget)
             // Not LFU, because spans read often must not evict the newest, which a reader still needs.
@@ -39,28 +39,28 @@ impl SpanCache {
     }
 
     /// Returns the cached bytes of `key`.
-    pub fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
+    pub(crate) fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
         self.spans.get(&key.into())
     }
 
     /// Whether `key` is cached. The check does not count as a read.
-    pub fn contains(&self, key: impl Into<CacheKey>) -> bool {
+    pub(crate) fn contains(&self, key: impl Into<CacheKey>) -> bool {
         self.spans.contains_key(&key.into())
     }
 
     /// The limit, in bytes.
-    pub fn budget(&self) -> u64 {
+    pub(crate) fn budget(&self) -> u64 {
         self.budget
     }
 
     /// Bytes of the limit that are not lent.
-    pub fn available_bytes(&self) -> u64 {
+    pub(crate) fn available_bytes(&self) -> u64 {
         self.budget
             .saturating_sub(self.granted.load(Ordering::Relaxed))
     }
 
     /// Caches the bytes of `key`, which should own their memory: a slice's whole allocation is not charged.
-    pub fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
+    pub(crate) fn insert(&self, key: impl Into<CacheKey>, bytes: Bytes) {
         // Bytes that exceed the available budget must not evict others.
         if bytes.len() as u64 <= self.available_bytes() {
             self.spans.insert(key.into(), bytes);
@@ -90,7 +90,7 @@ impl SpanCache {
     }
 
     /// Bytes cached now, bookkeeping included.
-    pub fn cached_bytes(&self) -> u64 {
+    pub(crate) fn cached_bytes(&self) -> u64 {
         self.evict_excess();
         self.spans.weighted_size()
     }

@@ -9,11 +9,11 @@ pub use disk::{
     CacheFileInfo, DiskCache, DiskCacheDir, DiskCacheError, DiskCacheOptions, DiskCacheUsage,
     QueueTimeout,
 };
-pub use memory::SpanCache;
+pub(crate) use memory::SpanCache;
 
 /// Key of a span: its owner and its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct SpanKey {
+pub(crate) struct SpanKey {
     /// The index that has the span. A scan has another owner than a saved index of the same archive.
     pub span_owner: u16,
     /// The span's number in that index.
@@ -22,7 +22,7 @@ pub struct SpanKey {
 
 /// Key of an entry in the memory cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum CacheKey {
+pub(crate) enum CacheKey {
     /// A whole span.
     Span(SpanKey),
     /// An aligned window of an archive whose spans are read in parts.

@@ -13,7 +13,7 @@ use crate::base::memory_reclaim::{GrantError, MemoryBroker, MemoryGrant};
 /// Packed bytes that a decoder may need after the next seek point.
 ///
 /// Some formats mark a piece's end only by the next one's start (bzip2: 48 bits of magic).
-pub const LOOKAHEAD_LEN: usize = 16;
+pub(crate) const LOOKAHEAD_LEN: usize = 16;
 
 /// Turns a packed stream into plain bytes.
 ///

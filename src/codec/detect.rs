@@ -118,7 +118,7 @@ impl Encryption {
 }
 
 /// Bytes that [`detect`] needs: one tar record. A longer skippable frame hides the frame after it.
-pub const DETECT_LEN: usize = 512;
+pub(crate) const DETECT_LEN: usize = 512;
 
 /// Magics at the start of a file, in any order, because none is a prefix of another.
 const MAGICS: [(&[u8], Detected); 17] = [

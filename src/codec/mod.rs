@@ -3,7 +3,7 @@
 //! The caller pushes packed bytes into a [`Decoder`] in order, and pulls plain bytes, jobs (any thread may
 //! run them) and seek points. [`resume`] makes the same decoder in the middle, at a seek point.
 
-pub mod detect;
+pub(crate) mod detect;
 
 mod bzip2;
 mod content_checksum;
@@ -17,23 +17,31 @@ mod job;
 mod lz4;
 mod output_buffer;
 mod plain;
-pub mod seek_point;
+pub(crate) mod seek_point;
 #[cfg(test)]
 mod test_support;
 mod xz;
 mod zstd;
 
-pub use content_checksum::ContentChecksum;
-pub use decoder::{Context, Decoder, LOOKAHEAD_LEN, Pull, UNKNOWN_PLAIN};
-pub use detect::{Compression, Detected, Encryption, UnknownCompression, detect};
+pub(crate) use decoder::LOOKAHEAD_LEN;
+pub use detect::{Compression, Encryption, UnknownCompression};
 pub use error::{Cause, Error};
-pub use indexed::{ExpectedSpan, SeekRange, start_indexed};
-pub use job::{Job, Output, SpeculativeJob};
-pub use seek_point::SeekPoint;
+
+// For the tests.
+#[doc(hidden)]
+pub use {
+    content_checksum::ContentChecksum,
+    decoder::{Context, Decoder, Pull, UNKNOWN_PLAIN},
+    detect::{Detected, detect},
+    indexed::{ExpectedSpan, SeekRange, start_indexed},
+    job::{Job, Output, SpeculativeJob},
+    seek_point::SeekPoint,
+};
 
 /// Maximum bytes that a decoder of `compression` takes from its pool of [`READ_POOL_BYTES`].
 ///
 /// It assumes that the caller drops each piece before the next pull.
+#[doc(hidden)]
 pub fn read_pool_bytes(compression: Compression) -> u64 {
     match compression {
         Compression::None => 0,
@@ -49,9 +57,11 @@ pub fn read_pool_bytes(compression: Compression) -> u64 {
 }
 
 /// A pool large enough to read spans with, in bytes.
+#[doc(hidden)]
 pub const READ_POOL_BYTES: u64 = 16 << 20;
 
 /// A decoder for a stream of `compression` that starts at packed and plain offset 0.
+#[doc(hidden)]
 pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
     match compression {
         Compression::None => Box::new(plain::Decoder::start(&context)),
@@ -69,6 +79,7 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
 ///
 /// # Errors
 /// [`Cause::Malformed`] when another codec made the seek point, which comes from an untrusted file.
+#[doc(hidden)]
 pub fn resume(
     compression: Compression,
     context: Context,

@@ -6,13 +6,13 @@ use super::Cause;
 use crate::base::extent::{Packed, Plain};
 
 /// Minimum plain bytes between two seek points. Smaller frames, members and blocks are merged.
-pub const MIN_SPAN_LEN: u64 = 1 << 20;
+pub(crate) const MIN_SPAN_LEN: u64 = 1 << 20;
 
 /// Plain bytes between seek points inside long frames.
-pub const CHECKPOINT_INTERVAL: u64 = 4 << 20;
+pub(crate) const CHECKPOINT_INTERVAL: u64 = 4 << 20;
 
 /// Maximum plain bytes of a span, cut here without a seek point. A checkpoint may wait for a block's end.
-pub const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
+pub(crate) const MAX_SPAN_LEN: u64 = 2 * CHECKPOINT_INTERVAL;
 
 /// Minimum ratio of the packed bytes to all windows together.
 const WINDOWS_DIVISOR: u64 = 100;

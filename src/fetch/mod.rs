@@ -23,9 +23,14 @@ use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed};
 use crate::source::{Cause, Error, Source};
 
-pub use range_reader::RangeReader;
 pub use scheduler::Config;
-pub use stream::{Stream, StreamControl};
+
+// For the tests.
+#[doc(hidden)]
+pub use {
+    range_reader::RangeReader,
+    stream::{Stream, StreamControl},
+};
 
 /// Default maximum number of requests in flight, enough at 60 MB/s a connection or 40 ms of round trip.
 pub const DEFAULT_CONNECTIONS: usize = 16;
@@ -61,6 +66,7 @@ fn per_second(bytes: u64, time: Duration) -> u64 {
 ///
 /// # Errors
 /// If the source cannot be read there.
+#[doc(hidden)]
 pub fn read(
     handle: &Handle,
     source: &Arc<dyn Source>,
@@ -75,7 +81,7 @@ pub fn read(
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_uncached(
+pub(crate) fn read_uncached(
     handle: &Handle,
     source: &Arc<dyn Source>,
     extent: Extent<Packed>,

@@ -18,7 +18,7 @@ const MAX_DOCUMENT_LEN: u64 = 4 << 20;
 
 /// Container of an image's files.
 #[derive(Debug)]
-pub enum Layout {
+pub(crate) enum Layout {
     /// A directory.
     Directory(SourceDirectory),
     /// An archive, read without unpacking.
@@ -27,7 +27,7 @@ pub enum Layout {
 
 impl Layout {
     /// Location as the user gave it, without secrets.
-    pub fn location(&self) -> &str {
+    pub(crate) fn location(&self) -> &str {
         match self {
             Self::Directory(folder) => folder.name(),
             Self::Archive(archive) => archive.source().location(),

@@ -22,11 +22,8 @@ use opener::ImageOpener;
 
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
-pub use layout::Layout;
-pub use manifest::{
-    Descriptor, DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index,
-    parse_manifest,
-};
+pub(crate) use layout::Layout;
+pub use manifest::Descriptor;
 pub use opener::{Image, Layer, Transport};
 pub use platform::{ParsePlatformError, Platform};
 pub use runtime_spec::{
@@ -36,13 +33,19 @@ pub use runtime_spec::{
 pub use seccomp::SeccompProfile;
 pub use user_lookup::User;
 
+// For the tests.
+#[doc(hidden)]
+pub use manifest::{
+    DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index, parse_manifest,
+};
+
 /// Opens the image `name` in `layout`, for `platform` or else for this machine.
 ///
 /// Without a name, there must be one image only. Only for threads outside the runtime.
 ///
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.
-pub fn open(
+pub(crate) fn open(
     transport: Transport,
     name: Option<&str>,
     layout: &Layout,

@@ -10,7 +10,7 @@ use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_ro
 use crate::base::extent::{Extent, Packed};
 
 /// The digest of a block, or of the front of one.
-pub type BlockDigest = [u8; 32];
+pub(crate) type BlockDigest = [u8; 32];
 
 /// Marks a block of which the scan skipped some bytes.
 pub(super) const UNKNOWN_DIGEST: BlockDigest = [0; 32];
@@ -209,7 +209,7 @@ impl Blocks {
     }
 
     /// Whether `bytes`, all of block `number`, match its digest, or the scan skipped them.
-    pub fn matches(&self, number: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn matches(&self, number: usize, bytes: &[u8]) -> bool {
         let Some(&expected) = self.digests.get(number) else {
             return false;
         };
@@ -240,7 +240,7 @@ impl Blocks {
     }
 
     /// Start of the first block that does not match. `bytes` are all of [`extent`](Self::extent).
-    pub fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
+    pub(crate) fn mismatch(&self, bytes: &[u8]) -> Option<Packed> {
         let block_len = usize::try_from(self.block_len).unwrap_or(usize::MAX);
         let mut blocks = bytes.chunks(block_len).enumerate();
         let count = blocks.len();
@@ -250,12 +250,12 @@ impl Blocks {
     }
 
     /// Whether each block has a digest, so that bytes from any source can be verified.
-    pub fn are_all_digested(&self) -> bool {
+    pub(crate) fn are_all_digested(&self) -> bool {
         self.digests.iter().all(|digest| *digest != UNKNOWN_DIGEST)
     }
 
     /// Offset of block `number` of the stream, if it is one of these.
-    pub fn stream_block(&self, number: usize) -> Option<Packed> {
+    pub(crate) fn stream_block(&self, number: usize) -> Option<Packed> {
         let start = (number as u64).checked_mul(self.block_len)?;
         (self.extent.start().0..self.extent.end().0)
             .contains(&start)
@@ -263,7 +263,7 @@ impl Blocks {
     }
 
     /// Block `number` of these; empty past the last.
-    pub fn block(&self, number: usize) -> Extent<Packed> {
+    pub(crate) fn block(&self, number: usize) -> Extent<Packed> {
         let offset = (number as u64).saturating_mul(self.block_len);
         let left = self.extent.len().saturating_sub(offset);
         let start = Packed(self.extent.start().0.saturating_add(offset));

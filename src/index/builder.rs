@@ -37,7 +37,7 @@ use crate::tar::{Member, MemberKind, Segment};
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
 ///
 /// Each pass resolves at least one of those that wait for each other.
-pub const MAX_FORWARD_LINK_PASSES: usize = 40;
+pub(crate) const MAX_FORWARD_LINK_PASSES: usize = 40;
 
 const MAX_PATH_BYTES: usize = 65_535;
 

@@ -12,7 +12,7 @@ use crate::codec::seek_point::MAX_SPAN_LEN;
 
 /// The checksums of one span.
 #[derive(Clone, Copy, Debug)]
-pub struct SpanChecksums<'a> {
+pub(crate) struct SpanChecksums<'a> {
     extent: Extent<Plain>,
     block_len: usize,
     checksums: &'a [U64],
@@ -40,12 +40,12 @@ impl<'a> SpanChecksums<'a> {
     }
 
     /// In order.
-    pub fn checksums(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn checksums(&self) -> impl Iterator<Item = u64> {
         self.checksums.iter().map(|checksum| checksum.get())
     }
 
     /// The whole blocks around bytes `range` of the span: their range in the span, and their extent.
-    pub fn blocks(&self, range: &Range<usize>) -> Option<(Range<usize>, Extent<Plain>)> {
+    pub(crate) fn blocks(&self, range: &Range<usize>) -> Option<(Range<usize>, Extent<Plain>)> {
         let len = usize::try_from(self.extent.len()).ok()?;
         let end = range.end.checked_next_multiple_of(self.block_len)?.min(len);
         let start = range.start / self.block_len * self.block_len;
@@ -59,7 +59,7 @@ impl<'a> SpanChecksums<'a> {
     }
 
     /// Whether `bytes` match their checksums. They are whole blocks from byte `start` of the span on.
-    pub fn match_bytes(&self, start: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn match_bytes(&self, start: usize, bytes: &[u8]) -> bool {
         let expected = self
             .checksums
             .get(start / self.block_len..)

@@ -33,7 +33,7 @@ impl MemoryLimit {
     }
 
     /// A charge of zero bytes against the limit.
-    pub fn charge(&self) -> Charge {
+    pub(crate) fn charge(&self) -> Charge {
         Charge {
             limit: self.clone(),
             bytes: 0,
@@ -57,7 +57,7 @@ pub struct TooMuchMemory {
 
 /// The memory of one index or merge. It counts against the limit until dropped.
 #[derive(Debug)]
-pub struct Charge {
+pub(crate) struct Charge {
     limit: MemoryLimit,
     bytes: u64,
 }
@@ -67,7 +67,7 @@ impl Charge {
     ///
     /// # Errors
     /// When they exceed the limit.
-    pub fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
+    pub(crate) fn add(&mut self, bytes: usize) -> Result<(), TooMuchMemory> {
         self.set(self.bytes.saturating_add(bytes as u64))
     }
 
@@ -75,7 +75,11 @@ impl Charge {
     ///
     /// # Errors
     /// When it exceeds the limit.
-    pub fn reserve<T>(&mut self, rows: &mut Vec<T>, more: usize) -> Result<(), TooMuchMemory> {
+    pub(crate) fn reserve<T>(
+        &mut self,
+        rows: &mut Vec<T>,
+        more: usize,
+    ) -> Result<(), TooMuchMemory> {
         let room = rows.capacity() - rows.len();
         let added = more.saturating_sub(room);
         self.add(added.saturating_mul(size_of::<T>()))?;
@@ -87,7 +91,7 @@ impl Charge {
     ///
     /// # Errors
     /// When it exceeds the limit.
-    pub fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
+    pub(crate) fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
         if rows.len() == rows.capacity() {
             // By a quarter, like the arrays of an index.
             self.reserve(rows, (rows.len() / 4).max(64))?;

@@ -27,7 +27,7 @@ pub struct LayerIno {
 
 /// A directory of the merged tree, made of one or more directories of layers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MergedDirectory {
+pub(crate) struct MergedDirectory {
     /// The lowest of the directories that it merges. Its position decides the inode number.
     pub lowest: LayerIno,
     /// The directory whose attributes it shows.
@@ -36,7 +36,7 @@ pub struct MergedDirectory {
 
 /// A name of the merged tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MergedName<'a> {
+pub(crate) struct MergedName<'a> {
     /// The directory that contains it, by its number in [`MergePlan::directories`].
     pub directory: u32,
     /// One component.
@@ -47,7 +47,7 @@ pub struct MergedName<'a> {
 
 /// The directories and names of a merged tree.
 #[derive(Clone, Debug, Default)]
-pub struct MergePlan<'a> {
+pub(crate) struct MergePlan<'a> {
     /// All its directories, the root first.
     pub directories: Vec<MergedDirectory>,
     /// All its names, each once per directory. The first name of an entry is its path.
@@ -114,7 +114,7 @@ fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
 ///
 /// # Errors
 /// When the merge does not fit into an index, or exceeds the limit.
-pub fn merge(
+pub(crate) fn merge(
     layers: &[&Index],
     plan: &MergePlan<'_>,
     hides: impl Fn(&[u8]) -> bool,

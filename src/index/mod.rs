@@ -19,15 +19,23 @@ pub(crate) mod test_support;
 mod tree;
 mod whiteouts;
 
-pub use blocks::{BlockDigest, BlockHasher, Blocks, NewDigests, block_len};
+pub use blocks::NewDigests;
 pub use build_tree::{MemberError, Options};
-pub use builder::{Builder, MAX_FORWARD_LINK_PASSES, Placement};
-pub use checksums::SpanChecksums;
-pub use memory::{Charge, MemoryLimit, TooMuchMemory};
-pub use merge::{LayerIno, MergeError, MergePlan, MergedDirectory, MergedIndex, MergedName, merge};
+pub(crate) use builder::MAX_FORWARD_LINK_PASSES;
+pub use builder::{Builder, Placement};
+pub(crate) use memory::Charge;
+pub use memory::{MemoryLimit, TooMuchMemory};
+pub use merge::MergeError;
+pub(crate) use merge::{MergePlan, MergedDirectory, MergedName, merge};
 pub use problem::Problem;
-pub use store::Store;
-pub use tree::{
-    Child, Entry, EntryKind, Index, Ino, Locator, Origin, Piece, Span, UnresolvedLink, Whiteout,
+pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Span};
+pub use whiteouts::WhiteoutFormat;
+
+// For the tests.
+#[doc(hidden)]
+pub use {
+    blocks::{BlockHasher, Blocks, block_len},
+    merge::{LayerIno, MergedIndex},
+    store::Store,
+    tree::{Locator, Piece, UnresolvedLink, Whiteout},
 };
-pub use whiteouts::{NameKind, WhiteoutFormat};

@@ -57,7 +57,7 @@ pub struct Store {
 }
 
 /// Evicts indexes unused for a quarter of a year, and the least recently used beyond 2 GiB, at each saving.
-pub const RETENTION_POLICY: RetentionPolicy = RetentionPolicy {
+pub(crate) const RETENTION_POLICY: RetentionPolicy = RetentionPolicy {
     max_bytes: 2 << 30,
     max_age: Duration::from_hours(90 * 24),
 };

@@ -323,6 +323,7 @@ impl Index {
     }
 
     /// Hard links of a layer, in order, to targets in layers below or later in it. They are no entries.
+    #[doc(hidden)]
     pub fn unresolved_links(&self) -> impl Iterator<Item = UnresolvedLink<'_>> {
         self.unresolved_rows().filter_map(|(parent, name, target)| {
             let is_link = is_valid_component(name) && !target.is_empty();
@@ -335,6 +336,7 @@ impl Index {
     }
 
     /// Whiteouts of the layer: names of lower layers that it removes.
+    #[doc(hidden)]
     pub fn whiteouts(&self) -> impl Iterator<Item = Whiteout<'_>> {
         self.unresolved_rows().filter_map(|(parent, name, target)| {
             let is_whiteout = target.is_empty() && (name.is_empty() || is_valid_component(name));
@@ -444,6 +446,7 @@ impl Index {
     }
 
     /// The blocks that contain `extent`, as far as their digests are known (all, unless a scan is running).
+    #[doc(hidden)]
     pub fn blocks(&self, extent: Extent<Packed>) -> Option<Blocks> {
         let is_final = self.is_complete();
         let digests = &self.arrays.blocks;
@@ -486,7 +489,7 @@ impl Index {
     }
 
     /// Checksums of the blocks of span `number`; `None` without checksums, or in a damaged index.
-    pub fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
+    pub(crate) fn span_checksums(&self, number: u32) -> Option<SpanChecksums<'_>> {
         let row = self.arrays.spans.get(number as usize)?;
         if row.flags.get() & SpanRow::UNHASHED != 0 {
             return None;

@@ -27,7 +27,7 @@ pub enum WhiteoutFormat {
 
 /// The meaning of a name in a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum NameKind<'a> {
+pub(crate) enum NameKind<'a> {
     /// An ordinary entry.
     Entry,
     /// Hides this name in its directory. A name that no entry can have hides nothing.
@@ -51,7 +51,7 @@ impl WhiteoutFormat {
     }
 
     /// Classifies a member by its `name`.
-    pub fn classify_name(self, name: &[u8]) -> NameKind<'_> {
+    pub(crate) fn classify_name(self, name: &[u8]) -> NameKind<'_> {
         match self {
             Self::Oci if name == OPAQUE => NameKind::Opaque,
             Self::Oci => name

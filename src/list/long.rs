@@ -92,7 +92,7 @@ fn size(entry: &Entry<'_>) -> String {
 }
 
 /// Type and permissions in ten letters, as `ls -l` writes them: `drwxrwxrwt`.
-pub fn mode_string(entry: &Entry<'_>) -> String {
+pub(crate) fn mode_string(entry: &Entry<'_>) -> String {
     let mode = entry.mode();
     let mut letters = String::with_capacity(10);
     letters.push(match entry.kind() {

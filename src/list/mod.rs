@@ -8,5 +8,5 @@ mod long;
 mod walk;
 
 pub use escape::escape;
-pub use long::{Columns, mode_string};
+pub use long::Columns;
 pub use walk::{Walk, walk};

@@ -13,7 +13,7 @@ use crate::base::stats::Stats;
 
 /// An open directory. Files are opened only below it, whatever names and symbolic links say.
 #[derive(Debug)]
-pub struct SourceDirectory {
+pub(crate) struct SourceDirectory {
     directory: OwnedFd,
     name: String,
     stats: Arc<Stats>,
@@ -24,7 +24,7 @@ impl SourceDirectory {
     ///
     /// # Errors
     /// If it is missing or may not be read.
-    pub fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
+    pub(crate) fn open(path: &Path, stats: Arc<Stats>) -> Result<Self, Error> {
         let name = path.to_string_lossy().into_owned();
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
         match openat(CWD, path, flags, Mode::empty()) {
@@ -38,7 +38,7 @@ impl SourceDirectory {
     }
 
     /// Name for the user.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
@@ -46,7 +46,7 @@ impl SourceDirectory {
     ///
     /// # Errors
     /// If it is not below this directory, or cannot be opened.
-    pub fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
+    pub(crate) fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let source = match regular_file::open(&self.directory, name, resolve) {

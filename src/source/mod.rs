@@ -24,23 +24,25 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, StreamExt};
 
-use crate::base::buffer_pool::{Buffer, BufferPool};
 use crate::base::extent::Packed;
-use crate::base::random_reads::Wait;
 
-pub use directory::SourceDirectory;
+pub use crate::base::buffer_pool::{Buffer, BufferPool};
+pub use crate::base::random_reads::Wait;
+
+pub(crate) use directory::SourceDirectory;
 pub use error::{Cause, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
 pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Transport};
 pub use location::Location;
 pub use memory::MemorySource;
-pub use open::{is_same_origin, lacks_scheme, locator, open, redact};
+pub(crate) use open::{is_same_origin, lacks_scheme};
+pub use open::{locator, open, redact};
 pub use options::{DEFAULT_TIMEOUT, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use retry::Retry;
-pub use slice::Slice;
+pub(crate) use slice::Slice;
 
 /// Immutable bytes that can be read.
 pub trait Source: Send + Sync + fmt::Debug {

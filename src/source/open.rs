@@ -46,7 +46,7 @@ pub fn locator(spec: &str) -> Option<String> {
 }
 
 /// Whether two URLs, not paths, have the same origin, so that they may share credentials.
-pub fn is_same_origin(one: &str, other: &str) -> bool {
+pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
     match (Url::parse(one), Url::parse(other)) {
         // The origins of file URLs are never equal.
         (Ok(one), Ok(other)) => one.origin() == other.origin(),
@@ -92,7 +92,7 @@ async fn open_path(path: PathBuf, stats: Arc<Stats>) -> Result<Arc<dyn Source>, 
 }
 
 /// Whether `spec` is probably a URL without a scheme: it names a host, and no local file.
-pub fn lacks_scheme(spec: &str) -> bool {
+pub(crate) fn lacks_scheme(spec: &str) -> bool {
     with_scheme(spec).is_some()
 }
 

@@ -17,7 +17,7 @@ use crate::base::sha256::Sha256;
 
 /// A range of another source. Errors name the other source, because they arise there.
 #[derive(Debug)]
-pub struct Slice {
+pub(crate) struct Slice {
     whole: Arc<dyn Source>,
     extent: Extent<Packed>,
     info: SourceInfo,
@@ -28,7 +28,11 @@ impl Slice {
     ///
     /// # Errors
     /// If `whole` can be read only once, has no known length, or ends before `extent` does.
-    pub fn new(whole: Arc<dyn Source>, extent: Extent<Packed>, name: &str) -> Result<Self, Error> {
+    pub(crate) fn new(
+        whole: Arc<dyn Source>,
+        extent: Extent<Packed>,
+        name: &str,
+    ) -> Result<Self, Error> {
         let refused = |cause| Err(Error::new(whole.location(), cause));
         if whole.access() == Access::Stream {
             return refused(Cause::AlreadyRead);
@@ -62,7 +66,7 @@ impl Slice {
     /// Pins the slice by the trusted digest of its bytes, which becomes its locator. A reader of all bytes
     /// compares the digest.
     #[must_use]
-    pub fn with_digest(mut self, sha256: Sha256) -> Self {
+    pub(crate) fn with_digest(mut self, sha256: Sha256) -> Self {
         let location = Location::with_locator(self.location(), format!("sha256:{sha256}"));
         self.info.location = location;
         self.info.fingerprint.validator = Validator::Digest(sha256);
@@ -72,7 +76,7 @@ impl Slice {
     /// Pins the decompressed bytes by the digest `sha256`, which a scan compares. A saved index is used
     /// only if the scan that created it compared this digest.
     #[must_use]
-    pub fn with_plain_digest(mut self, sha256: Sha256) -> Self {
+    pub(crate) fn with_plain_digest(mut self, sha256: Sha256) -> Self {
         let packed = Box::new(self.info.fingerprint.clone());
         self.info.fingerprint.validator = Validator::PlainDigest { sha256, packed };
         self

@@ -28,7 +28,7 @@
 mod assemble;
 mod error;
 mod header;
-pub mod limits;
+pub(crate) mod limits;
 mod old_sparse;
 mod parser;
 mod pax;
@@ -40,7 +40,7 @@ use crate::base::extent::{Extent, Plain};
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
 pub use limits::Limits;
 pub use parser::{Event, Options, Parser};
-pub use totals::MemberTotals;
+pub(crate) use totals::MemberTotals;
 
 /// Bytes in a tar record (POSIX calls it that; GNU tar says "block").
 pub const RECORD: u64 = 512;

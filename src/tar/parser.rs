@@ -145,7 +145,7 @@ impl Parser {
     ///
     /// # Errors
     /// When the bodies exceed a limit.
-    pub fn resume(
+    pub(crate) fn resume(
         options: Options,
         at: Plain,
         sums: MemberTotals,
@@ -170,7 +170,7 @@ impl Parser {
     }
 
     /// Totals of the members before the last one, for [`Parser::resume`].
-    pub fn totals_before_last(&self) -> MemberTotals {
+    pub(crate) fn totals_before_last(&self) -> MemberTotals {
         self.totals_before_last
     }
 

@@ -6,7 +6,7 @@ use super::{Cause, Limit, Limits, Member, MemberKind, Segment};
 
 /// Totals of the members so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct MemberTotals {
+pub(crate) struct MemberTotals {
     /// Not counting the root.
     pub(super) members: u64,
     /// Bytes of files, holes included.
@@ -17,12 +17,12 @@ pub struct MemberTotals {
 
 impl MemberTotals {
     /// Converts to the stored form.
-    pub fn to_array(self) -> [u64; 3] {
+    pub(crate) fn to_array(self) -> [u64; 3] {
         [self.members, self.size, self.metadata_bytes]
     }
 
     /// Converts from the stored form.
-    pub fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
+    pub(crate) fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
         Self {
             members,
             size,

@@ -21,7 +21,7 @@ mod seeds;
 mod targets;
 
 // The file of a private module names it so (`targets/private.rs`).
-use tarfs::base;
+use tarfs::internal as base;
 
 use mutations::mutate;
 use rng::Rng;

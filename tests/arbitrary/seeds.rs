@@ -1,10 +1,10 @@
 //! Seeds of the targets: bytes that are well-formed, or nearly so.
 
 use bytes::Bytes;
-use tarfs::base::extent::{Extent, Packed, Plain};
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::{Builder, Locator, Options, Origin, format};
 use tarfs::tar::{Event, Options as TarOptions, Parser};
+use tarfs::{Extent, Packed, Plain};
 
 use crate::packing::Packing;
 use crate::raw::{Archive, GNU, Header, V7, pax_records};

@@ -81,10 +81,10 @@ const LAYERS: &[Layer] = &[
             "base", "source", "codec", "tar", "index", "archive", "layers", "image",
         ],
     },
+    // Parts of `base` that it shares with the library are in `tarfs::internal`.
     Layer {
         name: PROGRAM_LAYER,
         imports: &[
-            "base",
             "source",
             "codec",
             "tar",

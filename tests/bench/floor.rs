@@ -25,7 +25,7 @@ use std::thread;
 use bytes::Bytes;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
-use tarfs::base::buffer_pool::{Buffer, BufferPool};
+use tarfs::internal::buffer_pool::{Buffer, BufferPool};
 use xxhash_rust::xxh32::Xxh32;
 
 /// Default number of connections. Slow networks need more.

@@ -17,8 +17,8 @@ use std::time::Instant;
 
 use anyhow::Context;
 use bytes::Bytes;
+use tarfs::Stats;
 use tarfs::archive::scan::{self, Sink};
-use tarfs::base::stats::Stats;
 use tarfs::source;
 use tarfs::tar::Member;
 use xxhash_rust::xxh3::Xxh3;

@@ -9,7 +9,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::cli::{Outcome, Place, sample};

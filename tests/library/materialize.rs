@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use rustix::process::geteuid;
+use tarfs::ArchivePath;
 use tarfs::archive::scan::Sink;
-use tarfs::base::archive_path::ArchivePath;
 use tarfs::materialize::{Existing, Materializer, Options, Problem, Reporter, Selection};
-use tarfs::tar::{Kind, Member, Segment};
+use tarfs::tar::{Member, MemberKind, Segment};
 
 use crate::support::materialize::{
     assert_same_trees, content, directory, file, hard_link, link, materialize,
@@ -89,7 +89,7 @@ fn repeated_name_ends_as_its_last_member() {
         entries.push(file("d", "x"));
         entries.push(directory("d"));
         entries.push(file("p", "x"));
-        entries.push(member("p", Kind::Fifo));
+        entries.push(member("p", MemberKind::Fifo));
     }
     materialize_without_problems(root.path(), entries);
     assert_eq!(content(root.path().join("f")), "199".repeat(1000));
@@ -406,7 +406,7 @@ fn umask_applies_and_set_id_bits_drop_without_permissions() {
     let entries = vec![
         loose(file("f", "x")),
         loose(directory("d")),
-        loose(member("p", Kind::Fifo)),
+        loose(member("p", MemberKind::Fifo)),
     ];
     try_materialize(root.path(), options, entries).expect("a fine destination");
     for name in ["f", "d", "p"] {
@@ -475,7 +475,7 @@ fn nonempty_directory_is_never_replaced() {
             full("c"),
             hard_link("c", "a/x"),
             full("d"),
-            member("d", Kind::Fifo),
+            member("d", MemberKind::Fifo),
         ],
     );
     assert_eq!(problems(&summary).len(), 4);

@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Archive, DiskCacheMode, OpenOptions, ReadError, Volume};
-use tarfs::base::stats::Stats;
-use tarfs::base::thread::Thread;
 use tarfs::fetch;
 use tarfs::index::Ino;
+use tarfs::internal::thread::Thread;
 use tarfs::source::{MemorySource, Pipe, RetryForever, Source};
 use tarfs::tar::{self, Member};
 use tokio::runtime::{Builder, Runtime};

@@ -7,11 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tarfs::base::buffer_pool::BufferPool;
-use tarfs::base::extent::{Extent, Packed};
-use tarfs::base::stats::Stats;
+use tarfs::Stats;
 use tarfs::fetch::{self, MinSpeed};
+use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{self, Access, Cause, Error, Obstacle, Options, Retry, Source};
+use tarfs::{Extent, Packed};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::http::{Fault, Resource, Response, Server};
@@ -1032,7 +1032,7 @@ fn fifo_is_read_as_a_stream() {
         0,
     )
     .expect("a FIFO");
-    let writer = tarfs::base::thread::Thread::spawn("writer", {
+    let writer = tarfs::internal::thread::Thread::spawn("writer", {
         let (path, bytes) = (path.clone(), bytes.clone());
         move || std::fs::write(path, bytes)
     })

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use tarfs::base::buffer_pool::BufferPool;
-use tarfs::base::extent::Packed;
-use tarfs::base::stats::Stats;
+use tarfs::Packed;
+use tarfs::Stats;
+use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::source::{
     Access, Cause, Error, Http, Obstacle, Options, ReadHandle, RetryForever, Source,
 };

@@ -19,7 +19,7 @@ use rustix::io::{Errno, read, write};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use rustix::time::Timespec;
 
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use crate::support::fixture::TestDir;
 use crate::support::program::stderr_text;

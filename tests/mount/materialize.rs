@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tarfs::archive::scan::Sink;
 use tarfs::materialize::{Error, Materializer, Options, Summary};
-use tarfs::tar::{Device, Event, Kind, Member, Parser};
+use tarfs::tar::{Device, Event, Member, MemberKind, Parser};
 
 use crate::support::materialize::{
     assert_same_trees, content, directory, file, hard_link, link, materialize_without_problems,

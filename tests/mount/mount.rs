@@ -17,17 +17,17 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
+use tarfs::ArchivePath;
+use tarfs::Stats;
 use tarfs::archive::{
     Archive, Callback, IndexGuard, IsWanted, MemoryUse, ReadError, ReadReply, Volume, WaitFor,
 };
-use tarfs::base::archive_path::ArchivePath;
-use tarfs::base::extent::{Extent, Plain};
-use tarfs::base::stats::Stats;
-use tarfs::base::thread::Thread;
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem, UnmountError};
 use tarfs::index::{Builder, Index, Ino, Options, Origin};
+use tarfs::internal::thread::Thread;
 use tarfs::materialize::{Materializer, Options as MaterializeOptions, XattrFilter};
 use tarfs::tar::{Device, Member, MemberKind, Segment, Timestamp};
+use tarfs::{Extent, Plain};
 
 use crate::support::wait;
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Response, Server};

@@ -4,11 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::archive::{Archive, PrefetchOptions};
-use tarfs::base::archive_path::ArchivePath;
-use tarfs::base::stats::Counter;
 use tarfs::fuse::{Force, Mount, MountOptions, Subtree, TarFilesystem as Mounted};
+use tarfs::internal::stats::Counter;
 
 use crate::support::archive_env::TestEnv;
 use crate::support::packing::Packing;
@@ -91,7 +91,7 @@ impl PushFixture {
         assert!(content == small_content(number), "{number} is wrong");
     }
 
-    fn count(&self, counter: impl Fn(&tarfs::base::stats::Stats) -> &Counter) -> u64 {
+    fn count(&self, counter: impl Fn(&tarfs::internal::stats::Stats) -> &Counter) -> u64 {
         counter(self.archive.stats()).get()
     }
 

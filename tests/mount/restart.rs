@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Resource, Server};

@@ -6,8 +6,8 @@ use std::io::Write;
 
 use flate2::write::GzEncoder;
 use serde_json::Value;
-use tarfs::base::extent::{Extent, Plain};
 use tarfs::index::{Index, format};
+use tarfs::{Extent, Plain};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::support::fixture::TestMount;

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use crate::support::fixture::{TestMount, pid_of};
 use crate::support::http::{Fault, Request, Resource, Server};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tarfs::Stats;
 use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, scan};
-use tarfs::base::stats::Stats;
 use tarfs::materialize::{self, Materializer};
 use tarfs::source::{self, Retry, Source, Validator};
 use tempfile::TempDir;

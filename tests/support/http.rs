@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 /// A running server. Dropping it stops it.
 pub(crate) struct Server {

@@ -6,17 +6,17 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tarfs::Stats;
 use tarfs::archive::scan::Sink;
-use tarfs::base::extent::{Extent, Plain};
-use tarfs::base::stats::Stats;
 use tarfs::materialize::{Error, Materializer, Options, Summary, XattrFilter};
-use tarfs::tar::{Kind, Member, Timestamp};
+use tarfs::tar::{Member, MemberKind, Timestamp};
+use tarfs::{Extent, Plain};
 
 /// A member and its payload.
 pub(crate) type Entry = (Member, Vec<u8>);
 
-pub(crate) fn member(name: impl AsRef<[u8]>, kind: Kind) -> Entry {
-    let mode = if kind == Kind::Directory {
+pub(crate) fn member(name: impl AsRef<[u8]>, kind: MemberKind) -> Entry {
+    let mode = if kind == MemberKind::Directory {
         0o755
     } else {
         0o644
@@ -34,22 +34,22 @@ pub(crate) fn member(name: impl AsRef<[u8]>, kind: Kind) -> Entry {
 
 pub(crate) fn file(name: impl AsRef<[u8]>, content: impl Into<Vec<u8>>) -> Entry {
     let content = content.into();
-    let (mut member, _) = member(name, Kind::File);
+    let (mut member, _) = member(name, MemberKind::File);
     member.payload = Extent::with_len(Plain(512), content.len() as u64);
     member.size = content.len() as u64;
     (member, content)
 }
 
 pub(crate) fn directory(name: &str) -> Entry {
-    member(name, Kind::Directory)
+    member(name, MemberKind::Directory)
 }
 
 pub(crate) fn link(name: &str, target: &str) -> Entry {
-    member(name, Kind::Symlink(target.as_bytes().to_vec()))
+    member(name, MemberKind::Symlink(target.as_bytes().to_vec()))
 }
 
 pub(crate) fn hard_link(name: &str, target: &str) -> Entry {
-    member(name, Kind::HardLink(target.as_bytes().to_vec()))
+    member(name, MemberKind::HardLink(target.as_bytes().to_vec()))
 }
 
 pub(crate) fn with(mut entry: Entry, change: impl FnOnce(&mut Member)) -> Entry {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 /// Longer than anything takes unless it hangs, even with a disk that is busy with other tests.
 pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_mins(1);

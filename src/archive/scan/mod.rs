@@ -40,7 +40,7 @@ use crate::index::block_len;
 use crate::source::{Access, Source};
 use crate::tar::{self, Event, Parser};
 
-pub use self::options::{Digest, MIN_MEMORY, Options, memory_for_state};
+pub use self::options::{Digest, MIN_MEMORY, Options};
 pub use super::sink::Sink;
 
 /// Result of a scan.

@@ -122,6 +122,6 @@ pub enum Digest {
 pub const MIN_MEMORY: u64 = 32 << 20;
 
 /// Memory for a decoder state of `needed_bytes`. Decoders can borrow three quarters of it, see [`Reclaim`].
-pub fn memory_for_state(needed_bytes: u64) -> u64 {
+pub(crate) fn memory_for_state(needed_bytes: u64) -> u64 {
     needed_bytes.saturating_mul(4).div_ceil(3).max(MIN_MEMORY)
 }

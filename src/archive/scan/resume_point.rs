@@ -18,7 +18,7 @@ pub struct ResumePoint {
     /// Start of the member's first header.
     pub member: Plain,
     /// Totals of the members before it.
-    pub sums: MemberTotals,
+    pub(crate) sums: MemberTotals,
     /// Bodies of the global pax headers before it.
     pub globals: Arc<Vec<Vec<u8>>>,
 }

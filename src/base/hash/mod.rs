@@ -1,5 +1,5 @@
 //! Hashes and checksums of archives, spans and headers.
 
-pub mod sha256;
+pub(crate) mod sha256;
 pub mod span_hash;
-pub mod tar_checksum;
+pub(crate) mod tar_checksum;

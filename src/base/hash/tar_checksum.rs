@@ -7,7 +7,7 @@ const CHECKSUM_FIELD: std::ops::Range<usize> = 148..156;
 /// Whether `header` is a complete header with a correct checksum.
 ///
 /// The sum is over all bytes, with the checksum field as blanks. Some old programs summed signed bytes.
-pub fn is_valid(header: &[u8]) -> bool {
+pub(crate) fn is_valid(header: &[u8]) -> bool {
     let Some(field) = header
         .get(CHECKSUM_FIELD)
         .filter(|_| header.len() == HEADER_LEN)
@@ -32,14 +32,14 @@ fn count_negative(bytes: &[u8]) -> i64 {
 }
 
 /// Strips one leading NUL, which an unknown old tar wrote when the number before overflowed its field.
-pub fn strip_leading_nul(field: &[u8]) -> &[u8] {
+pub(crate) fn strip_leading_nul(field: &[u8]) -> &[u8] {
     field.strip_prefix(b"\0").unwrap_or(field)
 }
 
 /// Parses octal digits after blanks, up to a NUL, a blank, or the field's end.
 ///
 /// Later bytes are ignored, as in GNU tar. No digits before a NUL mean 0. `None` without digits.
-pub fn parse_octal(field: &[u8]) -> Option<u64> {
+pub(crate) fn parse_octal(field: &[u8]) -> Option<u64> {
     let start = field.iter().position(|&byte| !is_blank(byte))?;
     let mut value = 0_u64;
     for &byte in field.get(start..)? {

@@ -1,5 +1,5 @@
 //! Paths in an archive: normal form, resolution of links, and patterns.
 
-pub mod archive_path;
-pub mod glob;
+pub(crate) mod archive_path;
+pub(crate) mod glob;
 pub mod resolve;

@@ -1,4 +1,4 @@
 //! Extended attributes: ACLs, and the selection by name.
 
-pub mod filter;
+pub(crate) mod filter;
 pub mod posix_acl;

@@ -11,8 +11,8 @@ use super::{
     CacheArgs, LayerArgs, PrefetchArgs, SourceArgs, XattrArgs, count_parser, seconds_parser,
 };
 use crate::cli::completion;
+use tarfs::ArchivePath;
 use tarfs::archive::Volume;
-use tarfs::base::archive_path::ArchivePath;
 use tarfs::fuse::{MountOptions, Subtree};
 
 /// Arguments of `tarfs mount`.

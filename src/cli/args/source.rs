@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::headers::HeaderArg;
 use super::size::{Size, count_parser, parse_chunk_size, parse_memory, seconds_parser};
-use tarfs::base::sha256::Sha256;
+use tarfs::Sha256;
 use tarfs::codec::Compression;
 use tarfs::image::Platform;
 use tarfs::locate::SourceSpec;

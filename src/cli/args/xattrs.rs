@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
 
-use tarfs::base::glob::Glob;
-use tarfs::base::xattr_filter::XattrFilter;
+use tarfs::materialize::Glob;
+use tarfs::materialize::XattrFilter;
 
 /// Selection of extended attributes.
 #[derive(Args, Clone, Debug, Default)]

@@ -24,11 +24,11 @@ use crate::cli::args::{CacheDirArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output;
-use tarfs::base::error_chain::error_chain;
-use tarfs::base::publish::random_suffix;
-use tarfs::base::regular_file;
-use tarfs::base::resolve::MAX_LINKS;
 use tarfs::image::{self, Config, SeccompProfile, User, VOLUMES_DIR};
+use tarfs::internal::error_chain::error_chain;
+use tarfs::internal::publish::random_suffix;
+use tarfs::internal::regular_file;
+use tarfs::internal::resolve::MAX_LINKS;
 
 /// Names of the parts of a bundle.
 const CONFIG: &str = "config.json";

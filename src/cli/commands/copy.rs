@@ -9,9 +9,9 @@ use anyhow::ensure;
 
 use crate::cli::daemon::control_socket::CopyProgress;
 use crate::cli::daemon::opened_archive::OpenedArchive;
-use tarfs::base::xattr_filter::XattrFilter;
 use tarfs::fuse::{self, BackingFiles, Mount};
 use tarfs::index::Ino;
+use tarfs::materialize::XattrFilter;
 use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
 
 /// The copy of one mount.

@@ -175,7 +175,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use tarfs::base::sha256::Sha256;
+    use tarfs::Sha256;
     use tarfs::image::Config;
     use tarfs::source::MemorySource;
 

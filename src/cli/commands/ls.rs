@@ -10,7 +10,7 @@ use anyhow::Context;
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive;
 use crate::cli::ui::output;
-use tarfs::base::archive_path::ArchivePath;
+use tarfs::ArchivePath;
 use tarfs::index::{Entry, Index, Ino};
 use tarfs::list::{self, Columns, json};
 

@@ -19,14 +19,14 @@ use crate::cli::args::{
 use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use tarfs::ArchivePath;
+use tarfs::Plain;
+use tarfs::Stats;
 use tarfs::archive::scan::{self, ScanError, Sink};
 use tarfs::archive::{Error, OpenOptions, SavedIndex};
-use tarfs::base::archive_path::ArchivePath;
-use tarfs::base::error_chain::error_chain;
-use tarfs::base::extent::Plain;
-use tarfs::base::stats::Stats;
 use tarfs::codec::Compression;
 use tarfs::index::MemoryLimit;
+use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::escape;
 use tarfs::locate::OpenContext;

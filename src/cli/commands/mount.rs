@@ -31,16 +31,16 @@ use crate::cli::daemon::{control_socket, privileges};
 use crate::cli::environment::{self, Role};
 use crate::cli::open_archive;
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
+use tarfs::Stats;
 use tarfs::archive::{Callback, WaitFor};
-use tarfs::base::error_chain::error_chain;
-use tarfs::base::stats::Stats;
-use tarfs::base::thread::Thread;
-use tarfs::base::trusted_dir::TrustedDir;
 use tarfs::fuse::{
     Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Subtree,
     TarFilesystem, UnmountError, supports_takeover,
 };
 use tarfs::index::Ino;
+use tarfs::internal::error_chain::error_chain;
+use tarfs::internal::thread::Thread;
+use tarfs::internal::trusted_dir::TrustedDir;
 
 /// Extra time for a reply beyond the source's timeout.
 ///

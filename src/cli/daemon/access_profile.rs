@@ -5,8 +5,8 @@
 
 use std::fmt::Write;
 
+use tarfs::ArchivePath;
 use tarfs::archive::AccessedRange;
-use tarfs::base::archive_path::ArchivePath;
 use tarfs::index::Index;
 use tarfs::list::escape;
 
@@ -117,9 +117,9 @@ fn unescape(text: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tarfs::base::extent::{Extent, Plain};
     use tarfs::index::{Builder, Ino, Options, Origin};
     use tarfs::tar::{Member, MemberKind};
+    use tarfs::{Extent, Plain};
 
     /// Returns an index of files of 100 bytes.
     fn index(names: &[&[u8]]) -> Index {

@@ -22,9 +22,9 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use tarfs::archive::{DiskCacheUsage, MemoryUse};
-use tarfs::base::publish::publish;
-use tarfs::base::thread::Thread;
 use tarfs::fuse::TopMount;
+use tarfs::internal::publish::publish;
+use tarfs::internal::thread::Thread;
 
 /// Maximum length of a request, far above the longest that exists.
 const MAX_REQUEST_BYTES: u64 = 4096;
@@ -522,7 +522,7 @@ mod tests {
 
     impl Status {
         pub(crate) fn example() -> Self {
-            let stats = tarfs::base::stats::Stats::default();
+            let stats = tarfs::Stats::default();
             stats.scans.increment();
             let counters = stats.snapshot().into_iter();
             Self {

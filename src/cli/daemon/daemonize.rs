@@ -18,7 +18,7 @@ use super::inherited_fds::InheritedFds;
 use crate::cli::args::headers;
 use crate::cli::environment::{self, Role};
 use crate::cli::ui::logging;
-use tarfs::base::trusted_dir;
+use tarfs::internal::trusted_dir;
 
 const READY_MESSAGE: &str = "ready\n";
 

@@ -6,8 +6,8 @@ use tokio::runtime::Runtime;
 
 use super::prefetch::Recording;
 use super::status_source::StatusSource;
+use tarfs::Stats;
 use tarfs::archive::Volume;
-use tarfs::base::stats::Stats;
 
 pub(crate) struct OpenedArchive {
     pub content: Arc<dyn Volume>,

@@ -26,10 +26,10 @@ use super::control_socket::OverlayStatus;
 use super::supervisor::{SupervisorLink, TakeoverState};
 use crate::cli::args::MountArgs;
 use crate::cli::environment;
-use tarfs::base::publish::random_suffix;
 use tarfs::fuse::{
     LOWER_DIR_NAME, Mount, MountOptions, MountTarget, SCRATCH_PREFIX, SuperblockWatch, UpperDirs,
 };
+use tarfs::internal::publish::random_suffix;
 use tarfs::layers::WhiteoutFormat;
 use tarfs::materialize;
 

@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use super::control_socket::{Phase, Status};
-use tarfs::base::stats::{CounterKind, Stats};
+use tarfs::internal::stats::{CounterKind, Stats};
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 

@@ -106,7 +106,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use tarfs::base::thread::Thread;
+    use tarfs::internal::thread::Thread;
 
     fn receive(socket: &UnixDatagram) -> String {
         let mut bytes = [0; 256];

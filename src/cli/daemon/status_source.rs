@@ -7,7 +7,7 @@ use super::prefetch::NotesFn;
 use tarfs::archive::{
     Archive, DiskCacheUsage, PrefetchMode, PrefetchProgress, PrefetchState, Volume,
 };
-use tarfs::base::error_chain::error_chain;
+use tarfs::internal::error_chain::error_chain;
 
 const MAX_NAMED_DAMAGED: usize = 10;
 

@@ -9,8 +9,8 @@ use signal_hook::flag;
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
-use tarfs::base::sync::{Mutex, MutexGuard};
-use tarfs::base::thread::Thread;
+use tarfs::internal::sync::{Mutex, MutexGuard};
+use tarfs::internal::thread::Thread;
 
 /// Runs a cleanup before a signal ends the process, until it is dropped. A second signal ends it at once.
 pub(crate) struct CleanupOnSignal {

@@ -18,7 +18,7 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::cli::environment;
-use tarfs::base::sync::Mutex;
+use tarfs::internal::sync::Mutex;
 
 /// Socket of syslog(3), on which journald also listens.
 const SYSLOG_SOCKET: &str = "/dev/log";

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::logging;
-use tarfs::base::error_chain::error_chain;
-use tarfs::base::stats::Stats;
-use tarfs::base::thread::Thread;
+use tarfs::Stats;
 use tarfs::fuse::{MountError, UnmountError};
 use tarfs::index::{Index, MergeError};
+use tarfs::internal::error_chain::error_chain;
+use tarfs::internal::thread::Thread;
 use tarfs::layers::LayeredArchiveError;
 use tarfs::{archive, image, locate, materialize, source};
 

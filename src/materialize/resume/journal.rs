@@ -578,7 +578,7 @@ mod tests {
     use crate::materialize::options::Options;
     use crate::materialize::test_support::member;
     use crate::materialize::write::Context;
-    use crate::tar::{Kind, Member, Timestamp};
+    use crate::tar::{Member, MemberKind, Timestamp};
 
     fn resume_point(member: u64) -> ResumePoint {
         let mut bytes = vec![0; 80];
@@ -643,7 +643,7 @@ mod tests {
                 nanoseconds: 999_999_999,
             },
             xattrs,
-            ..member(b"d", Kind::Directory)
+            ..member(b"d", MemberKind::Directory)
         };
         let options = Options {
             same_owner: true,

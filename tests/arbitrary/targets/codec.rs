@@ -5,13 +5,13 @@
 use std::io::Read;
 
 use bytes::Bytes;
-use tarfs::base::buffer_pool::BufferPool;
-use tarfs::base::extent::{Packed, Plain};
-use tarfs::base::memory_reclaim::MemoryBroker;
 use tarfs::codec::{
     self, Cause, Compression, Context, Decoder, Error, ExpectedSpan, Output, Pull, READ_POOL_BYTES,
     SeekPoint, SeekRange, UNKNOWN_PLAIN,
 };
+use tarfs::internal::buffer_pool::BufferPool;
+use tarfs::internal::memory_reclaim::MemoryBroker;
+use tarfs::{Packed, Plain};
 
 use super::knobs::Knobs;
 

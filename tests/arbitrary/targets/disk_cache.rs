@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use flate2::write::GzEncoder;
 use rustix::fs::{CWD, Mode, mkfifoat};
+use tarfs::Stats;
 use tarfs::archive::{
     Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, Volume, scan,
 };
-use tarfs::base::extent::{Extent, Packed, Plain};
-use tarfs::base::free_list::FreeList;
-use tarfs::base::span_hash::SpanHasher;
-use tarfs::base::stats::Stats;
-use tarfs::cache::{DiskCache, DiskCacheDir, DiskCacheOptions, QueueTimeout};
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::store::Store;
 use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len};
+use tarfs::internal::free_list::FreeList;
+use tarfs::internal::span_hash::SpanHasher;
+use tarfs::internal::{DiskCache, DiskCacheDir, DiskCacheOptions, QueueTimeout};
 use tarfs::source::{self, Validator};
 use tarfs::tar::{Member, MemberKind, Timestamp};
+use tarfs::{Extent, Packed, Plain};
 use tokio::runtime::Runtime;
 
 use super::knobs::Knobs;

@@ -1,6 +1,6 @@
 //! Index files of arbitrary bytes: each is an index or an error, and every iteration ends.
 
-use tarfs::base::extent::Plain;
+use tarfs::Plain;
 use tarfs::index::{EntryKind, Index, Ino, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
 use tarfs::list::{Columns, json, walk};

@@ -2,11 +2,11 @@
 
 use std::sync::LazyLock;
 
-use tarfs::base::extent::{Extent, Plain};
-use tarfs::base::time::parse_http_date;
 use tarfs::index::{Builder, Index, Options, Origin};
+use tarfs::internal::time::parse_http_date;
 use tarfs::source::{Cause, Fingerprint, Validator};
 use tarfs::tar::{Member, MemberKind};
+use tarfs::{Extent, Plain};
 
 #[path = "../../../src/cli/daemon/access_profile.rs"]
 #[allow(

@@ -4,9 +4,9 @@
 //! names, and an index of the members survives being saved.
 
 use bytes::Bytes;
-use tarfs::base::extent::{Extent, Plain};
 use tarfs::index::{Builder, Locator, Options as IndexOptions, Origin, format};
 use tarfs::tar::{Event, Limits, Member, Options, Parser};
+use tarfs::{Extent, Plain};
 
 use super::index::description;
 use super::knobs::Knobs;

@@ -1,9 +1,9 @@
 //! Small texts from archives, machines and users: names, ACLs, accounts, URLs, magic bytes.
 
-use tarfs::base::archive_path::ArchivePath;
-use tarfs::base::passwd::Accounts;
-use tarfs::base::posix_acl::{Kind, NumericIds, find, xattr_from_text};
+use tarfs::ArchivePath;
 use tarfs::codec::{Detected, detect};
+use tarfs::internal::passwd::Accounts;
+use tarfs::internal::posix_acl::{Kind, NumericIds, find, xattr_from_text};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
 

@@ -18,7 +18,7 @@ use std::io;
 use std::path::Path;
 
 // The file of a private module names it so (`targets/private.rs`).
-use tarfs::base;
+use tarfs::internal as base;
 
 use targets::Target;
 

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use super::{TestEnv, assert_file, assert_random_reads, ino, large_lz4, packed};
 use crate::support::packing::Packing;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use tarfs::ArchivePath;
 use tarfs::archive::{Archive, Error, OpenError, ReadError};
-use tarfs::base::archive_path::ArchivePath;
-use tarfs::base::extent::{Extent, Plain};
 use tarfs::codec::{self, Compression};
+use tarfs::{Extent, Plain};
 
 use super::{PATH, TestEnv, assert_file, assert_files, for_each_packing, index, packed, read};
 use crate::support::http::{RecordedRequest, Resource};

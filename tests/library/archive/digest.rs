@@ -1,7 +1,7 @@
 //! An expected digest: readers get bytes with that digest, or none.
 
+use tarfs::Sha256;
 use tarfs::archive::{Error, OpenError, OpenOptions, scan::Digest};
-use tarfs::base::sha256::Sha256;
 
 use super::{PATH, TestEnv, assert_files, for_each_packing, packed};
 use crate::support::http::Resource;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::Arc;
 
+use tarfs::Stats;
 use tarfs::archive::{Archive, DiskCacheMode, OpenError};
-use tarfs::base::stats::Stats;
 use tarfs::source;
 
 use super::{

@@ -7,8 +7,8 @@ use crate::support::http::Resource;
 use crate::support::packing::Packing;
 use crate::support::tree::Tree;
 
+use tarfs::Stats;
 use tarfs::archive::{Volume, scan};
-use tarfs::base::stats::Stats;
 use tarfs::index::{EntryKind, Index, Ino};
 
 use super::PATH;

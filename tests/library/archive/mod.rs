@@ -20,8 +20,8 @@ mod windows;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
+use tarfs::ArchivePath;
 use tarfs::archive::{Archive, ReadError, Volume};
-use tarfs::base::archive_path::ArchivePath;
 use tarfs::index::Ino;
 
 use crate::support::archive_env::{PATH, TestEnv, scan_options};

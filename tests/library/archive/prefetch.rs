@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
+use tarfs::Plain;
 use tarfs::archive::{
     AccessedRange, Archive, DiskCacheMode, OpenOptions, PageCache, PrefetchMode, PrefetchOptions,
     PrefetchState, Volume,
 };
-use tarfs::base::extent::Plain;
 use tarfs::index::{Index, Ino};
 
 use super::{PATH, TestEnv, index, ino, large_lz4, packed};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use tarfs::Stats;
 use tarfs::archive::{Archive, OpenError, ReadError};
-use tarfs::base::stats::Stats;
 use tarfs::source::{self, Retry};
 
 use super::{PATH, TestEnv, index, read};

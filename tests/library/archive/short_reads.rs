@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use rustix::fs::{FallocateFlags, FlockOperation, fallocate, flock};
+use tarfs::Stats;
 use tarfs::archive::{Archive, PrefetchOptions, Volume};
-use tarfs::base::stats::Stats;
 use tarfs::source;
 
 use super::{TestEnv, assert_file, ino};

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tarfs::archive::{Archive, DiskCacheMode, OpenError, OpenOptions, Volume, scan::Digest};
-use tarfs::base::extent::{Extent, Packed};
 use tarfs::index::{Index, Ino};
+use tarfs::{Extent, Packed};
 
 use super::damage::flipped;
 use super::{PATH, TestEnv, index, ino};

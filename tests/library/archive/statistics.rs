@@ -5,7 +5,7 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
 
 use tarfs::archive::{Archive, Volume, scan};
-use tarfs::base::extent::{Extent, Plain};
+use tarfs::{Extent, Plain};
 
 use super::{PATH, TestEnv, assert_file, ino, large_lz4, packed};
 use crate::support::http::{Resource, Response};
@@ -39,7 +39,7 @@ fn cache_counts(archive: &Archive) -> [u64; 5] {
         &stats.disk_cache_hit_spans,
         &stats.disk_cache_miss_spans,
     ]
-    .map(tarfs::base::stats::Counter::get)
+    .map(tarfs::internal::stats::Counter::get)
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tarfs::archive::{
     Archive, DiskCacheMode, OpenOptions, PrefetchMode, PrefetchOptions, PrefetchState, ReadError,
     Volume,
 };
-use tarfs::base::extent::{Extent, Plain};
+use tarfs::{Extent, Plain};
 
 use super::damage::flipped;
 use super::{PATH, TestEnv, assert_file, index, ino, large_lz4};

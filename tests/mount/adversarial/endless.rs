@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use tarfs::base::thread::Thread;
+use tarfs::internal::thread::Thread;
 
 use crate::support::adversarial::MEMORY;
 use crate::support::endless::{assert_rejected, place, run_script};
