@@ -535,12 +535,13 @@ mod tests {
     fn list_index(index: &Index) -> TreeListing {
         let mut listing = TreeListing::new();
         let root = index.entry(Ino::ROOT).expect("there");
-        let owner = (
+        let own = (
             rustix::process::getuid().as_raw(),
             rustix::process::getgid().as_raw(),
         );
+        let is_root = rustix::process::geteuid().is_root();
         let time = root.mtime().seconds;
-        listing.insert(String::new(), ("d".to_owned(), time, owner, 0));
+        listing.insert(String::new(), ("d".to_owned(), time, own, 0));
         let mut pending = vec![(String::new(), Ino::ROOT)];
         while let Some((path, ino)) = pending.pop() {
             for child in index.children(ino, 0) {
@@ -557,7 +558,12 @@ mod tests {
                 if entry.kind() == EntryKind::Directory {
                     pending.push((path.clone(), child.ino));
                 }
-                let owner = (entry.uid(), entry.gid());
+                // Only root gives entries, implied directories included, to their owners.
+                let owner = if is_root {
+                    (entry.uid(), entry.gid())
+                } else {
+                    own
+                };
                 listing.insert(path, (what, entry.mtime().seconds, owner, links));
             }
         }
@@ -645,17 +651,9 @@ mod tests {
         let mut count = 0;
         let mut one = |step: &Step| {
             count += 1;
-            let is_root = rustix::process::geteuid().is_root();
-            let owner = |number| {
-                if is_root {
-                    number
-                } else {
-                    rustix::process::getuid().as_raw()
-                }
-            };
             let plain = |name: &str, kind| Member {
-                uid: owner(count % 3),
-                gid: owner(count % 2),
+                uid: count % 3,
+                gid: count % 2,
                 // Owners in layers are numbers, so these names have no effect.
                 user: b"daemon".to_vec(),
                 group: b"daemon".to_vec(),
