@@ -49,7 +49,7 @@ pub enum Pull {
     /// Decoding can start again here, before the plain bytes that are pulled next.
     ///
     /// The driver, which counts plain bytes, replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It
-    /// drops self-contained ones within [`MIN_SPAN_LEN`](super::seek_point::MIN_SPAN_LEN) of the last one
+    /// drops self-contained ones within `MIN_SPAN_LEN` of the last one
     /// kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.

@@ -150,7 +150,7 @@ const MAGICS: [(&[u8], Detected); 17] = [
     ),
 ];
 
-/// Detects a format by the first bytes, [`DETECT_LEN`] of them or all there are.
+/// Detects a format by the first bytes, `DETECT_LEN` of them or all there are.
 ///
 /// A tar header has priority, because a member's name may begin with a magic. All zeros are an empty archive,
 /// and no bytes at all are [`Detected::Unknown`].

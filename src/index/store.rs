@@ -122,7 +122,7 @@ impl Store {
         }
     }
 
-    /// Publishes `index` for `locator`, atomically, and evicts others by [`RETENTION_POLICY`].
+    /// Publishes `index` for `locator`, atomically, and evicts others by `RETENTION_POLICY`.
     ///
     /// Creates missing directories for this user only. The file exists as long as the returned lock, unless
     /// another process replaces it. Without a lock, another process may remove it. Nothing is forced to disk,

@@ -164,7 +164,7 @@ impl Parser {
         Ok(parser)
     }
 
-    /// Bodies of the global pax headers so far, for [`Parser::resume`]; `None` when too long or malformed.
+    /// Bodies of the global pax headers so far, for `Parser::resume`; `None` when too long or malformed.
     pub fn globals(&self) -> Option<&Arc<Vec<Vec<u8>>>> {
         self.globals.as_ref()
     }
