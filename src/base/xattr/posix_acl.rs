@@ -127,24 +127,7 @@ pub trait IdResolver {
     }
 }
 
-/// Resolves no names, so that only numbers in the text count.
-#[derive(Clone, Copy, Debug)]
-pub struct NumericIds;
-
-impl IdResolver for NumericIds {
-    fn user(&self, _name: &[u8]) -> Option<u32> {
-        None
-    }
-    fn group(&self, _name: &[u8]) -> Option<u32> {
-        None
-    }
-}
-
-/// Converts an ACL's text to the attribute's bytes. `None` if malformed, or a user or group is unknown.
-pub fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
-    acl_from_text(text, names).map(|acl| acl.bytes)
-}
-
+/// Parses an ACL's text. `None` if malformed, or a user or group is unknown.
 fn acl_from_text(text: &[u8], names: &impl IdResolver) -> Option<Acl> {
     let entries = text
         .split(|byte| matches!(byte, b',' | b'\n'))
@@ -274,6 +257,19 @@ fn parse_permissions(text: &[u8]) -> Option<u16> {
 mod tests {
     use super::*;
 
+    /// Resolves no names, so that only numbers in the text count.
+    #[derive(Clone, Copy, Debug)]
+    struct NumericIds;
+
+    impl IdResolver for NumericIds {
+        fn user(&self, _name: &[u8]) -> Option<u32> {
+            None
+        }
+        fn group(&self, _name: &[u8]) -> Option<u32> {
+            None
+        }
+    }
+
     struct TestIds;
 
     impl IdResolver for TestIds {
@@ -283,6 +279,10 @@ mod tests {
         fn group(&self, _name: &[u8]) -> Option<u32> {
             None
         }
+    }
+
+    fn xattr_from_text(text: &[u8], names: &impl IdResolver) -> Option<Vec<u8>> {
+        acl_from_text(text, names).map(|acl| acl.bytes)
     }
 
     #[test]

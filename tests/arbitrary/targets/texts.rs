@@ -3,7 +3,7 @@
 use tarfs::ArchivePath;
 use tarfs::codec::{Detected, detect};
 use tarfs::internal::passwd::Accounts;
-use tarfs::internal::posix_acl::{Kind, NumericIds, find, xattr_from_text};
+use tarfs::internal::posix_acl::{IdResolver, Kind, find};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
 
@@ -51,11 +51,24 @@ fn path(bytes: &[u8]) {
     }
 }
 
+/// Resolves no names.
+struct NumericIds;
+
+impl IdResolver for NumericIds {
+    fn user(&self, _name: &[u8]) -> Option<u32> {
+        None
+    }
+    fn group(&self, _name: &[u8]) -> Option<u32> {
+        None
+    }
+}
+
 fn acl(bytes: &[u8]) {
-    if let Some(attribute) = xattr_from_text(bytes, &NumericIds) {
+    let text = [(Kind::Access.keyword(), bytes)].into_iter();
+    if let Ok(Some(acl)) = find(text, Kind::Access, &NumericIds) {
         // A header of 4 bytes and entries of 8.
-        assert_eq!(attribute.len() % 8, 4);
-        assert!(attribute.len() <= 4 + 8 * bytes.len());
+        assert_eq!(acl.bytes.len() % 8, 4);
+        assert!(acl.bytes.len() <= 4 + 8 * bytes.len());
     }
     // As an attribute the ACL has the same entries, sorted, and is valid again.
     let attribute = |bytes| [(Kind::Access.attribute().as_bytes(), bytes)].into_iter();
