@@ -80,7 +80,6 @@ impl CacheEntry {
             File::DiskCache(cache_file) => cache_file.remove(),
         };
         match removed {
-            // Another process has removed it.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             removed => removed,
         }
@@ -190,7 +189,6 @@ pub fn surplus(
         .iter()
         .map(|entry| retention::RetainedItem {
             last_used: match entry.kind {
-                // Sorts unfinished files as the oldest.
                 Kind::Unfinished => SystemTime::UNIX_EPOCH,
                 Kind::Index | Kind::DiskCache => entry.used,
             },

@@ -1,8 +1,5 @@
 //! The index that readers use while the scan builds it, and the callbacks that wait for it.
-//!
-//! A waiting reader holds no lock. It registers a callback for an entry or for plain bytes. The scan thread
-//! runs it when these are available or the scan is over. If they already are, the reader's own thread runs it
-//! at once.
+//! A waiting reader holds no lock. It registers a callback for an entry or for plain bytes.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -75,11 +72,9 @@ pub enum WaitFor {
     End,
 }
 
-/// An index, complete or under construction.
 #[derive(Default)]
 pub(super) struct LiveIndex {
     complete: OnceLock<Arc<Index>>,
-    /// Builder of the index; `None` once complete.
     growing: RwLock<Option<Builder>>,
     waiters: Mutex<Waiters>,
     /// Number of waiters, so that a scan without waiters takes no lock.
@@ -180,13 +175,11 @@ impl LiveIndex {
         self.complete.get()
     }
 
-    /// Whether the scan is over. After that, no entry is added.
     pub(super) fn is_scan_over(&self) -> bool {
         self.complete.get().is_some() || self.waiters.lock().is_scan_over
     }
 
-    /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
-    /// `callback` must check the index, because the scan may have ended without the entry.
+    /// As `Volume::on_available`. `callback` must check the index, because a scan may end without the entry.
     pub(super) fn on_available(&self, awaited: WaitFor, callback: Callback) {
         let mut waiters = self.waiters.lock();
         // Counted before the check. The scan checks the count after it adds entries, so it misses no waiter.
@@ -205,7 +198,6 @@ impl LiveIndex {
         callback.run();
     }
 
-    /// Blocks until `awaited` is available or the scan is over.
     pub(super) fn wait_for(&self, awaited: WaitFor) {
         let (sender, closed) = mpsc::channel::<()>();
         self.on_available(awaited, Callback::new(move || drop(sender)));
@@ -213,12 +205,10 @@ impl LiveIndex {
         closed.recv().unwrap_or_default();
     }
 
-    /// Sets the watcher, which runs on the scan thread and must not block. Only the first call has an effect.
     pub(super) fn watch(&self, watcher: Watcher) {
         drop(self.watcher.set(watcher));
     }
 
-    /// Runs `grow` with the builder; `None` if the index is complete.
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
         let grown = {
             let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);

@@ -46,8 +46,7 @@ pub use volume::{ReadReply, Volume};
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]
 pub struct Archive {
-    // Drop order: callbacks of the scan submit work to the read threads, which use the reader, as prefetch
-    // does.
+    // Drop order: the scan's callbacks submit work to the read threads. These and prefetch use the reader.
     background_scan: Option<BackgroundScan>,
     prefetch: OnceLock<Prefetcher>,
     read_threads: Arc<ThreadPool>,
@@ -93,7 +92,6 @@ impl Archive {
         self.background_scan.as_ref()?.failure()
     }
 
-    /// Returns the reason why the scan, which is over, failed, as an error.
     fn check_scan_result(&self) -> Result<(), OpenError> {
         let background_scan = self.background_scan.as_ref();
         let failure = background_scan.and_then(BackgroundScan::take_failure);
@@ -180,7 +178,6 @@ impl Archive {
         let (read_threads, reader) = (Arc::clone(&self.read_threads), Arc::clone(&self.reader));
         let is_wanted = Arc::clone(&wanted);
         let work = move || {
-            // The caller may have given up while this read was queued.
             if is_wanted() {
                 done(reader.read(ino, offset, len));
             }

@@ -34,12 +34,10 @@ impl OpenOptions {
         self.scan.memory.max(MIN_MEMORY) / 2
     }
 
-    /// Maximum bytes that wait to be written to disk.
     pub(super) fn queue_bytes(&self) -> u64 {
         self.scan.memory / 16
     }
 
-    /// Directory of disk caches; `None` if they are disabled or no directory is available.
     pub(super) fn disk_cache_dir(&self) -> Option<DiskCacheDir> {
         let DiskCacheMode::Enabled { limit_bytes } = self.disk_cache else {
             return None;

@@ -38,7 +38,6 @@ impl SpanCache {
         }
     }
 
-    /// Returns the cached bytes of `key`.
     pub(crate) fn get(&self, key: impl Into<CacheKey>) -> Option<Bytes> {
         self.spans.get(&key.into())
     }
@@ -48,7 +47,6 @@ impl SpanCache {
         self.spans.contains_key(&key.into())
     }
 
-    /// The limit, in bytes.
     pub(crate) fn budget(&self) -> u64 {
         self.budget
     }

@@ -1,5 +1,4 @@
 //! Caches of decoded spans: in memory and on disk.
-//!
 //! The unit is the span, because a seek point decodes to one, and the index has its hash to verify it.
 
 mod disk;
@@ -16,20 +15,15 @@ pub(crate) use memory::SpanCache;
 pub(crate) struct SpanKey {
     /// The index that has the span. A scan has another owner than a saved index of the same archive.
     pub span_owner: u16,
-    /// The span's number in that index.
     pub span: u32,
 }
 
-/// Key of an entry in the memory cache.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CacheKey {
-    /// A whole span.
     Span(SpanKey),
     /// An aligned window of an archive whose spans are read in parts.
     Window {
-        /// The index that has the spans of the window.
         span_owner: u16,
-        /// The window's number in the archive.
         window: u64,
     },
 }

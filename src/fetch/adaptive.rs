@@ -104,7 +104,6 @@ const MAX_TRIAL_PAUSE: u32 = 64;
 /// If answers cost much more than the cheapest one and their transfer, no requests are added. A trial of one
 /// streamed request follows if they cost twice their transfer, and one transfers twice as fast as all
 /// together, or at once if costs rise with offsets, because each request then costs more than all before.
-///
 /// Once there are answers, a doubling needs proof: as many answers as requests, two cheap ones, or requests
 /// that have all been transferring for four times their answers' cost.
 ///
@@ -148,7 +147,6 @@ pub(super) struct Sample {
     pub(super) now: Duration,
     /// Bytes received, including those of unfinished chunks.
     pub(super) received: u64,
-    /// Bytes that the reader read.
     pub(super) read: u64,
     pub(super) waited: Duration,
     pub(super) in_flight: usize,
@@ -205,7 +203,6 @@ struct SerialProbe {
     first: Option<Duration>,
 }
 
-/// Trial of another number of requests for a round.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     /// Number of requests before, and whether one response was streamed.
@@ -217,7 +214,6 @@ struct Trial {
 }
 
 impl AdaptiveConcurrency {
-    /// Allows `connections` requests of `chunk_len` bytes, with buffers of `budget` bytes in total.
     pub(super) fn new(
         connections: usize,
         chunk_len: u64,
@@ -559,7 +555,6 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Sets the number of requests; returns whether it changed.
     fn set_requests(&mut self, sample: Sample, requests: usize) -> bool {
         let before = self.requests;
         self.requests = requests.clamp(1, self.max_requests);

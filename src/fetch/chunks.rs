@@ -30,7 +30,6 @@ impl Chunks {
         self.next = chunk.end();
     }
 
-    /// Ends here, because the source has no more bytes.
     pub(super) fn end(&mut self) {
         self.end = self.next;
     }

@@ -24,7 +24,6 @@ struct State {
 }
 
 impl Demand {
-    /// Counts the time of `wait` as waiting time of the reader.
     pub(super) fn time_wait<T>(&self, wait: impl FnOnce() -> T) -> T {
         self.state.lock().waiting_since = Some(Instant::now());
         self.changed.notify_one();

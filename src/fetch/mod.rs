@@ -116,7 +116,6 @@ fn block_on_read(
     read.unwrap_or_else(|| Err(Error::new(source.location(), Cause::Cancelled)))
 }
 
-/// Blocks on `work` on this thread; `None` if the runtime ends first.
 fn block_on_until_shutdown<T>(handle: &Handle, work: impl Future<Output = T>) -> Option<T> {
     // A runtime that ends drops its tasks before its clock. Waiting on the clock after that panics.
     let mut guards = JoinSet::new();

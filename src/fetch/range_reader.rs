@@ -22,7 +22,6 @@ const MAX_LATENCY_SAMPLES: usize = 16;
 const READS_PER_HEDGE: u64 = 20;
 
 /// Reads ranges of one source for blocked readers.
-///
 /// It hedges a read once if no bytes arrived for half a second and for three times the median latency. It
 /// hedges at most one read in twenty, only into spare memory, and never while the server is throttling.
 #[derive(Debug)]

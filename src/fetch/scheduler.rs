@@ -54,7 +54,6 @@ impl Config {
     }
 }
 
-/// The next item of the stream, pending or received.
 #[derive(Debug)]
 pub(super) enum NextChunk {
     /// A chunk of `len` bytes. Fewer bytes mark the end of a source of unknown length.
@@ -148,7 +147,6 @@ struct Scheduler {
     concurrency: AdaptiveConcurrency,
     stragglers: StragglerDetector,
     continuation: Arc<Continuation>,
-    /// End of the last request of a stream.
     stream_end: u64,
     /// Number of the first request while one long response is streamed.
     first_streamed: Option<u64>,

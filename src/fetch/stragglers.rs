@@ -30,9 +30,7 @@ const MAX_PEERS: usize = 16;
 /// or twice its peers' duration if longer. Another request, in flight or completed meanwhile, must be that
 /// fast and twice as fast as this one. So requests on a uniformly slow link are never cut. A request without
 /// an answer is cut only after three others were answered sooner, because a server may answer in turns.
-///
 /// A request is hedged if nothing is left to request, after half a second and three times its peers' median.
-///
 /// Only observed time counts. A process that was stopped or had no CPU time sees no late requests.
 #[derive(Debug, Default)]
 pub(super) struct StragglerDetector {
@@ -93,7 +91,6 @@ impl StragglerDetector {
         }
     }
 
-    /// The actions due at `now`, given each request's received bytes and whether all is requested.
     pub(super) fn check(
         &mut self,
         now: Duration,

@@ -68,7 +68,6 @@ enum State {
 
 impl Stream {
     /// Starts to fetch `source` from `start` to its end.
-    ///
     /// A pool of a single chunk suffices, if the reader drops each chunk before it waits for the next.
     pub fn start(handle: &Handle, source: Arc<dyn Source>, start: Packed, config: Config) -> Self {
         let (sender, next_chunks) = mpsc::channel(QUEUE_LEN.max(2 * config.connections));

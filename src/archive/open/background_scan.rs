@@ -34,7 +34,6 @@ struct Shared {
 }
 
 impl BackgroundScan {
-    /// Starts the scan that completes `reader`'s live index. Fails if the system cannot start a thread.
     pub(crate) fn start(
         opener: Opener,
         disk_cache_writer: Option<ScanDiskCache>,
@@ -65,7 +64,6 @@ impl BackgroundScan {
         self.shared.failure.lock().clone()
     }
 
-    /// Takes the failure, for its only reader.
     pub(crate) fn take_failure(&self) -> Option<OpenError> {
         let failure = self.shared.failure.lock().take();
         failure.and_then(Arc::into_inner)
@@ -99,7 +97,6 @@ impl Drop for ScanThread {
 }
 
 impl ScanThread {
-    /// Stores the reason of a failure; `None` if the scan was cancelled.
     fn set_failure(&self, error: Option<OpenError>) {
         *self.shared.failure.lock() = error.map(Arc::new);
     }
@@ -169,7 +166,6 @@ impl ScanThread {
         }
     }
 
-    /// Converts the reason why the scan ended early; `None` if it was cancelled.
     fn open_error(&self, error: ScanError<IndexSinkError>) -> Option<OpenError> {
         let (error, member) = match error {
             ScanError::Archive { error, member, .. } => (error, member),
@@ -193,7 +189,6 @@ impl ScanThread {
         }
     }
 
-    /// Keeps the disk cache for later mounts.
     fn publish_disk_cache(
         &self,
         summary: &Summary,
@@ -217,7 +212,6 @@ impl ScanThread {
     }
 }
 
-/// Borrows `bytes` from `lender` until the grant is dropped.
 fn borrow_memory(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
     MemoryBroker::new(vec![Arc::new(lender)]).grant(bytes).ok()
 }

@@ -1,5 +1,4 @@
 //! Opens an archive.
-//!
 //! 1. The opener looks for a saved index that still matches the source.
 //! 2. With or without one, it builds the reader, with the memory and threads of [`resources`].
 //! 3. Without one, it starts the background scan, which completes the reader's index and saves it.
@@ -124,7 +123,6 @@ impl Archive {
 }
 
 impl Opener {
-    /// Starts a scan and returns as [`Archive::open_early`] does.
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
         let cached = disk_cache.clone();
@@ -160,7 +158,6 @@ impl Opener {
         Ok(archive)
     }
 
-    /// Builds the archive of `reader`, without a scan.
     fn build_archive(&self, reader: Arc<Reader>) -> Result<Archive, OpenError> {
         let read_threads = match &self.resources {
             Some((resources, _)) => Arc::clone(&resources.read_threads),

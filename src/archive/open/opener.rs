@@ -85,7 +85,6 @@ fn foreign_index(path: &Path, source: &dyn Source) -> OpenError {
     }
 }
 
-/// Marks the saved index as in use for the lifetime of `reader`.
 pub(super) fn hold_index(reader: &Reader, in_use: Option<IndexLock>) {
     if let Some(in_use) = in_use {
         // The slot is empty, because a reader loads or saves its index only once.
@@ -202,7 +201,6 @@ impl Opener {
         }
     }
 
-    /// The packed format, if it can be detected before the scan starts.
     fn compression(&self) -> Option<Compression> {
         let requested = self.options.scan.compression;
         self.source.fingerprint().len?;
@@ -229,7 +227,6 @@ impl Opener {
         Ok(())
     }
 
-    /// Error for the member `name` with its header at `at`, which exceeds the entry limit.
     pub(crate) fn too_many_entries(&self, name: &[u8], at: Plain) -> Error {
         let limit = self.max_entries();
         Error::Tar(tar::Error {
@@ -247,7 +244,6 @@ impl Opener {
         }
     }
 
-    /// Creates the disk cache that the scan fills; `None` if it is disabled.
     pub(super) fn create_disk_cache(&self) -> Result<Option<Arc<DiskCache>>, OpenError> {
         let is_needed =
             !self.has_byte_ranges() && self.options.disk_cache != DiskCacheMode::IndexOnly;
@@ -379,7 +375,6 @@ pub(crate) fn detect_compression(
     })
 }
 
-/// The disk cache, unless it cannot be opened.
 fn usable_disk_cache(opened: Result<DiskCache, DiskCacheError>) -> Option<Arc<DiskCache>> {
     let log = |error: &DiskCacheError| {
         tracing::warn!(
@@ -390,7 +385,6 @@ fn usable_disk_cache(opened: Result<DiskCache, DiskCacheError>) -> Option<Arc<Di
     opened.inspect_err(log).ok().map(Arc::new)
 }
 
-/// Name under which a disk cache is found again.
 pub(crate) fn disk_cache_name(origin: &Origin) -> String {
     if origin.content_id == [0; 32] {
         // Part of the archive was not read, so only its location and version identify it.

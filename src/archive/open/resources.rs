@@ -1,7 +1,5 @@
 //! Memory and threads of an open archive, or of several layers that form one tree.
-//!
-//! All layers share one budget, so a layer that is read more gets more. A fixed share for each would leave
-//! most memory to layers without reads.
+//! All layers share one budget, because fixed shares would leave most memory to layers without reads.
 
 use std::io;
 use std::sync::Arc;
@@ -15,8 +13,7 @@ use crate::base::memory_reclaim::MemoryBroker;
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::SpanCache;
 
-/// Number of threads for reads that miss memory. They mostly wait for the network. More threads would only
-/// compete for the processors.
+/// Threads for reads that miss memory. They mostly wait for the network, and more compete for processors.
 const READ_THREADS: usize = 4;
 
 /// Divisor of the memory that gives the size of the free list, by default three spans or their packed bytes.
@@ -25,9 +22,7 @@ pub(super) const FREE_LIST_DIVISOR: u64 = 8;
 #[derive(Clone, Debug)]
 pub(super) struct MemoryBudgets {
     pub(crate) span_cache: SpanCache,
-    /// Memory that reads hold while they decode.
     pub(crate) budget: BufferPool,
-    /// Additional memory of their decoders.
     pub(crate) broker: MemoryBroker,
     pub(crate) read_priority: Arc<ReadPriority>,
     pub(crate) memory_bytes: u64,
@@ -54,7 +49,6 @@ impl MemoryBudgets {
     }
 }
 
-/// Memory and threads that the archives of one tree share.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedResources {
     pub(super) budgets: MemoryBudgets,
@@ -63,8 +57,7 @@ pub(crate) struct SharedResources {
 }
 
 impl SharedResources {
-    /// Creates the resources that `options` define, for archives that are opened with the same options.
-    /// Fails if the system cannot start a thread.
+    /// Creates the resources for archives opened with `options`. Fails if the system cannot start a thread.
     pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(options),

@@ -15,7 +15,6 @@ use crate::index::{Index, Ino, Locator, MemoryLimit};
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
     pub(super) location: IndexLocation,
-    /// Length of the source, if it is known.
     pub(super) packed_len: Option<u64>,
     /// Expected digest of the packed bytes, if any.
     pub(super) digest: Option<Sha256>,
@@ -81,7 +80,6 @@ impl SavedIndex {
 #[derive(Debug)]
 pub(crate) struct Stretches {
     index: Arc<Index>,
-    /// Number of the next span.
     next: u32,
 }
 

@@ -25,7 +25,6 @@ use crate::index::Index;
 const MAX_FILL_BYTES: u64 = 32 << 20;
 
 /// Maximum number of plain bytes that are pushed ahead of a reader.
-///
 /// A larger window takes longer to push than the reader takes to overtake it. Of 10,500 files in a plain tar,
 /// some 7,900 were pushed in time with 1 to 4 MiB, and 3,700 with 16.
 const MAX_PUSH_BYTES: u64 = 2 << 20;
@@ -36,13 +35,11 @@ const MAX_PUSH_WINDOWS: usize = 16;
 /// Entries that are examined before the tracker checks for messages again.
 const ENTRIES_PER_TURN: u32 = 256;
 
-/// Spans in one prefetch request.
 const BATCH_SPANS: usize = 8;
 
 /// Maximum number of replay requests in flight, enough to keep a distant server busy.
 const MAX_REPLAY_REQUESTS: u32 = 4;
 
-/// Interval between checks that the disk cache still holds all spans.
 const DISK_CACHE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Spans in one request for spans that a slow disk skipped, few enough to fit into the disk cache's queue.
@@ -63,7 +60,6 @@ pub(super) struct AccessTracker {
     shared: Arc<Shared>,
     push_jobs: VecDeque<PushJob>,
     max_push_bytes: u64,
-    /// Pusher of files that the scan passes, while the scan runs and there is memory.
     scan_pusher: Option<ScanPusher>,
     /// Whether a callback will wake the tracker when the scan has advanced.
     is_wakeup_pending: Arc<AtomicBool>,
@@ -73,7 +69,6 @@ pub(super) struct AccessTracker {
 }
 
 impl AccessTracker {
-    /// Fails if the system cannot start a thread.
     pub(super) fn new(
         reader: &Arc<Reader>,
         shared: &Arc<Shared>,
@@ -155,7 +150,6 @@ impl AccessTracker {
         message.map_err(|_| TryRecvError::Disconnected)
     }
 
-    /// Processes pending reads; returns false if there are none.
     fn process_pending_reads(&mut self) -> bool {
         // Keeps `is_idle` false in the meantime.
         self.shared.pending_messages.fetch_add(1, Ordering::SeqCst);
@@ -297,7 +291,6 @@ impl AccessTracker {
         }
     }
 
-    /// Plans the replay and [`PrefetchMode::All`].
     fn begin(&mut self, index: &Index) {
         let accessed = self.profile.take().map(|profile| profile(index));
         self.replay = build_replay(&self.reader, index, &accessed.unwrap_or_default());
@@ -341,7 +334,6 @@ impl AccessTracker {
         false
     }
 
-    /// Continues the scan pusher; returns true if it must wait.
     fn push_scanned(&mut self) -> bool {
         let (Some(scan_pusher), Some(pages)) = (&mut self.scan_pusher, self.pages.get()) else {
             return true;
@@ -379,7 +371,6 @@ fn limits(reader: &Reader, mode: PrefetchMode) -> Limits {
     }
 }
 
-/// The spans that contain the accesses of a profile.
 fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> Replay {
     let spans = accessed.iter().flat_map(|accessed| {
         let entry = index.entry(accessed.ino);
@@ -413,12 +404,10 @@ fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
 #[derive(Debug)]
 struct FullPrefetch {
     next: u32,
-    /// Remaining bytes of the span cache; `None` if spans are cached on disk.
     free_bytes: Option<u64>,
 }
 
 impl FullPrefetch {
-    /// Returns the next spans to fill; none when it has finished.
     fn next(&mut self, index: &Index) -> Vec<u32> {
         let mut numbers = Vec::new();
         while numbers.len() < BATCH_SPANS {

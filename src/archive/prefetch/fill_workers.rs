@@ -12,7 +12,6 @@ use crate::base::extent::Plain;
 use crate::base::sync::Mutex;
 use crate::base::thread_pool::ThreadPool;
 
-/// Interval between checks whether the disk is still busy.
 const DISK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 const FETCH_THREADS: usize = 4;
@@ -28,7 +27,6 @@ pub(super) struct FillWorkers {
 }
 
 impl FillWorkers {
-    /// Fails if the system cannot start a thread.
     pub(super) fn start(
         reader: &Arc<Reader>,
         shared: &Arc<Shared>,
@@ -48,8 +46,7 @@ impl FillWorkers {
         self.shared.outstanding.load(Ordering::SeqCst) > 0
     }
 
-    /// Queues fills of `numbers`, which wait until no read fills a span and the rate allows it. If some
-    /// windows of a span are cached, it fetches only missing ones from `from` on.
+    /// Queues fills of `numbers` (see [`Reader::batches`]). They wait for active reads and the rate limit.
     pub(super) fn submit(&self, numbers: Vec<u32>, from: Plain, purpose: Option<&SpanCounts>) {
         let counts = purpose.map(|counts| {
             counts
@@ -131,7 +128,6 @@ fn wait_for_disk(reader: &Reader) -> bool {
 /// Counts an outstanding job, and wakes the tracker when dropped.
 struct PendingJob {
     shared: Arc<Shared>,
-    /// Counter of outstanding jobs with the same purpose.
     purpose: Option<Arc<AtomicU32>>,
 }
 

@@ -1,5 +1,4 @@
 //! Limit on how far the scan runs ahead of the scan pusher.
-//!
 //! A span evicted before the pusher stores it must be decoded again, or read back from disk. That costs more
 //! than the scan gains by running ahead. But all readers wait for the scan. So it waits briefly for each
 //! span. For a pusher that does not move, it waits a tenth of a second, and then not until the pusher moves.
@@ -34,7 +33,6 @@ impl Default for LagLimit {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Plain offset of the pusher; `None` without a pusher.
     pusher: Option<Plain>,
     /// Whether a wait timed out, and the pusher has not moved since.
     is_stalled: bool,

@@ -1,5 +1,4 @@
 //! Detection of lookups in directory order; pure.
-//!
 //! Each lookup takes the kernel some forty microseconds. Priming passes some hundred names at once, which is
 //! worth it if more lookups will follow.
 
@@ -20,7 +19,6 @@ pub(super) struct LookupRuns {
     next: usize,
 }
 
-/// The last lookup in a directory, and the number of lookups in order.
 #[derive(Clone, Copy, Debug)]
 struct LookupRun {
     directory: Ino,

@@ -1,5 +1,4 @@
 //! Ahead of readers: threads that fill the caches before a read needs them.
-//!
 //! 1. The prefetcher sends each read and lookup to the tracker thread.
 //! 2. The tracker finds [sequential readers](sequential), and plans what to fill and to push.
 //! 3. Worker threads fetch and decode [spans](crate::archive::read::batch) while no read does.
@@ -40,14 +39,12 @@ use crate::index::{Index, Ino};
 /// Maximum number of messages in the queue of the tracker. If it is full, reads are dropped.
 const MAX_QUEUED_MESSAGES: usize = 1024;
 
-/// Prefetches until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     reader: Arc<Reader>,
     shared: Arc<Shared>,
     pages: Arc<OnceLock<Arc<dyn PageCache>>>,
     is_over: Arc<AtomicBool>,
-    /// Whether reads can cause any prefetch.
     is_tracking: bool,
     access_log: Option<Mutex<AccessLog>>,
     lookup_runs: Mutex<LookupRuns>,
@@ -55,7 +52,6 @@ pub(crate) struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// Fails if the system cannot start a thread.
     pub(crate) fn start(reader: Arc<Reader>, options: PrefetchOptions) -> io::Result<Self> {
         let (inbox, receiver) = sync_channel(MAX_QUEUED_MESSAGES);
         let shared = Arc::new(Shared::new(options.mode, inbox));

@@ -8,11 +8,8 @@ pub(super) struct Replay {
     spans: Vec<u32>,
     /// Total bytes of the spans before each position, and of all spans.
     start_bytes: Vec<u64>,
-    /// Position of each span in the list.
     positions: HashMap<u32, usize>,
-    /// Position of the next span to return.
     next: usize,
-    /// Position that the reader has reached.
     reached: usize,
     /// Maximum number of bytes that are returned but not read; `None` if spans are cached on disk.
     pub(super) max_ahead_bytes: Option<u64>,
@@ -59,7 +56,6 @@ impl Replay {
     /// Returns the next spans to fill, at most `count`, ascending so that neighbours are together.
     pub(super) fn next(&mut self, count: usize) -> Vec<u32> {
         let reached = self.start_bytes_at(self.reached);
-        // Spans that were already read need no fill.
         self.next = self.next.max(self.reached);
         let from = self.next;
         while self.next < self.spans.len() && self.next - from < count {

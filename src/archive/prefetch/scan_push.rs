@@ -1,5 +1,4 @@
 //! Scan pusher: pushes files into the kernel's page cache while the scan decodes them.
-//!
 //! A later read must decode an evicted span again, or read it from disk, and copy it. A push at once costs
 //! only the copy, and the scan waits for it [briefly](super::lag_limit). Files of evicted spans are skipped.
 
@@ -31,8 +30,7 @@ const MAX_BATCH_BYTES: u64 = 4 << 20;
 /// Maximum number of entries that are examined for a batch.
 const MAX_BATCH_ENTRIES: u32 = 512;
 
-/// Divisor of the available memory that gives the push budget. Unread pushed files must not evict everything
-/// else from the page cache.
+/// Divisor of the available memory for the push budget, so that unread files do not evict everything else.
 const AVAILABLE_MEMORY_DIVISOR: u64 = 4;
 
 #[derive(Debug)]
@@ -42,18 +40,15 @@ pub(super) struct ScanPusher {
     offset: u64,
     /// A file that is not pushed, although its end may not be decoded yet.
     skipped_file: Option<Ino>,
-    /// Remaining push budget, in bytes.
     budget_bytes: u64,
     lag_limit: Arc<LagLimit>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PushProgress {
-    /// There may be more to push.
     More,
     /// There is nothing to push until the scan reaches this offset.
     Until(Plain),
-    /// There will be nothing more to push.
     Done,
 }
 
@@ -66,12 +61,10 @@ struct FilePart {
     is_last: bool,
 }
 
-/// File parts that one look at the index finds.
 #[derive(Debug, Default)]
 struct Batch {
     parts: Vec<FilePart>,
     bytes: u64,
-    /// End of the last part.
     end: Plain,
     scanned_end: Plain,
     /// Whether the pusher must wait for the scan to find more.

@@ -1,11 +1,9 @@
 //! Detection of sequential readers, and planning of read-ahead; pure.
-//!
 //! The kernel does not report opens of mounted files, so the tracker knows a reader by the offsets that it
 //! reads. Inode numbers, directory listings and plain offsets have the same order. So a reader of a file, or
 //! of a tree file by file, reads ascending plain offsets. That is a [stream](ReadStreams).
 //!
 //! Read-ahead is limited by the bytes that the stream has read, so random reads cost nothing.
-//!
 //! * Within a file, it is as many bytes as the stream has read, at most up to the file's end.
 //! * Beyond the file, only a stream that read several files in order gets read-ahead, a sixth of the bytes
 //!   read. Even if all of it is useless, the fetched bytes are less than 1.2 times those needed.
@@ -40,13 +38,11 @@ const FIRST_PUSH_BYTES: u64 = 512 << 10;
 /// Maximum read-ahead, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Limits {
-    /// Limit for spans filled into memory.
     pub(super) fill_bytes: u64,
     /// Limit for files pushed into the kernel's page cache; 0 disables pushes.
     pub(super) push_bytes: u64,
 }
 
-/// A read, in plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileRead {
     pub(super) wanted: Extent<Plain>,
@@ -70,10 +66,8 @@ impl FileRead {
     }
 }
 
-/// Read-ahead that a read causes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ReadAhead {
-    /// Number of the stream.
     pub(super) stream: u64,
     pub(super) fill: Option<FillRange>,
     pub(super) push: Option<PushRange>,
@@ -99,7 +93,6 @@ pub(super) struct PushRange {
 #[derive(Debug)]
 pub(super) struct ReadStreams {
     pub(super) limits: Limits,
-    /// Divisor of the bytes read that gives the read-ahead across files.
     ahead_divisor: u64,
     /// Streams, most recently read first.
     latest: VecDeque<ReadStream>,
@@ -109,11 +102,9 @@ pub(super) struct ReadStreams {
 #[derive(Debug)]
 struct ReadStream {
     number: u64,
-    /// End of its current file.
     file_end: Plain,
     /// Number of times that it continued in another file.
     steps: u32,
-    /// End of its last read.
     reached: Plain,
     /// Bytes that it has read, including those that were pushed before it read them.
     read: u64,
@@ -221,7 +212,6 @@ impl ReadStreams {
         }
     }
 
-    /// Sets whether all spans are on disk, so that filling them fetches nothing.
     pub(super) fn set_all_on_disk(&mut self, is_here: bool) {
         self.ahead_divisor = if is_here { 1 } else { FETCH_AHEAD_DIVISOR };
     }

@@ -11,20 +11,16 @@ use crate::index::Ino;
 /// Number of pending reads at which they are sent to the tracker.
 const MAX_PENDING_READS: usize = 16;
 
-/// Number of pending read bytes at which they are sent to the tracker.
 const MAX_PENDING_READ_BYTES: u64 = 128 << 10;
 
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) mode: PrefetchMode,
-    /// Queue of the tracker.
     pub(super) inbox: SyncSender<Message>,
-    /// Messages that the tracker has not processed yet.
     pub(super) pending_messages: AtomicU64,
     pub(super) pending_reads: Mutex<PendingReads>,
     /// Whether the tracker sleeps and must be woken to see them.
     pub(super) is_asleep: AtomicBool,
-    /// Unfinished jobs, for any purpose.
     pub(super) outstanding: AtomicU32,
     pub(super) full: SpanCounts,
     /// Whether [`PrefetchMode::All`] has queued all spans.
@@ -34,10 +30,8 @@ pub(super) struct Shared {
     pub(super) skipped: SpanCounts,
 }
 
-/// Counts of spans for one purpose.
 #[derive(Debug, Default)]
 pub(super) struct SpanCounts {
-    /// Whether to wait while the disk cache is busy.
     pub(super) should_wait_for_disk: bool,
     pub(super) total: AtomicU64,
     pub(super) queued: AtomicU64,

@@ -9,18 +9,14 @@ use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::index::{Entry, EntryKind, Index, Ino, Piece};
 
-/// The bytes of one span that a read needs.
 pub(super) struct SpanPart {
     pub(super) span: u32,
-    /// The stored piece of the file that contains these bytes.
     pub(super) piece: Piece,
     pub(super) plain: Extent<Plain>,
-    /// Range of these bytes in the span.
     pub(super) range: Range<usize>,
 }
 
 impl SpanPart {
-    /// Cuts this part out of `span`, which holds all bytes of the span.
     pub(super) fn slice_of(&self, span: &Bytes) -> Result<Bytes, Option<ReadError>> {
         if self.range.end > span.len() {
             return Err(Some(ReadError::Index));
@@ -111,7 +107,6 @@ impl Assembly {
         }
     }
 
-    /// The plain bytes of `piece` that this range needs.
     fn wanted(&self, piece: &Piece) -> Option<Extent<Plain>> {
         let from = self.offset.saturating_sub(piece.offset);
         let until = (self.offset + self.len).checked_sub(piece.offset)?;

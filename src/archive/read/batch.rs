@@ -25,7 +25,6 @@ const MAX_REQUEST_BYTES: u64 = 8 << 20;
 
 const MAX_REQUEST_SPANS: usize = 8;
 
-/// Neighbouring spans that one request fetches.
 #[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) packed: Extent<Packed>,
@@ -47,7 +46,6 @@ struct SpanRange {
 
 impl Reader {
     /// Claims the missing ones of `spans`, which ascend, and groups them into requests.
-    ///
     /// Leaves out spans that are cached, in flight, or only decodable from far away. `found` counts spans
     /// that need no fill. If some windows of a span are cached, it fetches only missing ones from `from` on.
     pub(crate) fn batches(
@@ -125,7 +123,6 @@ impl Reader {
         }
     }
 
-    /// Fetches the packed bytes of `batch`; fails if they are unavailable or differ from the scanned ones.
     pub(crate) fn fetch_batch(&self, batch: &Batch) -> Result<Bytes, ReadError> {
         let request = self.request(batch.packed)?;
         let fetched = self.fetch_verified(&request, FetchMode::Background);
@@ -140,8 +137,7 @@ impl Reader {
         })
     }
 
-    /// Whether decoding `span` is faster than reading its plain bytes from disk. LZ4 decodes as fast as a
-    /// disk reads, and there are fewer packed bytes to read.
+    /// Whether decoding is faster than reading from disk. LZ4 decodes as fast as a disk reads, from less.
     fn is_faster_to_decode(&self, span: &Span) -> bool {
         let is_near = !self.source.is_remote() && self.source.access() == Access::Ranges;
         is_near && self.compression() == Compression::Lz4 && span.seek_point.is_some()
@@ -153,7 +149,6 @@ impl Reader {
         disk_cache.is_some_and(|disk_cache| disk_cache.covers(span.plain))
     }
 
-    /// Whether `span` is cached on disk after it is filled.
     pub(crate) fn should_cache_on_disk(&self, span: &Span) -> bool {
         // A span without a hash cannot be verified.
         self.disk_cache.is_some() && span.hash.is_some()
@@ -284,7 +279,6 @@ impl Batch {
     }
 }
 
-/// Adds the missing windows of a span, in runs without gaps.
 fn add_runs(
     batches: &mut Vec<Batch>,
     layout: Layout,

@@ -48,7 +48,6 @@ impl Reader {
         Ok(bytes)
     }
 
-    /// Builds a decoder that resumes at `seek_point`.
     pub(super) fn resume_decoder(&self, seek_point: &SeekPoint) -> Result<SpanDecoder, Error> {
         let context = Context {
             pool: BufferPool::with_free_list(codec::READ_POOL_BYTES, self.free_list.clone()),
@@ -116,7 +115,6 @@ impl Reader {
                 cause: codec::Cause::Cancelled,
                 ..
             }) => ReadError::Unreachable(error),
-            // The bytes arrived, but cannot be decoded.
             _ => {
                 self.stats.damaged_spans.increment();
                 ReadError::Damaged {
@@ -163,20 +161,16 @@ pub(super) fn span_len(span: &Span) -> Result<usize, ReadError> {
 pub(super) struct SpanDecoder {
     decoder: Box<dyn Decoder>,
     output: Option<Output>,
-    /// Rest of the last piece.
     rest: Bytes,
 }
 
 enum DecodedPiece {
-    /// A piece with a buffer of its own.
     Buffer(Buffer),
-    /// Bytes that may share memory with others.
     Shared(Bytes),
 }
 
 impl SpanDecoder {
-    /// Takes the next `len` plain bytes, from `start` on, in memory of `free_list`; fewer at the end of the
-    /// stream. Does not copy a piece that is exactly these bytes.
+    /// Takes the next `len` plain bytes; fewer at the end. Does not copy a piece that is exactly these bytes.
     fn take_bytes(
         &mut self,
         free_list: &FreeList,
@@ -210,7 +204,6 @@ impl SpanDecoder {
         Ok(taken.map_or_else(Bytes::new, free_list::RecycledBuffer::freeze))
     }
 
-    /// Returns the next piece; `None` at the end of the stream.
     fn next_piece(&mut self, packed: &mut PackedBytes) -> Result<Option<DecodedPiece>, Error> {
         loop {
             if let Some(output) = &mut self.output {

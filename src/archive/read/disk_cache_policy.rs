@@ -13,19 +13,16 @@ use crate::source::{Access, Source};
 /// Minimum time that a scan may wait for the disk, however short its work was.
 const MIN_DISK_WAIT: Duration = Duration::from_secs(2);
 
-/// Maximum wait for a span that can only be decoded again from far before it. If the disk takes longer, the
-/// scan does not wait so long again.
+/// Maximum wait for a span that can only be decoded again from far before it, unless the disk has stalled.
 const MAX_FAR_SPAN_WAIT: Duration = Duration::from_secs(30);
 
-/// Whether spans of `source` are cached on disk; `compression` is `None` if it is unknown. A local
-/// uncompressed file needs no cache, because it is as good as any copy.
+/// Whether to cache spans of `source` on disk. A local uncompressed file is as good as any copy.
 pub(crate) fn should_cache_spans(source: &dyn Source, compression: Option<Compression>) -> bool {
     let is_near = !source.is_remote() && source.access() == Access::Ranges;
     !(is_near && compression == Some(Compression::None))
 }
 
 /// Writes spans of a scan to the disk cache.
-///
 /// A missing span must be decoded again, so a scan waits for the disk at most as long as it has worked. Thus
 /// a slow disk at most doubles its time. It waits longer for spans without seek points, because a missing one
 /// costs decoding everything before it.
@@ -71,7 +68,6 @@ impl ScanDiskCache {
     }
 }
 
-/// Remaining time for disk waits, of a scan that took `elapsed` and `waited` for the disk.
 fn remaining_wait(elapsed: Duration, waited: Duration) -> Duration {
     let worked = elapsed.saturating_sub(waited);
     worked.max(MIN_DISK_WAIT).saturating_sub(waited)

@@ -50,14 +50,12 @@ impl Reader {
         self.fetch_span(&span)
     }
 
-    /// Reads `span` from the disk cache, and counts a cache hit.
     fn find_in_disk_cache(&self, span: &Span) -> Option<Bytes> {
         let bytes = self.span_from_disk_cache(span)?;
         self.stats.disk_cache_hit_spans.increment();
         Some(bytes)
     }
 
-    /// Fetches and decodes `span` from the source.
     pub(super) fn fetch_span(&self, span: &Span) -> Result<Bytes, ReadError> {
         if self.source.access() == Access::Stream {
             return Err(ReadError::Damaged {
@@ -98,7 +96,6 @@ impl Reader {
     }
 
     pub(super) fn span_from_disk_cache(&self, span: &Span) -> Option<Bytes> {
-        // A span without a hash cannot be verified.
         let hash = span.hash?;
         // The disk cache file is only as long as the archive, whatever an index claims.
         span_len(span).ok()?;

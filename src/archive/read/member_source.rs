@@ -34,7 +34,6 @@ impl Archive {
     }
 
     /// Opens file `ino` as a source, shown to the user as `name`.
-    ///
     /// A contiguous file of an uncompressed archive is a slice of its source, which alone checks reads. Any
     /// other file is read and verified by spans.
     fn file_as_source(
@@ -74,7 +73,6 @@ impl Archive {
         }))
     }
 
-    /// Range of the source that contains file `ino` contiguously; `None` if there is none.
     fn contiguous_extent(&self, index: &Index, ino: Ino, size: u64) -> Option<Extent<Packed>> {
         let is_plain = index.origin().compression == Compression::None;
         if !is_plain || self.source().access() == Access::Stream {
@@ -89,7 +87,6 @@ impl Archive {
     }
 }
 
-/// Finds the file at `path`, and follows links.
 fn find_file(index: &Index, path: &[u8]) -> Result<Ino, Cause> {
     let malformed = |text: &str| Err(Cause::Malformed(text.to_owned()));
     let mut path = path.to_vec();

@@ -1,5 +1,4 @@
 //! Warm path: reads files from spans.
-//!
 //! 1. A read is divided into parts of spans, and each part is looked up in memory.
 //! 2. From a local disk, or from the disk cache, it reads only the blocks of the part.
 //! 3. A remote uncompressed archive is read by windows, which are parts of spans.
@@ -51,21 +50,17 @@ use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
 use crate::source::Source;
 
-/// Reads files of one archive.
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(crate) source: Arc<dyn Source>,
     pub(crate) live_index: LiveIndex,
     pub(crate) span_cache: SpanCache,
-    /// Free list that provides the memory of spans.
     pub(crate) free_list: FreeList,
     pub(crate) disk_cache: Option<Arc<DiskCache>>,
     /// Held during a decode from far away. A second reader may then find its span in the disk cache.
     pub(crate) far_decode_lock: Mutex<()>,
-    /// Spans that a read or prefetch is filling.
     pub(crate) single_flight: SingleFlight<ReadError>,
     pub(crate) windows: Windows,
-    /// Active reads that fill spans. Prefetch waits for them.
     pub(crate) read_priority: Arc<ReadPriority>,
     /// Owner of this archive's spans in the span cache, which layers share.
     pub(crate) span_owner: u16,
@@ -82,7 +77,6 @@ pub(crate) struct Reader {
     pub(crate) first_read_hashes: FirstReadHashes,
     /// Lock that keeps the saved index from being removed.
     pub(crate) in_use: OnceLock<IndexLock>,
-    /// Whether the reader is closed, so that no caller waits for a span.
     pub(crate) is_closed: AtomicBool,
 }
 
@@ -158,7 +152,6 @@ impl Reader {
         Some(bytes)
     }
 
-    /// Reads `part` from the disk cache, and checks its blocks against their checksums in the index.
     fn part_from_disk_cache(&self, part: &SpanPart, wait: Wait) -> Option<Bytes> {
         let disk_cache = self.disk_cache.as_ref()?;
         // Prefetch is filling this span, so a sequential reader shares it.
@@ -189,7 +182,6 @@ impl Reader {
         Some(bytes.slice(part.range.start - blocks.start..part.range.end - blocks.start))
     }
 
-    /// `part` from a span, or from windows, in memory.
     fn cached_part(&self, part: &SpanPart) -> Result<Option<Bytes>, Option<ReadError>> {
         match self.span_cache.get(self.key(part.span)) {
             Some(span) => part.slice_of(&span).map(Some),

@@ -21,8 +21,7 @@ const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
 /// Length of the chunks of packed bytes that are pushed to the decoder of a stream.
 const STREAM_CHUNK_BYTES: u64 = 2 << 20;
 
-/// Memory for the packed bytes of such a stream: all that a decoder needs before its first output (see
-/// [`MIN_MEMORY`](crate::archive::scan::MIN_MEMORY)), and a chunk at both ends.
+/// Memory for such a stream: the input before a decoder's first output (see `MIN_MEMORY`), and two chunks.
 const STREAM_BUFFER_BYTES: u64 = 8 * STREAM_CHUNK_BYTES;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,7 +33,6 @@ pub(super) enum FetchMode {
     Refetch,
 }
 
-/// An extent of packed bytes to decode, and the blocks that contain it.
 pub(crate) struct Request {
     pub(super) extent: Extent<Packed>,
     pub(super) blocks: Blocks,
@@ -91,7 +89,6 @@ impl Reader {
     }
 
     /// Reads and verifies `extent` of a local uncompressed archive on the calling thread, by whole blocks.
-    ///
     /// `None` for any other archive, and if bytes are unreadable, wrong, or, with [`Wait::Never`], not in the
     /// page cache. A fill of the whole span then reports the reason.
     pub(super) fn read_here(&self, extent: Extent<Plain>, wait: Wait) -> Option<Bytes> {
@@ -154,7 +151,6 @@ impl Request {
         self.blocks.extent().len().min(STREAM_BUFFER_BYTES)
     }
 
-    /// Cuts the wanted bytes out of `bytes`, which cover `fetched`.
     pub(crate) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
         let Some(wanted) = fetched.intersection(&self.extent) else {
             return Bytes::new();
@@ -211,7 +207,6 @@ impl PackedBytes {
         })))
     }
 
-    /// Returns the next bytes; `None` at the end of the request. Fails as [`open`](Self::open).
     pub(crate) fn next(&mut self) -> Result<Option<Bytes>, Error> {
         match self {
             Self::Fetched(bytes) => Ok(bytes.take()),

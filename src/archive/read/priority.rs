@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use crate::base::sync::{Condvar, Mutex};
 
-/// Counts the reads that are filling spans.
 #[derive(Debug, Default)]
 pub(crate) struct ReadPriority {
     state: Mutex<State>,
@@ -36,7 +35,6 @@ impl ReadPriority {
         !state.is_over
     }
 
-    /// Waits up to `time`; returns false if the archive is closed.
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let state = self.state.lock();
         if state.is_over {

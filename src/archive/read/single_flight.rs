@@ -13,13 +13,11 @@ use crate::base::sync::{Condvar, Mutex};
 pub(crate) trait FlightKey: Copy + Eq + Hash + fmt::Debug {}
 impl<K: Copy + Eq + Hash + fmt::Debug> FlightKey for K {}
 
-/// An error of a fill, which its waiters may share.
 pub(crate) trait FlightError: Clone {
     /// Whether a waiter that fetched the same bytes itself would meet the same error.
     fn is_shared(&self) -> bool;
 }
 
-/// The spans or windows that are being filled, by number.
 #[derive(Clone, Debug)]
 pub(crate) struct SingleFlight<E, K: FlightKey = u32> {
     shared: Arc<Mutex<HashMap<K, Arc<InFlight<E>>>>>,
@@ -33,7 +31,6 @@ impl<E, K: FlightKey> Default for SingleFlight<E, K> {
     }
 }
 
-/// A fill in progress, which other threads can wait for.
 #[derive(Debug)]
 pub(crate) struct InFlight<E> {
     outcome: Mutex<Outcome<E>>,
@@ -85,7 +82,6 @@ impl<E: Clone, K: FlightKey> SingleFlight<E, K> {
 
 impl<E: FlightError, K: FlightKey> SingleFlight<E, K> {
     /// Returns the bytes of `span`, and whether this call filled them.
-    ///
     /// Calls `fill`, after which `find` must succeed, only if `find` fails and no other thread fills the
     /// span. If that thread fails, its waiters share its error, or one of them fills the span.
     pub(crate) fn get_or_fill(
@@ -144,7 +140,6 @@ impl<E> InFlight<E> {
 }
 
 impl<E, K: FlightKey> Claim<E, K> {
-    /// Number of the claimed span or window.
     pub(crate) fn span(&self) -> K {
         self.span
     }
@@ -154,7 +149,6 @@ impl<E, K: FlightKey> Claim<E, K> {
         self.flight.complete(Outcome::Done(bytes));
     }
 
-    /// Fails the flight, and all threads that wait for it, with `error`.
     pub(crate) fn fail(self, error: E) {
         self.flight.complete(Outcome::Failed(error));
     }

@@ -25,7 +25,6 @@ pub(super) const MAX_RECENT_FETCHES: usize = 16;
 
 pub(super) type WindowClaim = Claim<ReadError, u64>;
 
-/// Windows in flight and recent fetches of one archive.
 #[derive(Debug, Default)]
 pub(crate) struct Windows {
     pub(super) single_flight: SingleFlight<ReadError, u64>,
@@ -36,11 +35,9 @@ pub(crate) struct Windows {
 #[derive(Debug, Default)]
 pub(super) struct RecentFetches(VecDeque<Range<u64>>);
 
-/// Division of an archive into windows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(super) window_bytes: u64,
-    /// Length of the archive.
     pub(super) end: u64,
 }
 
@@ -62,18 +59,15 @@ impl RecentFetches {
 }
 
 impl Layout {
-    /// The windows that contain `plain`.
     pub(super) fn windows(&self, plain: Extent<Plain>) -> Range<u64> {
         plain.start().0 / self.window_bytes..plain.end().0.div_ceil(self.window_bytes)
     }
 
-    /// The windows that begin in `plain`.
     pub(super) fn windows_starting_in(&self, plain: Extent<Plain>) -> Range<u64> {
         let number = |at: Plain| at.0.div_ceil(self.window_bytes);
         number(plain.start())..number(plain.end())
     }
 
-    /// The bytes of `windows`; fewer at the end of the archive.
     pub(super) fn extent(&self, windows: &Range<u64>) -> Extent<Plain> {
         let start = windows
             .start

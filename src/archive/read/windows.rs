@@ -1,5 +1,4 @@
 //! Windows: parts of spans, in which a remote uncompressed archive is read.
-//!
 //! Plain byte *n* of such an archive is packed byte *n*, and the index has a digest of each block. So a cache
 //! miss fetches only the aligned windows that the read needs. A read that continues the last fetch fetches
 //! more, up to [`MAX_FETCH_BYTES`]. A sequential reader and [prefetch](super::batch) fetch whole spans.
@@ -159,7 +158,6 @@ impl Reader {
     }
 
     /// Adds window `number` to `found`, with all windows that are fetched together with it.
-    ///
     /// A fetch covers missing windows at least up to the first of `limits`, and for a sequential reader at
     /// most up to the second, the end of the span.
     fn load_window(
@@ -212,7 +210,6 @@ impl Reader {
         slice_extent(plain, &bytes, layout.window(number))
     }
 
-    /// The span that contains all of `extent`, if there is one, and the span's extent.
     fn span_containing(&self, extent: Extent<Plain>) -> Option<(u32, Extent<Plain>)> {
         let index = self.live_index.read();
         let span = index.span_at(extent.start())?;
@@ -300,7 +297,6 @@ impl Reader {
         claims
     }
 
-    /// Whether a read that misses window `number` belongs to a sequential reader.
     fn is_sequential(&self, layout: Layout, number: u64) -> bool {
         let len = self.windows.recent.lock().next_len(number, u64::MAX);
         len > FETCH_GROWTH_FACTOR || len == 1 && self.continues_all(layout, number)
@@ -312,7 +308,6 @@ impl Reader {
         !before.is_empty() && before.all(|other| self.has_window(layout, other))
     }
 
-    /// Claims window `number`, unless it is cached or being fetched.
     fn claim_missing(&self, layout: Layout, number: u64) -> Option<WindowClaim> {
         let claim = self.windows.single_flight.claim(number).ok()?;
         // Checked after the claim, because the window may just have been fetched.
@@ -341,7 +336,6 @@ impl Reader {
         if let Err(ReadError::Damaged { .. }) = fetched
             && claims.len() > 1
         {
-            // Damage in other windows must not fail this read.
             claims.retain(|claim| claim.span() == number);
             fetched = self.fetch_extent(layout.window(number), FetchMode::Refetch);
         }
@@ -378,8 +372,7 @@ impl Reader {
         Ok((bytes, reserved))
     }
 
-    /// Caches the verified `bytes` of adjacent windows, and completes `claims` with them. `can_evict` allows
-    /// evicting older spans from the disk cache.
+    /// Caches verified adjacent windows, and completes `claims`. `can_evict` allows disk cache evictions.
     pub(super) fn cache_windows(
         &self,
         layout: Layout,
@@ -411,7 +404,6 @@ impl Reader {
         claims.into_iter().filter_map(cache).collect()
     }
 
-    /// Completes `claims` with the windows of a span that was filled.
     pub(super) fn complete_windows(
         &self,
         span: Extent<Plain>,
@@ -511,14 +503,12 @@ fn fail_all(claims: impl IntoIterator<Item = WindowClaim>, error: &ReadError) {
     }
 }
 
-/// Cuts `wanted` out of `bytes`, which cover `extent`; `None` if they do not contain it.
 fn slice_extent(extent: Extent<Plain>, bytes: &Bytes, wanted: Extent<Plain>) -> Option<Bytes> {
     let start = usize::try_from(wanted.start().0.checked_sub(extent.start().0)?).ok()?;
     let end = start.checked_add(usize::try_from(wanted.len()).ok()?)?;
     (end <= bytes.len()).then(|| bytes.slice(start..end))
 }
 
-/// Packed extent of plain bytes in an uncompressed archive.
 pub(super) fn packed_extent(plain: Extent<Plain>) -> Extent<Packed> {
     Extent::with_len(Packed(plain.start().0), plain.len())
 }

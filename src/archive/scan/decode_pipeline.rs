@@ -1,5 +1,4 @@
 //! Decoding stage: turns packed chunks into plain bytes, both in order, on its own threads.
-//!
 //! The walker thread pushes chunks into the decoder, and decodes what needs the bytes before it, such as an
 //! ordinary gzip member. Other parts become tickets in the queue. Any job thread runs a ticket, or the
 //! consumer if it arrives first, so that a waiting stage works instead. Only job threads run speculative
@@ -36,17 +35,13 @@ const MAX_QUEUED_PIECES: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Options {
-    /// Format; `None` detects it by magic bytes.
     pub(super) compression: Option<Compression>,
     /// Resources of decoders, and the number of threads that run jobs.
     pub(super) context: Context,
-    /// Length of the blocks of packed bytes that get digests, if any.
     pub(super) block_len: Option<u64>,
-    /// Whether to compute the SHA-256 of the packed bytes.
     pub(super) sha256: Digest,
     /// Point at which to resume; `None` starts at the front. With it, the format is known.
     pub(super) resume: Option<SeekPoint>,
-    /// Saved index that may match this stream, for parallel decoding.
     pub(super) saved_index: Option<SavedIndex>,
     pub(super) has_len: bool,
 }
@@ -59,7 +54,6 @@ pub(super) enum StreamItem {
     /// Digests of packed bytes, before any bytes decoded from them.
     Digests(NewDigests),
     Plain(Bytes),
-    /// An oddity without data loss.
     Warning(String),
     /// End of the stream. [`PlainStream::finished`] has the summary.
     End,
@@ -82,15 +76,12 @@ type Ticket = once_job::OnceJob<Result<Output, codec::Error>>;
 pub(super) struct PlainStream {
     // Dropped before the threads, which end when the receiver is gone.
     slots: Receiver<Slot>,
-    /// Undelivered output of a job.
     output: Option<Output>,
     hash: Option<ContentChecksum>,
-    /// Summary of the packed stream, once it has ended or failed.
     pub(super) finished: Option<StreamSummary>,
     stats: Arc<Stats>,
     /// Control of the packed stream; `None` in tests without one.
     control: Option<fetch::StreamControl>,
-    /// Memory that the decoder may wait for.
     memory: Option<(BufferPool, MemoryBroker)>,
     _walker: Thread<()>,
 }
@@ -123,7 +114,6 @@ impl Drop for PlainStream {
 }
 
 impl PlainStream {
-    /// Starts to decode `chunks`. Fails if the system cannot start a thread.
     pub(super) fn start(
         chunks: fetch::Stream,
         options: Options,
@@ -212,14 +202,12 @@ impl PlainStream {
         }
     }
 
-    /// Offset up to which the packed stream has been requested.
     pub(super) fn requested_end(&self) -> Packed {
         self.control
             .as_ref()
             .map_or(Packed(0), fetch::StreamControl::requested_end)
     }
 
-    /// Stops further requests, and returns [`PlainStream::requested_end`].
     pub(super) fn stop_requesting(&self) -> Packed {
         self.control
             .as_ref()
@@ -264,16 +252,13 @@ impl<E: Into<Error>> From<E> for WalkError {
     }
 }
 
-/// The thread that walks the packed stream.
 struct Walker {
     chunks: fetch::Stream,
     sender: SyncSender<Slot>,
     job_threads: ThreadPool,
-    /// Format, requested or detected.
     compression: Option<Compression>,
     hasher: Option<BlockHasher>,
     digester: Option<Digester>,
-    /// Whether the last packed byte has been read.
     is_at_end: bool,
     packed_len: u64,
     /// Zero run of packed bytes, if the stream may be endless. Zeros after a packed stream are padding.
@@ -348,7 +333,6 @@ impl Walker {
         }
     }
 
-    /// Reads enough of the front to detect a format.
     fn first_bytes(&mut self) -> Result<Bytes, WalkError> {
         let Some(mut first) = self.next_chunk()? else {
             return Ok(Bytes::new());

@@ -1,5 +1,4 @@
 //! SHA-256 of a packed or plain stream, computed in parallel with decoding.
-//!
 //! Hashing takes as long as decoding, or longer, and needs every byte in order, so it has a thread of its
 //! own. If the thread's short queue is full, the scan waits.
 
@@ -30,7 +29,6 @@ pub(super) struct Digester {
 }
 
 impl Digester {
-    /// Fails if the system cannot start a thread.
     pub(crate) fn start() -> io::Result<Self> {
         let (sender, chunks) = sync_channel::<Bytes>(MAX_QUEUED_CHUNKS);
         let thread = Thread::spawn("tarfs-sha256", move || {
@@ -44,7 +42,6 @@ impl Digester {
         Ok(Self { sender, thread })
     }
 
-    /// Hashes the next bytes. Waits if the queue is full.
     pub(crate) fn update(&self, bytes: &Bytes) {
         // Sending fails only if the thread has panicked, and then there is no digest.
         drop(self.sender.send(bytes.clone()));

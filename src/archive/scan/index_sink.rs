@@ -17,13 +17,9 @@ use crate::tar::Member;
 
 pub(crate) struct IndexSink<'a> {
     pub(crate) live_index: &'a LiveIndex,
-    /// Length of the source, if it is known.
     pub(crate) packed_bytes: Option<u64>,
-    /// Set when the index is no longer wanted.
     pub(crate) is_cancelled: &'a AtomicBool,
-    /// Cache for the decoded spans, which later readers may need.
     pub(crate) span_cache: Option<&'a SpanCache>,
-    /// Owner of the spans in the cache.
     pub(crate) span_owner: u16,
     pub(crate) lag_limit: &'a LagLimit,
     pub(crate) disk_cache_writer: Option<ScanDiskCache>,
@@ -47,7 +43,6 @@ pub(crate) enum IndexSinkError {
     Memory(TooMuchMemory),
     TooManyEntries {
         name: Vec<u8>,
-        /// Offset of the member's header.
         at: Plain,
     },
 }

@@ -117,7 +117,6 @@ pub fn scan<S: Sink>(
     scan.summary(&plain, truncated)
 }
 
-/// Checks the digest of a whole stream, if one is expected.
 fn check_digest(
     wanted: Digest,
     found: Option<Sha256>,
@@ -182,14 +181,11 @@ struct Scan<'a, S> {
     /// Plain bytes before this offset are decoded but not parsed.
     skipped_to: Plain,
     damages: u64,
-    /// Name of the member whose payload is being read.
     member: Option<Vec<u8>>,
     source: &'a Arc<dyn Source>,
     options: &'a Options,
     network: &'a Handle,
-    /// Whether packed bytes are plain bytes.
     is_plain: bool,
-    /// Length of the blocks that have digests.
     block_len: u64,
     /// Length of the source, if payloads may be skipped.
     end: Option<u64>,
@@ -287,7 +283,6 @@ impl<'a, S: Sink> Scan<'a, S> {
         Ok(())
     }
 
-    /// Starts the plain stream, at the front or at a seek point.
     fn open(&self, resume: Option<(Compression, SeekPoint)>) -> Result<PlainStream, Error> {
         let options = self.options;
         // Each gets half, so that neither fetched nor decoded data can starve the other.
@@ -393,7 +388,6 @@ impl<'a, S: Sink> Scan<'a, S> {
             .map_err(|error| self.archive_error(error))
     }
 
-    /// Returns the next plain bytes; `None` at the end of the stream.
     fn next_bytes(
         &mut self,
         plain: &mut PlainStream,
@@ -462,7 +456,6 @@ impl<'a, S: Sink> Scan<'a, S> {
         })))
     }
 
-    /// Checks that zeros outside of payloads do not continue for too long.
     fn check_zeros(&mut self, bytes: &[u8]) -> Result<(), ScanError<S::Error>> {
         let Some(zeros) = &mut self.zeros else {
             return Ok(());
@@ -513,7 +506,6 @@ impl<'a, S: Sink> Scan<'a, S> {
         });
     }
 
-    /// Gives the sink a resume point for the member that begins at `member`.
     fn report_resume_point(&mut self, member: Plain) {
         let mut latest = self.seek_points.iter().rev();
         let seek_point = latest.find(|seek_point| seek_point.plain <= member);
@@ -580,7 +572,6 @@ impl<'a, S: Sink> Scan<'a, S> {
         })
     }
 
-    /// Summarizes a scan that has reached the end, and checks the digests.
     fn summary(
         mut self,
         plain: &PlainStream,

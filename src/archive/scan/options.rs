@@ -96,7 +96,6 @@ impl Options {
         }
     }
 
-    /// Whether the scan fails if a digest differs.
     pub(crate) fn expects_digest(&self) -> bool {
         let mut digests = [self.sha256, self.plain_sha256].into_iter();
         digests.any(|digest| matches!(digest, Digest::Expect(_)))

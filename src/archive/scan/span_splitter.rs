@@ -68,8 +68,7 @@ impl SpanSplitter {
         }
     }
 
-    /// Skips `len` bytes of an uncompressed stream, as spans without hashes. Fails if the sink has no memory
-    /// for another span, because a server or a header can claim any length.
+    /// Skips `len` bytes as spans without hashes. Fails without memory, because headers may claim any length.
     pub(super) fn skip<S: Sink>(&mut self, len: u64, sink: &mut S) -> Result<(), S::Error> {
         self.end_span(sink);
         let end = self.start.0 + len;
@@ -92,7 +91,6 @@ impl SpanSplitter {
         Ok(())
     }
 
-    /// Ends the current span, also at the end of the stream.
     pub(super) fn end_span<S: Sink>(&mut self, sink: &mut S) {
         if self.len == 0 {
             return;
@@ -111,7 +109,6 @@ impl SpanSplitter {
     }
 }
 
-/// Seek point at `plain` in an uncompressed stream.
 pub(super) fn plain_seek_point(plain: Plain) -> SeekPoint {
     SeekPoint {
         packed: Packed(plain.0),

@@ -26,7 +26,6 @@ pub struct VerifySink {
     comparison: Option<IndexComparison>,
 }
 
-/// Texts of findings, up to a limit, and the number of further ones.
 #[derive(Clone, Debug, Default)]
 struct Findings {
     texts: Vec<String>,
@@ -50,7 +49,6 @@ impl Findings {
     }
 }
 
-/// An index, and the position up to which its spans were compared.
 #[derive(Debug)]
 struct IndexComparison {
     index: Arc<Index>,

@@ -31,7 +31,6 @@ pub struct CacheFileInfo {
     pub held_bytes: u64,
     /// Time of the last use.
     pub used: SystemTime,
-    /// Whether the file is useful only as a whole.
     is_only_copy: bool,
     is_temporary: bool,
 }

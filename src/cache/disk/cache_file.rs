@@ -1,5 +1,4 @@
 //! One sparse file of plain bytes: plain byte *n* is at file offset *n*.
-//!
 //! A shared flock(2) marks the file as in use. The kernel releases the lock of a killed process.
 
 use std::fs::{File, Metadata};
@@ -158,7 +157,6 @@ impl CacheFile {
         }
     }
 
-    /// Trims `extent` to whole blocks; `None` if none is left.
     pub(super) fn whole_blocks(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
         let block = self.metadata().ok()?.blksize().max(1);
         let start = extent.start().0.checked_next_multiple_of(block)?;

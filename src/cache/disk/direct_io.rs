@@ -1,5 +1,4 @@
 //! Reads and writes that bypass the page cache, where the kernel supports it.
-//!
 //! The page cache holds the bytes as a file of the mount. A second copy of them would evict pages that others
 //! need, and take as long to create. So aligned parts use `O_DIRECT` (open(2)), and others leave the page
 //! cache after use (`RWF_DONTCACHE`, preadv2(2), since Linux 6.14), where supported. A buffered write stays
@@ -95,8 +94,7 @@ impl DirectIo {
         file.write_all_at(rest, offset + done as u64)
     }
 
-    /// Calls `call` with `RWF_DONTCACHE` and returns how many of `len` bytes it handled. The caller handles
-    /// the rest by an ordinary call, which also reports errors.
+    /// Returns how many of `len` bytes `call` handled. An ordinary call handles the rest and reports errors.
     fn try_dontcache(&self, len: usize, call: impl FnOnce() -> rustix::io::Result<usize>) -> usize {
         if len == 0 || self.is_unsupported.load(Ordering::Relaxed) {
             return 0;

@@ -1,5 +1,4 @@
 //! LRU order of the extents of a disk cache, as far as this process knows it; pure.
-//!
 //! Spans and windows overlap, but tracked extents are disjoint: a use trims or splits the older ones.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +8,6 @@ use crate::base::extent::{Extent, Plain};
 /// Maximum number of tracked extents (8 MiB, for 16 GiB of windows). Forgotten ones are evicted first.
 const MAX_EXTENTS: usize = 1 << 17;
 
-/// Disjoint extents in order of last use.
 #[derive(Debug, Default)]
 pub(super) struct Lru {
     uses: u64,
@@ -43,10 +41,8 @@ impl Lru {
         Extent::new(start, known.end)
     }
 
-    /// Returns the first part of `extent` that no tracked extent covers.
     pub(super) fn first_untracked(&self, extent: Extent<Plain>) -> Option<Extent<Plain>> {
         let mut at = extent.start();
-        // The last extent that begins before may overlap.
         let before = self.by_start.range(..=at).next_back();
         if let Some((_, known)) = before {
             at = at.max(known.end);
@@ -63,7 +59,6 @@ impl Lru {
         Extent::new(at, extent.end()).filter(|unknown| !unknown.is_empty())
     }
 
-    /// Forgets everything, because the file was replaced.
     pub(super) fn clear(&mut self) {
         self.by_start.clear();
         self.by_use.clear();

@@ -1,5 +1,4 @@
 //! Disk cache of decoded spans that cost more to decode again than to read back.
-//!
 //! Each archive has one sparse file: plain byte *n* is at file offset *n*, and uncached bytes are holes. The
 //! index has the checksums of each span's blocks, which holes, torn writes and foreign files all fail. So any
 //! number of processes may write one file or punch holes into it, and may be killed at any moment.
@@ -85,7 +84,6 @@ struct Shared {
     current: Mutex<CurrentFile>,
     lru: Mutex<Lru>,
     problems: Mutex<CacheProblems>,
-    /// Spans that were skipped because the disk was too slow, oldest first.
     skipped: Mutex<VecDeque<Extent<Plain>>>,
 }
 
@@ -428,7 +426,6 @@ impl Shared {
         let displaced = used.iter().chain(&ours).filter(|_| may_evict);
         let all = unused.iter().chain(displaced);
         if all.map(|info| info.held_bytes).sum::<u64>() < missing {
-            // Evicting everything would not suffice.
             return false;
         }
         let mut freed = 0;

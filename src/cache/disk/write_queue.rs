@@ -9,7 +9,6 @@ use bytes::Bytes;
 use crate::base::extent::{Extent, Plain};
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 
-/// Queue between readers and the writer thread. Readers find the queued spans.
 #[derive(Debug)]
 pub(super) struct WriteQueue {
     limit_bytes: u64,
