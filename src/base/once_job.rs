@@ -21,19 +21,15 @@ enum State<T> {
     Empty,
 }
 
-/// Outcome of [`OnceJob::try_take`].
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum TakeOutcome<T> {
-    /// The result.
     Done(T),
-    /// Another thread is running the job.
     Running,
     /// No result. The job was withdrawn before it started, or its result is gone.
     Nothing,
 }
 
 impl<T> OnceJob<T> {
-    /// Creates a pending job.
     pub(crate) fn new(work: impl FnOnce() -> T + Send + 'static) -> Self {
         Self {
             state: Mutex::new(State::Pending(Box::new(work))),

@@ -2,29 +2,21 @@
 
 use std::time::{Duration, SystemTime};
 
-/// An item that may be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RetainedItem {
-    /// Time of the last use.
     pub last_used: SystemTime,
-    /// Size in bytes.
     pub bytes: u64,
-    /// Whether it must not be evicted.
     pub in_use: bool,
 }
 
-/// Maximum size and age of retained items.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct RetentionPolicy {
-    /// Maximum total size in bytes.
     pub max_bytes: u64,
-    /// Maximum time since the last use.
     pub max_age: Duration,
 }
 
 impl RetentionPolicy {
-    /// Indexes of the items to evict at `now`: those too old, then the least recently used until the rest
-    /// fits. Items in use are never evicted.
+    /// Indexes of items to evict, none in use: old ones, then the least recently used until the rest fits.
     pub(crate) fn expired(&self, all: &[RetainedItem], now: SystemTime) -> Vec<usize> {
         let mut numbered: Vec<_> = all.iter().enumerate().collect();
         numbered.sort_by_key(|(_, item)| item.last_used);

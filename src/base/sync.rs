@@ -1,8 +1,6 @@
-//! Locks that ignore poisoning.
-//!
-//! The next owner continues after a panic, because critical sections are one assignment or undone by a guard.
-//!
-//! `tests/interleavings` compiles this file with the primitives of its own scheduler.
+//! Locks that ignore poisoning. The next owner continues after a panic, because critical sections are one
+//! assignment or undone by a guard. `tests/interleavings` compiles this file with the primitives of its own
+//! scheduler.
 
 use std::time::Duration;
 

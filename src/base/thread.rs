@@ -3,9 +3,8 @@
 use std::io;
 use std::thread::{self, JoinHandle};
 
-/// A named thread, joined when its handle is dropped, so that it never outlives its owner.
-///
-/// The owner must first make the work end, usually by dropping the channel that it reads.
+/// A named thread, joined when its handle is dropped, so that it never outlives its owner. The owner must
+/// first make the work end, usually by dropping the channel that it reads.
 #[derive(Debug)]
 pub struct Thread<T> {
     handle: Option<JoinHandle<T>>,

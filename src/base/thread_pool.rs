@@ -10,9 +10,8 @@ use crate::base::sync::{Condvar, Mutex};
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads that share one queue. Dropping the pool runs the queued jobs and joins the threads.
-///
-/// The queue is unbounded, because decoders bound their pieces, and the kernel a mount's requests.
+/// Threads that share one queue. Dropping the pool runs the queued jobs and joins the threads. The queue is
+/// unbounded, because decoders bound their pieces, and the kernel a mount's requests.
 #[derive(Debug)]
 pub(crate) struct ThreadPool {
     queue: Arc<Queue>,
@@ -20,7 +19,6 @@ pub(crate) struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// Starts `count` threads called `name`.
     pub(crate) fn start(name: &str, count: usize) -> io::Result<Self> {
         let mut workers = Self {
             queue: Arc::default(),
@@ -62,8 +60,7 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Jobs in FIFO order. The threads wait on a condition variable. With the lock of a channel's receiver, each
-/// job would wake a second thread only to wait for the lock.
+/// Jobs in FIFO order. With a channel, each job would wake a second thread only to wait for its lock.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,

@@ -1,7 +1,6 @@
-//! Directories and files that belong to this user and that no other user can change.
-//!
-//! Cached data is partly trusted, so no other user may replace a name by a link or file. Each directory is
-//! opened before it is checked, and the last step to a file never follows a link.
+//! Directories and files that belong to this user and that no other user can change. Cached data is partly
+//! trusted, so no other user may replace a name by a link or file. Each directory is opened before it is
+//! checked, and the last step to a file never follows a link.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, ErrorKind};
@@ -149,12 +148,10 @@ impl TrustedDir {
         Ok(descriptor.into())
     }
 
-    /// Renames the file `from` to `to`, and replaces a file of that name.
     pub(crate) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(renameat(&self.descriptor, from, &self.descriptor, to)?)
     }
 
-    /// Removes the file `name`.
     pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(&self.descriptor, name, AtFlags::empty())?)
     }

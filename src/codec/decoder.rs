@@ -10,9 +10,7 @@ use crate::base::buffer_pool::{BufferPool, Closed};
 use crate::base::extent::{Packed, Plain};
 use crate::base::memory_reclaim::{GrantError, MemoryBroker, MemoryGrant};
 
-/// Packed bytes that a decoder may need after the next seek point.
-///
-/// Some formats mark a piece's end only by the next one's start (bzip2: 48 bits of magic).
+/// Packed bytes that a decoder may need after a seek point. bzip2 finds a piece's end by the next magic.
 pub(crate) const LOOKAHEAD_LEN: usize = 16;
 
 /// Turns a packed stream into plain bytes.
@@ -23,9 +21,8 @@ pub trait Decoder: Send {
     /// Adds the next packed bytes, in order. Call it only after [`Pull::NeedInput`].
     fn push(&mut self, packed: Bytes);
 
-    /// Marks the end of the packed bytes.
-    ///
-    /// An incomplete stream is [`Truncated`](super::Cause::Truncated), after all bytes that can be decoded.
+    /// Marks the end of the packed bytes. An incomplete stream is [`Truncated`](super::Cause::Truncated),
+    /// after all bytes that can be decoded.
     fn finish(&mut self);
 
     /// Returns the next item of the stream.
@@ -49,8 +46,7 @@ pub enum Pull {
     /// Decoding can start again here, before the plain bytes that are pulled next.
     ///
     /// The driver, which counts plain bytes, replaces [`SeekPoint::plain`] if it is [`UNKNOWN_PLAIN`]. It
-    /// drops self-contained ones within `MIN_SPAN_LEN` of the last one
-    /// kept.
+    /// drops self-contained ones within `MIN_SPAN_LEN` of the last one kept.
     SeekPoint(SeekPoint),
     /// The next plain bytes; never empty.
     Plain(Bytes),

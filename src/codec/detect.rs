@@ -171,9 +171,8 @@ pub fn detect(first: &[u8]) -> Detected {
     }
 }
 
-/// The format of the frame after a skippable one, whose magic `rest` lacks; lz4 and zstd share those.
-///
-/// zstd if it is not visible, because pzstd begins its files so, and no known writer of lz4 does.
+/// The format of the frame after a skippable one, whose magic `rest` lacks; lz4 and zstd share those. zstd if
+/// it is not visible, because pzstd begins its files so, and no known writer of lz4 does.
 fn detect_after_skippable_frame(mut rest: &[u8]) -> Detected {
     loop {
         let next = rest.split_first_chunk().and_then(|(len, rest)| {
@@ -236,7 +235,6 @@ fn is_openpgp(first: &[u8]) -> bool {
     }
 }
 
-/// Whether this is an HTML document.
 fn is_web_page(first: &[u8]) -> bool {
     let first = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first);
     let first = first.trim_ascii_start();
@@ -246,9 +244,7 @@ fn is_web_page(first: &[u8]) -> bool {
     })
 }
 
-/// Whether this is a tar archive, or an empty one.
-///
-/// Every format since v7 has a checksum. If it is wrong, the magic decides, and the parser reports it.
+/// Whether this is tar, even empty. If the checksum is wrong, the magic decides, and the parser reports it.
 fn is_tar(first: &[u8]) -> bool {
     let magic = first
         .get(257..)

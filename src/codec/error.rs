@@ -61,7 +61,6 @@ impl Cause {
         Self::Unsupported(text.into())
     }
 
-    /// Compares a stored checksum with the computed one.
     pub(super) fn compare_checksums(
         what: &'static str,
         expected: impl Into<u64>,

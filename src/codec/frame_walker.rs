@@ -10,12 +10,9 @@ use crate::base::extent::Packed;
 
 /// A codec that moves through its format in small steps.
 pub(super) trait FrameWalker: Send {
-    /// The format, for errors.
     const COMPRESSION: Compression;
 
-    /// Takes from `input` and appends to `pulls`; without enough input only returns [`Step::NeedInput`].
-    ///
-    /// The error is never [`Cause::Truncated`].
+    /// Takes from `input` and appends to `pulls`, or only returns [`Step::NeedInput`]; never `Truncated`.
     fn step(&mut self, input: &mut InputQueue, pulls: &mut PullQueue) -> Result<Step, Error>;
 
     /// Appends output held back to be joined with more, when the walk pauses or stops.
@@ -34,7 +31,6 @@ pub(super) enum Step {
     End,
 }
 
-/// A decoder that drives a [`FrameWalker`].
 pub(super) struct FrameDecoder<W> {
     walker: W,
     input: InputQueue,
@@ -45,7 +41,6 @@ pub(super) struct FrameDecoder<W> {
 }
 
 impl<W: FrameWalker> FrameDecoder<W> {
-    /// A decoder whose first packed byte is the one at `offset`.
     pub(super) fn new(walker: W, offset: Packed) -> Self {
         Self {
             walker,
@@ -114,7 +109,6 @@ pub(super) fn error<W: FrameWalker>(packed: Packed, cause: Cause) -> Error {
     cause.at(W::COMPRESSION, packed)
 }
 
-/// The cause for a seek point of another codec.
 pub(super) fn foreign_seek_point<W: FrameWalker>() -> Cause {
     Cause::malformed(format!("a seek point that is not of {}", W::COMPRESSION))
 }
@@ -128,9 +122,7 @@ pub(super) fn no_magic(is_first: bool, format: &str, unit: &str) -> Cause {
     })
 }
 
-/// The magic of the frame that begins with the next byte of `input`; else the step there.
-///
-/// Skips skippable frames (magic, length and content), which lz4 and zstd share.
+/// The magic of the next frame; else the step there. Skips skippable frames, which lz4 and zstd share.
 pub(super) fn next_magic(input: &InputQueue, is_first: &mut bool) -> Result<u32, Step> {
     if input.is_exhausted() && !*is_first {
         return Err(Step::End);

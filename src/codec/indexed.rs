@@ -1,6 +1,4 @@
-//! Decodes along known seek points, with a job for each range between two.
-//!
-//! Only for streams that cannot be cut otherwise: those whose seek points have windows.
+//! Decodes streams that only seek points with windows can cut, with a job for each range between two.
 
 use std::collections::VecDeque;
 
@@ -53,9 +51,7 @@ impl SeekRange {
     }
 }
 
-/// As [`start`](super::start), for a stream with known seek points; only hashes of spans verify the bytes.
-///
-/// `ranges` are in stream order and cover the whole stream.
+/// As [`start`](super::start), along `ranges` that cover the stream in order. Only span hashes verify bytes.
 pub fn start_indexed(
     compression: Compression,
     context: Context,
@@ -295,10 +291,8 @@ fn decode(
     Ok(plain)
 }
 
-/// Verifies decoded bytes against the spans of the index.
 struct SpanVerifier {
     compression: Compression,
-    /// Start of the range.
     packed: Packed,
     /// The decoder shortens the first one as its bytes pass.
     spans: VecDeque<ExpectedSpan>,

@@ -8,7 +8,6 @@ use bytes::{Buf, Bytes};
 
 use crate::base::extent::Packed;
 
-/// A queue of packed slices.
 #[derive(Debug, Default)]
 pub(super) struct InputQueue {
     /// Slices that are not empty.
@@ -92,7 +91,6 @@ impl InputQueue {
         self.peek_into(distance, &mut bytes).then_some(bytes)
     }
 
-    /// Copies the next `N` bytes without taking them.
     pub(super) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         self.peek_at(0)
     }
@@ -173,9 +171,7 @@ impl SegmentedBytes {
         self.len
     }
 
-    /// Calls `f` with all bytes as one slice, copied only if there are several.
-    ///
-    /// The copy uses memory that the thread keeps, because fresh memory must be cleared first.
+    /// Calls `f` with all bytes as one slice. Copies several to the thread's memory, which needs no clearing.
     pub(super) fn with_contiguous<T>(&self, f: impl FnOnce(&[u8]) -> T) -> T {
         match self.slices.as_slice() {
             [] => f(&[]),

@@ -39,10 +39,8 @@ pub(super) trait LazyOutput: Send {
     fn next_piece(&mut self) -> Result<Option<Bytes>, Error>;
 }
 
-/// The plain bytes of a job, in order.
-///
-/// A job has a buffer of its format's usual frame or block size. The output keeps the decoder for further
-/// bytes, and decodes them when they are pulled.
+/// The plain bytes of a job, in order. A job has a buffer of its format's usual frame or block size. The
+/// output keeps the decoder for further bytes, and decodes them when they are pulled.
 #[derive(Default)]
 pub struct Output {
     buffer: Option<Buffer>,

@@ -38,9 +38,7 @@ pub use {
     seek_point::SeekPoint,
 };
 
-/// Maximum bytes that a decoder of `compression` takes from its pool of [`READ_POOL_BYTES`].
-///
-/// It assumes that the caller drops each piece before the next pull.
+/// Maximum bytes that a decoder takes from its pool, if the caller drops each piece before the next pull.
 #[doc(hidden)]
 pub fn read_pool_bytes(compression: Compression) -> u64 {
     match compression {
@@ -74,7 +72,6 @@ pub fn start(compression: Compression, context: Context) -> Box<dyn Decoder> {
 }
 
 /// A decoder at `seek_point`: first pushed byte [`SeekPoint::packed`], first plain byte [`SeekPoint::plain`].
-///
 /// It does not verify checksums over bytes before.
 ///
 /// # Errors

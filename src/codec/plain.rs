@@ -13,7 +13,6 @@ pub(super) struct Decoder {
     is_finished: bool,
     /// Offset of `input` in both coordinate systems.
     offset: u64,
-    /// Offset of the last seek point.
     last: Option<u64>,
 }
 
@@ -28,7 +27,6 @@ impl Decoder {
         }
     }
 
-    /// At a seek point.
     pub(super) fn resume(context: &Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let offset = seek_point.packed.0;
         if (offset, 0, 0) != (seek_point.plain.0, seek_point.bit, seek_point.state)

@@ -22,9 +22,7 @@ const WINDOWS_DIVISOR: u64 = 100;
 /// Inflating the 4 MiB of a window takes 5 ms: level 3 costs 3 %, the next tenth more than decoding itself.
 const WINDOW_ZSTD_LEVEL: i32 = 3;
 
-/// An offset in both coordinate systems where decoding can start.
-///
-/// Self-contained with an empty `window`, else a checkpoint.
+/// An offset where decoding can start; self-contained with an empty `window`, else a checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeekPoint {
     /// The packed byte that holds the first bit to decode.
@@ -57,7 +55,6 @@ impl SeekPoint {
 /// One without a window is kept if the span before it has [`MIN_SPAN_LEN`] plain bytes. A checkpoint has a
 /// window, which takes space in the index. It is kept after [`CHECKPOINT_INTERVAL`], or later if all windows
 /// would otherwise exceed 1 % of the packed bytes so far.
-///
 /// Where data packs to a third, 4 MiB plain are 1.4 MB packed and allow 14 kB, about a packed window of 32
 /// KiB. So gzip gets a checkpoint every 4 MiB. Spans grow only where windows pack worse than the data around
 /// them: to 6.4 MB with windows of 32 kB at a packed half. Linked lz4's windows of 64 KiB, packed to a half
@@ -66,7 +63,6 @@ pub(super) struct Spacing {
     is_enabled: bool,
     /// The packed offset since which windows are counted.
     origin: Packed,
-    /// The last seek point.
     last: Option<Plain>,
     windows_bytes: u64,
     /// Bytes of all windows, including the one that was last rejected.
@@ -106,8 +102,7 @@ impl Spacing {
         due
     }
 
-    /// Whether to call [`Spacing::try_checkpoint`]: the span is long enough, and `packed` bytes allow the
-    /// window that was last rejected.
+    /// Whether to call [`Spacing::try_checkpoint`]: a long span, and `packed` allows the rejected window.
     pub(super) fn is_checkpoint_due(&self, plain: Plain, packed: Packed) -> bool {
         self.is_enabled
             && self
@@ -116,9 +111,7 @@ impl Spacing {
             && self.rejected_bytes <= self.affordable_bytes(packed)
     }
 
-    /// Packs `window`, and records a checkpoint, if it is due at `plain` and affordable.
-    ///
-    /// All windows together must stay within their share of the packed bytes up to `packed`.
+    /// Packs `window`, and records a checkpoint if due at `plain` and within the windows' share of `packed`.
     pub(super) fn try_checkpoint(
         &mut self,
         plain: Plain,

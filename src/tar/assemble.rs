@@ -18,9 +18,8 @@ pub(super) struct Extensions {
     pub(super) is_stale: bool,
 }
 
-/// The member that the header at `at`, its extensions and the `keywords` in force describe.
-///
-/// Its content is the `size` bytes after the header. Invalid fields add a note and get GNU tar's values.
+/// The member that the header at `at`, its extensions and the `keywords` in force describe. Its content is
+/// the `size` bytes after the header. Invalid fields add a note and get GNU tar's values.
 pub(super) fn member(
     header: Header<'_>,
     at: Plain,

@@ -47,7 +47,6 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Whether star's `atime` and `ctime` follow a shorter prefix.
     fn has_star_times(self) -> bool {
         let time = |field: &[u8]| {
             matches!(field.first(), Some(b'0'..=b'7')) && field.last() == Some(&b' ')
@@ -76,7 +75,6 @@ impl<'a> Header<'a> {
         text(self.field(157, 100))
     }
 
-    /// Empty in v7, like the group.
     pub(super) fn user(self) -> &'a [u8] {
         self.ustar_text(265, 32)
     }
@@ -92,12 +90,10 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// Payload bytes, below 2⁶³.
     pub(super) fn size(self) -> Result<u64, NumberError> {
         size(self.field(124, 12))
     }
 
-    /// The low twelve bits.
     pub(super) fn mode(self) -> Result<u32, NumberError> {
         let mode = number(self.field(100, 8))?;
         u32::try_from(mode & 0o7777).map_err(|_| NumberError::OutOfRange)
@@ -118,7 +114,6 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// 0, 0 in v7.
     pub(super) fn device(self) -> Result<Device, NumberError> {
         if self.dialect() == Dialect::V7 {
             return Ok(Device::default());
@@ -157,9 +152,7 @@ fn number(field: &[u8]) -> Result<i128, NumberError> {
     }
 }
 
-/// Big-endian two's complement; `sign` replaces the first byte, which only marks the base.
-///
-/// Fields have at most twelve bytes, so nothing overflows.
+/// Big-endian two's complement of at most twelve bytes. `sign` replaces the first, which marks the base.
 fn base256(sign: i128, field: &[u8]) -> i128 {
     let digits = field.iter().skip(1);
     digits.fold(sign, |value, &byte| value << 8 | i128::from(byte))

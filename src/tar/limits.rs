@@ -8,18 +8,14 @@ const HEADER_BYTES_PER_MEMBER: u64 = 4 << 10;
 /// Bytes of the plain stream on top of [`Limits::size`], for one member's attributes or a tape's padding.
 const EXTRA_STREAM_BYTES: u64 = 1 << 20;
 
-/// Bytes of metadata for each member on top of [`Limits::metadata_bytes`].
 const METADATA_BYTES_PER_MEMBER: u64 = 4 << 10;
 
 const MIN_METADATA_BYTES: u64 = 256 << 20;
 
-/// Default of [`Limits::xattrs`].
 pub(crate) const MAX_XATTRS: u64 = 1 << 10;
 
-/// Default of [`Limits::xattr_bytes`].
 pub(crate) const MAX_XATTR_BYTES: u64 = 4 << 20;
 
-/// Default of [`Limits::name_bytes`].
 pub(crate) const MAX_NAME_BYTES: u64 = 64 << 10;
 
 /// Explicit limits, each with the attack it stops.
@@ -31,9 +27,8 @@ pub(crate) const MAX_NAME_BYTES: u64 = 64 << 10;
 /// them sorted, and stores as much for each as for names in separate directories.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Maximum number of members, without the root.
-    ///
-    /// Stops millions of empty members, which pack to nothing, from filling memory or a disk's inodes.
+    /// Maximum number of members, without the root. Stops millions of empty members, which pack to nothing,
+    /// from filling memory or a disk's inodes.
     pub entries: u64,
     /// Maximum sum of all files' sizes, holes included.
     ///
@@ -50,21 +45,18 @@ pub struct Limits {
     /// Metadata are names, link targets, extended attributes and sparse maps. An index stores those of all
     /// members, and a writer those of directories. Stops thousands of members at the other limits.
     pub metadata_bytes: u64,
-    /// Maximum bytes of one pax header's body. The largest honest one is a sparse map of format 0.1.
-    ///
-    /// Stops an archive from making the parser collect gigabytes before its first member.
+    /// Maximum bytes of one pax header's body. The largest honest one is a sparse map of format 0.1. Stops an
+    /// archive from making the parser collect gigabytes before its first member.
     pub pax_bytes: u64,
-    /// Maximum bytes of names and values that global pax headers leave in force.
-    ///
-    /// Stops a large header from being copied into millions of members of 512 bytes each.
+    /// Maximum bytes of names and values that global pax headers leave in force. Stops a large header from
+    /// being copied into millions of members of 512 bytes each.
     pub global_bytes: u64,
     /// Maximum number of a member's extended attributes, ACLs included. Stops quadratic work on duplicates.
     pub xattrs: u64,
     /// Maximum bytes of names and values of a member's attributes. Stops megabytes of index for each.
     pub xattr_bytes: u64,
-    /// Maximum bytes of a name or a link target; Linux accepts at most 4,096 in one call.
-    ///
-    /// Stops paths of megabytes, which every later stage would have to walk.
+    /// Maximum bytes of a name or a link target; Linux accepts at most 4,096 in one call. Stops paths of
+    /// megabytes, which every later stage would have to walk.
     pub name_bytes: u64,
     /// Maximum number of pieces of a sparse file, 16 bytes of memory each. Stops maps of single bytes.
     pub sparse_segments: u64,

@@ -58,14 +58,12 @@ pub struct Parser {
     events: VecDeque<Event>,
     failure: Option<Error>,
     extensions: Extensions,
-    /// Keywords in force from global pax headers.
     global_keywords: pax::Keywords,
-    /// Their bodies; `None` when they are too long to be stored elsewhere, or partly malformed.
+    /// Bodies of global pax headers; `None` when too long to be stored elsewhere, or partly malformed.
     globals: Option<Arc<Vec<Vec<u8>>>>,
     is_tar: bool,
     last: LastRecord,
     sums: MemberTotals,
-    /// As `sums`, without the last member.
     totals_before_last: MemberTotals,
 }
 
@@ -139,9 +137,8 @@ impl Parser {
         }
     }
 
-    /// A parser that resumes at the header of a member at `at`.
-    ///
-    /// `sums` are the totals of the members before it, and `globals` the bodies of the global pax headers.
+    /// A parser that resumes at the header of a member at `at`. `sums` are the totals of the members before
+    /// it, and `globals` the bodies of the global pax headers.
     ///
     /// # Errors
     /// When the bodies exceed a limit.
@@ -646,7 +643,6 @@ impl Parser {
         Ok(())
     }
 
-    /// Skips a member, and reports why it is lost.
     fn skip_damaged(&mut self, pending: &PendingMember, why: &str) {
         let name = printable(&pending.member.name);
         self.damaged(pending.at, format!("{name}: skipped, as {why}"));

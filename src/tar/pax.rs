@@ -141,9 +141,7 @@ pub(super) fn xattr_bytes(xattrs: &[(Vec<u8>, Vec<u8>)]) -> u64 {
 
 type Keyword<'a> = (&'a [u8], &'a [u8], &'a [u8]);
 
-/// Splits off the first keyword and value: `length key=value\n`, where the length includes itself.
-///
-/// `None` at the end, which a NUL also marks.
+/// Splits off the first `length key=value\n`, whose length includes itself. `None` at the end or a NUL.
 fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     let start = body.iter().position(|byte| !blank(byte));
@@ -181,9 +179,7 @@ fn keyword(body: &[u8]) -> Result<Option<Keyword<'_>>, &'static str> {
     Ok(Some((key, value, behind)))
 }
 
-/// Sets `field` from a value up to its first NUL, or clears it for an empty one.
-///
-/// Returns the reason when the value is invalid.
+/// Sets `field` from a value up to its first NUL. An empty one clears it, an invalid one returns why.
 fn assign<T>(
     field: &mut Option<T>,
     key: &[u8],

@@ -9,16 +9,13 @@ pub(super) enum MapError {
     Order,
     #[error("a piece lies beyond the end of the file")]
     Outside,
-    /// The pieces are longer than the payload.
     #[error("its pieces are longer than what is stored")]
     Payload,
     #[error("its map is malformed")]
     Malformed,
 }
 
-/// Validates pieces (ascending, apart, inside the file), and joins adjacent ones.
-///
-/// Returns also their bytes, at most `payload`.
+/// Validates pieces (ascending, apart, in the file and `payload`), joins adjacent ones, and adds their bytes.
 pub(super) fn validate_map(
     pieces: &[Segment],
     size: u64,
@@ -123,16 +120,13 @@ pub(super) fn decimal(text: &[u8]) -> Option<u64> {
     (!text.is_empty()).then_some(value)
 }
 
-/// `value` with one more decimal digit.
 fn append_digit(value: u64, byte: u8) -> Option<u64> {
     let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
     let value = value.checked_mul(10)?.checked_add(digit)?;
     i64::try_from(value).is_ok().then_some(value)
 }
 
-/// Reads the map that format 1.0 puts before the payload, record by record.
-///
-/// One decimal number per line: the number of pieces, then offset and length of each.
+/// Reads the map before a 1.0 payload by records. Its lines are the piece count, then offsets and lengths.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MapReader {
     /// `None` before the first line.

@@ -4,14 +4,12 @@ use super::error::printable;
 use super::pax::xattr_bytes;
 use super::{Cause, Limit, Limits, Member, MemberKind, Segment};
 
-/// Totals of the members so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct MemberTotals {
     /// Not counting the root.
     pub(super) members: u64,
     /// Bytes of files, holes included.
     size: u64,
-    /// See [`Limits::metadata_bytes`].
     metadata_bytes: u64,
 }
 
@@ -21,7 +19,6 @@ impl MemberTotals {
         [self.members, self.size, self.metadata_bytes]
     }
 
-    /// Converts from the stored form.
     pub(crate) fn from_array([members, size, metadata_bytes]: [u64; 3]) -> Self {
         Self {
             members,

@@ -1,6 +1,5 @@
-//! Hash of a span: a checksum of each block, and a hash over the checksums.
-//!
-//! The last block may be shorter. A reader with the checksums can verify a part of the span.
+//! Hash of a span: a checksum of each block, and a hash over the checksums. The last block may be shorter. A
+//! reader with the checksums can verify a part of the span.
 
 use std::fmt;
 use std::mem;

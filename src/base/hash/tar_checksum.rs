@@ -4,9 +4,8 @@ const HEADER_LEN: usize = 512;
 
 const CHECKSUM_FIELD: std::ops::Range<usize> = 148..156;
 
-/// Whether `header` is a complete header with a correct checksum.
-///
-/// The sum is over all bytes, with the checksum field as blanks. Some old programs summed signed bytes.
+/// Whether `header` is a complete header with a correct checksum. The sum is over all bytes, with the
+/// checksum field as blanks. Some old programs summed signed bytes.
 pub(crate) fn is_valid(header: &[u8]) -> bool {
     let Some(field) = header
         .get(CHECKSUM_FIELD)
@@ -36,9 +35,8 @@ pub(crate) fn strip_leading_nul(field: &[u8]) -> &[u8] {
     field.strip_prefix(b"\0").unwrap_or(field)
 }
 
-/// Parses octal digits after blanks, up to a NUL, a blank, or the field's end.
-///
-/// Later bytes are ignored, as in GNU tar. No digits before a NUL mean 0. `None` without digits.
+/// Parses octal digits after blanks, up to a NUL, a blank, or the field's end. Later bytes are ignored, as in
+/// GNU tar. No digits before a NUL mean 0. `None` without digits.
 pub(crate) fn parse_octal(field: &[u8]) -> Option<u64> {
     let start = field.iter().position(|&byte| !is_blank(byte))?;
     let mut value = 0_u64;

@@ -1,7 +1,6 @@
-//! Pool of reusable byte buffers with a budget, frozen into shared slices.
-//!
-//! A buffer's share of the budget returns when the last [`Bytes`] cut from it is dropped. Reuse saves the
-//! kernel from zeroing fresh pages for every chunk.
+//! Pool of reusable byte buffers with a budget, frozen into shared slices. A buffer's share of the budget
+//! returns when the last [`Bytes`] cut from it is dropped. Reuse saves the kernel from zeroing fresh pages
+//! for every chunk.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -44,7 +43,6 @@ struct State {
     /// Idle buffers, oldest first. Their capacity counts in `idle`.
     free: VecDeque<Vec<u8>>,
     idle: u64,
-    /// Tasks that wait in [`BufferPool::acquire_async`].
     wakers: Vec<Waker>,
     is_closed: bool,
 }
@@ -127,9 +125,8 @@ impl BufferPool {
         })
     }
 
-    /// Acquires a buffer of exactly `len` bytes with unspecified contents; waits for the budget.
-    ///
-    /// A thread with a buffer must not wait, or may wait for itself. See `BufferPool::acquire_with`.
+    /// Acquires a buffer of exactly `len` bytes with unspecified contents; waits for the budget. A thread
+    /// with a buffer must not wait, or may wait for itself. See `BufferPool::acquire_with`.
     ///
     /// # Errors
     /// If the pool is [closed](BufferPool::close), even during the wait.

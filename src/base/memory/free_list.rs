@@ -1,7 +1,6 @@
-//! Free list of large buffers of similar lengths, which reuses dropped memory.
-//!
-//! A fresh page costs the kernel as much as decoding into it. So decoded spans, and pools that live for one
-//! read, get the memory of evicted spans. The list bounds only idle memory. A buffer's owner accounts for it.
+//! Free list of large buffers of similar lengths, which reuses dropped memory. A fresh page costs the kernel
+//! as much as decoding into it. So decoded spans, and pools that live for one read, get the memory of evicted
+//! spans. The list bounds only idle memory. A buffer's owner accounts for it.
 
 use std::collections::VecDeque;
 use std::fmt;

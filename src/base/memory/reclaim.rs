@@ -1,7 +1,6 @@
-//! Memory that buffers and caches lend to decoders.
-//!
-//! A decoder learns the size of its state (an xz dictionary, a zstd window) only from the stream, and needs
-//! it at once. So no memory is reserved for it. Pools and caches lend memory while the decoder lives.
+//! Memory that buffers and caches lend to decoders. A decoder learns the size of its state (an xz dictionary,
+//! a zstd window) only from the stream, and needs it at once. So no memory is reserved for it. Pools and
+//! caches lend memory while the decoder lives.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -36,7 +35,6 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes of all grants.
     granted: u64,
     is_closed: bool,
 }

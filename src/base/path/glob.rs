@@ -1,8 +1,7 @@
-//! Shell patterns of `--exclude` and `--include`, with the fnmatch(3) rules of GNU tar's exclusion.
-//!
-//! A pattern matches a path that has a matching run of whole components, and everything below it. `*`, `?`
-//! and brackets match slashes and leading dots too. Paths have no leading `./`, so that of a pattern is
-//! dropped. `?` matches one UTF-8 character, or one byte if the name is not UTF-8.
+//! Shell patterns of `--exclude` and `--include`, with the fnmatch(3) rules of GNU tar's exclusion. A pattern
+//! matches a path that has a matching run of whole components, and everything below it. `*`, `?` and brackets
+//! match slashes and leading dots too. Paths have no leading `./`, so that of a pattern is dropped. `?`
+//! matches one UTF-8 character, or one byte if the name is not UTF-8.
 
 use std::fmt;
 
@@ -33,7 +32,6 @@ enum Token {
     Set(Set),
 }
 
-/// A bracket expression.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Set {
     /// `[!…]`: everything but the items.
@@ -104,9 +102,8 @@ impl Glob {
             .any(|start| self.matches_at_start(path.get(start..).unwrap_or_default(), true))
     }
 
-    /// Matches all tokens against the whole of `text`, or with `or_front` against a part before a slash.
-    ///
-    /// Only the last star is backtracked, as it can replace earlier ones. Time is at most pattern times text.
+    /// Matches all tokens against the whole of `text`, or with `or_front` against a part before a slash. Only
+    /// the last star is backtracked, as it can replace earlier ones. Time is at most pattern times text.
     fn matches_at_start(&self, text: &[u8], or_front: bool) -> bool {
         let (mut token, mut at) = (0, 0);
         let mut star: Option<(usize, usize)> = None;

@@ -1,9 +1,7 @@
-//! Path resolution in a tree with symbolic links.
-//!
-//! Index, mount and materialize share this resolver, so a member has the same place in all of them. Links
-//! before the last component are followed inside the root: with `lib -> usr/lib`, `lib/x` is `usr/lib/x`.
-//! Absolute links, and those that climb above the root, are not followed. The kernel follows none, because
-//! each step names one component in an open directory.
+//! Path resolution in a tree with symbolic links. Index, mount and materialize share this resolver, so a
+//! member has the same place in all of them. Links before the last component are followed inside the root:
+//! with `lib -> usr/lib`, `lib/x` is `usr/lib/x`. Absolute links, and those that climb above the root, are
+//! not followed. The kernel follows none, because each step names one component in an open directory.
 
 use std::fmt::Debug;
 
@@ -16,10 +14,8 @@ pub const MAX_LINKS: usize = 40;
 pub(crate) trait Tree {
     /// A directory of the tree. Clones name the same directory.
     type Directory: Clone;
-    /// Error of the tree itself, for example of the operating system.
     type Error;
 
-    /// The root.
     fn root(&self) -> Self::Directory;
 
     /// Whether absolute targets start at the root and `..` does not climb above it, as after chroot(2).
@@ -42,16 +38,11 @@ pub(crate) trait Tree {
     ) -> Result<Self::Directory, Self::Error>;
 }
 
-/// Result of looking up one name in one directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Step<D> {
-    /// A directory.
     Directory(D),
-    /// A symbolic link and its target.
     Link(Vec<u8>),
-    /// Any other file.
     Other,
-    /// No entry of that name.
     Missing,
 }
 
@@ -72,9 +63,7 @@ pub enum PathError {
 /// Error of a path resolution: from the path or from the tree.
 #[derive(Debug)]
 pub(crate) enum ResolveError<E> {
-    /// The path does not resolve inside the root.
     Path(PathError),
-    /// A lookup or creation in the tree failed.
     Tree(E),
 }
 

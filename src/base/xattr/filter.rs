@@ -3,7 +3,6 @@
 use super::posix_acl;
 use crate::base::path::glob::Glob;
 
-/// Attributes that only a pattern selects: the labels and measurements of another system.
 const SECURITY_LABELS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
 
 /// Namespace that only a pattern selects, because overlayfs and other parts of the system obey it.

@@ -1,7 +1,6 @@
-//! POSIX ACLs: conversion from the two forms in tar to Linux's binary form.
-//!
-//! One form is a pax keyword with the text of `acl_to_text(3)`, separated by commas or newlines (star appends
-//! a numeric id as a fourth field). The other is an attribute with the bytes of `linux/posix_acl_xattr.h`.
+//! POSIX ACLs: conversion from the two forms in tar to Linux's binary form. One form is a pax keyword with
+//! the text of `acl_to_text(3)`, separated by commas or newlines (star appends a numeric id as a fourth
+//! field). The other is an attribute with the bytes of `linux/posix_acl_xattr.h`.
 
 /// `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
@@ -56,9 +55,8 @@ pub struct Acl {
     pub unmapped: usize,
 }
 
-/// Finds the ACL `kind` among a member's `xattrs`.
-///
-/// The text has priority, if readable, because its names are resolved on this host.
+/// Finds the ACL `kind` among a member's `xattrs`. The text has priority, if readable, because its names are
+/// resolved on this host.
 ///
 /// # Errors
 /// If an ACL is present but unreadable in each form.

@@ -3,12 +3,10 @@
 #[derive(Clone, Debug)]
 pub(super) struct BitReader<'a> {
     bytes: &'a [u8],
-    /// Bits read so far.
     at: usize,
 }
 
 impl<'a> BitReader<'a> {
-    /// Starts `bit` bits into `bytes`.
     pub(super) fn new(bytes: &'a [u8], bit: usize) -> Self {
         Self { bytes, at: bit }
     }

@@ -4,7 +4,6 @@ use super::bit_io::BitReader;
 
 pub(super) const BLOCK_MAGIC: u64 = 0x3141_5926_5359;
 pub(super) const STREAM_END_MAGIC: u64 = 0x1772_4538_5090;
-/// Bits of a magic.
 pub(super) const MAGIC_BITS: usize = 48;
 const MAGIC_MASK: u64 = (1 << MAGIC_BITS) - 1;
 
@@ -70,8 +69,7 @@ const fn magic_bytes() -> [bool; 256] {
     magic_bytes
 }
 
-/// Whether the bits at `reader`, after a magic, can be a block header; `None` when they end before that is
-/// known. Random bits practically never can.
+/// Whether the bits after a magic can be a block header, as random bits almost never can; `None` if cut.
 pub(super) fn check_block_header(mut reader: BitReader<'_>, level: u8) -> Option<bool> {
     let _crc = reader.read_bits(32)?;
     let _randomised = reader.read_bit()?;

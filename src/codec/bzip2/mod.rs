@@ -1,6 +1,4 @@
-//! bzip2.
-//!
-//! This module cuts streams into blocks, which begin at any bit, by searching for the 48 bits of magic. A job
+//! bzip2. This module cuts streams into blocks, which begin at any bit, by searching for their magic. A job
 //! decodes each block as if it were the only one. A cut is right if the block decodes and ends exactly there.
 
 mod bit_io;
@@ -33,7 +31,6 @@ const MAGIC_AND_CRC_BITS: usize = MAGIC_BITS + 32;
 /// Bytes that a block works on, per level. Only runs make more plain bytes, [`MAX_CODE_BITS`] more packed.
 const BLOCK_LEN_PER_LEVEL: usize = 100_000;
 
-/// Maximum bits of a symbol.
 const MAX_CODE_BITS: usize = 20;
 
 /// Bytes of libbz2's state for each byte that a block works on.
@@ -48,7 +45,6 @@ const MAX_BUFFER_FACTOR: usize = 2;
 /// Plain bytes of a piece beyond a job's buffer.
 const PIECE_LEN: usize = 512 << 10;
 
-/// Maximum bytes that a decoder takes from its pool.
 pub(super) const READ_POOL_BYTES: u64 = 12 << 20;
 
 /// The one being made, and those that the consumer still uses.
@@ -92,7 +88,6 @@ impl Decoder {
 pub(super) struct Streams {
     context: Context,
     spacing: Spacing,
-    /// Estimated plain bytes so far.
     plain_estimate: u64,
     is_first: bool,
     max_block_len: Arc<AtomicUsize>,
@@ -106,7 +101,6 @@ struct Stream {
     level: u8,
     /// Whether all blocks so far are in the checksum.
     has_all_blocks: bool,
-    /// Of the blocks so far.
     checksum: u32,
     /// Bits of the next byte that belong to the block before, 0 to 7.
     bit: u8,
@@ -410,9 +404,7 @@ impl Block {
     }
 }
 
-/// Memory for output beyond the buffers of jobs, in a pool of its own.
-///
-/// The consumer takes it piece by piece and in stream order, so decoders of later blocks must not use it.
+/// Memory for output beyond jobs' buffers, used in stream order. Decoders of later blocks must not use it.
 struct OverflowPool {
     pieces: BufferPool,
     _reserved: Reservation,
@@ -466,9 +458,7 @@ impl BlockDecoding {
         Ok(filled)
     }
 
-    /// Decodes some bytes into `target`; `None` when the block is malformed.
-    ///
-    /// The end only counts if it is that of the whole stream.
+    /// Decodes some bytes into `target`; `None` if malformed. The end must be that of the whole stream.
     fn decompress(&mut self, target: &mut [u8]) -> Option<usize> {
         let (read, made) = (self.decoder.total_in(), self.decoder.total_out());
         let rest = self.stream.get(usize::try_from(read).ok()?..)?;

@@ -26,10 +26,8 @@ struct Member {
 }
 
 impl Group {
-    /// Cuts whole BGZF members off `input`, until their plain bytes reach `wanted_len`; `None` without any.
-    ///
-    /// `None` also if the first is empty, so that a row of empty members is scanned only once. It trusts the
-    /// stored lengths, which only [`Group::decode`] can find wrong.
+    /// Cuts BGZF members off `input` for `wanted_len` plain bytes. Only [`Group::decode`] checks lengths.
+    /// `None` if the first is empty or there is none, so that a row of empty members is scanned only once.
     pub(super) fn parse(input: &[u8], wanted_len: usize) -> Option<Self> {
         let mut group = Self::default();
         while group.plain_len < wanted_len && group.members.len() < MAX_PARTS_PER_JOB {

@@ -1,8 +1,6 @@
-//! Finds probable starts of deflate blocks in the middle of a stream (RFC 1951, section 3.2).
-//!
-//! A dynamic block shows by the first 74 bits of its header, whose code for code lengths must be complete
-//! (true for one random position in a thousand); a stored block by its length and the complement of it. Fixed
-//! blocks cannot be recognised, and the last block of a stream is not worth finding.
+//! Finds probable starts of deflate blocks in the middle of a stream (RFC 1951, section 3.2). A dynamic block
+//! shows by the first 74 bits of its header, whose precode must be complete (one random position in a
+//! thousand), a stored block by its length and complement. Fixed blocks cannot be found, last ones need not.
 
 /// A place where a block may begin, in bits from the start of what is searched.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

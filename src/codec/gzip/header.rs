@@ -5,7 +5,6 @@ use flate2::Crc;
 use crate::codec::Cause;
 
 const MAGIC: [u8; 2] = [0x1f, 0x8b];
-/// Bytes of what every header has.
 const FIXED_LEN: usize = 10;
 const DEFLATE: u8 = 8;
 
@@ -45,16 +44,14 @@ enum HeaderPart {
 
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum HeaderError {
-    /// No member begins here.
     NoMagic,
     /// A member begins, but it cannot be decoded.
     Invalid(Cause),
 }
 
 impl Header {
-    /// Reads on; returns how many bytes belong to the header: all, unless it [is done](Self::is_done).
-    ///
-    /// After an error, [`Header::len`] does not count the bytes up to the fault.
+    /// Reads on; returns how many bytes belong to the header: all, unless it [is done](Self::is_done). After
+    /// an error, [`Header::len`] does not count the bytes up to the fault.
     pub(super) fn push(&mut self, input: &[u8]) -> Result<usize, HeaderError> {
         let mut rest = input;
         while !self.is_done() && (!rest.is_empty() || self.missing_len() == Some(0)) {
@@ -75,7 +72,6 @@ impl Header {
         Ok(input.len() - rest.len())
     }
 
-    /// Whether the header is complete, so that the deflate stream follows.
     pub(super) fn is_done(&self) -> bool {
         self.part == HeaderPart::Done
     }

@@ -4,8 +4,6 @@
 //! stops at the end of the next block, where it can resume with the block's bit and the 32 KiB before it.
 //! Small members, as of pigz and eStargz, share buffers and seek points, and those of BGZF become jobs. Other
 //! threads decode long members speculatively (`speculation_queue.rs`, `speculative.rs`).
-//!
-//! [`SeekPoint::state`] is [`STATE_MEMBER`] or [`STATE_BLOCK`].
 
 mod bgzf;
 mod block_finder;
@@ -36,7 +34,6 @@ const STATE_MEMBER: u32 = 0;
 /// [`SeekPoint::state`]: a deflate block begins here, after the plain bytes in the window.
 const STATE_BLOCK: u32 = 1;
 
-/// Maximum plain bytes of a piece.
 const MAX_BUFFER_LEN: usize = 1 << 20;
 /// Minimum plain bytes of a buffer, where the fixed cost of a piece is still negligible.
 const MIN_BUFFER_LEN: usize = 64 << 10;
@@ -49,7 +46,6 @@ pub(super) struct Decoder {
     spacing: Spacing,
     inflate: Inflate,
     input: InputQueue,
-    /// The byte before `input`.
     last_byte: u8,
     plain: Plain,
     output: OutputQueue,
@@ -57,7 +53,6 @@ pub(super) struct Decoder {
     limits: Option<SpeculationLimits>,
     /// Start of decoding in the member.
     member_start: (Packed, Plain),
-    /// For a long member.
     speculation: Option<SpeculationQueue>,
     state: State,
     outcome: Option<Result<(), Error>>,
@@ -76,7 +71,6 @@ enum State {
         /// Whether that byte is still in the input. Otherwise it is the last used byte.
         is_byte_pending: bool,
         window: Bytes,
-        /// As in [`State::Deflate`].
         check: Option<MemberChecksum>,
     },
     Deflate {
@@ -86,7 +80,6 @@ enum State {
         has_pending_output: bool,
     },
     Trailer {
-        /// As in [`State::Deflate`].
         check: Option<MemberChecksum>,
         trailer: Trailer,
     },
@@ -107,7 +100,6 @@ impl Decoder {
         Self::new(context, spacing, limits, offsets, State::member(false))
     }
 
-    /// Resumes at a seek point.
     pub(super) fn resume(context: Context, seek_point: &SeekPoint) -> Result<Self, Error> {
         let error = |cause| error(seek_point.packed, cause);
         let state = match (seek_point.state, seek_point.bit) {
@@ -240,7 +232,6 @@ impl Decoder {
         Ok(())
     }
 
-    /// Makes a seek point if one is due before the member whose header is at `packed`.
     fn mark_member(&mut self, packed: Packed) {
         if self.spacing.try_mark_frame(self.plain) {
             let seek_point = SeekPoint::without_window(packed, self.plain, STATE_MEMBER);
@@ -381,7 +372,6 @@ impl Decoder {
         bits.saturating_sub(unused_bits.into())
     }
 
-    /// Looks up speculative output for the block that starts `unused_bits` before the next packed byte.
     fn find_match(&mut self, unused_bits: u8) -> Match {
         let bit = self.bit(unused_bits);
         self.speculation
@@ -389,7 +379,6 @@ impl Decoder {
             .map_or(Match::Miss, |speculation| speculation.find_match(bit))
     }
 
-    /// Starts speculation on the queued input. Returns whether it started any.
     fn begin_speculation(&mut self) -> bool {
         let Some(limits) = self.limits else {
             return false;
@@ -416,7 +405,6 @@ impl Decoder {
         speculation.is_some_and(|speculation| speculation.wants_input(&self.input))
     }
 
-    /// Takes the speculative output from the next block on.
     fn accept_speculative_output(&mut self) {
         let Some(decoded) = self
             .speculation
@@ -603,7 +591,6 @@ fn error(packed: Packed, cause: Cause) -> Error {
     cause.at(Compression::Gzip, packed)
 }
 
-/// A checkpoint at the block that begins at `bit`, if it is due and affordable.
 fn checkpoint(spacing: &mut Spacing, bit: u64, plain: Plain, window: &[u8]) -> Option<SeekPoint> {
     let window = spacing.try_checkpoint(plain, Packed(bit.div_ceil(8)), window)?;
     Some(SeekPoint {

@@ -7,9 +7,8 @@ use bytes::Bytes;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::codec::{Pull, SeekPoint};
 
-/// Collects plain bytes in pooled buffers, with seek points between them, as pulls.
-///
-/// A buffer is returned when it is full or the caller waits. Pieces around a seek point share one.
+/// Collects plain bytes in pooled buffers, with seek points between them, as pulls. A buffer is returned when
+/// it is full or the caller waits. Pieces around a seek point share one.
 pub(super) struct OutputQueue {
     pool: BufferPool,
     buffer: Option<Buffer>,
@@ -30,9 +29,8 @@ impl OutputQueue {
         }
     }
 
-    /// Space for the next plain bytes, never empty; a new buffer has `len` bytes, at least one.
-    ///
-    /// May wait for buffers to be returned, so the caller must have pulled all ready output.
+    /// Space for the next plain bytes, never empty; a new buffer has `len` bytes, at least one. May wait for
+    /// buffers to be returned, so the caller must have pulled all ready output.
     pub(super) fn spare_capacity(&mut self, len: usize) -> Result<&mut [u8], Closed> {
         let buffer = match self.buffer.take() {
             Some(buffer) => buffer,
@@ -64,7 +62,6 @@ impl OutputQueue {
         }
     }
 
-    /// Puts something behind all that was filled.
     pub(super) fn push(&mut self, pull: Pull) {
         self.flush();
         self.ready.push_back(pull);

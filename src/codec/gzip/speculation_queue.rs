@@ -1,9 +1,7 @@
-//! Decodes a long member in partitions, ahead of the serial decoder.
-//!
-//! The packed bytes ahead are cut into partitions of equal length, each a [`SpeculativeTask`] that any thread
-//! may run. Meanwhile the decoder continues serially. If a block ends where a finished output begins, the
-//! decoder takes that output and continues at its end. It does not wait for a task that no thread has begun,
-//! and drops an output that begins elsewhere.
+//! Decodes a long member in partitions, ahead of the serial decoder. The packed bytes ahead are cut into
+//! partitions of equal length, each a [`SpeculativeTask`] for any thread. If a block ends where a finished
+//! output begins, the serial decoder takes that output and continues at its end. It drops an output that
+//! begins elsewhere, and does not wait for a task that no thread has begun.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,7 +25,6 @@ const MIN_PARTITION_LEN: usize = 64 << 10;
 const OVERLAP: usize = 256 << 10;
 /// Plain bytes of a buffer, as in the serial way, so that the pool can reuse it.
 const BUFFER_LEN: usize = 1 << 20;
-/// Minimum and maximum number.
 const BUFFERS_PER_PARTITION: std::ops::RangeInclusive<u64> = 4..=8;
 /// After so many useless outputs in a row, the queue skips the next partitions.
 const MAX_CONSECUTIVE_MISSES: u32 = 4;
@@ -44,11 +41,10 @@ pub(super) struct SpeculationLimits {
 }
 
 impl SpeculationLimits {
-    /// The limits that `context` allows; `None` with too few threads or too little memory.
-    ///
-    /// Buffers of waiting outputs are at most half of the pool, so the bytes before them never wait for them.
-    /// The packed bytes are at most a quarter of the pool's budget. A thread's own memory, below 1.5 MiB
-    /// (zlib's states, and a copy of a partition in several slices), is not counted.
+    /// The limits that `context` allows; `None` with too few threads or too little memory. Buffers of waiting
+    /// outputs are at most half of the pool, so the bytes before them never wait for them. The packed bytes
+    /// are at most a quarter of the pool's budget. A thread's own memory, below 1.5 MiB (zlib's states, and a
+    /// copy of a partition in several slices), is not counted.
     pub(super) fn new(context: &Context) -> Option<Self> {
         let buffers = context.pool.budget() / 2 / BUFFER_LEN as u64;
         let partitions = (buffers / BUFFERS_PER_PARTITION.start()).min(context.workers as u64 + 1);
@@ -65,8 +61,7 @@ impl SpeculationLimits {
         (context.workers >= MIN_WORKERS && limits.partitions >= MIN_PARTITIONS).then_some(limits)
     }
 
-    /// Packed length of partitions whose plain bytes, at the ratio of `decoded_lens`, fit into half of their
-    /// buffers, because each byte may be stored twice.
+    /// Packed length whose plain bytes, perhaps stored twice, fit the buffers at the ratio of `decoded_lens`.
     fn partition_len(&self, (packed_len, plain_len): (u64, u64)) -> usize {
         let room = (self.buffers * self.buffer_len / 2) as u64;
         let len = room.saturating_mul(packed_len) / plain_len.max(1);
@@ -98,7 +93,6 @@ impl Drop for Partition {
     }
 }
 
-/// The speculative output at the start of a block.
 pub(super) enum Match {
     Miss,
     /// A thread is still decoding the partition by this job.

@@ -4,7 +4,6 @@
 //! twice, with windows that differ in every byte and have no pair of bytes twice. So where the results
 //! differ, the pair gives the position in the true window; where they agree, they are right for any window.
 //! Once they agree for as long as deflate can refer back, one decoding is enough.
-//!
 //! Nothing is trusted: a [`SpeculativeOutput`] counts only if decoding of the bytes before it ends exactly
 //! where it begins.
 
@@ -76,7 +75,6 @@ pub(super) struct SpeculativeOutput {
     pub(super) pieces: Vec<UnresolvedPiece>,
 }
 
-/// The end of a block, which is the start of the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BlockEnd {
     /// In bits of the stream.
@@ -87,7 +85,6 @@ pub(super) struct BlockEnd {
 
 #[derive(Default)]
 struct BlockEnds {
-    /// Far enough from each other.
     inner: Vec<BlockEnd>,
     last: Option<BlockEnd>,
 }
@@ -104,7 +101,6 @@ impl BlockEnds {
     }
 }
 
-/// Some of a speculative output's plain bytes.
 pub(super) struct UnresolvedPiece {
     first: Buffer,
     pub(super) len: usize,
@@ -113,9 +109,7 @@ pub(super) struct UnresolvedPiece {
 }
 
 impl SpeculativeTask {
-    /// Searches and decodes up to the first block end after the partition, or until the buffers are full.
-    ///
-    /// `None` when no block is found.
+    /// Decodes to the first block end after the partition, or to full buffers. `None` if no block is found.
     pub(super) fn run(self) -> Option<SpeculativeOutput> {
         let packed = self.packed.clone();
         packed.with_contiguous(|packed| self.run_in(packed))
@@ -175,7 +169,6 @@ fn from_bit(packed: &[u8], bit: u64) -> (&[u8], Option<(u8, u8)>) {
 struct WindowedInflate {
     inflate: Inflate,
     window: &'static [u8],
-    /// Packed bytes used.
     at: usize,
 }
 
@@ -194,7 +187,6 @@ impl WindowedInflate {
         self.inflate.resume(self.window, split);
     }
 
-    /// Decodes on. Returns the number of bytes, and why it stopped.
     fn decode(&mut self, packed: &[u8], output: &mut [u8], stop: StopAt) -> (usize, StopReason) {
         let rest = packed.get(self.at..).unwrap_or_default();
         let progress = self.inflate.decode(rest, output, stop);
@@ -207,7 +199,6 @@ impl WindowedInflate {
 enum FillEnd {
     /// It is full, and there is more.
     BufferFull,
-    /// The packed bytes are used up.
     InputExhausted,
     /// The partition's end was reached, or the stream's when `is_last`.
     Done { is_last: bool },
@@ -222,9 +213,7 @@ struct PartitionDecoder<'a> {
 }
 
 impl PartitionDecoder<'_> {
-    /// Decodes from `candidate`, whose bits count from the first of the packed bytes.
-    ///
-    /// If no block begins there, the error is how many bytes were decoded until it failed.
+    /// Decodes from `candidate`. The error is the number of bytes decoded until it failed.
     fn decode(&mut self, candidate: Candidate) -> Result<SpeculativeOutput, usize> {
         for inflater in &mut self.inflaters {
             inflater.begin(self.packed, candidate.bit);
@@ -308,9 +297,7 @@ impl PartitionDecoder<'_> {
         }
     }
 
-    /// Fills the second side of `piece` up to the first's end or an equal window. Returns whether both agree.
-    ///
-    /// A shorter second side cannot prove which bytes are right.
+    /// Fills the second side up to an equal window (`true`) or the first's end. A shorter one proves nothing.
     fn fill_second(&mut self, piece: &mut UnresolvedPiece) -> Result<bool, ()> {
         let [_, inflater] = &mut self.inflaters;
         let Some((second, len)) = &mut piece.second else {

@@ -1,7 +1,5 @@
-//! zlib's inflate with the calls that make checkpoints, behind a safe interface.
-//!
-//! Resuming inside a deflate stream needs block boundaries, priming and dictionaries, which flate2 hides, so
-//! this calls the C interface of zlib-rs.
+//! zlib's inflate with the calls that make checkpoints, behind a safe interface. flate2 hides the block
+//! boundaries, priming and dictionaries that they need, so this calls the C interface of zlib-rs.
 
 #![expect(
     unsafe_code,
@@ -43,10 +41,8 @@ pub(super) enum StopAt {
     BlockEnd,
 }
 
-/// Result of [`Inflate::decode`].
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Progress {
-    /// Input bytes used.
     pub(super) consumed: usize,
     pub(super) produced: usize,
     pub(super) reason: StopReason,
@@ -54,12 +50,10 @@ pub(super) struct Progress {
 
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum StopReason {
-    /// The input or the output is used up.
     Exhausted,
     /// A block, not the last, has ended and is written. The next begins in the last `unused_bits` (0 to 7,
     /// the most significant) of the byte consumed last.
     BlockEnd {
-        /// Bits consumed but not used.
         unused_bits: u8,
     },
     /// The stream has ended; the rest of the byte consumed last is padding.
@@ -96,9 +90,7 @@ impl Inflate {
         debug_assert_eq!(code, Z_OK);
     }
 
-    /// Positions at the start of a block, after the plain bytes `window`.
-    ///
-    /// The first `bit` bits of `first` are already used. `None` when the block begins on a byte.
+    /// Positions at a block after `window` and the first `bit` bits of `first`, which is `None` on a byte.
     pub(super) fn resume(&mut self, window: &[u8], first: Option<(u8, u8)>) {
         self.reset();
         let skipped = window.len().saturating_sub(WINDOW_LEN);
@@ -123,9 +115,8 @@ impl Inflate {
         }
     }
 
-    /// Decodes until input or output is used up, or `stop` says so.
-    ///
-    /// A full output may leave bytes that an empty input brings out.
+    /// Decodes until input or output is used up, or `stop` says so. A full output may leave bytes that an
+    /// empty input brings out.
     pub(super) fn decode(&mut self, input: &[u8], output: &mut [u8], stop: StopAt) -> Progress {
         // More than 4 GiB are taken in several calls.
         let input_len = u32::try_from(input.len()).unwrap_or(u32::MAX);

@@ -35,7 +35,6 @@ impl Trailer {
         u32::from_le_bytes([a, b, c, d])
     }
 
-    /// Length modulo 2^32, as stored.
     pub(super) fn plain_len(&self) -> u32 {
         let [.., a, b, c, d] = self.bytes;
         u32::from_le_bytes([a, b, c, d])
@@ -66,7 +65,6 @@ struct CombinedChecksum {
     out_of_order: BTreeMap<u64, Crc>,
 }
 
-/// Handle to set the checksum of one part of a member.
 pub(super) struct ChecksumPart {
     number: u64,
     combined: Arc<Mutex<CombinedChecksum>>,
@@ -118,7 +116,6 @@ impl MemberChecksum {
         self.parts.is_some()
     }
 
-    /// Compares a member, whose plain bytes end at `end`, with `trailer`.
     pub(super) fn compare(mut self, trailer: &Trailer, end: Plain) -> Result<(), Cause> {
         let len = end.0.saturating_sub(self.start.0) & u64::from(u32::MAX);
         if self.has_parts() {

@@ -56,9 +56,7 @@ impl Header {
         is_legacy: true,
     };
 
-    /// Reads the descriptor, and its length, with `peek`, which copies bytes after the magic.
-    ///
-    /// `None` when `peek` returns that there are not enough bytes.
+    /// Reads the descriptor, and its length, with `peek`, which copies bytes after the magic; `None` if cut.
     pub(super) fn read(peek: impl Fn(&mut [u8]) -> bool) -> Option<Result<(Self, usize), Cause>> {
         let mut bytes = [0; MAX_DESCRIPTOR_LEN];
         let mut flags = [0];

@@ -1,7 +1,5 @@
-//! lz4: the frame format and its legacy form.
-//!
-//! This module walks headers, and liblz4 decodes blocks: independent ones by jobs, linked ones in order, each
-//! after the 64 KiB of plain bytes to which it may refer.
+//! lz4: the frame format and its legacy form. This module walks headers, and liblz4 decodes blocks:
+//! independent ones by jobs, linked ones in order, each after the 64 KiB that it may refer to.
 
 mod block;
 mod header;
@@ -30,7 +28,6 @@ const PIECE_LEN: usize = 1 << 20;
 /// Minimum bytes of a stored block for a piece of its own. Copying a shorter one costs less.
 const MIN_ZERO_COPY_LEN: usize = 32 << 10;
 
-/// Marks a stored block in its header.
 const STORED_FLAG: u32 = 1 << 31;
 
 pub(super) type Decoder = FrameDecoder<Frames>;
@@ -296,9 +293,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Decodes `block` or adds it to a job, perhaps later.
-    ///
-    /// Earlier output must be pulled first, because its buffers must not be held while waiting for more.
+    /// Decodes `block` or adds it to a job, once earlier output is pulled, as waiting must hold no buffers.
     fn emit_block(&mut self, block: Block, pulls: &mut PullQueue) -> Result<(), Error> {
         let State::Blocks(frame) = &mut self.state else {
             return Ok(());
@@ -404,9 +399,7 @@ fn take_block(input: &mut InputQueue, len: usize, stored: bool, checksum: bool) 
 }
 
 impl Group {
-    /// Makes a job of the blocks so far.
-    ///
-    /// Takes its buffer in stream order, or the job could wait for consumers of its own bytes.
+    /// Makes a job of the blocks so far. Its buffer is taken in stream order, or it could wait for itself.
     fn flush(&mut self, context: &Context) -> Result<Option<Pull>, Error> {
         let blocks = std::mem::take(&mut self.blocks);
         let buffer_len = std::mem::take(&mut self.buffer_len);

@@ -1,6 +1,5 @@
-//! liblz4's block decoder behind a safe interface.
-//!
-//! It is a third faster than the unsafe decoder of `lz4_flex`, and decoding is an lz4 archive's main cost.
+//! liblz4's block decoder behind a safe interface. It is a third faster than the unsafe decoder of
+//! `lz4_flex`, and decoding is an lz4 archive's main cost.
 
 #![expect(unsafe_code, reason = "liblz4 has no safe interface")]
 
@@ -24,9 +23,8 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// Decodes the block `packed` into `buffer` from `start` on; it may refer to the bytes before.
-///
-/// `None` when it is malformed or `buffer` too short; then the bytes from `start` on are unspecified.
+/// Decodes the block `packed` into `buffer` from `start` on; it may refer to the bytes before. `None` when it
+/// is malformed or `buffer` too short; then the bytes from `start` on are unspecified.
 pub(super) fn decode(packed: &[u8], buffer: &mut [u8], start: usize) -> Option<usize> {
     let room = c_int::try_from(buffer.len().checked_sub(start)?).ok()?;
     let packed_len = c_int::try_from(packed.len()).ok()?;

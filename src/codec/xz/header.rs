@@ -34,7 +34,6 @@ impl Check {
         matches!(number, 0 | 1 | 4 | 10).then_some(Self(number))
     }
 
-    /// In bytes.
     pub(super) fn len(self) -> usize {
         match self.0 {
             0 => 0,
@@ -59,7 +58,6 @@ impl Check {
         [&MAGIC[..], &flags, &crc32(&flags).to_le_bytes()].concat()
     }
 
-    /// The footer of a stream with this check and an index of `index_len` bytes.
     pub(super) fn stream_footer(self, index_len: u64) -> Vec<u8> {
         let words = (index_len / 4).saturating_sub(1);
         let words = u32::try_from(words).unwrap_or(u32::MAX).to_le_bytes();
@@ -130,7 +128,6 @@ impl Block {
         })
     }
 
-    /// Bytes behind the header, when the block says so.
     pub(super) fn len_after_header(&self, check: Check) -> Option<u64> {
         let packed_len = self.packed_len?;
         packed_len

@@ -1,8 +1,6 @@
-//! xz.
-//!
-//! This module walks streams, block headers, the LZMA2 chunks inside blocks, and the index. liblzma decodes
-//! each block as if it were the only one of its stream: it gets an artificial header, the block, and an
-//! artificial index and footer, and so checks everything. Blocks with stored, short lengths are jobs.
+//! xz. This module walks streams, block headers, the LZMA2 chunks inside blocks, and the index. liblzma
+//! decodes each block as if it were the only one of its stream: it gets an artificial header, the block, and
+//! an artificial index and footer, and so checks everything. Blocks with stored, short lengths are jobs.
 
 mod header;
 
@@ -83,7 +81,6 @@ enum State {
 /// Summary of the lengths of the blocks so far, to compare with the index.
 struct BlockLengths {
     check: Check,
-    /// Whether it covers all blocks of the stream.
     has_all_blocks: bool,
     count: u64,
     hash: Xxh3Default,
@@ -104,7 +101,6 @@ impl BlockLengths {
         std::mem::replace(self, empty)
     }
 
-    /// Adds a block: its bytes without padding, and its plain bytes.
     fn add(&mut self, unpadded_len: u64, plain_len: u64) {
         self.count += 1;
         self.hash.update(&unpadded_len.to_le_bytes());
@@ -225,7 +221,6 @@ impl Streams {
         Ok(Step::Progressed)
     }
 
-    /// Makes a seek point if one is due before the block at `packed`.
     fn mark_block(&mut self, packed: Packed, check: Check, pulls: &mut PullQueue) {
         if self.spacing.try_mark_frame(self.plain) {
             let state = check.0.into();
@@ -381,7 +376,6 @@ struct Serial {
     check: Check,
     piece: OutputBuffer,
     part: BlockPart,
-    /// Bytes of the part that were not decoded yet.
     left: u64,
     header_len: usize,
     /// Of LZMA2 data.
@@ -509,9 +503,7 @@ impl Index {
         }
     }
 
-    /// Reads an integer, the lengths of a block, or the end, which yields the index's length.
-    ///
-    /// Takes nothing if it is cut.
+    /// Reads an integer, a block's lengths, or the end, which yields the index's length; nothing if cut.
     fn step(&mut self, input: &mut InputQueue) -> Result<Option<u64>, Cause> {
         match self.left {
             None => {

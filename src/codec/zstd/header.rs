@@ -6,7 +6,6 @@ pub(super) const MAGIC: u32 = 0xfd2f_b528;
 pub(super) const MAGIC_LEN: usize = 4;
 pub(super) const BLOCK_HEADER_LEN: usize = 3;
 
-/// Maximum plain bytes of a block.
 pub(super) const MAX_BLOCK_LEN: usize = 128 << 10;
 
 const SINGLE_SEGMENT: u8 = 1 << 5;
@@ -24,16 +23,13 @@ pub(super) fn is_legacy(magic: u32) -> bool {
 pub(super) struct Header {
     /// Bytes behind the magic.
     pub(super) len: usize,
-    /// Maximum distance of references, in bytes.
     pub(super) window_len: u64,
     pub(super) content_len: Option<u64>,
     pub(super) has_checksum: bool,
 }
 
 impl Header {
-    /// Reads the header with `peek`, which copies bytes after the magic.
-    ///
-    /// `None` when `peek` returns that there are not enough bytes.
+    /// Reads the header with `peek`, which copies bytes after the magic; `None` if they are too few.
     pub(super) fn read(peek: impl Fn(&mut [u8]) -> bool) -> Option<Result<Self, Cause>> {
         let mut first = [0];
         if !peek(&mut first) {

@@ -1,7 +1,5 @@
-//! Zstandard.
-//!
-//! This module walks headers, and libzstd decodes all else: frames that are short enough by jobs, long ones,
-//! whose blocks refer to each other, in order.
+//! Zstandard. This module walks headers, and libzstd decodes all else: frames that are short enough by jobs,
+//! long ones, whose blocks refer to each other, in order.
 
 mod header;
 mod sys;
@@ -79,7 +77,6 @@ pub(super) struct Frames {
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Before a frame's magic, or at the end.
     BetweenFrames,
     FindingEnd(FrameEndFinder),
     Serial,
@@ -296,9 +293,7 @@ struct Group {
 }
 
 impl Group {
-    /// Makes a job of the frames so far.
-    ///
-    /// Takes its buffer in stream order, or the job could wait for consumers of its own bytes.
+    /// Makes a job of the frames so far. Its buffer is taken in stream order, or it could wait for itself.
     fn flush(&mut self, pool: &BufferPool) -> Result<Option<Pull>, Error> {
         let Self { frames, buffer_len } = std::mem::take(self);
         let Some(packed) = frames.first().map(|frame| frame.packed) else {
@@ -446,7 +441,6 @@ impl Stream {
         })
     }
 
-    /// As far as slice and piece allow. Returns also the number of plain bytes, and whether the frame ended.
     fn run(
         &mut self,
         input: &mut InputQueue,

@@ -1,6 +1,5 @@
-//! libzstd block by block, behind a safe interface, with our buffers as the window.
-//!
-//! libzstd's streaming interface has a window of its own, from which it copies all bytes once more.
+//! libzstd block by block, behind a safe interface, with our buffers as the window. libzstd's streaming
+//! interface has a window of its own, from which it copies all bytes once more.
 
 #![expect(
     unsafe_code,
@@ -21,13 +20,10 @@ use bytes::Bytes;
 use super::header::MAX_BLOCK_LEN;
 use crate::base::buffer_pool::Buffer;
 
-/// Unused bytes at the front of each region.
-///
-/// Without them a region could directly follow the one before in memory. libzstd compares pointers, would
-/// take the two for one, and would refer to the first after it is freed.
+/// Unused bytes at the front of each region. libzstd compares pointers: it would take two adjacent regions
+/// for one, and would refer to the first after it is freed.
 const REGION_GAP: usize = 64;
 
-/// Decodes frames block by block.
 pub(super) struct BlockDecoder {
     context: NonNull<ZSTD_DCtx>,
     current: Option<Arc<Region>>,
@@ -154,9 +150,8 @@ impl BlockDecoder {
         self.current = Some(Arc::new(region));
     }
 
-    /// Decodes `packed`, which has [`Self::next_input_len`] bytes. Returns the number of plain bytes.
-    ///
-    /// After an error, in libzstd's words, only [`Self::begin_frame`] is valid.
+    /// Decodes `packed`, which has [`Self::next_input_len`] bytes. Returns the number of plain bytes. After
+    /// an error, in libzstd's words, only [`Self::begin_frame`] is valid.
     pub(super) fn step(&mut self, packed: &[u8]) -> Result<usize, String> {
         let Some(region) = &self.current else {
             return Err("no room to decode to".to_owned());
