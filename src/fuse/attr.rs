@@ -51,7 +51,6 @@ pub(super) fn attributes(
     }
 }
 
-/// A negative entry: inode 0 and nothing else.
 pub(super) fn negative_entry() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),

@@ -1,6 +1,5 @@
-//! The capabilities and pending signals of a calling thread, from `/proc`.
-//!
-//! FUSE requests carry no capabilities. Those of a mount that can be idmapped carry no user either.
+//! The capabilities and pending signals of a calling thread, from `/proc`. FUSE requests carry no
+//! capabilities. Those of a mount that can be idmapped carry no user either.
 
 use std::fs;
 
@@ -12,8 +11,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// The bit of SIGKILL in a mask of signals. The kernel sets it for any fatal signal without a core dump.
 const SIGKILL_BIT: u64 = 1 << 8;
 
-/// The bits of the signals that end a process with a core dump by default: QUIT, ILL, TRAP, ABRT, BUS, FPE,
-/// SEGV, XCPU, XFSZ and SYS (signal(7)).
+/// Bits of signals that dump core by default: QUIT, ILL, TRAP, ABRT, BUS, FPE, SEGV, XCPU, XFSZ, SYS.
 const CORE_DUMP_BITS: u64 =
     1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10 | 1 << 23 | 1 << 24 | 1 << 30;
 
@@ -31,7 +29,6 @@ fn is_sys_admin(status: &str, uid_map: &str) -> bool {
     mask_of(status, &["CapEff"]) & (1 << CAP_SYS_ADMIN) != 0 && IdMap::parse(uid_map).is_initial()
 }
 
-/// Whether thread `pid` has a fatal signal.
 pub(super) fn is_killed(pid: u32) -> bool {
     // A thread that cannot be read counts as alive, because its reply ends the request anyway.
     let status = (pid != 0).then(|| fs::read_to_string(format!("/proc/{pid}/status")));

@@ -32,7 +32,6 @@ use crate::index::{EntryKind, Ino};
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
 
-/// Arguments of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
@@ -138,9 +137,8 @@ impl TarFilesystem {
         self
     }
 
-    /// Prepares the filesystem for use as the lower layer of an overlay.
-    ///
-    /// Overlayfs lists names on behalf of its callers and hides those of `trusted.*` itself.
+    /// Prepares the filesystem for use as the lower layer of an overlay. Overlayfs lists names on behalf of
+    /// its callers and hides those of `trusted.*` itself.
     #[must_use]
     pub fn for_overlay(mut self) -> Self {
         self.lists_trusted = true;
@@ -164,7 +162,6 @@ impl TarFilesystem {
         Ok(self)
     }
 
-    /// Lists the priming directory in one reply.
     fn list_priming_dir(&self, priming_dir: INodeNo, offset: u64, mut reply: ReplyDirectoryPlus) {
         if offset == 0 {
             let index = self.content.index();
@@ -389,9 +386,8 @@ impl Filesystem for TarFilesystem {
     }
 
     /// ENOSYS tells the kernel to open directories without asking again, so later ones do not arrive here.
-    ///
-    /// The kernel then caches listings, as with `FOPEN_CACHE_DIR`. The first listing of a directory sends one or
-    /// more READDIRPLUS or READDIR requests, the first at offset 0. A repeated one sends none while it is cached.
+    /// The kernel then caches listings, as with `FOPEN_CACHE_DIR`. A first listing sends READDIRPLUS or
+    /// READDIR requests from offset 0. A repeated one sends none while it is cached.
     fn opendir(&self, _req: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         reply.error(Errno::ENOSYS);
     }

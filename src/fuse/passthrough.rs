@@ -42,9 +42,7 @@ pub trait BackingFiles: Send + Sync + fmt::Debug + 'static {
 pub(super) struct OpenFiles {
     backing_files: Arc<dyn BackingFiles>,
     inodes: Mutex<HashMap<Ino, OpenInode>>,
-    /// Whether the kernel accepts backing files.
     is_passthrough_enabled: AtomicBool,
-    /// Why passthrough is disabled, once the kernel has rejected it.
     disabled_reason: Mutex<Option<String>>,
     stats: Arc<Stats>,
 }
@@ -63,12 +61,9 @@ struct OpenInode {
     mode: ReadMode,
 }
 
-/// How the reads of an open inode are served.
 #[derive(Clone, Debug)]
 enum ReadMode {
-    /// The kernel reads the backing file.
     Passthrough(Arc<BackingId>),
-    /// The daemon answers requests, from the backing file if there is one.
     Requests(Option<Arc<File>>),
 }
 
@@ -105,10 +100,8 @@ impl BackingFileIo {
         });
     }
 
-    /// Reads `len` bytes at `offset` of the backing file of `ino`, and passes them to `done`.
-    ///
-    /// Passes `None` on an error, and returns `done` without a backing file. Never waits.
-    /// The range must be inside the file.
+    /// Reads a range, which must be inside the file, of `ino`'s backing file. Passes the bytes, or `None` on
+    /// an error, to `done`. Returns `done` without a backing file. Never waits.
     pub(super) fn read<D>(&self, ino: Ino, offset: u64, len: u32, done: D) -> Option<D>
     where
         D: FnOnce(Option<Bytes>) + Send + 'static,
@@ -147,7 +140,6 @@ impl OpenFiles {
         }
     }
 
-    /// Why passthrough is disabled; `None` while it is possible.
     pub(super) fn disabled_reason(&self) -> Option<String> {
         self.disabled_reason.lock().clone()
     }

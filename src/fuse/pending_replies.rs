@@ -29,12 +29,10 @@ pub(super) const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum WaitError {
-    /// The caller has a fatal signal.
     #[error("the calling process was killed")]
     CallerKilled,
     #[error("no data arrived for as long as --timeout allows")]
     TimedOut,
-    /// The archive was closed before it could answer.
     #[error("the archive was closed")]
     Closed,
 }
@@ -65,9 +63,7 @@ macro_rules! impl_fail_reply {
 
 impl_fail_reply!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
 
-/// A reply that is given once, by the archive, or by the watchdog when the request fails.
-///
-/// Dropping it fails the request with [`WaitError::Closed`].
+/// A reply, given once by the archive or the watchdog. Dropping it fails with [`WaitError::Closed`].
 #[derive(Debug)]
 pub(super) struct PendingReply<R: FailReply>(Arc<Mutex<Option<R>>>);
 
@@ -118,7 +114,6 @@ struct PendingRequest {
     progress: ProgressMark,
 }
 
-/// The work that a request waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WaitReason {
     /// The scan. Only its progress counts.
@@ -162,7 +157,6 @@ impl std::fmt::Debug for PendingReplies {
 }
 
 impl PendingReplies {
-    /// No replies yet. `stats` and `scan_position` show the progress of the work for a request.
     pub(super) fn new(timeout: Duration, stats: Arc<Stats>, scan_position: ScanPosition) -> Self {
         Self {
             stats,
@@ -173,7 +167,6 @@ impl PendingReplies {
         }
     }
 
-    /// Registers `reply` to the thread `caller`.
     pub(super) fn register<R: FailReply>(
         &self,
         reply: R,
@@ -197,7 +190,6 @@ impl PendingReplies {
         PendingReply(slot)
     }
 
-    /// The progress of the work for `reason`, while the scan is at `scan_position`.
     fn progress(&self, scan_position: Option<u64>, reason: WaitReason) -> ProgressMark {
         let stats = &self.stats;
         match (scan_position, reason) {

@@ -29,7 +29,6 @@ pub(super) struct RecentErrors {
 }
 
 impl RecentErrors {
-    /// Records a failed read of `path`, and logs it unless it repeats the last one.
     pub(super) fn record(&self, path: &str, error: &(dyn Error + 'static)) {
         let reason = error_chain(error);
         let mut recent = self.recent.lock();

@@ -2,9 +2,7 @@
 
 use crate::index::Piece;
 
-/// The first stored byte at or after `offset` (`SEEK_DATA`); `None` if there is none.
-///
-/// `pieces` are the file's stored pieces from `offset` on, in ascending order.
+/// The first stored byte from `offset` on (`SEEK_DATA`). `pieces` are the ascending stored pieces from there.
 pub(super) fn next_data(
     mut pieces: impl Iterator<Item = Piece>,
     size: u64,

@@ -21,10 +21,8 @@ use crate::index::{Entry, EntryKind, Index};
 /// TTL of entries and attributes once the index is complete.
 pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 
-/// TTL of entries and attributes during the scan.
-///
-/// The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the lock of the parent
-/// directory, which a blocked lookup or readdir holds until the scan answers it.
+/// TTL during the scan. The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the
+/// lock of the parent directory, which a blocked lookup or readdir holds until the scan answers it.
 pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
 
 pub(super) fn ttl(index: &Index) -> Duration {
@@ -35,9 +33,7 @@ pub(super) fn ttl(index: &Index) -> Duration {
     }
 }
 
-/// The state of a filesystem, without its archive.
-///
-/// Pending replies hold it. They must not keep the archive open, because closing it ends the scan.
+/// A filesystem's state without the archive. Pending replies hold it, and must not keep the archive open.
 #[derive(Clone, Debug)]
 pub(super) struct FilesystemState {
     pub(super) subtree: Subtree,
@@ -68,7 +64,6 @@ impl FilesystemState {
         })
     }
 
-    /// Lists the directory `inode`, as [`Subtree::list`].
     pub(super) fn list<'a>(
         &self,
         index: &'a Index,
@@ -88,10 +83,8 @@ impl FilesystemState {
         Ok(())
     }
 
-    /// Whether there may be security labels.
-    ///
-    /// Without any, getxattr(2) fails with "not supported", and ls(1) asks only once. For ACLs the kernel
-    /// would then deny every access.
+    /// Whether there may be security labels. Without any, getxattr(2) fails with "not supported", and ls(1)
+    /// asks only once. For ACLs the kernel would then deny every access.
     pub(super) fn has_labels(&self, index: &Index) -> bool {
         let has_labels = || {
             self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
@@ -121,9 +114,7 @@ impl FilesystemState {
         attr::attributes(entry, mode, inode, &self.ownership)
     }
 
-    /// Replies to the lookup of `name` in `parent` by the thread `caller`.
-    ///
-    /// Waits until the scan finds the name or ends, unless the index has the name or is complete.
+    /// Replies to the lookup of `name` by thread `caller`. Waits until the scan finds the name or ends.
     pub(super) fn answer_lookup(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
@@ -168,7 +159,6 @@ impl FilesystemState {
         );
     }
 
-    /// Calls `answer` with `reply` once the index is complete.
     pub(super) fn with_complete_index<R: FailReply>(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,

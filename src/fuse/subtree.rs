@@ -8,9 +8,7 @@ use crate::index::{Entry, EntryKind, Index, Ino};
 /// Longest name in a listing (`FUSE_NAME_MAX`). The kernel rejects a listing with a longer name.
 const FUSE_NAME_MAX_BYTES: usize = 1024;
 
-/// A directory of the archive as the root of a mount.
-///
-/// The kernel requires that a root is inode 1. Every other inode number is the index's [`Ino`].
+/// A directory as a mount's root, which must be inode 1. Every other inode number is the index's [`Ino`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Subtree {
     /// The directory that is the root.
@@ -35,9 +33,8 @@ impl Subtree {
     /// The whole archive.
     pub const WHOLE: Self = Self { root: Ino::ROOT };
 
-    /// The directory `path`, or the directory `strip` levels below.
-    ///
-    /// Each level must have exactly one directory. Files beside it are not shown.
+    /// The directory `path`, or the directory `strip` levels below. Each level must have exactly one
+    /// directory. Files beside it are not shown.
     ///
     /// # Errors
     /// When there is no such directory.
@@ -66,7 +63,6 @@ impl Subtree {
         }
     }
 
-    /// The entry with the kernel's inode number `inode`; `None` if the index has none.
     pub(super) fn entry(self, index: &Index, inode: INodeNo) -> Option<Entry<'_>> {
         if inode == INodeNo::ROOT {
             return index.entry(self.root);
@@ -89,9 +85,8 @@ impl Subtree {
         directory == self.root
     }
 
-    /// Calls `add` for each entry of `directory` from `offset` on, until `add` is full.
-    ///
-    /// `add` also gets the next entry's offset. `.` has offset 0, `..` has 1, and the names follow.
+    /// Calls `add` for each entry of `directory` from `offset` on, until `add` is full. `add` also gets the
+    /// next entry's offset. `.` has offset 0, `..` has 1, and the names follow.
     pub(super) fn list<'a>(
         self,
         index: &'a Index,
@@ -126,7 +121,6 @@ pub(super) fn is_listable_name(name: &[u8]) -> bool {
     name.len() <= FUSE_NAME_MAX_BYTES && !name.contains(&0)
 }
 
-/// The offset of the entry after child `number` in a listing.
 pub(super) fn next_offset(number: u32) -> u64 {
     u64::from(number) + 3
 }

@@ -1,7 +1,5 @@
-//! Reads that timed out, to recognize the kernel's retry.
-//!
-//! If a read-ahead fails, the kernel at once retries the single page that the caller wants. Without this
-//! list the caller would wait for two timeouts.
+//! Reads that timed out, to recognize the kernel's retry. If a read-ahead fails, the kernel at once retries
+//! the single page that the caller wants. Without this list the caller would wait for two timeouts.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +16,6 @@ const MAX_TIMED_OUT_READS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RequestedRange {
-    /// The reading thread.
     pub caller: u32,
     pub ino: Ino,
     pub offset: u64,

@@ -23,8 +23,6 @@ pub(super) const SELINUX_LABEL: &[u8] = b"security.selinux";
 const XATTR_NAME_MAX_BYTES: usize = 255;
 
 /// Whether Linux allows the attribute `name` for an entry of this kind.
-///
-/// Only directories have default ACLs, symbolic links no ACL, and only files and directories `user.*`.
 pub(super) fn is_supported(name: &[u8], kind: EntryKind<'_>) -> bool {
     match posix_acl::Kind::of(name) {
         Some(posix_acl::Kind::Default) => matches!(kind, EntryKind::Directory),
@@ -47,9 +45,8 @@ pub(super) fn mode<'a>(
     permissions.map_or(mode, |permissions| mode & !0o777 | permissions)
 }
 
-/// The bytes of the ACL `kind` among `xattrs`, if a file system would store it.
-///
-/// Linux stores no access ACL that only repeats the mode, as tar writes beside every default ACL.
+/// The bytes of the ACL `kind` among `xattrs`, if a file system would store it. Linux stores no access ACL
+/// that only repeats the mode, as tar writes beside every default ACL.
 fn stored_acl<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     kind: posix_acl::Kind,
@@ -79,10 +76,8 @@ pub(super) fn value<'a>(
         .map(|(_, value)| Cow::Borrowed(value))
 }
 
-/// The names of `xattrs`, each ended by a zero byte, as listxattr(2) returns them.
-///
-/// Omits unreadable ACLs and names that no program can ask for. `lists_trusted`, whether the caller sees
-/// `trusted.*`, is called only if there are any.
+/// The names of `xattrs`, as listxattr(2) returns them. Omits unreadable ACLs and names that no program can
+/// ask for. `lists_trusted`, whether the caller sees `trusted.*`, is called only if there are any.
 pub(super) fn list_names<'a>(
     xattrs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     accounts: &Accounts,

@@ -14,9 +14,8 @@ use super::rows::{
 };
 use crate::base::archive_path::ArchivePath;
 
-/// Maximum number of components of a path, which ends cycles of parents in a damaged file.
-///
-/// No valid entry is deeper, because the parser allows 64 KiB of name and 40 links of 4 KiB each.
+/// Maximum number of components of a path, which ends cycles of parents in a damaged file. No valid entry is
+/// deeper, because the parser allows 64 KiB of name and 40 links of 4 KiB each.
 const MAX_DEPTH: usize = 1 << 17;
 
 #[derive(Debug, Default)]
@@ -38,7 +37,6 @@ pub(super) struct Arrays {
     /// Checksums of the blocks of spans, adjacent for each span.
     pub(super) checksums: Vec<U64>,
     pub(super) windows: Arena,
-    /// Hard links whose targets may be in a layer below.
     pub(super) unresolved: Vec<UnresolvedRow>,
 }
 
@@ -69,14 +67,12 @@ impl Arrays {
         self.arena.bytes_at(link.data.get(), link.size.get())
     }
 
-    /// The owner's name in row `row`; empty when there is none.
     pub(super) fn owner(&self, row: u16) -> &[u8] {
         let name = self.owners.get(usize::from(row));
         name.and_then(|&name| self.arena.name(name))
             .unwrap_or_default()
     }
 
-    /// Appends an owner's name; `None` when there are too many.
     pub(super) fn push_owner(&mut self, name: &[u8]) -> Option<u16> {
         let row = u16::try_from(self.owners.len()).ok()?;
         let name = self.arena.push_name(name);
@@ -108,9 +104,8 @@ impl Arrays {
         self.dirents.get(usize::try_from(number).ok()?)
     }
 
-    /// As [`Self::live_dirent`], for a dirent of directory `parent` only.
-    ///
-    /// A directory has one dirent, and that one parent, so a walk from the root cannot cycle in any file.
+    /// As [`Self::live_dirent`], for a dirent of directory `parent` only. A directory has one dirent, and
+    /// that one parent, so a walk from the root cannot cycle in any file.
     pub(super) fn child(&self, parent: u32, number: u32) -> Option<(&[u8], u32)> {
         let is_its_own = self.dirent(number)?.parent.get() == parent;
         is_its_own.then(|| self.live_dirent(number)).flatten()
@@ -294,12 +289,10 @@ impl Arrays {
 pub(super) struct Arena(pub(super) Vec<u8>);
 
 impl Arena {
-    /// The bytes of `name`; `None` when out of range.
     pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
         self.bytes_at(name.offset(), name.len())
     }
 
-    /// `None` when out of range.
     pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let end = usize::try_from(offset.checked_add(len)?).ok()?;
         self.0.get(usize::try_from(offset).ok()?..end)
@@ -325,7 +318,6 @@ pub(super) fn push_row<T>(rows: &mut Vec<T>, row: T) {
     rows.push(row);
 }
 
-/// Makes room for `more` elements; growth is by a quarter.
 fn reserve<T>(rows: &mut Vec<T>, more: usize) {
     if rows.capacity() - rows.len() < more {
         rows.reserve_exact(more.max(rows.len() / 4).max(64));

@@ -124,9 +124,7 @@ fn hasher_at(offset: u64) -> Hasher {
     hasher
 }
 
-/// Roots of complete subtrees of a BLAKE3 tree.
-///
-/// Equal subtrees merge only when more blocks follow, because the root node is merged differently.
+/// Roots of complete BLAKE3 subtrees. Equal ones merge only if blocks follow, because the root is different.
 #[derive(Debug, Default)]
 struct SubtreeStack {
     /// Each smaller than the one before.
@@ -179,9 +177,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The blocks that contain `extent`, as far as `digests`, which end at `digested`; `None` for none of it.
-    ///
-    /// If `is_final`, the stream ends at `digested`.
+    /// The blocks of `extent` up to `digested`; `None` for none of it. If `is_final`, the stream ends there.
     pub(super) fn new(
         digests: &[BlockDigest],
         block_len: u64,
@@ -221,9 +217,8 @@ impl Blocks {
                     == expected)
     }
 
-    /// Blocks without a digest in `bytes`, all of [`extent`](Self::extent), by number in the stream.
-    ///
-    /// Leaves out a block that is cut although the stream continues.
+    /// Blocks without a digest in `bytes`, all of [`extent`](Self::extent), by number in the stream. Leaves
+    /// out a block that is cut although the stream continues.
     pub fn undigested_blocks<'a>(
         &self,
         bytes: &'a [u8],

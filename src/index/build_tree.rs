@@ -22,18 +22,15 @@ const MAX_DIRTY_INODES: usize = 4096;
 /// Limits and options of a builder, beyond the parser's limits on members.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Maximum number of entries; later ones are rejected. The default, 2²⁶, is about 6 GiB of index.
-    ///
-    /// A member of two kilobytes may imply a thousand directories, so a limit on members is not enough.
+    /// Maximum number of entries; later ones are rejected. The default, 2²⁶, is about 6 GiB of index. A
+    /// member of two kilobytes may imply a thousand directories, so a limit on members is not enough.
     pub max_entries: u32,
     /// Maximum number of stored problems. All are counted.
     pub max_problems: usize,
     /// Maximum number of problems that [`take_problems`](super::Builder::take_problems) returns.
     pub max_reported_problems: u64,
-    /// Whether readers use the tree while it grows.
-    ///
-    /// Then replaced entries, which may be open, stay without a name, and [changed
-    /// entries](super::Builder::take_dirty_inodes) are recorded.
+    /// Whether readers use the tree while it grows. Then replaced entries, which may be open, stay without a
+    /// name, and [changed entries](super::Builder::take_dirty_inodes) are recorded.
     pub keeps_replaced: bool,
     /// How the archive marks removed entries of lower layers, if it is a layer.
     pub whiteouts: Option<WhiteoutFormat>,
@@ -126,7 +123,6 @@ impl BuildTree {
         }
     }
 
-    /// Whether it is a layer, where anything replaces a directory, even a full one.
     pub(super) fn is_layer(&self) -> bool {
         self.options.whiteouts.is_some()
     }
@@ -351,7 +347,6 @@ impl BuildTree {
         self.inode(ino).kind() == FORWARD_LINK
     }
 
-    /// The step that dirent `number` adds to path resolution.
     fn step_through(&self, number: u32) -> Step<u32> {
         let ino = self.dirent(number).ino.get();
         match self.index.arrays.inode(ino) {
@@ -364,7 +359,6 @@ impl BuildTree {
         }
     }
 
-    /// Drops the table, sorts the dirents in place, and updates all references to them.
     pub(super) fn into_sorted(self) -> Index {
         let mut index = self.index;
         index.names = None;
@@ -374,10 +368,8 @@ impl BuildTree {
     }
 }
 
-/// The row of an implied directory, which no member describes.
-///
-/// It depends neither on the run (GNU tar: time of extraction, umask) nor on the order of the members. Its
-/// time is 0, as in reproducible archives.
+/// The row of an implied directory, which no member describes. It depends neither on the run (GNU tar: time
+/// of extraction, umask) nor on the order of the members. Its time is 0, as in reproducible archives.
 pub(super) fn implied_directory() -> InodeRow {
     InodeRow {
         mode: (DIRECTORY | 0o755).into(),
@@ -426,9 +418,8 @@ pub(super) enum NameError {
     Forward,
 }
 
-/// Resolves a hard link's target, and creates nothing.
-///
-/// In a layer, a missing directory is `None`, because it may be in a layer below.
+/// Resolves a hard link's target, and creates nothing. In a layer, a missing directory is `None`, because it
+/// may be in a layer below.
 pub(super) struct TargetResolver<'a>(pub(super) &'a BuildTree);
 
 impl resolve::Tree for TargetResolver<'_> {

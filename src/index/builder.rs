@@ -35,7 +35,6 @@ use crate::codec::{Compression, SeekPoint};
 use crate::tar::{Member, MemberKind, Segment};
 
 /// Maximum number of passes over forward hard links, first and last link in turn; usually one resolves all.
-///
 /// Each pass resolves at least one of those that wait for each other.
 pub(crate) const MAX_FORWARD_LINK_PASSES: usize = 40;
 
@@ -159,9 +158,8 @@ impl Builder {
         placed
     }
 
-    /// Entries whose attributes changed since the last call, up to a limit.
-    ///
-    /// Not new entries, nor directories with one more subdirectory.
+    /// Entries whose attributes changed since the last call, up to a limit. Not new entries, nor directories
+    /// with one more subdirectory.
     pub fn take_dirty_inodes(&mut self) -> Vec<Ino> {
         mem::take(&mut self.tree.dirty)
     }
@@ -183,9 +181,8 @@ impl Builder {
         mem::take(&mut self.unreported)
     }
 
-    /// Appends a span, with the checksums of its blocks if the scan read its bytes.
-    ///
-    /// The caller adds spans in order and without gaps, so bytes between two belong to the first.
+    /// Appends a span, with the checksums of its blocks if the scan read its bytes. The caller adds spans in
+    /// order and without gaps, so bytes between two belong to the first.
     pub fn add_span(
         &mut self,
         plain: Extent<Plain>,
@@ -319,9 +316,7 @@ impl Builder {
         whiteouts.is_some_and(|format| path.components().any(|name| format.is_reserved_name(name)))
     }
 
-    /// Adds a whiteout in `directory`, a literal path, so without following links.
-    ///
-    /// If the layer has another type there, that hides all entries below already.
+    /// Adds a whiteout in the literal path `directory`. Another type there already hides all entries below.
     fn insert_whiteout(
         &mut self,
         directory: &ArchivePath,
@@ -370,9 +365,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Adds a name for the entry at `target`, if it exists, even over an existing name, as in GNU tar.
-    ///
-    /// A link to the entry that has this name changes nothing.
+    /// Adds a name for `target`, if it exists, even over another entry, as in GNU tar.
     fn insert_link(
         &mut self,
         parent: u32,
@@ -481,9 +474,8 @@ impl Builder {
         Ok(ino.map_or(LinkTarget::Missing, LinkTarget::Entry))
     }
 
-    /// Resolves all forward links after the last member, the last one first, as on disk.
-    ///
-    /// Retries links that wait for other links. Links without a target become problems.
+    /// Resolves all forward links after the last member, the last one first, as on disk. Retries links that
+    /// wait for other links. Links without a target become problems.
     pub fn resolve_forward_links(&mut self) {
         if self.tree.is_layer() {
             self.finish_layer();
@@ -629,7 +621,6 @@ impl Builder {
         inode
     }
 
-    /// An extra with `map` and the attributes of row `extra`.
     fn sparse_map(
         &mut self,
         extra: u32,

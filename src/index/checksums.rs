@@ -1,5 +1,4 @@
 //! Checksums (xxh3-64) of the blocks of spans, to verify a part of a span in a private copy of plain bytes.
-//!
 //! Blocks are as long as those of the packed stream, counted from the front of the span.
 
 use std::ops::Range;
@@ -10,7 +9,6 @@ use zerocopy::little_endian::U64;
 use crate::base::extent::{Extent, Plain};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 
-/// The checksums of one span.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpanChecksums<'a> {
     extent: Extent<Plain>,
@@ -39,7 +37,6 @@ impl<'a> SpanChecksums<'a> {
         })
     }
 
-    /// In order.
     pub(crate) fn checksums(&self) -> impl Iterator<Item = u64> {
         self.checksums.iter().map(|checksum| checksum.get())
     }

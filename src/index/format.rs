@@ -357,9 +357,7 @@ impl Layer {
 }
 
 impl Locator {
-    /// File name: 64 hexadecimal digits and `.idx`.
-    ///
-    /// The digits are a hash over the format version, too, so indexes of several versions can share a directory.
+    /// File name: 64 hexadecimal digits and `.idx`. The hash separates format versions in a shared directory.
     pub fn file_name(&self) -> String {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&VERSION.to_le_bytes());

@@ -32,7 +32,6 @@ impl MemoryLimit {
         self.bytes
     }
 
-    /// A charge of zero bytes against the limit.
     pub(crate) fn charge(&self) -> Charge {
         Charge {
             limit: self.clone(),
@@ -93,7 +92,6 @@ impl Charge {
     /// When it exceeds the limit.
     pub(crate) fn push<T>(&mut self, rows: &mut Vec<T>, row: T) -> Result<(), TooMuchMemory> {
         if rows.len() == rows.capacity() {
-            // By a quarter, like the arrays of an index.
             self.reserve(rows, (rows.len() / 4).max(64))?;
         }
         rows.push(row);

@@ -1,7 +1,6 @@
-//! Merges several indexes into one tree with names from all layers.
-//!
-//! The caller's [`MergePlan`] decides which entries are visible; this file only copies rows. The layers'
-//! plain streams follow each other in one address space, so pieces, holes and spans keep their meaning.
+//! Merges several indexes into one tree with names from all layers. The caller's [`MergePlan`] decides which
+//! entries are visible; this file only copies rows. The layers' plain streams follow each other in one
+//! address space, so pieces, holes and spans keep their meaning.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -34,18 +33,15 @@ pub(crate) struct MergedDirectory {
     pub attributes: LayerIno,
 }
 
-/// A name of the merged tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MergedName<'a> {
     /// The directory that contains it, by its number in [`MergePlan::directories`].
     pub directory: u32,
-    /// One component.
     pub name: &'a [u8],
     /// The entry it names; for a directory, [`MergedDirectory::lowest`].
     pub target: LayerIno,
 }
 
-/// The directories and names of a merged tree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MergePlan<'a> {
     /// All its directories, the root first.
@@ -106,11 +102,9 @@ fn table_bytes(numbers: &[Vec<u32>], layer_inos: &Vec<LayerIno>) -> usize {
     numbers.sum::<usize>() + capacity_bytes(layer_inos)
 }
 
-/// Merges `layers`, from the bottom, as `plan` says. Leaves out attributes whose names `hides`.
-///
-/// `origin` identifies the merged index, but this function sets its plain bytes. Index and tables count
-/// against `limit` while the index lives. Numbers follow the order of the layers, and of the entries in each,
-/// so they depend only on the indexes.
+/// Merges `layers`, from the bottom, as `plan` says. Leaves out attributes whose names `hides`. `origin`
+/// identifies the merged index, but this function sets its plain bytes. Index and tables count against
+/// `limit` while the index lives. Numbers depend only on the order of the layers and their entries.
 ///
 /// # Errors
 /// When the merge does not fit into an index, or exceeds the limit.
@@ -395,7 +389,6 @@ impl<'a> Merger<'a, '_> {
         Ok(number)
     }
 
-    /// First row and number of the attributes of `extra`, which is row `row`.
     fn copy_xattr_set(
         &mut self,
         layer: &mut SourceLayer<'a>,

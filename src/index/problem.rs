@@ -89,7 +89,6 @@ pub(super) fn decode(mut bytes: &[u8]) -> Option<Vec<Problem>> {
     Some(problems)
 }
 
-/// The text at the front of `bytes`, and the rest.
 pub(super) fn split_text(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = U64::read_from_prefix(bytes).ok()?;
     rest.split_at_checked(usize::try_from(len.get()).ok()?)

@@ -1,6 +1,5 @@
-//! The rows of the index, exactly as in the file: little-endian, unpadded, any bits valid.
-//!
-//! Readers use rows in place and check their values. docs/index-format.md has the byte tables.
+//! The rows of the index, exactly as in the file: little-endian, unpadded, any bits valid. Readers use rows
+//! in place and check their values. docs/index-format.md has the byte tables.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -25,10 +24,8 @@ pub(super) const FORWARD_LINK: u16 = TYPE_MASK;
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct InodeRow {
-    /// Location of the content, by type.
-    ///
-    /// File: plain offset of the payload. Symbolic link: arena offset of the target. Device: its number,
-    /// major in the upper half. Directory: its first dirent.
+    /// Location of the content, by type. File: plain offset of the payload. Symbolic link: arena offset of
+    /// the target. Device: its number, major in the upper half. Directory: its first dirent.
     pub(super) data: U64,
     /// File: its size. Symbolic link: length of the target.
     pub(super) size: U64,
@@ -137,9 +134,7 @@ impl Name {
     }
 }
 
-/// A name in a directory.
-///
-/// In a file, sorted by parent, then by entry, so a listing has the order of the archive.
+/// A name in a directory. Sorted in a file by parent, then entry, so listings have the archive's order.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Dirent {
@@ -181,9 +176,7 @@ pub(super) struct PieceRow {
     pub(super) len: U64,
 }
 
-/// A statement of a layer about the layers below it.
-///
-/// With a target, a hard link to them; without, a whiteout; without a name either, an opaque directory.
+/// A statement about lower layers. With a target: a hard link; without: a whiteout; without a name: opaque.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct UnresolvedRow {

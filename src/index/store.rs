@@ -34,7 +34,6 @@ const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 /// Replacements of a file between its opening and its lock.
 const MAX_REOPENS: usize = 8;
 
-/// Inside the cache directory.
 const DIRECTORY_NAME: &str = "index";
 
 const BUFFER_BYTES: usize = 64 << 10;
@@ -91,10 +90,8 @@ impl Store {
             .join(locator.file_name())
     }
 
-    /// The published index for `locator`, with a lock; `None` when there is none.
-    ///
-    /// The file exists as long as the lock. Without one (a stopped process holds the file) the index is good
-    /// too.
+    /// The published index for `locator`, with a lock; `None` when there is none. The file exists as long as
+    /// the lock. Without one (a stopped process holds the file) the index is good too.
     ///
     /// # Errors
     /// When the file, which publishing replaces, is unreadable, damaged, or of another version, user or
@@ -122,11 +119,10 @@ impl Store {
         }
     }
 
-    /// Publishes `index` for `locator`, atomically, and evicts others by `RETENTION_POLICY`.
-    ///
-    /// Creates missing directories for this user only. The file exists as long as the returned lock, unless
-    /// another process replaces it. Without a lock, another process may remove it. Nothing is forced to disk,
-    /// because reading detects damage after a power failure, and the index is made again.
+    /// Publishes `index` for `locator`, atomically, and evicts others by `RETENTION_POLICY`. Creates missing
+    /// directories for this user only. The file exists as long as the returned lock, unless another process
+    /// replaces it. Without a lock, another process may remove it. Nothing is forced to disk, because reading
+    /// detects damage after a power failure, and the index is made again.
     ///
     /// # Errors
     /// When the file cannot be written, or other users have access to the directory. The old index remains.
@@ -208,16 +204,14 @@ impl IndexFile {
     }
 
     /// Whether its writer may still be alive without a lock, which it takes only after creating the file.
-    ///
     /// Other versions of the program take no lock.
     fn is_recent_temporary(&self) -> bool {
         let age = self.used.elapsed();
         !self.is_finished && age.is_ok_and(|age| age < STALE_TEMPORARY_AGE)
     }
 
-    /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it.
-    ///
-    /// Fails with [`Errno::WOULDBLOCK`] while another process uses it.
+    /// Takes the exclusive lock; `None` if the file cannot be opened, so that no process uses it. Fails with
+    /// [`Errno::WOULDBLOCK`] while another process uses it.
     fn lock_exclusive(&self) -> Result<Option<File>, Errno> {
         // NFS gives an exclusive lock only to a descriptor that can write.
         let Ok(file) = self.directory.file(&self.name, OFlags::RDWR) else {
@@ -252,7 +246,6 @@ impl IndexFile {
     }
 }
 
-/// Opens the file `name` and takes the shared lock, if possible.
 fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<IndexLock>)> {
     for _ in 0..MAX_REOPENS {
         let file = directory.file(name, OFlags::RDONLY)?;
@@ -268,10 +261,8 @@ fn open_locked(directory: &TrustedDir, name: &str) -> io::Result<(File, Option<I
     Ok((directory.file(name, OFlags::RDONLY)?, None))
 }
 
-/// Excludes other processes that rename or remove files of `directory`, until dropped.
-///
-/// `None` when another process holds the lock too long. Some network file systems have no locks for
-/// directories, and there it excludes no process.
+/// Excludes other processes that rename or remove files of `directory`, until dropped. `None` when another
+/// process holds the lock too long. Excludes no process where network file systems lock no directories.
 fn lock_directory(directory: &TrustedDir) -> Option<OwnedFd> {
     // An own descriptor, because users of a shared one share its lock.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -346,9 +337,8 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     loaded.map_err(|cause| Error { path, cause })
 }
 
-/// Writes an index file at `path` atomically, over an existing one, into an existing directory.
-///
-/// Only this user can read the file, because the archive may be confidential.
+/// Writes an index file at `path` atomically, over an existing one, into an existing directory. Only this
+/// user can read the file, because the archive may be confidential.
 ///
 /// # Errors
 /// When it cannot be written. An existing file is unchanged then.

@@ -22,10 +22,9 @@ use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
 };
 
-/// An entry's number: the order of its first appearance in the archive, from the root's 1 on.
-///
-/// An implied directory appears with the first member below it. The index format fixes the numbers, so a
-/// mount may show them before the scan ends.
+/// An entry's number: the order of its first appearance in the archive, from the root's 1 on. An implied
+/// directory appears with the first member below it. The index format fixes the numbers, so a mount may show
+/// them before the scan ends.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ino(pub u32);
 
@@ -78,7 +77,6 @@ pub struct Index {
     pub(super) totals: Totals,
     /// The first, up to [`Options::max_problems`](super::Options::max_problems).
     pub(super) problems: Vec<Problem>,
-    /// Its memory, counted against a limit.
     pub(super) charge: Charge,
 }
 
@@ -106,9 +104,7 @@ impl Totals {
     }
 }
 
-/// One entry, by reference into the index.
-///
-/// Accessors never fail: the lookup checks the rows of a damaged index, and iterators skip invalid rows.
+/// One entry, by reference. Accessors never fail: lookup checks the rows, and iterators skip invalid ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
     arrays: &'a Arrays,
@@ -231,9 +227,8 @@ impl Index {
         })
     }
 
-    /// Names in directory `parent`, in archive order, from number `from` on; empty for other types.
-    ///
-    /// The order is that of first appearance, so reading the files in it reads the archive front to back.
+    /// Names in directory `parent`, in archive order, from number `from` on; empty for other types. The order
+    /// is that of first appearance, so reading the files in it reads the archive front to back.
     pub fn children(&self, parent: Ino, from: u32) -> impl Iterator<Item = Child<'_>> {
         let arrays = &self.arrays;
         self.list(parent, from, move |number, _| {
@@ -249,7 +244,6 @@ impl Index {
         })
     }
 
-    /// The names in directory `parent` from number `from` on, as `child` finds them.
     fn list<'a>(
         &'a self,
         parent: Ino,

@@ -6,7 +6,6 @@ use crate::tar::Device;
 /// Prefix of whiteout names in layers of OCI images.
 const WHITEOUT_PREFIX: &[u8] = b".wh.";
 
-/// Makes its directory opaque.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// How a layer marks entries of lower layers as removed.
@@ -15,20 +14,16 @@ pub enum WhiteoutFormat {
     /// The image specification: `.wh.NAME` hides NAME, `.wh..wh..opq` all of lower layers in its directory.
     #[default]
     Oci,
-    /// The format of overlayfs.
-    ///
-    /// A character device 0/0 hides its own name, as does an empty file with the attribute
-    /// `trusted.overlay.whiteout`. The attribute `trusted.overlay.opaque` with value `y` makes a directory
-    /// opaque. The attributes may begin with `user.` instead.
+    /// The format of overlayfs. A character device 0/0 hides its own name, as does an empty file with the
+    /// attribute `trusted.overlay.whiteout`. The attribute `trusted.overlay.opaque` with value `y` makes a
+    /// directory opaque. The attributes may begin with `user.` instead.
     Overlay,
     /// No whiteouts. Every member of a layer is an entry.
     Keep,
 }
 
-/// The meaning of a name in a layer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum NameKind<'a> {
-    /// An ordinary entry.
     Entry,
     /// Hides this name in its directory. A name that no entry can have hides nothing.
     Whiteout(&'a [u8]),
@@ -50,7 +45,6 @@ impl WhiteoutFormat {
             }
     }
 
-    /// Classifies a member by its `name`.
     pub(crate) fn classify_name(self, name: &[u8]) -> NameKind<'_> {
         match self {
             Self::Oci if name == OPAQUE => NameKind::Opaque,

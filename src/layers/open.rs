@@ -108,7 +108,6 @@ struct Opener {
 
 #[derive(Debug)]
 struct Queue {
-    /// The next layer to open.
     next: usize,
     results: Vec<Option<Result<Archive, OpenError>>>,
     /// Whether a layer failed, so that no more need to be opened.
@@ -191,7 +190,6 @@ impl Opener {
     }
 }
 
-/// Whether a decoder's state exceeded the memory.
 fn is_out_of_memory(error: &OpenError) -> bool {
     matches!(error, OpenError::Archive { error, .. }
         if matches!(&**error, Error::Codec(error)

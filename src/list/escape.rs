@@ -2,9 +2,8 @@
 
 use std::fmt::Write;
 
-/// Escapes `name` as `ls --escape` does, to one line. Different names stay different.
-///
-/// Backslash, space, terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`.
+/// Escapes `name` as `ls --escape` does, to one line. Different names stay different. Backslash, space,
+/// terminal controls and bytes that are not UTF-8 become C escapes or `\ooo`.
 pub fn escape(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
     for chunk in name.utf8_chunks() {

@@ -18,10 +18,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// Columns of width zero.
-    ///
-    /// `numeric` shows owners by number even if the archive names them. `escaped` applies [`escape`].
-    /// Otherwise names are unchanged, as `ls` writes them into a pipe.
+    /// Columns of width zero. `numeric` shows owners by number even if the archive names them. `escaped`
+    /// applies [`escape`]. Otherwise names are unchanged, as `ls` writes them into a pipe.
     pub fn new(numeric: bool, escaped: bool) -> Self {
         Self {
             numeric,

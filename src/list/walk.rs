@@ -3,9 +3,8 @@
 use crate::base::archive_path::ArchivePath;
 use crate::index::{Child, Entry, EntryKind, Index, Ino};
 
-/// Iterates over the names in directory `from`, in byte order.
-///
-/// If `recursive`, descends into each directory at once. If `from` is no directory, yields its entry, if any.
+/// Iterates over the names in directory `from`, in byte order. If `recursive`, descends into each directory
+/// at once. If `from` is no directory, yields its entry, if any.
 pub fn walk(index: &Index, from: Ino, recursive: bool) -> Walk<'_> {
     let mut walk = Walk {
         index,

@@ -191,7 +191,6 @@ impl OpenContext {
         self.open_image_with(spec, self.expected_sha256, memory)
     }
 
-    /// Opens an image, with `memory` for each enclosing archive.
     fn open_image_with(
         &self,
         spec: &SourceSpec,
@@ -258,7 +257,6 @@ impl OpenContext {
         self.open_part(spec, self.enclosing_memory(spec.enclosing_archives()))
     }
 
-    /// Opens an archive or a part, with `memory` for each enclosing archive.
     fn open_part(&self, spec: &SourceSpec, memory: u64) -> Result<Arc<dyn Source>, Error> {
         match spec {
             SourceSpec::Plain(location) => self.open_location(location),
@@ -315,7 +313,6 @@ impl OpenContext {
         self.archive.scan.memory / ENCLOSING_MEMORY_DIVISOR / count.max(1)
     }
 
-    /// Opens the archive in `source`, to read files in it.
     fn open_enclosing_archive(
         &self,
         source: Arc<dyn Source>,
@@ -356,7 +353,6 @@ impl OpenContext {
     }
 }
 
-/// Opens `len` bytes of `whole` from `start`, or all bytes from there.
 fn open_slice(
     whole: Arc<dyn Source>,
     start: u64,

@@ -245,7 +245,6 @@ impl SourceSpec {
     }
 }
 
-/// Makes `location` absolute, unless it is a URL.
 fn make_path_absolute(location: &mut OsString) {
     let is_url = location.to_str().is_some_and(|text| text.contains("://"));
     // Fails only for an empty path.

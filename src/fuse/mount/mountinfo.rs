@@ -36,7 +36,6 @@ pub fn top_mount(mountpoint: &Path) -> io::Result<Option<TopMount>> {
     }))
 }
 
-/// The device number of the top mount at `mountpoint`, if it has the type `fs_type`.
 pub(super) fn device_at(mountpoint: &Path, fs_type: &str) -> io::Result<Option<(u32, u32)>> {
     let top = top_mount(mountpoint)?.filter(|top| top.fs_type == fs_type);
     Ok(top.map(|top| top.device))
@@ -62,9 +61,8 @@ pub(super) fn read_table() -> io::Result<Vec<u8>> {
     fs::read("/proc/self/mountinfo")
 }
 
-/// Finds a mount of the file system with this device number and type in `table`.
-///
-/// Prefers a mount of the whole file system, then one at `mountpoint`, even if covered, then the latest.
+/// Finds a mount of the file system with this device number and type in `table`. Prefers a mount of the whole
+/// file system, then one at `mountpoint`, even if covered, then the latest.
 pub(super) fn find(
     table: &[u8],
     device: (u32, u32),
@@ -83,7 +81,6 @@ pub(super) fn find(
     })
 }
 
-/// Device number and mountpoint of the mount that `root` is open on, if it has the type `fs_type`.
 pub(super) fn find_by_root(
     root: impl AsFd,
     fs_type: &str,
@@ -100,10 +97,8 @@ fn find_by_id(table: &[u8], id: u32) -> Option<MountEntry<'_>> {
     mounts(table).find(|found| found.id == id)
 }
 
-/// The id of the mount that `descriptor` is on.
-///
-/// statx(2) without attributes sends no request, and returns the id since Linux 5.8. Before Linux 5.14 a
-/// process that is not dumpable cannot read its own `/proc/self/fdinfo`, unless it is root's.
+/// The mount id of `descriptor`. statx(2) without attributes sends no request, and has it since Linux 5.8.
+/// Before Linux 5.14 a process that is not dumpable cannot read its `/proc/self/fdinfo`, unless it is root's.
 pub(super) fn mount_id(descriptor: impl AsFd) -> io::Result<Option<u32>> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     if let Ok(found) = statx(&descriptor, "", flags, StatxFlags::empty())
@@ -178,9 +173,8 @@ pub(super) fn unescape(word: &[u8]) -> Vec<u8> {
     text
 }
 
-/// `path` as the table writes it: absolute, without symbolic links.
-///
-/// Does not resolve the last component if it is a dead mount, so that it can be named.
+/// `path` as the table writes it: absolute, without symbolic links. Does not resolve the last component if it
+/// is a dead mount, so that it can be named.
 ///
 /// # Errors
 /// When `path` does not exist.

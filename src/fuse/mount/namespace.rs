@@ -1,8 +1,6 @@
-//! Mounts in another mount namespace.
-//!
-//! A short-lived thread enters it to attach or unmount, and resolves only the mountpoint's path there. The
-//! daemon executes no file of that namespace, because they may be hostile. It keeps no descriptor of the
-//! namespace, because the mount would then outlive its container.
+//! Mounts in another mount namespace. A short-lived thread enters it to attach or unmount, and resolves only
+//! the mountpoint's path there. The daemon executes no file of that namespace, because they may be hostile.
+//! It keeps no descriptor of the namespace, because the mount would then outlive its container.
 
 #![expect(unsafe_code, reason = "rustix has no safe unshare(2)")]
 
@@ -39,7 +37,6 @@ pub struct Namespace {
 /// A mount namespace with an open descriptor.
 #[derive(Debug)]
 pub struct OpenNamespace {
-    /// The namespace's path and identity.
     pub(super) namespace: Namespace,
     descriptor: OwnedFd,
 }
@@ -73,7 +70,6 @@ impl OpenNamespace {
         self.run(mountpoint, move |_| open_mountpoint(&path).map(drop))
     }
 
-    /// Attaches the detached mount `mount` to the directory `mountpoint` in the namespace.
     pub(super) fn attach(&self, mount: OwnedFd, mountpoint: &Path) -> Result<(), MountError> {
         let path = mountpoint.to_owned();
         self.run(mountpoint, move |_| {
@@ -101,7 +97,6 @@ impl Namespace {
     }
 
     /// Unmounts the archive with the number `device`, which was mounted at `mountpoint` in the namespace.
-    ///
     /// `force` unmounts it while it is in use. With `connection`, unmounts only the mount with that
     /// connection. Fails with [`UnmountError::NotMounted`] also when another mount covers it.
     pub(super) fn unmount(
@@ -193,7 +188,6 @@ impl EnteredNamespace {
     }
 }
 
-/// Runs `work` on a thread in the namespace, for at most [`NAMESPACE_TIMEOUT`].
 fn run_in_namespace<T: Send + 'static>(
     descriptor: OwnedFd,
     work: impl FnOnce(&EnteredNamespace) -> io::Result<T> + Send + 'static,

@@ -2,9 +2,7 @@
 
 use crate::fuse::attr::Ownership;
 
-/// The options of a mount.
-///
-/// The default is `ro,nosuid,nodev`, for the mounting user alone, without permission checks.
+/// Options of a mount. The default is `ro,nosuid,nodev`, for this user alone, without permission checks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -49,13 +47,10 @@ pub enum OptionError {
     },
 }
 
-/// Sets an option without a value.
 type SetFlag = fn(&mut MountOptions);
 
-/// Sets an option to its value.
 type SetValue = fn(&mut MountOptions, &str) -> Result<(), OptionError>;
 
-/// Options without a value.
 const FLAGS: [(&str, SetFlag); 12] = [
     ("allow_other", |options| options.allow_other = true),
     ("default_permissions", |options| {
@@ -73,7 +68,6 @@ const FLAGS: [(&str, SetFlag); 12] = [
     ("ro", |options| options.read_only = Some(true)),
 ];
 
-/// Options with a value.
 const VALUES: [(&str, SetValue); 4] = [
     ("uid", |options, value| {
         options.ownership.uid = Some(number("uid", value)?);
@@ -103,9 +97,8 @@ const IGNORED_FLAGS: [&str; 11] = [
 ];
 
 impl MountOptions {
-    /// Applies an argument of `-o`: options separated by commas. A later one overrides an earlier one.
-    ///
-    /// As for fusermount3, `\,` is a comma inside a value, and `\\` a backslash.
+    /// Applies an argument of `-o`: options separated by commas. A later one overrides an earlier one. As for
+    /// fusermount3, `\,` is a comma inside a value, and `\\` a backslash.
     ///
     /// # Errors
     /// At the first option that is unknown or malformed. The options before it have been applied.

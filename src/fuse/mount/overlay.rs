@@ -1,7 +1,6 @@
-//! Writable mounts: an overlay over the read-only mount.
-//!
-//! The overlay is overlayfs, or fuse-overlayfs for users who may not mount overlayfs. It clones the read-only
-//! mount, which is then reachable by no path and ends with the overlay.
+//! Writable mounts: an overlay over the read-only mount. The overlay is overlayfs, or fuse-overlayfs for
+//! users who may not mount overlayfs. It clones the read-only mount, which is then reachable by no path and
+//! ends with the overlay.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
@@ -24,7 +23,6 @@ use crate::base::passwd::IdMap;
 use crate::fuse::attr::Ownership;
 
 const OVERLAY_FS_TYPE: &str = "overlay";
-/// The helper, which needs no overlayfs in the kernel.
 const FUSE_OVERLAYFS: &str = "fuse-overlayfs";
 const FUSE_OVERLAYFS_FS_TYPE: &str = "fuse.fuse-overlayfs";
 /// Directories to search for the helper, because `PATH` may be missing or lead to another user's program.
@@ -76,7 +74,6 @@ impl OverlayKind {
     }
 }
 
-/// Checks, without mounting, that overlayfs or fuse-overlayfs can be used.
 pub(super) fn check_available() -> Result<(), MountError> {
     if may_mount() || find_fuse_overlayfs().is_some() {
         Ok(())
@@ -85,7 +82,6 @@ pub(super) fn check_available() -> Result<(), MountError> {
     }
 }
 
-/// Mounts an overlay on `mountpoint`, with `upper` over the mount at `lower`.
 pub(super) fn mount_overlay(
     lower: &Path,
     upper: &UpperDirs,
@@ -173,7 +169,6 @@ fn overlay_flags(is_temporary: bool, in_namespace: bool) -> Vec<&'static str> {
     words
 }
 
-/// `path` with a backslash before each byte of `special`.
 fn escape(path: &Path, special: &[u8]) -> Vec<u8> {
     let mut text = Vec::new();
     for &byte in path.as_os_str().as_bytes() {
@@ -214,11 +209,9 @@ fn mount_with_fuse_overlayfs(
     run_fuse_overlayfs(command.arg(mountpoint))
 }
 
-/// As [`mount_with_fuse_overlayfs`], in a user namespace.
-///
-/// The helper marks a new directory with an extended attribute. Without write permission a directory accepts
-/// it only with `CAP_DAC_OVERRIDE`, which the helper has there. It cannot use fusermount3 there, so this
-/// process mounts and the helper inherits the device.
+/// As [`mount_with_fuse_overlayfs`], in a user namespace. The helper marks a new directory with an extended
+/// attribute. Without write permission a directory accepts it only with `CAP_DAC_OVERRIDE`, which the helper
+/// has there. It cannot use fusermount3 there, so this process mounts and the helper inherits the device.
 fn mount_in_user_namespace(
     helper: &Path,
     layers: &[u8],
@@ -287,16 +280,13 @@ fn may_mount() -> bool {
     capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_ADMIN))
 }
 
-/// Whether the mount at `mountpoint` is an overlay of tarfs.
-///
-/// Its lower layer shows it, because only tarfs creates directories of that name.
+/// Whether the mount at `mountpoint` is a tarfs overlay. Only tarfs names a lower directory that way.
 pub(super) fn is_tarfs_overlay(mountpoint: &Path) -> io::Result<bool> {
     Ok(lower_dir_of(mountpoint)?.is_some_and(|lower| is_tarfs_lower_dir(&lower)))
 }
 
-/// Unmounts the overlay at `path` of a dead tarfs process.
-///
-/// Its lower layer must be `lower`, which was a mount of that process alone.
+/// Unmounts the overlay at `path` of a dead tarfs process. Its lower layer must be `lower`, which was a mount
+/// of that process alone.
 pub fn unmount_dead_overlay(path: &Path, lower: &Path) {
     let Ok(mountpoint) = mountinfo::canonical_mountpoint(path) else {
         return;

@@ -16,7 +16,6 @@ use rustix::mount::UnmountFlags;
 
 use super::mountinfo;
 
-/// An archive's mount, pinned by open descriptors.
 #[derive(Debug)]
 pub(super) struct PinnedMount {
     entry: MountpointEntry,
@@ -26,7 +25,6 @@ pub(super) struct PinnedMount {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum UnmountMode {
-    /// Fail while the mount is in use.
     IfIdle,
     /// Unmount it while in use, and end its connection, so that no caller keeps waiting for a reply.
     Force,
@@ -35,9 +33,8 @@ pub(super) enum UnmountMode {
 }
 
 impl PinnedMount {
-    /// Pins the top mount at `mountpoint`, if it has the type `fs_type`.
-    ///
-    /// `mountpoint` is canonical. Sends no request to the mount itself, which may be dead or slow.
+    /// Pins the top mount at `mountpoint`, if it has the type `fs_type`. `mountpoint` is canonical. Sends no
+    /// request to the mount itself, which may be dead or slow.
     pub(super) fn open(mountpoint: &Path, fs_type: &str) -> io::Result<Option<Self>> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let parent = mountpoint.parent().unwrap_or(mountpoint);
@@ -82,7 +79,6 @@ pub(super) fn is_dead(mount: impl AsFd) -> bool {
 pub(super) struct MountpointEntry {
     /// The parent directory. A mountpoint itself cannot be renamed or removed.
     parent: OwnedFd,
-    /// The name of the mountpoint in its [directory](Self::parent_path).
     pub(super) name: OsString,
 }
 

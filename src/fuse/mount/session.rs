@@ -28,10 +28,8 @@ use crate::fuse::passthrough::OpenFiles;
 use crate::fuse::push::KernelCache;
 use crate::fuse::recent_errors::{RecentError, RecentErrors};
 
-/// Number of threads that take requests.
-///
-/// They only look up and copy, so two keep up with the kernel. Four doubled the CPU time for no gain. A
-/// descriptor for each (`clone_fd`) made no difference.
+/// Number of threads that take requests. They only look up and copy, so two keep up with the kernel. Four
+/// doubled the CPU time for no gain. A descriptor for each (`clone_fd`) made no difference.
 const REQUEST_THREADS: usize = 2;
 
 /// Timeout of a new mount's first stat(2), which waits for nothing but threads.
@@ -43,9 +41,7 @@ const SESSION_END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout for a connection to end after the unmount. An overlay may hold it for a moment longer.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum number of retries while a mount is busy.
-///
-/// A process that executes another program holds its threads' open files for a moment.
+/// Maximum number of retries while busy. A process that executes another holds open files for a moment.
 const MAX_UNMOUNT_TRIES: u32 = 20;
 const UNMOUNT_RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
@@ -118,10 +114,9 @@ impl Mount {
         (!is_empty).then(|| "what is in that directory".to_owned())
     }
 
-    /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers.
-    ///
-    /// mount(8) lists `source` unless `options` name another. Calls `on_mounted` with the target and the FUSE
-    /// device before the first reply. Any last unmount calls `on_end`.
+    /// Mounts `filesystem` on the directory `mountpoint`, and returns when the mount answers. mount(8) lists
+    /// `source` unless `options` name another. Calls `on_mounted` with the target and the FUSE device before
+    /// the first reply. Any last unmount calls `on_end`.
     ///
     /// # Errors
     /// When it cannot be mounted; then nothing is mounted.
@@ -228,7 +223,6 @@ impl Mount {
         Self::serve(filesystem, target, mount.root, session, on_end)
     }
 
-    /// Serves `filesystem` at `target`, with the open root `root` if there is one.
     fn serve(
         filesystem: TarFilesystem,
         target: &MountTarget,
@@ -305,10 +299,8 @@ impl Mount {
         overlay::check_available()
     }
 
-    /// Mounts a writable overlay on `mountpoint`, and detaches the mount below.
-    ///
-    /// From now on `self` is the overlay. Changes are written to `upper`. Calls `on_overlaid` with the new
-    /// target before the detach.
+    /// Mounts a writable overlay on `mountpoint`, and detaches the mount below. From now on `self` is the
+    /// overlay. Changes are written to `upper`. Calls `on_overlaid` with the new target before the detach.
     ///
     /// # Errors
     /// When the overlay cannot be mounted; the mount is then unchanged.
@@ -393,9 +385,7 @@ impl Mount {
         false
     }
 
-    /// Waits for the mount's first answer, and returns the device number in it.
-    ///
-    /// A separate thread asks, because a mount that does not answer would block its owner.
+    /// Waits until the mount answers, and returns its device number. A thread asks, because it could block.
     fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
@@ -456,9 +446,8 @@ pub fn is_mounted(device: (u32, u32)) -> bool {
     mountinfo::count_mounts(device).is_ok_and(|count| count > 0)
 }
 
-/// Unmounts `copy`, another mount of a served file system, such as a bind mount.
-///
-/// `force` only detaches it, because ending the connection would end all mounts of the file system.
+/// Unmounts `copy`, another mount of a served file system, such as a bind mount. `force` only detaches it,
+/// because ending the connection would end all mounts of the file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -475,9 +464,7 @@ pub fn unmount_bind_mount(
 }
 
 /// Unmounts the archive at `mountpoint` (see [`canonical_mountpoint`](super::canonical_mountpoint)), mounted
-/// by any process.
-///
-/// Never unmounts anything but an archive. With `device`, unmounts only that file system.
+/// by any process. Never unmounts anything but an archive. With `device`, unmounts only that file system.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -494,9 +481,8 @@ pub fn unmount(
     unmount_at(fs_type, mountpoint, device, force.mode())
 }
 
-/// Unmounts the dead mount at `target` and its bind mounts, even while they are in use.
-///
-/// `device` is the connection's FUSE device. While it is open, its number is unique.
+/// Unmounts the dead mount at `target` and its bind mounts, even while they are in use. `device` is the
+/// connection's FUSE device. While it is open, its number is unique.
 ///
 /// # Errors
 /// As [`Mount::unmount`].
@@ -519,9 +505,8 @@ pub fn is_still_mounted(target: &MountTarget, device: BorrowedFd<'_>) -> bool {
     syscalls::is_connected(device) && target.is_mounted()
 }
 
-/// Unmounts the mount of type `fs_type` at `mountpoint`. With `device`, only that file system.
-///
-/// Retries for a moment, because dentry priming keeps the mount busy while it lists names.
+/// Unmounts the mount of type `fs_type` at `mountpoint`. With `device`, only that file system. Retries for a
+/// moment, because dentry priming keeps the mount busy while it lists names.
 fn unmount_at(
     fs_type: &str,
     mountpoint: &Path,
@@ -559,9 +544,7 @@ fn unmount_then_force(unmount: impl Fn(Force) -> Result<(), UnmountError>) {
     }
 }
 
-/// Aborts the connection of a mount that was only detached.
-///
-/// Root's umount(2) has done so already. Other users need the FUSE control file system to be mounted.
+/// Aborts the connection of a detached mount, as root's umount(2) does. Needs the FUSE control file system.
 fn abort_connection(device: u64) {
     let abort = format!("/sys/fs/fuse/connections/{}/abort", minor(device));
     if let Err(error) = fs::write(&abort, "1") {
@@ -575,14 +558,10 @@ fn config() -> Config {
     config
 }
 
-/// Makes the library answer every user whom the kernel lets pass.
-///
-/// Requests of a mount that can be idmapped carry no user (Linux 6.12), so the library cannot check.
+/// Answers every user. Requests of a mount that can be idmapped carry none to check (Linux 6.12).
 const SESSION_ACL: SessionACL = SessionACL::All;
 
-/// Raises the kernel's read-ahead through sysfs, because FUSE has no option for it.
-///
-/// Only root may. Otherwise reads are correct but smaller.
+/// Raises the kernel's read-ahead through sysfs. Only root may. Otherwise reads are correct but smaller.
 fn set_read_ahead(device: u64) {
     let file = format!(
         "/sys/class/bdi/{}:{}/read_ahead_kb",

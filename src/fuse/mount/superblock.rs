@@ -1,7 +1,6 @@
-//! Detects the end of a file system, which is the end of its last mount and last user.
-//!
-//! A detached mount lives while a process has a file or directory of it open. inotify(7) reports its end
-//! (`IN_UNMOUNT`) without keeping it alive.
+//! Detects the end of a file system, which is the end of its last mount and last user. A detached mount lives
+//! while a process has a file or directory of it open. inotify(7) reports its end (`IN_UNMOUNT`) without
+//! keeping it alive.
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -34,14 +34,10 @@ const FUSE_MAJOR: u32 = 10;
 const FUSE_MINOR: u32 = 229;
 /// Environment variable with the socket on which the helper sends the device.
 const FUSERMOUNT_SOCKET_ENV: &str = "_FUSE_COMMFD";
-/// Subtype, which mount(8) shows after `fuse.`.
 const SUBTYPE: &str = "tarfs";
-/// The type of our mounts in the kernel's table of mounts.
 pub(super) const TARFS_FS_TYPE: &str = "fuse.tarfs";
 
-/// An open directory to mount on.
-///
-/// The path is resolved once, so another user cannot redirect the mount by a rename or a link.
+/// An open directory to mount on. Another user cannot redirect the mount by a rename or a link.
 #[derive(Debug)]
 pub(super) struct Mountpoint(pub(super) OwnedFd);
 
@@ -52,7 +48,6 @@ impl Mountpoint {
     }
 }
 
-/// Opens the directory at `path`, whose files the mount hides.
 pub(super) fn open_mountpoint(path: &Path) -> Result<Mountpoint, MountError> {
     let at = |errno: Errno| MountError::at(path, errno.into());
     unmount_dead(path);
@@ -125,9 +120,7 @@ pub(super) fn device_number(root: &OwnedFd) -> Result<(u32, u32), MountError> {
     Ok((found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// Creates a detached mount, and returns its FUSE device and root.
-///
-/// Needs Linux 5.2, and a `source` of at most 255 bytes.
+/// Creates a detached mount: its FUSE device and root. Needs Linux 5.2, and at most 255 bytes of `source`.
 pub(super) fn create_detached(
     source: &str,
     options: &MountOptions,
@@ -153,7 +146,6 @@ pub(super) fn create_detached(
     Ok((device.into(), root))
 }
 
-/// As [`mount_flags`], for fsmount(2).
 fn mount_attrs(options: &MountOptions) -> MountAttrFlags {
     let mut attributes = MountAttrFlags::MOUNT_ATTR_RDONLY;
     attributes.set(MountAttrFlags::MOUNT_ATTR_NOSUID, !options.suid);
@@ -175,7 +167,6 @@ fn mount_by_fsmount(
     Ok(NewMount { device, root })
 }
 
-/// Mounts on `mountpoint`, by the new mount calls or by mount(2).
 pub(super) fn mount(
     mountpoint: &Mountpoint,
     source: &str,
@@ -250,7 +241,6 @@ pub(super) fn mount_flags(options: &MountOptions) -> MountFlags {
     flags
 }
 
-/// Mounts with the helper, which sends the device over a socket that it inherits.
 pub(super) fn mount_with_fusermount(
     mountpoint: &Path,
     options: &str,
@@ -341,10 +331,8 @@ pub(super) fn is_connected(device: impl AsFd) -> bool {
     }
 }
 
-/// Whether the mount with the root `mount` belongs to `connection`, if both have the same device number.
-///
-/// The number is unique while the connection is alive. A dead mount of that number may be unmounted, even if
-/// it belongs to another connection.
+/// Whether `mount` belongs to `connection`, if both have the same device number. The number is unique while
+/// the connection is alive. A dead mount of that number may be unmounted, even if it is another connection's.
 pub(super) fn is_mount_of_connection(connection: impl AsFd, mount: impl AsFd) -> bool {
     is_connected(connection) || is_dead(mount)
 }
@@ -365,7 +353,6 @@ pub(super) fn unmount(
     unmount_if(fs_type, mountpoint, device, mode, |_| true)
 }
 
-/// As [`unmount`], if `is_target` accepts the mount.
 pub(super) fn unmount_if(
     fs_type: &str,
     mountpoint: &Path,

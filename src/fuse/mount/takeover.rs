@@ -44,7 +44,6 @@ pub fn supports_takeover(capabilities: u64) -> bool {
     InitFlags::from_bits_retain(capabilities).contains(InitFlags::FUSE_HAS_RESEND)
 }
 
-/// Creates a session that serves `filesystem` on the connection of a dead process.
 pub(super) fn take_over_session(
     filesystem: TarFilesystem,
     inherited: &InheritedSession,
@@ -96,7 +95,6 @@ fn replace_descriptor(session: &Session<TarFilesystem>, device: impl AsFd) -> io
     Ok(())
 }
 
-/// Makes the kernel queue unanswered requests again.
 fn resend_requests(device: impl AsFd) -> io::Result<()> {
     let header = [
         16_u32.to_ne_bytes(),

@@ -31,7 +31,6 @@ impl MountTarget {
     }
 
     /// Finds the mount's place now, because a directory above it may have been renamed. `None` when detached.
-    ///
     /// Its device number identifies it while a process holds its connection.
     ///
     /// # Errors
@@ -45,9 +44,7 @@ impl MountTarget {
         Ok(mountinfo::find(&table, self.device, fs_type, mountpoint))
     }
 
-    /// Unmounts the top file system.
-    ///
-    /// With `connection`, only that connection's mount, because the kernel reuses device numbers.
+    /// Unmounts the top file system. With `connection` only its mount, because device numbers are reused.
     pub(super) fn unmount(
         &self,
         mode: UnmountMode,
@@ -82,7 +79,6 @@ impl MountTarget {
         overlay.unwrap_or(syscalls::TARFS_FS_TYPE)
     }
 
-    /// Device number of the mount itself, without any overlay.
     pub(super) fn lower_device(&self) -> (u32, u32) {
         self.overlay.map_or(self.device, |(_, device)| device)
     }

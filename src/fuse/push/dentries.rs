@@ -1,6 +1,5 @@
-//! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names.
-//!
-//! One READDIRPLUS request returns some hundred names, and saves a lookup for each. The daemon can then push
+//! Dentry priming: makes the kernel list a directory of this mount before a caller asks for names. One
+//! READDIRPLUS request returns some hundred names, and saves a lookup for each. The daemon can then push
 //! their files into the page cache.
 
 use std::io;
@@ -23,9 +22,8 @@ const READDIR_BUFFER_BYTES: usize = 64 << 10;
 /// Minimum number of following names that justifies the four requests of a priming pass.
 const MIN_NAMES_TO_PRIME: u32 = 4;
 
-/// Makes the kernel list `directory` from child `number` on, unless too few names follow.
-///
-/// `device` is the mount's. After an error the kernel looks up each name. Only root may clone a mount.
+/// Makes the kernel list `directory` from child `number` on, unless too few names follow. `device` is the
+/// mount's. After an error the kernel looks up each name. Only root may clone a mount.
 pub(super) fn prime_dentries(
     (mountpoint, device): (&Path, u64),
     subtree: Subtree,
@@ -66,7 +64,6 @@ pub(super) fn clone_mount(mountpoint: &Path, device: u64) -> io::Result<OwnedFd>
     Ok(root)
 }
 
-/// The path of `directory` below the mount's root; `None` if it is outside.
 fn path_in_mount(subtree: Subtree, index: &Index, directory: Ino) -> Option<Vec<u8>> {
     if directory == subtree.root {
         return Some(b".".to_vec());

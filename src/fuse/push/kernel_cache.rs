@@ -38,7 +38,6 @@ const DENTRY_LOOKAHEAD: usize = 16;
 /// Maximum number of queued invalidations. Beyond it, old attributes stay until their TTL ends.
 const MAX_PENDING_INVALIDATIONS: usize = 1024;
 
-/// The daemon's view of the kernel's caches.
 #[derive(Debug)]
 pub(in crate::fuse) struct KernelCache {
     subtree: Subtree,
@@ -90,10 +89,9 @@ impl KernelCache {
         *self.invalidations.lock() = None;
     }
 
-    /// Starts the thread that invalidates attributes of `content` in the kernel.
-    ///
-    /// A separate thread, so that the scan never waits for the kernel. It ends after
-    /// [`detach`](Self::detach). Returns `None` for a complete index, because nothing will change.
+    /// Starts the thread that invalidates attributes of `content` in the kernel. A separate thread, so that
+    /// the scan never waits for the kernel. It ends after [`detach`](Self::detach). Returns `None` for a
+    /// complete index, because nothing will change.
     pub(in crate::fuse) fn start_invalidator(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
@@ -151,9 +149,8 @@ impl KernelCache {
         self.known_dentries.insert(ino);
     }
 
-    /// Records that the kernel has dropped `ino`, or a part of its references.
-    ///
-    /// It is not pushed or invalidated until the kernel asks for it again.
+    /// Records that the kernel has dropped `ino`, or a part of its references. It is not pushed or
+    /// invalidated until the kernel asks for it again.
     pub(in crate::fuse) fn forget_inode(&self, ino: Ino) {
         self.known_inodes.remove(ino);
         self.known_dentries.remove(ino);
@@ -174,7 +171,6 @@ impl KernelCache {
         }
     }
 
-    /// Calls `prime` with the mount's path and device number, unless disabled.
     fn try_prime(&self, prime: impl FnOnce((&Path, u64)) -> io::Result<()>) {
         if self.is_priming_disabled.load(Ordering::Relaxed) {
             return;

@@ -36,7 +36,6 @@ pub(in crate::fuse) struct PrimingDir {
     pass: Mutex<PrimingPass>,
 }
 
-/// The directory of one pass: its name and its files.
 #[derive(Debug, Default)]
 struct PrimingPass {
     generation: u64,
@@ -48,10 +47,9 @@ struct PrimingPass {
 }
 
 impl PrimingDir {
-    /// Makes the inodes `files` known to the kernel.
-    ///
-    /// `device` is the mount's device number. The caller must hold no lock that a reply needs, and only one
-    /// thread may call at a time. After an error the kernel looks up each file. Only root may clone a mount.
+    /// Makes the inodes `files` known to the kernel. `device` is the mount's device number. The caller must
+    /// hold no lock that a reply needs, and only one thread may call at a time. After an error the kernel
+    /// looks up each file. Only root may clone a mount.
     pub(in crate::fuse) fn prime(
         &self,
         (mountpoint, device): (&Path, u64),
@@ -156,7 +154,6 @@ fn inode(generation: u64) -> INodeNo {
     INodeNo(FIRST_PRIMING_INODE.saturating_add(generation))
 }
 
-/// The attributes of a directory that only root can enter.
 fn directory_attr(inode: INodeNo) -> FileAttr {
     FileAttr {
         ino: inode,

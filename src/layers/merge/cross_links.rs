@@ -14,10 +14,8 @@ use crate::index::{
     UnresolvedLink, WhiteoutFormat,
 };
 
-/// Maximum work that the targets of all hard links of a merge share, which takes a few seconds.
-///
-/// A step to a name costs 1, and 1 more for each layer searched. An image of 100 layers with such links in 50
-/// directories of each layer needs about a tenth.
+/// Maximum work that all hard links of a merge share, which takes a few seconds. A step to a name costs 1,
+/// and 1 more for each layer searched. 100 layers with links in 50 directories each need a tenth.
 pub(super) const MAX_SHARED_WORK: u64 = 10_000_000;
 
 /// Work of each link before it uses the shared work, so that a target in a cached directory is found.
@@ -34,7 +32,6 @@ pub(super) const TOO_MUCH_WORK: &str = "the target of the hard link is not looke
 /// Bytes of an entry in a table of names or paths, besides its text.
 const TABLE_ENTRY_BYTES: usize = 192;
 
-/// The problem `what` of the entry `name` in `directory`.
 pub(super) fn problem_at(directory: ArchivePath, name: &[u8], what: &str) -> Problem {
     let mut path = directory;
     path.push(name);
@@ -148,8 +145,7 @@ fn find_links<'a>(
     Ok(())
 }
 
-/// Finds the targets of `links` of layer `number`, sorted by directory and name. Searches the layers below
-/// first, and then the final tree of the layer itself.
+/// Finds the targets of sorted `links`. Searches below layer `number` first, and then its own final tree.
 fn find_targets(
     layers: &Layers<'_>,
     number: u32,
@@ -269,7 +265,6 @@ impl<'r, 'a> Resolver<'r, 'a> {
         }
     }
 
-    /// The link called `name`, when the resolver is for one layer alone.
     fn own_link(&self, directory: u32, name: &[u8]) -> Option<Target> {
         let part = self.directories.get(directory as usize)?.parts.first()?;
         let links = self.own_links?;

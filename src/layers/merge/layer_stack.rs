@@ -27,7 +27,6 @@ pub(super) struct Layers<'a> {
     /// The first links without a target.
     pub(super) missing: Vec<(usize, Problem)>,
     pub(super) missing_count: u64,
-    /// The memory of the removals and links.
     pub(super) charge: Charge,
 }
 
@@ -44,7 +43,6 @@ pub(super) enum LayerAction {
     Link(LayerIno),
 }
 
-/// The parts of the root of `layers`.
 pub(super) fn roots(layers: Range<u32>) -> Parts {
     let ino = Ino::ROOT;
     layers.map(|layer| LayerIno { layer, ino }).collect()
@@ -151,7 +149,6 @@ impl<'a> Layers<'a> {
         named
     }
 
-    /// The actions of directories `parts` on all their names, sorted by name.
     pub(super) fn actions_by_name(&self, parts: &[LayerIno]) -> ActionsByName<'a, '_> {
         let mut actions = ActionsByName::default();
         for &part in parts {
@@ -235,7 +232,6 @@ fn rows_of<T>(rows: Option<&Vec<T>>, directory: Ino, ino: impl Fn(&T) -> Ino) ->
     rows.get(..end).unwrap_or_default()
 }
 
-/// Actions on names of one directory of a layer.
 type Actions<'a, 's> = Box<dyn Iterator<Item = (&'a [u8], LayerAction)> + 's>;
 
 /// Merges the actions of several directories, sorted by name, then in the order of application.

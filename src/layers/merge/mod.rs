@@ -82,7 +82,6 @@ struct Planner<'a, 'l> {
     plan: MergePlan<'a>,
     /// Parts of directories with unplanned names, from the bottom, with the directory's number in the plan.
     pending: Vec<(u32, LayerIno)>,
-    /// The memory of the plan and the pending directories.
     charge: Charge,
 }
 
