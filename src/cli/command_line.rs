@@ -64,9 +64,7 @@ pub(crate) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Verb, c
         .map_err(|error| without_secret(error.format(&mut command)))
 }
 
-/// Removes the value of --header from the error.
-///
-/// It may be secret, and the output may be a log.
+/// Removes the value of --header from the error, because it may be secret, and the output may be a log.
 pub(crate) fn without_secret(mut error: clap::Error) -> clap::Error {
     let argument = error.get(ContextKind::InvalidArg).map(ToString::to_string);
     if argument.is_some_and(|argument| argument.starts_with("--header")) {

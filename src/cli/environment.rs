@@ -57,7 +57,6 @@ pub(crate) const CACHE_DIR: &str = "TARFS_CACHE_DIR";
 /// Variable with the maximum size of the cache. Only clap reads it, as the default of a flag.
 pub(crate) const CACHE_SIZE: &str = "TARFS_CACHE_SIZE";
 
-/// Cache directory of the system's mounts.
 pub(crate) const SYSTEM_CACHE_DIR: &str = "/var/cache/tarfs";
 
 /// Variable with headers in the form of `--header`, one per line.
@@ -74,8 +73,7 @@ fn variable(name: &str) -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Prefix of variables that hold secret arguments, followed by the argument's number. Other users can read a
-/// process's arguments, but not its environment.
+/// Prefix of variables with secret arguments, then a number. Other users cannot read the environment.
 const ARGUMENT_PREFIX: &str = "TARFS_ARGUMENT_";
 
 /// Returns this process's arguments, with the secrets that [`pass_arguments`] hid.
@@ -117,8 +115,7 @@ pub(crate) fn role() -> Option<Role> {
         .find(|role| word == Path::new(role.name()))
 }
 
-/// Gives `command` the `argv[0]` of this process. At shutdown, systemd does not kill processes with `@` as
-/// its first character.
+/// Gives `command` our `argv[0]`, because systemd does not kill processes with `@` in front at shutdown.
 pub(crate) fn copy_argv0(command: &mut Command) -> &mut Command {
     match env::args_os().next() {
         Some(name) => command.arg0(name),
@@ -152,7 +149,6 @@ pub(crate) fn log_level() -> Option<Level> {
     variable(LOG_LEVEL)?.to_str()?.parse().ok()
 }
 
-/// Returns the directory of the sockets of this user's mounts.
 pub(crate) fn runtime_dir() -> PathBuf {
     runtime_dir_from(
         variable(RUNTIME_DIR)
@@ -170,8 +166,7 @@ fn is_owned_by_user(path: &Path) -> bool {
     })
 }
 
-/// Returns the socket directories of this user's mounts, and for root also of the system's mounts, which
-/// include those of mount(8).
+/// Returns the socket directories of this user's mounts, for root also of the system's and mount(8)'s.
 pub(crate) fn runtime_dirs() -> Vec<PathBuf> {
     let own = runtime_dir();
     let system = PathBuf::from(SYSTEM_RUNTIME_DIR);
@@ -225,7 +220,6 @@ pub(crate) fn cache_dir() -> anyhow::Result<PathBuf> {
     .context("no place for the cache: set --cache-dir, TARFS_CACHE_DIR, XDG_CACHE_HOME or HOME")
 }
 
-/// Returns the default directory for the cache of the system's mounts.
 pub(crate) fn system_cache_dir() -> PathBuf {
     variable(CACHE_DIR).unwrap_or_else(|| PathBuf::from(SYSTEM_CACHE_DIR))
 }

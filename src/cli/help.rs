@@ -47,7 +47,6 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
 ];
 
-/// A verb's part of the help.
 struct VerbHelp {
     verb: &'static str,
     /// Flags that `-h` shows; empty for all.
@@ -207,7 +206,6 @@ const VERBS: [VerbHelp; 10] = [
     },
 ];
 
-/// The verb's example command lines, each with its purpose.
 pub(crate) fn examples(verb: &str) -> &'static [(&'static str, &'static str)] {
     VERBS
         .iter()

@@ -23,10 +23,8 @@ use commands::{
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
 
-/// Runs the program with this process's command line and environment.
-///
-/// Exit codes: 0 for success, 2 for a failure, 64 for an invalid command line. When mount(8) started the
-/// program, the codes are those of mount(8).
+/// Runs the program with this process's command line and environment. Exit codes: 0 for success, 2 for a
+/// failure, 64 for an invalid command line. As a helper of mount(8), the codes are those of mount(8).
 pub(crate) fn run() -> ExitCode {
     panic_hook::install();
     let completion = CompleteEnv::with_factory(command_line::command).var(environment::COMPLETE);

@@ -153,7 +153,6 @@ fn is_verb(word: &OsStr) -> bool {
         })
 }
 
-/// Mounts as mount(8) asks with `words`.
 pub(crate) fn run(words: &[OsString]) -> ExitCode {
     let call = match HelperArgs::try_parse_from(words) {
         Ok(call) => call,
@@ -324,7 +323,6 @@ fn translate(call: &HelperArgs, mount: &Command) -> Result<MountArguments, Trans
     })
 }
 
-/// The flag for the option `name`, as a word of a command line.
 fn flag_word(
     name: &str,
     flag: &str,
@@ -354,8 +352,7 @@ fn find_flag(mount: &Command, name: &str) -> Option<(String, bool)> {
     (!FLAGS_WITHOUT_OPTION.contains(&name.as_str())).then_some((name, takes_value))
 }
 
-/// Splits options at commas, then unescapes and unquotes them, because mount(8) passes backslashes and quotes
-/// on. A comma after a backslash or within quotes does not separate.
+/// Splits options at commas that no backslash or quote protects. Removes both, which mount(8) passes on.
 fn split_options(options: &str) -> Vec<String> {
     let mut found = vec![String::new()];
     let mut is_quoted = false;

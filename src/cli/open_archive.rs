@@ -36,8 +36,7 @@ pub(crate) fn start_network_runtime() -> anyhow::Result<Runtime> {
         .context("cannot start the network's threads")
 }
 
-/// Returns the settings with which a verb opens SOURCE, including the contents of files of headers and
-/// certificates.
+/// Returns the settings with which a verb opens SOURCE. Reads the files of headers and certificates.
 pub(crate) fn open_context(
     args: &SourceArgs,
     layers: &LayerArgs,
@@ -166,8 +165,7 @@ pub(crate) fn open_image(
     Ok(context.open_image(&args.source)?)
 }
 
-/// Opens and fully indexes SOURCE and its layers, for a verb that needs only the tree. Refuses standard
-/// input, because it can be read only once.
+/// Opens and fully indexes SOURCE and its layers. Refuses standard input, because it can be read only once.
 pub(crate) fn open_tree(
     args: &SourceArgs,
     layers: &LayerArgs,

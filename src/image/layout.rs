@@ -16,10 +16,8 @@ use crate::source::{self, Source, SourceDirectory};
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
 
-/// Container of an image's files.
 #[derive(Debug)]
 pub(crate) enum Layout {
-    /// A directory.
     Directory(SourceDirectory),
     /// An archive, read without unpacking.
     Archive(Arc<Archive>),
@@ -42,7 +40,6 @@ impl Layout {
         }
     }
 
-    /// Opens the regular file at `path`.
     pub(super) fn file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
         let file = match self {
             Self::Directory(folder) => folder.open_file(path),

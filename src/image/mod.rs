@@ -39,9 +39,8 @@ pub use manifest::{
     DescriptorKind, DockerImage, Manifest, parse_docker_manifest, parse_index, parse_manifest,
 };
 
-/// Opens the image `name` in `layout`, for `platform` or else for this machine.
-///
-/// Without a name, there must be one image only. Only for threads outside the runtime.
+/// Opens the image `name` in `layout`, for `platform` or else for this machine. Without a name, there must be
+/// one image only. Only for threads outside the runtime.
 ///
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.

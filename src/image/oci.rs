@@ -189,9 +189,7 @@ impl Search<'_> {
     }
 }
 
-/// The one of `found` for the wanted platform, or for this machine. If none is, the one without a platform.
-///
-/// Without `wanted`, the only one of `found` is taken, whatever its platform is.
+/// The one of `found` for `wanted` or this machine, or without a platform; without `wanted`, the only one.
 fn choose_for_platform(found: &[Candidate], wanted: Option<&Platform>) -> Result<Candidate, Cause> {
     let host = Platform::host();
     let platform = wanted.unwrap_or(&host);

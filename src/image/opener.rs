@@ -78,7 +78,6 @@ pub(super) struct Digests {
     pub(super) plain: Option<Sha256>,
 }
 
-/// A request to open an image in a layout.
 pub(super) struct ImageOpener<'a> {
     pub(super) layout: &'a Layout,
     pub(super) network: &'a Handle,

@@ -228,8 +228,7 @@ fn annotations(config: &Config) -> BTreeMap<String, String> {
     metadata.chain(labels).collect()
 }
 
-/// Directory of volume `number` of [`BundleOptions::volumes`], relative to the bundle. It is outside of the
-/// tree, because a container could replace a directory there by a link.
+/// Path in the bundle of volume `number`, outside of the tree, where a container could make it a link.
 pub fn volume_directory(number: usize) -> String {
     format!("{VOLUMES_DIR}/{number}")
 }

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 
 use super::error::Cause;
 
-/// The default profile of a bundle.
 const DEFAULT_PROFILE: &str = include_str!("seccomp.json");
 
 /// Keys that runtimes do not know.
@@ -84,8 +83,7 @@ impl SeccompProfile {
         Ok(profile)
     }
 
-    /// The filter for a container, in the format of the runtime specification. `architecture` is in Go's
-    /// words.
+    /// The filter for a container in the runtime specification's format. `architecture` is in Go's words.
     pub(super) fn filter(&self, architecture: &str, capabilities: &[String]) -> Value {
         let rules = self.syscalls.iter().flatten();
         let rules = rules.filter(|rule| rule.applies(architecture, capabilities));

@@ -241,7 +241,6 @@ pub(super) fn errno_of(error: &io::Error) -> Errno {
 }
 
 pub(super) trait WithAction<T> {
-    /// `action` is an infinitive: `create the file`.
     fn with_action(self, action: &'static str) -> Result<T, StepError>;
 }
 

@@ -167,9 +167,8 @@ impl LayerState {
         Ok(directory)
     }
 
-    /// Builds the merged tree and removes unplaced files that are not in it.
-    ///
-    /// The caller has waited for all files, and calls [`finish_root`] afterwards.
+    /// Builds the merged tree and removes unplaced files that are not in it. The caller has waited for all
+    /// files, and calls [`finish_root`] afterwards.
     pub(super) fn place_all(mut self, tree: &mut TreeWriter) -> Option<MergedIndex> {
         // The current layer, if it ended with an error.
         self.end_layer();
@@ -249,9 +248,7 @@ fn report_left_out(index: &Index, tree: &TreeWriter) {
     problems.add_count(index.problem_count().saturating_sub(reported));
 }
 
-/// Name for the directory of unplaced files that no entry in the tree's root has.
-///
-/// This is `name`, or a new name, to which an existing directory is renamed.
+/// Unused name in the tree's root for unplaced files. An existing directory `name` is renamed to a new one.
 fn find_unused_name(index: &Index, name: Vec<u8>, is_there: bool, tree: &TreeWriter) -> Vec<u8> {
     let is_taken = |name: &[u8]| index.lookup(Ino::ROOT, name).is_some();
     if !is_taken(&name) {
@@ -323,7 +320,6 @@ impl Ancestor {
     }
 }
 
-/// State of moving entries to their places in the tree.
 struct TreePlacement<'a> {
     tree: &'a mut TreeWriter,
     merged: &'a MergedIndex,

@@ -66,9 +66,8 @@ impl Selection {
         path.strip_components(self.strip_components)
     }
 
-    /// Output path of a selected member; `None` if it is not selected or no component remains.
-    ///
-    /// A file whose name ends in a slash becomes a directory. A name with `..` is added to `problems`.
+    /// Output path of a selected member; `None` if it is not selected or no component remains. A file whose
+    /// name ends in a slash becomes a directory. A name with `..` is added to `problems`.
     pub(super) fn select_member(
         &mut self,
         member: &mut Member,
@@ -91,7 +90,6 @@ impl Selection {
         })
     }
 
-    /// For each path, whether it was found.
     pub(super) fn found_flags(&self) -> Vec<u8> {
         let found = self.paths.iter().map(|selected| selected.found.into());
         found.collect()

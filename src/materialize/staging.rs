@@ -252,8 +252,7 @@ impl Staging {
             return renameat(parent, temporary, parent, name);
         }
         match renameat_with(parent, temporary, parent, name, RenameFlags::NOREPLACE) {
-            // Some file systems, such as NFS, lack `RENAME_NOREPLACE`. An empty directory that another
-            // process makes between the two calls is replaced.
+            // NFS and others lack `RENAME_NOREPLACE`. An empty directory made meanwhile is replaced there.
             Err(Errno::INVAL | Errno::NOSYS) => {
                 match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
                     Ok(_) => Err(Errno::EXIST),

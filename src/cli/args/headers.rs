@@ -20,9 +20,7 @@ const MAX_HEADERS_BYTES: u64 = 1 << 20;
 /// The value of one `--header`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum HeaderArg {
-    /// A header.
     Inline(Header),
-    /// A file with headers.
     File(PathBuf),
 }
 
@@ -41,7 +39,6 @@ impl FromStr for HeaderArg {
 /// A `NAME: VALUE` pair.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The part before the colon.
     pub name: String,
     /// The part after it, without surrounding spaces.
     pub value: String,
@@ -73,9 +70,7 @@ impl fmt::Debug for Header {
     }
 }
 
-/// Name of the flag for headers.
 const HEADER_FLAG: &str = "--header";
-/// Replacement for a secret.
 const REDACTED: &str = "…";
 
 /// Returns `words` without the values of headers and without secrets in URLs.
@@ -97,9 +92,7 @@ pub(crate) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
     words.iter().map(show).collect()
 }
 
-/// Loads all headers in the order of `args`, then those of the environment.
-///
-/// The headers of a file take its place.
+/// Loads all headers in the order of `args`, those of a file in its place, then those of the environment.
 ///
 /// # Errors
 /// A file cannot be read, or a line is not a header.

@@ -46,12 +46,10 @@ impl FromStr for Size {
     }
 }
 
-/// Parses --memory.
 pub(super) fn parse_memory(text: &str) -> Result<Size, String> {
     parse_size_at_least(MIN_MEMORY, text)
 }
 
-/// Parses --chunk-size.
 pub(super) fn parse_chunk_size(text: &str) -> Result<Size, String> {
     parse_size_at_least(MIN_CHUNK_LEN, text)
 }

@@ -31,7 +31,6 @@ pub(crate) struct XattrArgs {
 }
 
 impl XattrArgs {
-    /// Returns the selection of the flags.
     pub(crate) fn filter(&self) -> XattrFilter {
         let globs = |patterns: &[OsString]| {
             let patterns = patterns.iter();

@@ -84,7 +84,6 @@ pub(crate) struct BundleArgs {
     quiet: bool,
 }
 
-/// Filter of system calls.
 #[derive(Clone, Debug)]
 enum Seccomp {
     None,
@@ -99,7 +98,6 @@ fn parse_seccomp(option: &str) -> Result<Seccomp, String> {
     }
 }
 
-/// Name for all capabilities together.
 const ALL_CAPABILITIES: &str = "ALL";
 
 /// Returns a capability's name for runtimes, or [`ALL_CAPABILITIES`].
@@ -270,9 +268,7 @@ fn ensure_no_bundle(directory: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the bundle's directory for this user alone.
-///
-/// Otherwise local users could run the image's set-user-ID programs on the host.
+/// Creates the directory for this user alone, because others could run the image's set-user-ID programs.
 fn make_directory(directory: &Path) -> io::Result<()> {
     if let Some(parent) = directory.parent() {
         fs::create_dir_all(parent)?;
@@ -295,10 +291,8 @@ fn make_directory(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A bundle under construction, with random names beside the final ones.
-///
-/// A killed process leaves parts that do not disturb later runs. Parts without their final name are removed
-/// when this is dropped.
+/// A bundle under construction, with random names beside the final ones. A killed process leaves parts that
+/// do not disturb later runs. Parts without their final name are removed when this is dropped.
 struct BundleInProgress {
     directory: PathBuf,
     rootfs: PathBuf,
@@ -319,17 +313,13 @@ impl BundleInProgress {
         }
     }
 
-    /// Creates the directory of the new tree, with the default mode of a container's root.
-    ///
-    /// The image may change the mode.
+    /// Creates the new tree with the default mode of a container's root, which the image may change.
     fn make_rootfs(&self) -> io::Result<()> {
         fs::create_dir(&self.rootfs)?;
         fs::set_permissions(&self.rootfs, Permissions::from_mode(0o755))
     }
 
-    /// Moves the directories of `volumes` out of the tree, each to [`image::volume_directory`].
-    ///
-    /// Creates those that are missing from the tree.
+    /// Moves `volumes` out of the tree, each to [`image::volume_directory`]. Creates the missing ones.
     fn move_volumes(&self, volumes: &[String]) -> io::Result<()> {
         if volumes.is_empty() {
             return Ok(());
@@ -358,9 +348,8 @@ impl BundleInProgress {
         file.write_all(text.as_bytes())
     }
 
-    /// Gives the parts their final names, the configuration last, so that it marks a complete bundle.
-    ///
-    /// With `force`, they replace an existing bundle, which is restored on failure.
+    /// Gives the parts their final names, the configuration last, so that it marks a complete bundle. With
+    /// `force`, they replace an existing bundle, which is restored on failure.
     fn commit(&self, force: bool) -> io::Result<()> {
         let config = self.directory.join(CONFIG);
         let old_config = self.config.with_added_extension("old");
@@ -374,8 +363,7 @@ impl BundleInProgress {
         if has_old {
             fs::remove_file(&old_config)?;
         }
-        // After an exchange, these names hold the old trees. The bundle is complete even if they cannot be
-        // removed, for example because of a mount inside. `remove` reports that at the end.
+        // After an exchange, these names hold old trees. If they cannot be removed, `remove` reports that.
         drop(self.remove_tree(&self.volumes));
         drop(self.remove_tree(&self.rootfs));
         Ok(())
@@ -419,7 +407,6 @@ impl BundleInProgress {
         tarfs::materialize::remove_tree(&directory, name)
     }
 
-    /// Removes the parts that still have temporary names.
     fn remove(&self) {
         drop(fs::remove_file(&self.config));
         for tree in [&self.rootfs, &self.volumes] {
@@ -447,14 +434,12 @@ fn without_flag_hints(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Renames `from` to `to`, if `from` exists.
 fn rename_if_exists(from: &Path, to: &Path) -> io::Result<()> {
     exists(fs::rename(from, to)).map(drop)
 }
 
-/// Moves the directory `from` to `to`, and leaves an empty one.
-///
-/// An ordinary user needs write permission for it and its parent, so both modes are changed and restored.
+/// Moves the directory `from` to `to`, and leaves an empty one. An ordinary user needs write permission for
+/// it and its parent, so both modes are changed and restored.
 fn move_directory(from: &Path, to: &Path) -> io::Result<()> {
     let parent = from.parent().unwrap_or(from);
     let parent_status = fs::symlink_metadata(parent)?;
@@ -493,7 +478,6 @@ fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the file exists to which `result` belongs.
 fn exists<T>(result: io::Result<T>) -> io::Result<bool> {
     match result {
         Ok(_) => Ok(true),
@@ -511,9 +495,7 @@ fn root_user() -> User {
     }
 }
 
-/// Returns the usable `volumes`, with links resolved in the tree at `rootfs`.
-///
-/// Prints which others are left out. Outer directories are before inner ones.
+/// Returns the usable `volumes`, resolved in `rootfs`, outer ones first. Prints which are left out.
 fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     let mut usable = BTreeSet::new();
     for volume in volumes {
@@ -535,10 +517,8 @@ fn usable_volumes(rootfs: &Path, volumes: &BTreeSet<String>) -> Vec<String> {
     usable.into_iter().collect()
 }
 
-/// Resolves the directory `volume` within the tree at `rootfs`.
-///
-/// Returns its path without links, or `None` if it cannot be a directory. A missing one is accepted, because
-/// runtimes create it.
+/// Resolves the directory `volume` within the tree at `rootfs`. Returns its path without links, or `None` if
+/// it cannot be a directory. A missing one is accepted, because runtimes create it.
 fn resolve_volume(rootfs: &Path, volume: &str) -> Option<String> {
     let mut resolved = PathBuf::new();
     // Reversed: the next component is the last element.

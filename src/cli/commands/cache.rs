@@ -70,7 +70,6 @@ struct ClearArgs {
     dry_run: bool,
 }
 
-/// Runs the subcommand.
 pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     match &args.verb {
         CacheVerb::List(args) => {
@@ -100,7 +99,6 @@ pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Removes `entries` of `all` and prints the result.
 fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
     if dry_run {
         let entries: Vec<_> = entries.iter().map(|&entry| entry.clone()).collect();
@@ -222,7 +220,6 @@ fn row(entry: &CacheEntry, now: SystemTime) -> [String; 5] {
     ]
 }
 
-/// JSON of a [`CacheEntry`].
 #[derive(Serialize)]
 struct JsonLine<'a> {
     kind: &'static str,

@@ -14,7 +14,6 @@ use tarfs::index::Ino;
 use tarfs::materialize::XattrFilter;
 use tarfs::materialize::{BackgroundCopy, CopyState, RunningCopy};
 
-/// The copy of one mount.
 #[derive(Debug)]
 pub(crate) struct MountCopy {
     background: Arc<BackgroundCopy>,
@@ -23,9 +22,7 @@ pub(crate) struct MountCopy {
 }
 
 impl MountCopy {
-    /// Opens `directory` for the copy of the mount on `mountpoint`.
-    ///
-    /// Copies the attributes that `xattrs` selects.
+    /// Opens `directory` for the copy of the mount on `mountpoint`. `xattrs` selects the attributes.
     pub(crate) fn open(
         directory: &Path,
         mountpoint: &Path,
@@ -46,14 +43,11 @@ impl MountCopy {
         })
     }
 
-    /// Returns the copied files as backing files for the mount.
     pub(crate) fn backing_files(&self) -> Arc<dyn BackingFiles> {
         Arc::new(CopyBackingFiles(Arc::clone(&self.background)))
     }
 
-    /// Starts to write the tree below `root`, once, if the index is complete.
-    ///
-    /// The copy stops when `self` is dropped.
+    /// Starts to write the tree below `root`, once, if the index is complete. Dropping `self` stops it.
     pub(crate) fn start(&self, opened: &OpenedArchive, root: Ino) -> anyhow::Result<()> {
         let Some(index) = opened.content.complete_index() else {
             return Ok(());
@@ -69,12 +63,10 @@ impl MountCopy {
         Ok(())
     }
 
-    /// Cancels the copy.
     pub(crate) fn stop(&self) {
         self.background.cancel();
     }
 
-    /// Returns the progress.
     pub(crate) fn progress(&self) -> CopyProgress {
         let progress = self.background.progress();
         CopyProgress {
@@ -96,7 +88,6 @@ impl MountCopy {
         }
     }
 
-    /// Returns notes about a degraded copy.
     pub(crate) fn notes(&self, mount: &Mount) -> Vec<String> {
         let copy = self.background.progress().note;
         let copy = copy.map(|note| format!("copy: {note}"));
@@ -119,7 +110,6 @@ fn resolve_destination(directory: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The copy as the source of backing files for the mount.
 #[derive(Debug)]
 struct CopyBackingFiles(Arc<BackgroundCopy>);
 

@@ -20,14 +20,13 @@ const COMPLETIONS: [(&str, &dyn EnvCompleter); 3] = [
     ("tarfs.fish", &Fish),
 ];
 
-/// Section EXIT STATUS of a man page.
+/// Sections EXIT STATUS, ENVIRONMENT and FILES of a man page.
 const EXIT_STATUS: [(&str, &str); 3] = [
     ("0", "success"),
     ("2", "a failure, or damaged members"),
     ("64", "an invalid command line"),
 ];
 
-/// Section ENVIRONMENT of a man page.
 const ENVIRONMENT: [(&str, &str); 7] = [
     (environment::CACHE_DIR, "default of --cache-dir"),
     (environment::CACHE_SIZE, "default of --cache-size"),
@@ -53,7 +52,6 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ),
 ];
 
-/// Section FILES of a man page.
 const FILES: [(&str, &str); 4] = [
     (
         "~/.cache/tarfs",
@@ -92,7 +90,6 @@ pub(crate) enum Artifact {
     Completions,
 }
 
-/// Writes the files that describe `command`, the program.
 pub(crate) fn run(args: &GenerateArgs, command: Command) -> anyhow::Result<ExitCode> {
     let directory = &args.directory;
     fs::create_dir_all(directory)
@@ -113,7 +110,6 @@ fn write_completions(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes a man page for the program and each of its verbs.
 fn write_manuals(command: Command, directory: &Path) -> io::Result<()> {
     let mut command = command.disable_help_subcommand(true);
     command.build();

@@ -26,14 +26,11 @@ pub(crate) struct ImageArgs {
     json: bool,
 }
 
-/// JSON about an image.
-///
-/// Programs read these names. New ones may be added, but none may change or disappear.
+/// JSON about an image. Programs read these names. New ones may be added, but none may change or disappear.
 #[derive(Serialize, Debug)]
 struct Report<'a> {
     /// Location without secrets.
     source: &'a str,
-    /// Names of the image at this location.
     names: &'a [String],
     /// Digest of the manifest, or of the configuration if there is no manifest.
     digest: String,
@@ -148,7 +145,6 @@ fn to_text(image: &Image) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Escapes control characters in `text`.
 fn escape_control_characters(text: &str) -> String {
     let letters = text.chars().map(|letter| match letter {
         letter if letter.is_control() => letter.escape_unicode().to_string(),

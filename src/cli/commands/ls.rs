@@ -62,7 +62,6 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
     list(args, &volume.index())
 }
 
-/// Lists the entries of `index` that `args` select.
 fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
     let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
     let from = index
@@ -117,7 +116,6 @@ impl Listing<'_> {
         list::walk(self.index, self.from, self.args.recursive)
     }
 
-    /// Returns the name to print for the entry at `path`.
     fn name<'p>(&self, path: &'p ArchivePath) -> &'p [u8] {
         if self.args.recursive {
             return path.as_bytes();

@@ -249,10 +249,8 @@ fn not_a_member_error(path: &Path, reason: &str) -> anyhow::Error {
 }
 
 impl MaterializeOptions {
-    /// Options that write all of an image to `directory`.
-    ///
-    /// The caller moves the tree to `destination`. Names of owners are ignored, because they belong to
-    /// another system. Modes are exact even for an ordinary user.
+    /// Options that write all of an image to `directory`, which the caller moves to `destination`. Names of
+    /// owners are ignored, because they belong to another system. Modes are exact even for an ordinary user.
     pub(crate) fn for_bundle(
         cache_dir: CacheDirArgs,
         directory: PathBuf,
@@ -275,12 +273,10 @@ impl MaterializeOptions {
         }
     }
 
-    /// Returns the directory to write to.
     fn directory(&self) -> &Path {
         self.directory.as_deref().unwrap_or(Path::new("."))
     }
 
-    /// Checks the flags and the destination.
     fn check_before_opening(&self, is_layered: bool) -> anyhow::Result<()> {
         if let Some(path) = self.possible_destination()
             && materialize::is_empty_directory(path)
@@ -299,7 +295,6 @@ impl MaterializeOptions {
         Ok(())
     }
 
-    /// Returns the settings with which SOURCE and its layers are opened.
     fn open_context(
         &self,
         source: &SourceArgs,
@@ -418,7 +413,6 @@ impl MaterializeOptions {
 
 /// One run, for any destination.
 struct Run<'a> {
-    /// Time at which writing began.
     start_time: Instant,
     source_args: &'a SourceArgs,
     args: &'a MaterializeOptions,
@@ -485,9 +479,7 @@ impl Run<'_> {
         }
     }
 
-    /// Writes everything to `sink` and prints the errors of the archives.
-    ///
-    /// Returns whether the archives had none, and the sink's result.
+    /// Writes everything to `sink`. Returns whether the archives had no errors, and the sink's result.
     fn write(
         &self,
         mut sink: Materializer,
@@ -726,9 +718,7 @@ impl Run<'_> {
     }
 }
 
-/// Prints why a scan of `source` ended early. Returns whether it was complete.
-///
-/// The sink reports its own errors.
+/// Prints why a scan of `source` ended early, unless the sink reports it. Returns whether it was complete.
 fn report_scan<E>(source: &Arc<dyn Source>, scanned: Result<scan::Summary, ScanError<E>>) -> bool {
     match scanned {
         Ok(summary) => summary.damages == 0,

@@ -42,18 +42,14 @@ use tarfs::internal::error_chain::error_chain;
 use tarfs::internal::thread::Thread;
 use tarfs::internal::trusted_dir::TrustedDir;
 
-/// Extra time for a reply beyond the source's timeout.
-///
-/// A read of the source that times out ends first, and its error says why.
+/// Extra time for a reply beyond the source's timeout, so that the source's error ends the read first.
 const REPLY_TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 
 /// Timeout for the mount's threads to exit after the unmount.
 const THREAD_EXIT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Mounts an archive.
-///
-/// In the process that the user started, returns when the mount is ready. In the background process, and
-/// with `--foreground`, returns after the unmount.
+/// Mounts an archive. In the process that the user started, returns when the mount is ready. In the
+/// background process, and with `--foreground`, returns after the unmount.
 pub(crate) fn run(args: &MountArgs) -> anyhow::Result<ExitCode> {
     if let Some(error) = args.find_conflict() {
         output::print_error(error);
@@ -129,9 +125,7 @@ enum ProcessMode {
 }
 
 impl ProcessMode {
-    /// Reports damage to the terminal, or that listings wait for the index.
-    ///
-    /// Returns whether damage was reported.
+    /// Reports damage to the terminal, or that listings wait for the index. Returns whether it was damage.
     fn report_to_terminal(&self, opened: &OpenedArchive) -> bool {
         match self {
             Self::Detached => return false,
@@ -177,13 +171,10 @@ impl ProcessMode {
     }
 }
 
-/// Timeout of the wait for the scan before the process leaves the terminal.
-///
-/// The wait lets the user see the damage of a small archive on the terminal.
+/// Timeout of the wait for the scan on the terminal, which lets the user see a small archive's damage.
 const SCAN_WAIT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// First part of [`SCAN_WAIT_TIMEOUT`]. After it, the process stops waiting if a large archive is less than
-/// a fifth scanned.
+/// Wait for the scan of a large archive, if less than a fifth is scanned by then.
 const SCAN_CHECK_DELAY: Duration = Duration::from_millis(50);
 
 /// Compressed size above which an archive is large for this purpose.
@@ -206,9 +197,7 @@ fn wait_for_scan(opened: &OpenedArchive) {
     }
 }
 
-/// Logs the scan's error, and how many members are damaged or missing from the tree.
-///
-/// Also names the first ones, unless a scan by this process has logged them.
+/// Logs the scan's error and the number of damaged members, and the first ones unless they are logged.
 fn report_scan_end(opened: &OpenedArchive) {
     if let Some(failure) = opened.status_source.index().failure {
         tracing::error!(
@@ -230,18 +219,14 @@ fn report_scan_end(opened: &OpenedArchive) {
     tracing::warn!("{count}; `tarfs status` names the first ones");
 }
 
-/// Sends a response to the client of a request.
 type ResponseFn = Box<dyn FnOnce(Response) + Send>;
 
 /// An event that the serving process handles.
 enum Event {
-    /// The user or the system asked the process to end.
     Signal,
     /// The scan ended, or there was none.
     ScanEnded,
-    /// Another process sent a request.
     Request(Request, ResponseFn),
-    /// The mount is gone.
     MountEnded,
 }
 
@@ -324,9 +309,7 @@ fn force_exit_after(timeout: Duration) {
     }
 }
 
-/// Opens the archive, and reports outages of its source to the supervisor.
-///
-/// Only a successor has a supervisor here.
+/// Opens the archive. For a successor, also reports outages of its source to the supervisor.
 fn open_reporting_outages(
     args: &MountArgs,
     takeover: Option<&TakeoverState>,
@@ -345,9 +328,8 @@ fn open_reporting_outages(
     opened
 }
 
-/// Creates directories that root cannot create after it drops its capabilities.
-///
-/// They may be inside another user's directory. Errors are ignored, because the later use reports them.
+/// Creates directories that root cannot create after it drops its capabilities. They may be inside another
+/// user's directory. Errors are ignored, because the later use reports them.
 fn create_directories(args: &MountArgs) {
     if let Ok(cache_dir) = args.cache.saved.cache_dir.directory() {
         drop(TrustedDir::create(&cache_dir));
@@ -413,8 +395,7 @@ fn mount_and_serve(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Makes the mount, or takes over the one of a process that died, and reports to the supervisor that it is
-/// ready.
+/// Makes or takes over the mount, and reports to the supervisor that it is ready.
 fn make_mount(
     args: &MountArgs,
     opened: &OpenedArchive,
@@ -457,10 +438,8 @@ fn make_mount(
     Ok((supervisor, mount))
 }
 
-/// Leaves the terminal as `mode` says, and handles events until the mount is gone.
-///
-/// On an error, `inbox` is dropped first. Otherwise a client that asks at this moment would wait for a
-/// response, and the control socket for the client.
+/// Leaves the terminal as `mode` says, and handles events until the mount is gone. On an error, drops `inbox`
+/// first, because the control socket would wait for a client, and the client for a response.
 fn handle_events(
     inbox: Receiver<Event>,
     mode: ProcessMode,
@@ -486,7 +465,6 @@ fn handle_events(
     Ok(())
 }
 
-/// Builds the filesystem that answers the kernel's requests.
 fn build_filesystem(
     args: &MountArgs,
     opened: &OpenedArchive,
@@ -576,10 +554,7 @@ struct ServeState<'a> {
     unmapped_acl_entries: OnceCell<usize>,
 }
 
-/// Handles events until the mount is gone.
-///
-/// Returns whether the mount's connection has ended. Consumes `inbox`, so that unhandled requests are
-/// refused.
+/// Handles events until the mount is gone, then refuses the others. Returns whether the connection ended.
 #[expect(clippy::needless_pass_by_value, reason = "its end is part of the job")]
 fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
     let mount = state.mount;
@@ -610,8 +585,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 }
             }
             Event::Signal => match mount.unmount(signal_force) {
-                // The unmount arrives as an event. After a forced one, the last user may keep the mount
-                // alive.
+                // The unmount arrives as an event. After a forced one, a user may keep the mount alive.
                 Ok(()) if signal_force == Force::No => {}
                 Ok(()) | Err(UnmountError::NotMounted(_)) => return false,
                 Err(error) if signal_force == Force::No => {
@@ -629,9 +603,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
     false
 }
 
-/// Returns the next event, or `None` when all senders are gone.
-///
-/// While it waits, it reports the scan's progress to the service manager.
+/// Returns the next event, or `None` without senders. Meanwhile reports progress to the service manager.
 fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> {
     let Some(manager) = &state.manager else {
         return inbox.recv().ok();
@@ -756,7 +728,6 @@ fn resident_bytes() -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// Sends `request` to the serving thread and waits for its response.
 fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     let (sender, answer) = mpsc::sync_channel(1);
     let taken = Box::new(move |response| {
@@ -771,9 +742,7 @@ fn send_and_wait(events: &Sender<Event>, request: Request) -> Response {
     })
 }
 
-/// Like [`send_and_wait`] for a status, without a blocked thread.
-///
-/// The channel closes if there is no response.
+/// Like [`send_and_wait`] for a status, without a blocked thread. The channel closes if there is no response.
 fn request_status(events: &Sender<Event>) -> oneshot::Receiver<Status> {
     let (sender, status) = oneshot::channel();
     let taken = Box::new(move |answer| {

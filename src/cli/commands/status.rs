@@ -209,7 +209,6 @@ fn detail_lines(status: &Status) -> Lines {
         .collect()
 }
 
-/// Formats the progress of an index.
 pub(crate) fn format_index(state: &IndexState) -> String {
     match (state.phase, state.of_bytes) {
         (Phase::Complete, _) => "complete".to_owned(),
@@ -241,7 +240,6 @@ pub(crate) fn format_age(seconds: u64, now: SystemTime) -> String {
     }
 }
 
-/// Formats a rounded number of bytes.
 pub(crate) fn format_bytes(count: u64) -> String {
     match count {
         0..10_240 => format!("{count} B"),

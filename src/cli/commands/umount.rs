@@ -30,10 +30,8 @@ pub(crate) struct UmountArgs {
 /// Timeout for the process to exit if a bind mount was its last mount.
 const LAST_MOUNT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Unmounts the archive at the mountpoint.
-///
-/// Asks the serving process first. If none responds, this process unmounts, which also removes a dead mount.
-/// A bind mount is always unmounted by this process.
+/// Unmounts the archive at the mountpoint. Asks the serving process first. If none responds, this process
+/// unmounts, which also removes a dead mount. A bind mount is always unmounted by this process.
 pub(crate) fn run(args: &UmountArgs) -> anyhow::Result<ExitCode> {
     let mountpoint = fuse::canonical_mountpoint(&args.mountpoint)
         .with_context(|| format!("cannot unmount {}", args.mountpoint.display()))?;

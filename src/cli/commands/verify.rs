@@ -45,9 +45,7 @@ pub(crate) struct VerifyArgs {
     quiet: bool,
 }
 
-/// Result of a check.
-///
-/// Programs read these names. New ones may be added, but none may change or disappear.
+/// Result of a check. Programs read these names. New ones may be added, but none may change or disappear.
 #[derive(Serialize, Debug)]
 struct Report {
     /// Location without secrets.
@@ -130,7 +128,6 @@ struct VerifiedLayers {
 }
 
 impl VerifiedLayers {
-    /// Returns the builder for the next layer's index.
     fn builder(&self) -> Builder {
         let builder = Builder::new(index::Options {
             whiteouts: Some(WhiteoutFormat::Oci),
@@ -208,9 +205,7 @@ impl Sink for VerifyAndIndexSink {
     }
 }
 
-/// Verifies the archive `layer`, and compares it with `index` if one is given.
-///
-/// For a layer, also adds the index of what was read to `layers`.
+/// Verifies `layer`, and compares it with `index` if given. Adds the index of a layer to `layers`.
 fn verify(
     args: &VerifyArgs,
     Layer { source, digest }: &Layer,
@@ -324,7 +319,6 @@ fn digest_problem(expected: Sha256, found: Option<Sha256>) -> Option<String> {
     }
 }
 
-/// Returns the problem if the decompressed bytes do not have the digest `expected`.
 fn plain_digest_problem(expected: Option<Sha256>, found: Option<Sha256>) -> Option<String> {
     let expected = expected?;
     // A missing digest means that its thread has ended, and nothing was compared.

@@ -43,7 +43,6 @@ pub(crate) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String 
     text
 }
 
-/// Resolves the files of `profile` in `index`.
 pub(crate) fn resolve_profile(
     profile: &str,
     index: &Index,

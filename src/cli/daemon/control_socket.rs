@@ -42,7 +42,6 @@ const PROCESS_EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 #[serde(tag = "verb", rename_all = "lowercase")]
 pub(crate) enum Request {
     Status,
-    /// Unmount, and end the process.
     Umount {
         /// Even if the mount is in use.
         #[serde(default)]
@@ -175,11 +174,9 @@ pub(crate) struct PrefetchStatus {
     pub state: String,
     /// Spans that `all` has decoded or found in the cache.
     pub done_spans: u64,
-    /// Spans of the archive.
     pub total_spans: u64,
     /// Spans of the profile that were decoded or found in the cache.
     pub replayed_spans: u64,
-    /// Spans of the profile.
     pub replay_spans: u64,
 }
 
@@ -320,7 +317,6 @@ fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()
     stream.write_all(&line)
 }
 
-/// Creates a directory that only this user can enter.
 pub(crate) fn create_private_dir(directory: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(directory) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
@@ -404,9 +400,7 @@ pub(crate) fn format_device((major, minor): (u32, u32)) -> String {
     format!("{major}:{minor}")
 }
 
-/// Asks the process that serves the top mount on `mountpoint` to unmount, and waits for its end.
-///
-/// Returns `None` if the mount has no socket in `directory`.
+/// Asks the process of the top mount on `mountpoint` to unmount, and waits. `None` without a socket.
 pub(crate) fn request_umount(
     directory: &Path,
     mountpoint: &Path,

@@ -11,8 +11,7 @@ use rustix::fs::{CWD, Dir, Mode, OFlags, openat};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors above 2 that were open at the start. A background process would keep the parent's files open,
-/// with their locks and pipes.
+/// Descriptors above 2 at the start. A background process would keep the parent's files open by them.
 #[derive(Debug)]
 pub(crate) struct InheritedFds(Vec<RawFd>);
 

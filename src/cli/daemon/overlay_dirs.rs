@@ -39,7 +39,6 @@ const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 /// `OVERLAYFS_SUPER_MAGIC`, `FUSE_SUPER_MAGIC` and `NFS_SUPER_MAGIC`, which overlayfs rejects for `upper`.
 const UNSUPPORTED_FS_TYPES: [i128; 3] = [0x794c_7630, 0x6573_5546, 0x6969];
 
-/// Directories of one writable mount.
 #[derive(Debug)]
 pub(crate) struct OverlayDirs {
     /// The --upper directory and its lock. Without it, `upper` and `work` are in the scratch directory.
@@ -51,8 +50,7 @@ pub(crate) struct OverlayDirs {
 #[derive(Debug)]
 struct ScratchDir {
     path: PathBuf,
-    /// Whether this process removes it. An inherited directory is in use by a mount that another successor
-    /// may have to take over.
+    /// Whether this process removes it. A later successor may need an inherited directory.
     is_owned: AtomicBool,
     has_overlay: AtomicBool,
     has_lower_ended: AtomicBool,
@@ -147,8 +145,7 @@ impl ScratchDir {
         }
     }
 
-    /// Whether no process uses the overlay, to which removal would show empty directories. If one does, the
-    /// supervisor removes the directory later.
+    /// Whether no process uses the overlay. Otherwise the supervisor removes the directory later.
     fn is_unused(&self) -> bool {
         let has_ended = || self.has_lower_ended.load(Ordering::Relaxed);
         let ended = self

@@ -31,9 +31,7 @@ const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 /// Returns notes for the user; called for each status.
 pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
-/// Starts the prefetch that `args` ask for, and for a single archive also replay and recording.
-///
-/// Returns the recording, if there is one, and notes about what is not available.
+/// Starts prefetch, for one archive also replay and recording. Returns the recording, if any, and notes.
 pub(crate) fn start(
     args: &PrefetchArgs,
     context: &OpenContext,

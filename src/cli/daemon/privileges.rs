@@ -37,13 +37,11 @@ const COPY_CAPABILITIES: CapabilitySet = CapabilitySet::DAC_OVERRIDE
     .union(CapabilitySet::SETFCAP)
     .union(CapabilitySet::MAC_ADMIN);
 
-/// Capabilities for `--writable`. For all writers, the kernel copies files with those of the mounting
-/// process.
+/// Capabilities for `--writable`. The kernel copies all writers' files with those of the mounting process.
 const WRITABLE_CAPABILITIES: CapabilitySet =
     COPY_CAPABILITIES.union(CapabilitySet::LINUX_IMMUTABLE);
 
 /// Drops all capabilities that the mount of `args` does not need, for this thread and those it starts later.
-///
 /// A process that can mount by itself also sets `no_new_privs`. Others need fusermount3 for the unmount,
 /// which has more privileges than they have.
 pub(crate) fn drop_capabilities(args: &MountArgs) {
@@ -89,11 +87,10 @@ fn ambient_capabilities() -> CapabilitySet {
     CapabilitySet::all().iter().filter(is_ambient).collect()
 }
 
-/// Returns the part of `had` that is `needed`.
-///
-/// Started programs inherit only the `ambient` set, by which a service that is not root passes its
-/// capabilities to the supervisor and successors. fusermount3 and fuse-overlayfs are only for processes
-/// without capabilities. The kernel removes capabilities that are not inheritable from the ambient set.
+/// Returns the part of `had` that is `needed`. Started programs inherit only the `ambient` set, by which a
+/// service that is not root passes its capabilities to the supervisor and successors. fusermount3 and
+/// fuse-overlayfs are only for processes without capabilities. The kernel removes capabilities that are not
+/// inheritable from the ambient set.
 fn restrict(had: CapabilitySets, ambient: CapabilitySet, needed: CapabilitySet) -> CapabilitySets {
     CapabilitySets {
         effective: had.effective & needed,

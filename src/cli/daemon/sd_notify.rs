@@ -24,10 +24,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 /// Prefix of a notification that the next one replaces.
 const STATUS_PREFIX: &str = "STATUS=";
 
-/// Sends a message to the service manager.
 type SendFn = Box<dyn Fn(&str) -> io::Result<()>>;
 
-/// A service manager that expects notifications.
 pub(crate) struct ServiceManager {
     send: SendFn,
     last_status: RefCell<String>,

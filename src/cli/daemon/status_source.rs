@@ -28,8 +28,7 @@ pub(crate) struct StatusSource {
 }
 
 impl StatusSource {
-    /// Returns notes about degraded operation, for example that reads decode from the start because the disk
-    /// cache was lost.
+    /// Returns notes about degraded operation, for example after the disk cache was lost.
     pub(crate) fn notes(&self) -> Vec<String> {
         let mut all = Vec::new();
         for archive in self.volume.archives() {

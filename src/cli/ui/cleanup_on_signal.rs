@@ -65,7 +65,6 @@ impl CleanupOnSignal {
         })
     }
 
-    /// Sets a `cleanup` that runs before the other one.
     pub(crate) fn run_first(&self, cleanup: impl FnOnce() + Send + 'static) {
         self.first.lock().0 = Some(Box::new(cleanup));
     }

@@ -36,7 +36,6 @@ pub(crate) fn install() {
     }));
 }
 
-/// Number of panics so far.
 pub(crate) fn count() -> u64 {
     PANIC_COUNT.load(Ordering::Relaxed)
 }

@@ -28,9 +28,8 @@ pub(super) struct CopyDirectory {
 }
 
 impl CopyDirectory {
-    /// Opens `directory` and locks its ledger. Makes a missing directory, and a ledger in an empty one.
-    ///
-    /// Fails with [`Error::NotACopy`] when a non-empty directory has no ledger.
+    /// Opens `directory` and locks its ledger. Makes a missing directory, and a ledger in an empty one. Fails
+    /// with [`Error::NotACopy`] when a non-empty directory has no ledger.
     pub(super) fn open(directory: &Path) -> Result<Self, Error> {
         let failed = |error: io::Error| Error::Destination(directory.to_owned(), errno_of(&error));
         if let Err(error) = std::fs::create_dir(directory)
@@ -93,9 +92,8 @@ impl CopyDirectory {
         Directory::top(rustix::io::fcntl_dupfd_cloexec(&self.top, 0)?)
     }
 
-    /// Opens the entry at `path`, without following links or leaving the file system.
-    ///
-    /// A regular file is opened for reading, other entries with `O_PATH`.
+    /// Opens the entry at `path`, without following links or leaving the file system. A regular file is
+    /// opened for reading, other entries with `O_PATH`.
     pub(super) fn open_entry(&self, path: &ArchivePath, is_file: bool) -> Result<OwnedFd, Errno> {
         let how = if is_file {
             // `O_NONBLOCK`, because opening a FIFO in the entry's place would block.

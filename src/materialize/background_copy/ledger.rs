@@ -196,10 +196,8 @@ fn slot(words: [u64; 7]) -> [u8; SLOT_BYTES] {
     slot
 }
 
-/// Writes the checksum at the end of the slot.
-///
-/// Its seed depends on the slot, so a slot is invalid at any other offset. An unused slot is all zeros, which
-/// is invalid, because the checksum of zeros is not zero.
+/// Writes the checksum at the end of the slot. Its seed depends on the slot, so a slot is invalid at any
+/// other offset. An unused slot is all zeros, which is invalid, because the checksum of zeros is not zero.
 fn write_checksum(slot: &mut [u8; SLOT_BYTES], seed: u64) {
     if let Some((content, sum)) = slot.split_last_chunk_mut::<CHECKSUM_BYTES>() {
         *sum = xxh3_64_with_seed(content, seed).to_le_bytes();

@@ -39,7 +39,6 @@ const MAX_READ_BYTES: u64 = 8 << 20;
 const HASH_BUFFER_BYTES: usize = 1 << 20;
 /// Maximum number of files queued ahead of their turn.
 const MAX_PRIORITY_FILES: usize = 1024;
-/// Note about an entry that is inconsistent in its index.
 const CORRUPT_INDEX: &str = "the index is inconsistent; delete it and mount again";
 /// Delay before retrying an unreachable source. It doubles from the minimum to the maximum.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
@@ -348,9 +347,7 @@ impl CopyTask {
         self.ledger.put(entry.ino().0, &stat, row.hash).is_ok()
     }
 
-    /// Opens the entry if it matches its row in the ledger.
-    ///
-    /// Fails when descriptors or memory run out, which says nothing about the entry.
+    /// Opens the entry if it matches its row in the ledger. Fails when descriptors or memory run out.
     fn open_verified(
         &self,
         entry: Entry<'_>,
@@ -425,9 +422,7 @@ impl CopyTask {
         Ok(())
     }
 
-    /// Writes a file with its attributes, under its first name. Removes it if it is incomplete.
-    ///
-    /// Returns the hash of its stored bytes, too.
+    /// Writes a file under its first name, and returns its hash. Removes it if it is incomplete.
     fn write_file(&self, entry: Entry<'_>, path: &ArchivePath) -> Result<(OwnedFd, u64), Failure> {
         let directory = {
             let mut materializer = self.materializer.lock();

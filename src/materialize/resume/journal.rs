@@ -134,9 +134,8 @@ pub(crate) struct CheckpointInfo {
 }
 
 impl Journal {
-    /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`.
-    ///
-    /// Fails when it belongs to another user, or another run has locked it.
+    /// Opens the journal of `directory`. Recovers its state if the run had the same `run_key`. Fails when it
+    /// belongs to another user, or another run has locked it.
     pub(crate) fn open(
         directory: &Path,
         run_key: &str,
@@ -173,7 +172,6 @@ impl Journal {
         Ok((journal, recovered))
     }
 
-    /// Starts an empty journal.
     pub(crate) fn restart(&self) -> Result<(), Error> {
         let mut state = self.state.lock();
         let restarted = self.file.set_len(0).and_then(|()| {
@@ -184,9 +182,7 @@ impl Journal {
         restarted.map_err(|error| Error::Journal(self.path.clone(), errno_of(&error)))
     }
 
-    /// Path without links of the last component of `path`, which is in `directory`.
-    ///
-    /// Links on `path` may later lead elsewhere.
+    /// Path of the last component of `path` in `directory` without links, which may later lead elsewhere.
     pub(crate) fn resolved_path(&self, directory: &Directory, path: &ArchivePath) -> ArchivePath {
         if path.is_root() {
             return path.clone();
@@ -228,9 +224,7 @@ impl Journal {
         self.add(ItemKind::Entry, &fields);
     }
 
-    /// Items that member `number` is a directory with deferred attributes.
-    ///
-    /// It is in `parent`. Without `parent`, its path has no links.
+    /// Items that `number` is a directory with deferred attributes. Without `parent`, its path has no links.
     pub(super) fn record_directory(
         &self,
         number: u64,
@@ -293,9 +287,7 @@ impl Journal {
         }
     }
 
-    /// Items that all members before the resume point are on disk or reported as problems.
-    ///
-    /// Returns whether the checkpoint is in the file.
+    /// Items that all members before the resume point are done. Returns whether that is in the file.
     pub(crate) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo) -> bool {
         let mut fields = FieldEncoder::default();
         fields.number(progress.before);
@@ -343,9 +335,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Recovers the state up to the last checkpoint, and continues the file there.
-    ///
-    /// `None` without a checkpoint of this run.
+    /// Recovers the state up to the last checkpoint of this run, if any, and continues the file there.
     fn load(&self) -> io::Result<Option<RecoveredState>> {
         if self.file.metadata()?.len() > MAX_JOURNAL_BYTES {
             return Ok(None);

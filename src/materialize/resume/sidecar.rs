@@ -44,10 +44,9 @@ impl StatSnapshot {
 pub(crate) const MAX_NAME_BYTES: usize = 255;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Opens and locks the file at `path`, and creates it if `is_new`.
-///
-/// Fails with [`Errno::ACCESS`] when it is a link or not a regular file, or another user could have written
-/// it; with [`Errno::WOULDBLOCK`] when another process has locked it.
+/// Opens and locks the file at `path`, and creates it if `is_new`. Fails with [`Errno::ACCESS`] when it is a
+/// link or not a regular file, or another user could have written it; with [`Errno::WOULDBLOCK`] when another
+/// process has locked it.
 pub(crate) fn open(path: &Path, is_new: bool) -> Result<File, Errno> {
     let mut flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     flags.set(OFlags::CREATE, is_new);

@@ -19,7 +19,6 @@ use crate::tar::MemberKind;
 /// Plain bytes between two periodic checkpoints.
 const CHECKPOINT_INTERVAL_BYTES: u64 = 2 << 20;
 
-/// Position before a member.
 #[derive(Clone, Debug)]
 struct MemberPosition {
     /// Number of members before it.
@@ -85,9 +84,7 @@ impl ResumeState {
         }
     }
 
-    /// Starts the next member, and writes a checkpoint if one is due.
-    ///
-    /// False if an earlier run has finished this member.
+    /// Starts the next member after a due checkpoint. False if an earlier run has finished this member.
     pub(crate) fn before_member(
         &mut self,
         destination: &mut Destination,
@@ -141,9 +138,8 @@ impl ResumeState {
         self.number += 1;
     }
 
-    /// Prepares for making a member at the job's path.
-    ///
-    /// If the existing entry has other names, the caller passes its inode to [`ResumeState::after_replace`].
+    /// Prepares for making a member at the job's path. If the existing entry has other names, the caller
+    /// passes its inode to [`ResumeState::after_replace`].
     pub(crate) fn before_create(
         &mut self,
         job: &Job,
@@ -295,10 +291,8 @@ impl ResumeState {
         journal.checkpoint(&position.resume_point, &progress)
     }
 
-    /// Records that a directory gets its attributes at the end. An implied one has no `parent`.
-    ///
-    /// An implied one is recorded for member 0, because a repeated member finds the directory and does not
-    /// record it again.
+    /// Records that a directory gets its attributes at the end. An implied one has no `parent`, and is
+    /// recorded for member 0, because a repeated member finds the directory and does not record it again.
     pub(crate) fn record_directory(&self, parent: Option<&Directory>, pending: &PendingDirectory) {
         if let Some(journal) = &self.journal {
             let number = parent.map_or(0, |_| self.number);

@@ -10,11 +10,9 @@ const PERMISSIONS: u32 = 0o777;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AttributePolicy {
-    /// Files get the archive's owners.
     pub(crate) same_owner: bool,
     /// Files get the archive's modes with set-id and sticky bits. The umask is ignored.
     pub(crate) same_permissions: bool,
-    /// Numeric owners are used, names are ignored.
     pub(crate) numeric_owner: bool,
     pub(crate) xattrs: XattrFilter,
     pub(crate) umask: u32,
@@ -65,9 +63,8 @@ impl AttributePolicy {
         owner.is_none_or(|owner| owner == (self.user, self.group))
     }
 
-    /// The initial mode of a file, and whether chmod(2) must follow.
-    ///
-    /// Before the chown it grants no more access than the final mode, and lets the writer set xattrs.
+    /// The initial mode of a file, and whether chmod(2) must follow. Before the chown it grants no more
+    /// access than the final mode, and lets the writer set xattrs.
     pub(crate) fn initial_mode(&self, mode: u32, chown: bool, has_xattrs: bool) -> (u32, bool) {
         let group_and_other_bits_match = (mode >> 3) & 0o7 == mode & 0o7;
         let is_writable = mode & 0o200 != 0 || !has_xattrs;

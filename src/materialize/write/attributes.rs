@@ -18,7 +18,6 @@ use crate::tar::Timestamp;
 /// Maximum size of a name list (`XATTR_LIST_MAX`) and of a value (`XATTR_SIZE_MAX`) on Linux.
 const MAX_XATTR_BYTES: usize = 64 * 1024;
 
-/// The entry to set attributes on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AttributeTarget<'a> {
     Open(BorrowedFd<'a>),
@@ -112,7 +111,6 @@ pub(crate) struct Attributes<'a> {
     pub(crate) mode: Option<u32>,
     pub(crate) mtime: Timestamp,
     pub(crate) xattrs: &'a [(Vec<u8>, Vec<u8>)],
-    /// Removes the ACLs inherited from the directory.
     pub(crate) removes_inherited_acls: bool,
     pub(crate) context: &'a Context,
 }
@@ -240,9 +238,8 @@ pub(crate) fn default_acl_mode(directory: BorrowedFd<'_>) -> Option<u32> {
     posix_acl::mode_of_xattr(&value)
 }
 
-/// Path of the entry through `/proc/self/fd`, for calls that take no directory descriptor.
-///
-/// The kernel follows only the link of the descriptor in it.
+/// Path of the entry through `/proc/self/fd`, for calls that take no directory descriptor. The kernel follows
+/// only the link of the descriptor in it.
 fn entry_path(directory: BorrowedFd<'_>, name: &[u8]) -> Vec<u8> {
     let mut path = descriptor_path(directory.as_raw_fd()).into_bytes();
     path.push(b'/');

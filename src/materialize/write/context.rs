@@ -63,9 +63,8 @@ impl EntryQuota {
         Ok(())
     }
 
-    /// Maximum number of inodes in an index of that many entries.
-    ///
-    /// The index needs two more, for the root and "no entry". Its default limit is also an upper bound.
+    /// Maximum number of inodes in an index of that many entries. The index needs two more, for the root and
+    /// "no entry". Its default limit is also an upper bound.
     pub(crate) fn max_inodes(&self) -> u32 {
         let limit = u32::try_from(self.limit.saturating_add(2)).unwrap_or(u32::MAX);
         limit.min(index::Options::default().max_entries)
@@ -75,7 +74,6 @@ impl EntryQuota {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts the entries made by an earlier run.
     pub(crate) fn add_resumed(&self, count: u64) {
         self.used.fetch_add(count, Ordering::Relaxed);
     }
@@ -129,13 +127,11 @@ impl Context {
         Summary::new(entries.get(), bytes.get(), &self.problems)
     }
 
-    /// Counts a link or directory that is about to be replaced.
     pub(crate) fn note_replacement(&self) {
         self.replacements.fetch_add(1, Ordering::Release);
     }
 
     /// Creates `name` by `attempt`, and handles an existing entry as [`Existing`] says; `None` if it is kept.
-    ///
     /// Only empty directories are removed, after `wait_for_files` has waited for the files of all earlier
     /// members, so that "empty" is certain. Fails with `EXIST` also when the entry cannot be removed.
     pub(super) fn create_or_replace<T>(

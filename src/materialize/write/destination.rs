@@ -18,9 +18,8 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::{self, ResolveError, Step, Tree};
 use crate::materialize::error::{StepError, WithAction};
 
-/// Maximum number of cached open directories, in each of the two generations.
-///
-/// Archives are in depth-first order, so recent directories matter most. The queues need descriptors, too.
+/// Maximum number of cached open directories, in each of the two generations. Archives are in depth-first
+/// order, so recent directories matter most. The queues need descriptors, too.
 const MAX_CACHED_DIRECTORIES: usize = 128;
 /// Longer paths are not cached; each member walks them again.
 const MAX_CACHED_PATH_BYTES: usize = 4096;
@@ -117,9 +116,7 @@ impl Destination {
         }
     }
 
-    /// Like [`Destination::invalidate`], before a writer replaces it.
-    ///
-    /// It also forgets other paths that lead through the entry of this name in `parent`.
+    /// Like [`Destination::invalidate`] before a writer replaces it, also for other paths through this entry.
     pub(super) fn invalidate_aliases(&mut self, parent: &Directory, path: &ArchivePath) {
         // The entry may be a directory or a link to one.
         let may_be_directory = || {
@@ -251,7 +248,6 @@ pub(crate) enum IfMissing {
 struct Resolver<'a> {
     destination: &'a mut Destination,
     missing: IfMissing,
-    /// Directories made during the walk.
     made: Vec<Identity>,
 }
 
@@ -303,10 +299,8 @@ impl Tree for Resolver<'_> {
     }
 }
 
-/// Open directories by path, in two generations.
-///
-/// When the young generation is full, it replaces the old one, which is closed. Recently used directories
-/// stay, without an ordered list.
+/// Open directories by path, in two generations. When the young generation is full, it replaces the old one,
+/// which is closed. Recently used directories stay, without an ordered list.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryCache {
     young: HashMap<Vec<u8>, Directory>,

@@ -118,9 +118,8 @@ impl Directory {
         drop(self.0.resolved_path.set(path));
     }
 
-    /// Whether entries made here belong to our user and group; `None` before the first file.
-    ///
-    /// They do not in some set-group-id directories, and on `grpid` and idmapped mounts.
+    /// Whether entries made here belong to our user and group; `None` before the first file. They do not in
+    /// some set-group-id directories, and on `grpid` and idmapped mounts.
     pub(super) fn creates_as_process_owner(&self) -> Option<bool> {
         self.0.creates_as_process_owner.get().copied()
     }

@@ -12,7 +12,6 @@ use super::job::Job;
 use crate::materialize::error::{Cause, StepError, WithAction};
 use crate::tar::Segment;
 
-/// A file being written.
 #[derive(Debug)]
 pub(crate) struct FileWriter {
     job: Job,
@@ -30,8 +29,6 @@ type NewFile = (OwnedFd, Option<(u32, u32)>, Option<u32>);
 
 impl FileWriter {
     /// Creates the file. `None` means that an existing entry was kept, or a reported error.
-    ///
-    /// `wait_for_files` waits for the files of all earlier members.
     pub(crate) fn create(
         job: Job,
         context: &Context,

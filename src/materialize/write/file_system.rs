@@ -6,23 +6,17 @@ use std::path::Path;
 use crate::base::stats::Stats;
 use crate::materialize::error::Error;
 
-/// Number of writers on a local file system, at most one per processor.
-///
-/// The kernel makes a file without waiting, so writers only share the processors. Two nearly halved the time
-/// of one on two cores (0.74 s to 0.44 s for a root filesystem of 920 MB onto tmpfs). A network or a decoder
-/// is rarely faster than four. Spare writers cost little, because a file goes to another writer only
-/// when its own is behind.
+/// Number of writers on a local file system, at most one per processor. The kernel makes a file without
+/// waiting, so writers only share the processors. Two nearly halved the time of one on two cores (0.74 s to
+/// 0.44 s for a root filesystem of 920 MB onto tmpfs). A network or a decoder is rarely faster than four.
+/// Spare writers cost little, because a file goes to another writer only when its own is behind.
 const LOCAL_WRITERS: std::ops::RangeInclusive<usize> = 2..=4;
 
-/// Number of writers on a remote file system: as many as the concurrent requests to a web server.
-///
-/// Making a file waits for several round trips, in which the processor is idle.
+/// Number of writers on a remote file system: as many as the concurrent requests to a web server. Making a
+/// file waits for several round trips, in which the processor is idle.
 const REMOTE_WRITERS: usize = 16;
 
-/// File systems whose every step may be a round trip to a server or another process.
-///
-/// The key is `f_type` of statfs(2). The first are from linux/magic.h, the others from coreutils' stat(1),
-/// because they are not part of Linux.
+/// Remote file systems by `f_type` of statfs(2), from linux/magic.h and then from coreutils' stat(1).
 const REMOTE_FS_TYPES: [(u32, &str); 15] = [
     (0x6969, "NFS_SUPER_MAGIC"),
     (0x517B, "SMB_SUPER_MAGIC"),

@@ -207,9 +207,7 @@ impl TreeWriter {
         }
     }
 
-    /// Defers a link to the end of the run.
-    ///
-    /// An existing entry of its name stays, as in GNU tar, because only a link that can be made replaces it.
+    /// Defers a link to the end of the run. Until it can be made, an existing entry stays, as in GNU tar.
     fn defer_link(&mut self, job: &Job, target: ArchivePath) {
         let name = name_of(&job.path);
         let is_taken = match lstat_at(&job.directory, name) {
@@ -340,7 +338,6 @@ impl TreeWriter {
     }
 }
 
-/// Whether a link's target is missing.
 fn is_missing(error: &ResolveError<StepError>) -> bool {
     matches!(error, ResolveError::Tree(error) if error.errno == Errno::NOENT)
 }

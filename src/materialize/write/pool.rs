@@ -21,10 +21,8 @@ use super::job::Job;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::base::thread::Thread;
 
-/// Maximum number of items in a queue.
-///
-/// With more, a directory of many files does not starve the other queues. With fewer, the descriptors of
-/// their directories stay within the usual limit of 1024.
+/// Maximum number of items in a queue. With more, a directory of many files does not starve the other queues.
+/// With fewer, the descriptors of their directories stay within the usual limit of 1024.
 const MAX_QUEUE_ITEMS: usize = 192;
 
 /// Small files queued before a polling writer is woken. A wakeup for each cost as much as writing.

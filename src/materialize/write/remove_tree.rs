@@ -10,10 +10,8 @@ use super::directory::Identity;
 
 pub(super) const OWNER_RWX: u32 = 0o700;
 
-/// Removes the directory `name` in `parent` with its contents. A missing entry is no error.
-///
-/// After an error, removed entries stay removed. `NOTEMPTY` and `BUSY` may be temporary, because another
-/// process still writes there.
+/// Removes the directory `name` in `parent`, if it exists, with its contents. After an error, removed entries
+/// stay removed. `NOTEMPTY` and `BUSY` may be temporary, because another process still writes there.
 pub(crate) fn remove_tree(parent: impl AsFd, name: &[u8]) -> Result<(), Errno> {
     let Some(mut here) = open_for_removal(&parent, name)? else {
         return Ok(());

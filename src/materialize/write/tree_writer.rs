@@ -125,9 +125,7 @@ impl TreeWriter {
         }
     }
 
-    /// The parent directory of `path`, made if it is missing; `None` after a reported error.
-    ///
-    /// `missing_bytes` is the size of the content that is lost then.
+    /// The parent of `path`, made if missing; `None` after an error that loses `missing_bytes` of content.
     fn parent_directory(&mut self, path: &ArchivePath, missing_bytes: u64) -> Option<Directory> {
         let parent = self
             .destination

@@ -30,7 +30,6 @@ pub fn is_empty_directory(path: &Path) -> bool {
     fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none())
 }
 
-/// A destination directory that is not writable.
 #[derive(Debug)]
 pub(crate) struct Unwritable {
     path: PathBuf,

@@ -109,7 +109,6 @@ impl SupervisorLink {
         })
     }
 
-    /// Reports the mount that the supervisor must clean up.
     pub(crate) fn report_mounted(&self, site: &MountTarget, device: BorrowedFd<'_>) {
         self.send(&Packet::Mounted(site.into()), Some(device));
     }
@@ -122,13 +121,11 @@ impl SupervisorLink {
         );
     }
 
-    /// Reports a directory to remove with the mount.
     pub(crate) fn report_scratch_dir(&self, directory: &Path) {
         let directory = directory.as_os_str().as_bytes().to_vec();
         self.send(&Packet::ScratchDir(directory), None);
     }
 
-    /// Reports that the mount is ready, with the state for a successor.
     pub(crate) fn report_ready(&self, capabilities: u64, version: &str, is_strong: bool) {
         let state = SessionState {
             capabilities,
@@ -185,9 +182,8 @@ pub(crate) struct ReachabilityWatch {
     _thread: Thread<()>,
 }
 
-/// Makes this process the worker of a supervisor in the foreground, or fails if that is gone already.
-///
-/// Signals from a terminal reach only the supervisor. If it is killed, this process unmounts if it can.
+/// Makes this process the worker of a supervisor in the foreground, or fails if that is gone already. Signals
+/// from a terminal reach only the supervisor. If it is killed, this process unmounts if it can.
 pub(crate) fn follow_supervisor() -> anyhow::Result<()> {
     rustix::process::setsid().context("cannot begin a session")?;
     set_parent_process_death_signal(Some(Signal::TERM)).context("cannot follow the supervisor")?;

@@ -39,8 +39,7 @@ use process::{Output, dup_stdin, has_threads, is_alive, spawn_self};
 use protocol::{Packet, SessionState};
 use tarfs::fuse::{LOWER_DIR_NAME, MountTarget, SuperblockWatch};
 
-/// Interval at which the supervisor checks a silent worker, because threads of a killed worker that block on
-/// its mount keep the socket open.
+/// Interval of checks of a silent worker, whose blocked threads can keep the socket open after a kill.
 const POLL_INTERVAL: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
@@ -336,8 +335,7 @@ impl Worker {
         self.kill_and_reap();
     }
 
-    /// Kills the worker and waits until its threads handle no more requests. Threads that are blocked on the
-    /// mount itself may remain.
+    /// Kills the worker and waits for its threads, except those that are blocked on the mount itself.
     fn kill_and_reap(&mut self) {
         if let Some(child) = &mut self.child {
             // It closed its socket, so it is dead or useless.

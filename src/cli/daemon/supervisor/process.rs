@@ -45,8 +45,7 @@ pub(super) fn dup_stdin() -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(io::stdin(), 3)?)
 }
 
-/// Whether process `pid` exists and its main thread has not ended. If `/proc` does not show the process, any
-/// thread counts.
+/// Whether the main thread of `pid` has not ended, or any thread if `/proc` does not show the process.
 pub(super) fn is_alive(pid: i32) -> bool {
     let Some(Ok(stat)) = process_directory(pid).map(|process| fs::read(process.join("stat")))
     else {

@@ -59,7 +59,6 @@ pub(super) struct SessionState {
     /// Capabilities that the kernel offered, as bits.
     pub(super) capabilities: u64,
     pub(super) version: String,
-    /// Whether `version` differs for any two contents.
     pub(super) is_strong: bool,
 }
 
