@@ -41,10 +41,7 @@ const MAX_WARNINGS: usize = 100;
 pub(crate) enum IndexSinkError {
     Cancelled,
     Memory(TooMuchMemory),
-    TooManyEntries {
-        name: Vec<u8>,
-        at: Plain,
-    },
+    TooManyEntries { name: Vec<u8>, at: Plain },
 }
 
 impl Sink for IndexSink<'_> {

@@ -201,7 +201,9 @@ enum FillEnd {
     BufferFull,
     InputExhausted,
     /// The partition's end was reached, or the stream's when `is_last`.
-    Done { is_last: bool },
+    Done {
+        is_last: bool,
+    },
 }
 
 struct PartitionDecoder<'a> {
