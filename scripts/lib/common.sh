@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What every script here needs; sourced, never run.
+# Functions shared by all scripts; sourced, never run.
 
 export LC_ALL=C
 export DEBIAN_FRONTEND=noninteractive

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Who unpacks archives: tarfs, what people use today, and the floors of tests/bench.
+# Programs that unpack archives: tarfs, the usual tools, and the floors of tests/bench.
 #
 # TARFS and BENCHES name the programs. A contender is called as it is shown in tables; tarfs with
 # arguments is a contender, too.

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Who shows an archive as a filesystem: tarfs, what people use today, and the limits.
+# Programs that mount archives: tarfs, the usual tools, and the limits.
 #
-# TARFS and BENCHES name the programs; bare is the least that FUSE can cost, the tree from memory. A contender is called as it is shown in tables; tarfs with arguments is a
-# contender, too, and "saved" as the first of them says that there is an index.
+# TARFS and BENCHES name the programs. The program bare serves a tree from memory, which is the least
+# that FUSE can cost. A contender is called as it is shown in tables. tarfs with arguments is a contender,
+# too; "saved" as its first argument says that there is an index.
 
 readonly contenders=(tarfs 'tarfs saved' materialize ratarmount 'ratarmount saved' archivemount
     fuse-archive squashfuse erofs bare tmpfs)
@@ -42,7 +43,7 @@ is_tarfs() { [[ $1 == tarfs* || $1 == materialize ]]; }
 is_saved() { [[ $1 == *' saved' || $1 == *' saved '* ]]; }
 
 # The shell line with which contender $1 shows the archive at $2 on the directory $3. Images and the
-# tree lie in the directory $4; saved state and whatever else it makes goes to $4/cache, or for tarfs
+# tree are in the directory $4; saved state and whatever else it makes goes to $4/cache, or for tarfs
 # to TARFS_CACHE_DIR.
 mount_line() {
     local options=${1#tarfs}

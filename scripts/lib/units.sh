@@ -158,16 +158,16 @@ try_mounts() {
     in_machine systemctl daemon-reload
     in_machine systemctl start srv-data.automount remote-fs.target
     for unit in data line; do
-        if is_mounted "/srv/$unit fuse.tarfs"; then fail "/srv/$unit is mounted before anybody looks"; fi
+        if is_mounted "/srv/$unit fuse.tarfs"; then fail "/srv/$unit is mounted before the first access"; fi
         expect hello "an automount" in_machine cat "/srv/$unit/file"
         expect active "an automount" in_machine systemctl is-active "srv-$unit.mount"
         in_machine systemctl stop "srv-$unit.automount" "srv-$unit.mount"
         if is_mounted "/srv/$unit"; then fail "/srv/$unit is still mounted"; fi
     done
-    echo "an example and a line of fstab mount when somebody looks"
+    echo "an example and a line of fstab mount at the first access"
 }
 
-# A shutdown spares the processes of a mount that has an @ in front of its name: it is not told to unmount.
+# At shutdown, systemd does not kill processes whose name begins with @, so such a mount does not unmount.
 try_shutdown() {
     local name
     for name in tarfs @tarfs; do
