@@ -158,10 +158,11 @@ impl IndexedDecoder {
         };
         let (compression, mut context) = (self.compression, self.context.clone());
         // In stream order and all at once, so that a job never waits.
-        let ration = context
+        let preallocated = context
             .pool
             .preallocate(plain_len.saturating_add(BUFFER_ROUNDING_BYTES));
-        context.pool = ration.map_err(|closed| Cause::from(closed).at(compression, packed))?;
+        context.pool =
+            preallocated.map_err(|closed| Cause::from(closed).at(compression, packed))?;
         Ok(Some(Pull::Job(Job::new(move || {
             decode(compression, context, &range, input)
         }))))

@@ -196,13 +196,13 @@ pub(crate) fn preallocations(mut noise: Rng) {
             let (pool, mut noise) = (pool.clone(), Rng::new(noise.number()));
             thread::spawn(move || {
                 let bytes = 30 + noise.below(70);
-                let ration = pool.preallocate(bytes).expect("open");
+                let preallocated = pool.preallocate(bytes).expect("open");
                 // A thread with this much reserved memory never waits.
-                let first = ration.try_acquire(20).expect("set aside");
+                let first = preallocated.try_acquire(20).expect("set aside");
                 thread::yield_now();
-                let second = ration.try_acquire(10).expect("set aside");
+                let second = preallocated.try_acquire(10).expect("set aside");
                 drop(first);
-                drop(ration);
+                drop(preallocated);
                 assert!(pool.used_bytes() >= 10);
                 drop(second);
             })

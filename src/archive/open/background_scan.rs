@@ -212,6 +212,6 @@ impl ScanThread {
     }
 }
 
-fn borrow_memory(lender: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
-    MemoryBroker::new(vec![Arc::new(lender)]).grant(bytes).ok()
+fn borrow_memory(pool: impl Reclaim + 'static, bytes: u64) -> Option<MemoryGrant> {
+    MemoryBroker::new(vec![Arc::new(pool)]).grant(bytes).ok()
 }
