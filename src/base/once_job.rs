@@ -157,15 +157,15 @@ mod tests {
         let (begun, has_begun) = mpsc::channel();
         let (go_on, may_go_on) = mpsc::channel::<()>();
         let job = OnceJob::new(move || {
-            begun.send(()).expect("someone listens");
-            may_go_on.recv().expect("someone speaks");
+            begun.send(()).expect("a receiver");
+            may_go_on.recv().expect("a sender");
             7
         });
         std::thread::scope(|scope| {
             scope.spawn(|| job.run());
             has_begun.recv().expect("it begins");
             assert_eq!(job.try_take(), TakeOutcome::Running);
-            go_on.send(()).expect("it listens");
+            go_on.send(()).expect("a receiver");
             job.wait();
             assert_eq!(job.try_take(), TakeOutcome::Done(7));
         });

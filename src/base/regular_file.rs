@@ -48,7 +48,7 @@ mod tests {
         while !writer.is_finished() {
             assert!(opened("fifo").is_none() && opened(".").is_none());
         }
-        assert!(!writer.join(), "somebody has read it");
+        assert!(!writer.join(), "a reader opened it");
         for name in ["file", "link"] {
             let mut text = String::new();
             let mut file = opened(name).expect("a file");

@@ -69,10 +69,9 @@ mod tests {
         let (sender, receiver) = mpsc::channel();
         let thread = Thread::spawn("test", move || {
             drop(take.recv());
-            sender.send(()).expect("someone listens");
+            sender.send(()).expect("a receiver");
         });
-        give.send(thread.expect("a thread"))
-            .expect("someone listens");
+        give.send(thread.expect("a thread")).expect("a receiver");
         assert_eq!(receiver.recv(), Ok(()));
     }
 

@@ -105,7 +105,7 @@ mod tests {
         let workers = ThreadPool::start("test", 1).expect("threads");
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(|| panic!("on purpose"));
-        workers.submit(move || sender.send(()).expect("someone listens"));
+        workers.submit(move || sender.send(()).expect("a receiver"));
         assert_eq!(receiver.recv(), Ok(()));
     }
 
@@ -115,7 +115,7 @@ mod tests {
         let (begin, begun) = std::sync::mpsc::channel::<()>();
         let (sender, receiver) = std::sync::mpsc::channel();
         workers.submit(move || assert!(begun.recv().is_err()));
-        workers.submit(move || sender.send(()).expect("someone listens"));
+        workers.submit(move || sender.send(()).expect("a receiver"));
         workers.discard_queue();
         drop(begin);
         drop(workers);

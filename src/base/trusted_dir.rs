@@ -354,7 +354,7 @@ mod tests {
         symlink("new", path("ours")).expect("made");
         open_append(&path("ours")).expect("followed");
         mknodat(CWD, path("pipe"), FileType::Fifo, Mode::RWXU, 0).expect("made");
-        let unread = open_append(&path("pipe")).expect_err("nobody is waited for");
+        let unread = open_append(&path("pipe")).expect_err("it does not wait for a reader");
         assert_eq!(Errno::from_io_error(&unread), Some(Errno::NXIO));
         symlink("victim", path("theirs")).expect("made");
         lchown(path("theirs"), Some(1), None).expect("root runs the tests");

@@ -474,7 +474,7 @@ mod tests {
         assert!(kinds.contains(&json!({ "type": "user" })));
         assert!(
             !kinds.contains(&json!({ "type": "network" })),
-            "nobody could set it up"
+            "it could not be set up"
         );
         assert_eq!(linux["resources"], Value::Null);
         assert_eq!(document["process"]["user"], json!({ "uid": 0, "gid": 0 }));

@@ -325,7 +325,7 @@ mod tests {
             builder.index().blocks(extent)
         };
         assert!(blocks(&builder, 3).is_some_and(|blocks| blocks.extent().len() == 7));
-        assert!(blocks(&builder, 4).is_none(), "nobody has come there");
+        assert!(blocks(&builder, 4).is_none(), "not read yet");
         let behind = Packed(skipped.end().0);
         let left = vec![1; len - 7];
         builder

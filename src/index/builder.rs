@@ -879,7 +879,7 @@ mod tests {
 
         assert!(builder.add_member(&hard_link("d/g", "h")).is_ok());
         let waits = builder.index().lookup(Ino(2), b"g");
-        assert!(waits.is_none(), "nobody knows yet what it is");
+        assert!(waits.is_none(), "its type is not known yet");
 
         assert!(builder.add_member(&file("d/f", 5..7)).is_ok());
         let index = builder.index();

@@ -430,7 +430,7 @@ mod tests {
         let found = store
             .find_locked(&locator(options), &MemoryLimit::none())
             .unwrap();
-        found.expect("published").1.expect("nobody else")
+        found.expect("published").1.expect("not locked")
     }
 
     fn cause(found: Result<Option<Index>, Error>) -> Cause {
@@ -633,7 +633,7 @@ mod tests {
         let in_use = store.publish(&locator(""), &index(locator(""))).unwrap();
         let files = store.files().unwrap();
         assert!(files[0].is_in_use() && !files[0].remove().unwrap());
-        drop(in_use.expect("nobody else"));
+        drop(in_use.expect("not locked"));
         assert!(files[0].remove().unwrap());
     }
 
@@ -642,7 +642,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let store = Store::new(cache.path());
         let published = store.publish(&locator(""), &index(locator(""))).unwrap();
-        let shared = published.expect("nobody else");
+        let shared = published.expect("not locked");
         let can = |file: &File, access| {
             let mode = rustix::fs::fcntl_getfl(file).unwrap() & OFlags::RWMODE;
             mode == OFlags::RDWR || mode == access
@@ -716,7 +716,7 @@ mod tests {
             });
             assert_eq!(found.is_some(), is_replaced);
             if let Some((_, in_use)) = found {
-                let _in_use = in_use.expect("nobody else");
+                let _in_use = in_use.expect("not locked");
                 let files = store.files().unwrap();
                 assert!(files[0].is_in_use(), "the new one");
             }
@@ -749,7 +749,7 @@ mod tests {
         let store = Store::new(cache.path());
         publish(&store, "");
         let files = store.files().unwrap();
-        let naming = lock_directory(&store.open_directory().unwrap()).expect("nobody else");
+        let naming = lock_directory(&store.open_directory().unwrap()).expect("not locked");
         assert!(!files[0].remove().unwrap());
         drop(naming);
         assert!(files[0].remove().unwrap());

@@ -392,7 +392,7 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
 
 /// Bytes of the span cache that prefetch may fill; `None` if spans are cached on disk.
 fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
-    // The first span stands for all. Spans without a hash are not cached on disk.
+    // All spans are like the first. Spans without a hash are not cached on disk.
     let is_kept = index.is_hashed()
         && index
             .span(0)

@@ -595,7 +595,7 @@ mod tests {
         let second = preallocated.clone().acquire(20).expect("open");
         assert_eq!(pool.used_bytes(), 70);
         let third = preallocated.acquire(50).expect("open");
-        assert_eq!(pool.used_bytes(), 110, "which is beyond the ration");
+        assert_eq!(pool.used_bytes(), 110, "more than was preallocated");
         drop((first, third));
         assert_eq!(pool.used_bytes(), 20);
         drop(second);

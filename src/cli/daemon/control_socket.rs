@@ -742,7 +742,7 @@ mod tests {
         std::os::unix::fs::symlink(directory.path(), &link).expect("made");
         assert!(list_statuses(&link).is_err());
         let missing = directory.path().join("missing");
-        assert_eq!(list_statuses(&missing).expect("nobody there"), []);
+        assert_eq!(list_statuses(&missing).expect("no mounts"), []);
     }
 
     /// Programs read these names. New ones may be added, but none may change or disappear.

@@ -75,7 +75,9 @@ impl Block {
         Ok(filled)
     }
 
-    /// Decodes what liblz4 refused, which does not say why; this one has the last word.
+    /// Decodes a block that liblz4 refused.
+    ///
+    /// Unlike liblz4, `lz4_flex` names the reason of an error. Its result is final.
     #[cold]
     fn decode_fallback(
         &self,

@@ -472,7 +472,7 @@ mod tests {
             tokio::pin!(waits);
             let long = Duration::from_secs(5);
             let one_later = tokio::time::timeout(long, &mut waits).await;
-            assert!(one_later.is_err(), "nobody was answered");
+            assert!(one_later.is_err(), "no request was answered");
             out[2].answered();
             out[2].succeeded();
             let one_later = tokio::time::timeout(long, &mut waits).await;
@@ -583,7 +583,7 @@ mod tests {
             assert_eq!(
                 acquire_permits(&limiter, 1).len(),
                 1,
-                "nobody would wait for that"
+                "longer than any request waits"
             );
         });
     }

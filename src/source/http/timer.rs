@@ -153,7 +153,7 @@ mod tests {
             tokio::time::advance(Duration::from_hours(1)).await;
             assert!(timer.update_running(0) >= Duration::from_secs(58));
             tokio::time::advance(Duration::from_hours(1)).await;
-            assert!(timer.update(0).is_zero(), "it was looked at by nobody else");
+            assert!(timer.update(0).is_zero(), "no other caller updated it");
             let mut timer = Timer::new(Duration::from_mins(1), 0, &Arc::default());
             let begun = Instant::now();
             timer.wait_until_expired(|| 0, || false).await;

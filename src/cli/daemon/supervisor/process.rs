@@ -98,7 +98,7 @@ mod tests {
         while is_alive(pid) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(!has_threads(pid), "a zombie until somebody waits for it");
+        assert!(!has_threads(pid), "a zombie until it is reaped");
         child.wait().expect("a child");
         assert!(!has_threads(pid) && !is_alive(pid));
     }
