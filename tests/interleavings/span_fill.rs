@@ -136,7 +136,7 @@ fn read_all(mut noise: Rng, failures: [u64; SPANS], is_shared: bool) {
     }
     for (((number, span), failures), failed) in (0..).zip(&reader.spans).zip(failures).zip(failed) {
         let making = *lock(&span.making);
-        assert!(reader.single_flight.claim(number).is_ok(), "nobody has it");
+        assert!(reader.single_flight.claim(number).is_ok(), "not claimed");
         if is_shared {
             assert!(failed >= failures - making.failures, "one for each failure");
             assert_eq!(

@@ -172,7 +172,7 @@ fn is_interrupted_in_time(second: bool) -> bool {
     let start = Instant::now();
     kill_process(fed.pid(), Signal::TERM).expect("alive");
     if second {
-        wait::wait_until("the first is heard", || {
+        wait::wait_until("the first is received", || {
             !is_pending(fed.pid(), Signal::TERM)
         });
         // Give the run time to handle the first signal.

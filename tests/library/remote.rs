@@ -724,7 +724,7 @@ fn retry_after_pauses_all_requests() {
     std::thread::scope(|scope| {
         let read = || client.read(&source, 100_000, 10).expect("read");
         let first = scope.spawn(read);
-        wait::wait_until("the complaint is heard", || {
+        wait::wait_until("the slowdown is counted", || {
             client.stats.source_slowdowns.get() == 1
         });
         let others: Vec<_> = (0..5).map(|_| scope.spawn(read)).collect();
@@ -732,7 +732,7 @@ fn retry_after_pauses_all_requests() {
             assert_eq!(reader.join().expect("no panic"), bytes[100_000..100_010]);
         }
     });
-    assert!(!early.load(Ordering::SeqCst), "someone did not wait");
+    assert!(!early.load(Ordering::SeqCst), "a request did not wait");
     assert_eq!(server.requests("/a").len(), 8);
 }
 

@@ -390,7 +390,7 @@ fn killed_mount_resumes_copy_and_distrusts_touched_files() {
     let (pid, process) = place.process();
     kill_process(pid, Signal::KILL).expect("running");
     assert!(wait::process_exits(&process));
-    wait::wait_until("its mount is taken out", || !is_mounted(&place.path("mnt")));
+    wait::wait_until("its mount is unmounted", || !is_mounted(&place.path("mnt")));
 
     // The first two files are complete. The test writes to one and truncates the other.
     let [(one, _), (two, _)] = &tree.files[..2] else {

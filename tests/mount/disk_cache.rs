@@ -154,7 +154,7 @@ fn leftovers_of_killed_scan_are_removed_by_next_one() {
     wait::wait_until("something is stored", || place.disk_cache_bytes() > 0);
     process.kill().expect("running");
     process.wait().expect("a child");
-    wait::wait_until("it is taken out", || !is_mounted(&place.path("a")));
+    wait::wait_until("it is unmounted", || !is_mounted(&place.path("a")));
     let [left] = &place.cache_files()[..] else {
         panic!("one file: {:?}", place.cache_files());
     };

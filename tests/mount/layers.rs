@@ -330,7 +330,7 @@ fn layers_hide_and_replace_lower_entries() {
             vec![Hard(".wh.f", "d/x"), Hard("d/.wh.y", "f")],
         ),
         over_bottom(
-            "gone by links to what nobody has",
+            "gone by links to what does not exist",
             vec![
                 Hard(".wh.f", ".wh..wh.aufs"),
                 Hard("d/.wh.x", ".wh..wh.aufs"),

@@ -379,7 +379,7 @@ fn killed_reader_exits_though_server_is_silent() {
     ];
     for (process, _) in &waiting {
         let name = format!("/proc/{}/comm", process.id());
-        wait::wait_until("the shell has become who reads", || {
+        wait::wait_until("the shell has executed the reader", || {
             let name = fs::read_to_string(&name).expect("a child");
             matches!(name.trim_end(), "cat" | "ls")
         });

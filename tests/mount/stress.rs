@@ -389,12 +389,12 @@ impl Place {
         Self::check_peak(before);
         kill_process(before, Signal::KILL).expect("running");
         if restarts {
-            wait::wait_until("somebody goes on", || {
+            wait::wait_until("a successor serves the mount", || {
                 self.daemon().is_some_and(|now| now != before)
             });
             self.shared.era.fetch_add(1, Ordering::SeqCst);
         } else {
-            wait::wait_until("the mount is taken out", || !self.fixture.is_mounted());
+            wait::wait_until("the mount is unmounted", || !self.fixture.is_mounted());
         }
     }
 

@@ -147,13 +147,13 @@ fn writable_mount_leaves_nothing_after_unmount_or_kill() {
             echo x >>mnt/dir/b; mkdir -m 0 mnt/closed; test $(ls tmp | wc -l) = 1
             $how; gone
         done
-        # Who uses it goes on with it until it is let go.
+        # A process with an open file can use the mount until it closes the file.
         tarfs mount --writable a.tar mnt
         exec 5<mnt/a; tarfs umount mnt 2>/dev/null || echo in use
         pid=$(pid); umount -l mnt; read line <&5; echo $line; kill -0 $pid; exec 5<&-; gone
         for _ in $(seq 100); do kill -0 $pid 2>/dev/null || break; sleep 0.02; done
         kill -0 $pid 2>/dev/null || echo ended
-        # Killed while somebody uses it.
+        # Killed while a process uses it.
         tarfs mount --writable --upper changes a.tar mnt
         exec 5<mnt/a; kill -KILL $(pid); gone; exec 5<&-; ls mnt
         # Killed together with the process that watches.

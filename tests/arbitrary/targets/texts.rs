@@ -17,7 +17,7 @@ pub(super) fn run(bytes: &[u8]) {
     path(bytes);
     acl(bytes);
     if let Detected::Unsupported(format) = detect(bytes) {
-        assert!(!format.is_empty(), "nobody would know what to do");
+        assert!(!format.is_empty(), "the error must name the format");
     }
     let half = bytes.len() / 2;
     let (passwd, group) = bytes.split_at(half);

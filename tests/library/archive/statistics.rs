@@ -56,7 +56,11 @@ fn read_spans_are_counted_by_cache_level() {
     let len = 1 << 20;
 
     assert!(archive.try_read(ino, 0, len).is_none());
-    assert_eq!(cache_counts(&archive), [0; 5], "who is refused asks again");
+    assert_eq!(
+        cache_counts(&archive),
+        [0; 5],
+        "only the blocking read counts"
+    );
     assert_eq!(
         archive.read_blocking(ino, 0, len).expect("bytes"),
         content[..]

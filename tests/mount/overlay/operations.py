@@ -79,7 +79,7 @@ def attributes(path):
 
 
 def as_user(work, *arguments):
-    """What `work` comes to in a process of another user."""
+    """Returns the report of `work`, run as another user."""
     ends = os.pipe()
     child = os.fork()
     if child == 0:
@@ -184,7 +184,7 @@ def locks():
     fcntl.lockf(held, fcntl.LOCK_EX)
     child = os.fork()
     if child == 0:
-        report("a lock of somebody else", other)
+        report("a lock of another process", other)
         os._exit(0)
     os.waitpid(child, 0)
 
@@ -310,7 +310,7 @@ def running():
     report("written while it runs", os.open, "sleep", os.O_WRONLY)
     child.kill()
     child.wait()
-    report("copied while nobody runs it", lambda: (append("sleep", b"")[:0], run("./sleep", "0")))
+    report("copied while it does not run", lambda: (append("sleep", b"")[:0], run("./sleep", "0")))
 
 
 def others():
