@@ -1,6 +1,7 @@
 //! Language of comments, documents and names.
 //!
-//! Comments of Rust sources, comments of scripts, and Markdown outside of code.
+//! Comments of Rust sources, comments and docstrings of scripts, comments of manifests, and Markdown outside
+//! of code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +35,20 @@ const BANNED_PHRASES: &[&str] = &[
     "under way",
     "somebody",
     "nobody",
+    "someone",
+    "anybody",
     "whoever",
+    "lies in",
+    "lies below",
+    "take out",
+    "takes out",
+    "took out",
+    "hear",
+    "hears",
+    "heard",
+    "mend",
+    "mends",
+    "mended",
 ];
 
 /// Metaphors that earlier names used.
@@ -121,9 +135,21 @@ fn comments_of_rust(text: &str) -> Vec<Paragraph> {
     }))
 }
 
+/// Comments and Python docstrings; of a directive for shellcheck only the reason.
 fn comments_of_script(text: &str) -> Vec<Paragraph> {
+    const QUOTES: &str = "\"\"\"";
+    let mut is_docstring = false;
     paragraphs(text.lines().map(|line| {
         let line = line.trim_start();
+        let docstring = line.strip_prefix(QUOTES);
+        if is_docstring || docstring.is_some() {
+            let text = docstring.filter(|_| !is_docstring).unwrap_or(line);
+            is_docstring = !text.ends_with(QUOTES);
+            return Some(text.trim_end_matches('"'));
+        }
+        if let Some(directive) = line.strip_prefix("# shellcheck ") {
+            return Some(directive.split_once(" # ").map_or("", |(_, reason)| reason));
+        }
         line.strip_prefix("# ")
             .or_else(|| (line == "#").then_some(""))
     }))
@@ -144,7 +170,13 @@ fn prose() -> Vec<(PathBuf, Vec<Paragraph>)> {
             found.push((path, paragraphs));
         }
     }
-    for path in files("scripts", "") {
+    let scripts = [
+        files("scripts", ""),
+        files(".ci", ""),
+        files("tests/mount", ".py"),
+        vec!["Cargo.toml".into(), "tests/fuzz/Cargo.toml".into()],
+    ];
+    for path in scripts.into_iter().flatten() {
         let paragraphs = comments_of_script(&read(&path));
         found.push((path, paragraphs));
     }
@@ -155,7 +187,7 @@ fn prose() -> Vec<(PathBuf, Vec<Paragraph>)> {
     found
 }
 
-/// The sentences of a paragraph, `code` taken out.
+/// The sentences of a paragraph, with the word `code` for each piece of code.
 fn sentences(text: &str) -> Vec<String> {
     let prose: String = text
         .split('`')
@@ -176,62 +208,92 @@ fn sentences(text: &str) -> Vec<String> {
     found
 }
 
-#[test]
-fn sentences_name_their_subjects() {
+/// Sentences of `text` without a named subject.
+fn hidden_subjects(text: &str) -> Vec<String> {
+    let mut found = sentences(text);
+    found.retain(|sentence| {
+        let first = sentence
+            .trim_start_matches(|letter: char| !letter.is_alphabetic())
+            .split(|letter: char| !letter.is_alphabetic())
+            .next()
+            .unwrap_or_default();
+        HIDDEN_SUBJECTS.contains(&first) && !sentence.ends_with('?')
+    });
+    found
+}
+
+/// Banned phrases in `text`, as whole words.
+fn banned_phrases(text: &str) -> Vec<String> {
+    let text = text.to_lowercase();
+    let is_in_text = |phrase: &&&str| {
+        text.match_indices(**phrase).any(|(at, _)| {
+            let before = text[..at].chars().next_back();
+            let after = text[at + phrase.len()..].chars().next();
+            !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
+        })
+    };
+    let found = BANNED_PHRASES.iter().filter(is_in_text);
+    found.map(|phrase| format!("{phrase:?}: {text}")).collect()
+}
+
+/// Fails with all places of the project's prose in which `find` finds something.
+fn expect_none(find: impl Fn(&str) -> Vec<String>) {
     let mut wrong = Vec::new();
     for (path, paragraphs) in prose() {
-        for paragraph in paragraphs {
-            for sentence in sentences(&paragraph.text) {
-                let first = sentence
-                    .trim_start_matches(|letter: char| !letter.is_alphabetic())
-                    .split(|letter: char| !letter.is_alphabetic())
-                    .next()
-                    .unwrap_or_default();
-                if HIDDEN_SUBJECTS.contains(&first) && !sentence.ends_with('?') {
-                    wrong.push(format!("{}:{}: {sentence}", path.display(), paragraph.line));
-                }
-            }
+        for Paragraph { line, text } in paragraphs {
+            let found = find(&text).into_iter();
+            wrong.extend(found.map(|found| format!("{}:{line}: {found}", path.display())));
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "
-{}",
-        wrong.join(
-            "
-"
-        )
-    );
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn sentences_name_their_subjects() {
+    expect_none(hidden_subjects);
 }
 
 #[test]
 fn prose_uses_standard_words() {
-    let mut wrong = Vec::new();
-    for (path, paragraphs) in prose() {
-        for paragraph in paragraphs {
-            let text = format!(" {} ", paragraph.text.to_lowercase());
-            for phrase in BANNED_PHRASES {
-                let is_there = text.match_indices(phrase).any(|(at, _)| {
-                    let before = text[..at].chars().next_back();
-                    let after = text[at + phrase.len()..].chars().next();
-                    !before.is_some_and(char::is_alphanumeric)
-                        && !after.is_some_and(char::is_alphanumeric)
-                });
-                if is_there {
-                    let (path, line) = (path.display(), paragraph.line);
-                    wrong.push(format!("{path}:{line}: {phrase:?}: {}", paragraph.text));
-                }
-            }
-        }
-    }
-    assert!(
-        wrong.is_empty(),
-        "
-{}",
-        wrong.join(
-            "
-"
-        )
+    expect_none(banned_phrases);
+}
+
+#[test]
+fn comments_and_docstrings_of_scripts_are_checked() {
+    let text = r#"
+# shellcheck shell=bash
+# What every script needs.
+# shellcheck disable=SC2016 # Whoever reads this.
+code = 1
+"""Sums up.
+
+Who calls it waits.
+"""
+What = "code"
+    """Someone calls."""
+"#;
+    let paragraphs = comments_of_script(text);
+    let found: Vec<_> = paragraphs
+        .iter()
+        .flat_map(|paragraph| hidden_subjects(&paragraph.text))
+        .collect();
+    let expected = [
+        "What every script needs.",
+        "Whoever reads this.",
+        "Who calls it waits.",
+        "Someone calls.",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn banned_phrases_are_found_as_whole_words() {
+    let found = |text: &str| banned_phrases(text).len();
+    assert_eq!(found("The file lies in a directory that nobody reads."), 2);
+    assert_eq!(found("Heard: the mount is mended."), 2);
+    assert_eq!(
+        found("It mentions hearts and amends; it relies in part."),
+        0
     );
 }
 
@@ -276,13 +338,5 @@ fn identifiers_are_no_retired_metaphors() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "
-{}",
-        wrong.join(
-            "
-"
-        )
-    );
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
