@@ -5,9 +5,10 @@ use std::time::Duration;
 /// Minimum speed in bytes per second: a sixteenth of a modem's. A slower link counts as dead.
 const MIN_BYTES_PER_SECOND: u64 = 4 << 10;
 
-/// Timeout that received bytes extend. Received bytes extend it, up to the limit, by their transfer time at
-/// the minimum speed. So a slow but steady link never times out, but a server that sends an occasional byte
-/// does. A read ends at the latest after the limit plus its transfer time at that speed.
+/// Timeout that received bytes extend, up to the limit, by their transfer time at the minimum speed.
+///
+/// So a slow but steady link never times out, but a server that sends an occasional byte does. A read ends at
+/// the latest after the limit plus its transfer time at that speed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StallTimeout {
     limit: Duration,

@@ -3,10 +3,10 @@
 use std::ffi::OsStr;
 
 use clap_complete::engine::CompletionCandidate;
+use tarfs::fuse::MountOptions;
 
 use super::daemon::control_socket;
 use super::environment;
-use tarfs::fuse::MountOptions;
 
 /// Mountpoints of the mounts that this user may query.
 pub(crate) fn mountpoints() -> Vec<CompletionCandidate> {

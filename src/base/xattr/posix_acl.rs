@@ -254,19 +254,7 @@ fn parse_permissions(text: &[u8]) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Resolves no names, so that only numbers in the text count.
-    #[derive(Clone, Copy, Debug)]
-    struct NumericIds;
-
-    impl IdResolver for NumericIds {
-        fn user(&self, _name: &[u8]) -> Option<u32> {
-            None
-        }
-        fn group(&self, _name: &[u8]) -> Option<u32> {
-            None
-        }
-    }
+    use crate::base::passwd::Accounts;
 
     struct TestIds;
 
@@ -286,7 +274,7 @@ mod tests {
     #[test]
     fn text_acl_is_encoded_in_kernel_order() {
         let text = b"user::rw-\nother::r--\nuser:1000:r-x\ngroup::r--\nmask::r-x\n";
-        let bytes = xattr_from_text(text, &NumericIds).expect("well-formed");
+        let bytes = xattr_from_text(text, &Accounts::default()).expect("well-formed");
         let mut expected = vec![2, 0, 0, 0];
         for (tag, permissions, id) in [
             (1u16, 6u16, u32::MAX),
@@ -304,7 +292,7 @@ mod tests {
 
     #[test]
     fn mode_comes_from_owner_mask_and_others() {
-        let mode = |text: &[u8]| mode_of_xattr(&xattr_from_text(text, &NumericIds)?);
+        let mode = |text: &[u8]| mode_of_xattr(&xattr_from_text(text, &Accounts::default())?);
         assert_eq!(mode(b"u::rwx,g::r-x,o::--x"), Some(0o751));
         assert_eq!(mode(b"u::rw-,u:5:rwx,g::r-x,m::rwx,o::---"), Some(0o670));
         assert_eq!(mode(b"u::rwx,o::---"), None, "no group");
@@ -315,14 +303,14 @@ mod tests {
     #[test]
     fn text_acl_with_commas_comments_and_ids_is_parsed() {
         let text = b"user::rwx,user:someone:r--:1234,group::---,mask::r--,other::--- # x";
-        let bytes = xattr_from_text(text, &NumericIds).expect("well-formed");
+        let bytes = xattr_from_text(text, &Accounts::default()).expect("well-formed");
         assert_eq!(bytes.get(16..20), Some(&1234u32.to_le_bytes()[..]));
     }
 
     #[test]
     fn text_acl_names_are_looked_up() {
         let text = b"user::rwx,user:lisa:r--,group::---,mask::r--,other::---";
-        assert_eq!(xattr_from_text(text, &NumericIds), None);
+        assert_eq!(xattr_from_text(text, &Accounts::default()), None);
         let bytes = xattr_from_text(text, &TestIds).expect("known");
         assert_eq!(bytes.get(16..20), Some(&1001u32.to_le_bytes()[..]));
     }
@@ -337,7 +325,7 @@ mod tests {
         ];
         for text in texts.into_iter().chain(invalid) {
             assert_eq!(
-                xattr_from_text(text.as_bytes(), &NumericIds),
+                xattr_from_text(text.as_bytes(), &Accounts::default()),
                 None,
                 "{text}"
             );
@@ -346,14 +334,15 @@ mod tests {
 
     #[test]
     fn text_acl_beats_xattr_unless_it_is_invalid() {
-        let xattr = |text: &str| xattr_from_text(text.as_bytes(), &NumericIds).expect("valid");
+        let xattr =
+            |text: &str| xattr_from_text(text.as_bytes(), &Accounts::default()).expect("valid");
         let stored = xattr("u::rwx,u:5:r,g::r,m::r,o::-");
         let found = |text: &[u8], bytes: &[u8]| {
             let xattrs = [
                 (Kind::Access.attribute().as_bytes(), bytes),
                 (Kind::Access.keyword(), text),
             ];
-            let found = find(xattrs.into_iter(), Kind::Access, &NumericIds)?;
+            let found = find(xattrs.into_iter(), Kind::Access, &Accounts::default())?;
             Ok(found.map(|acl| acl.bytes))
         };
         assert_eq!(
@@ -365,15 +354,17 @@ mod tests {
         let none = find(
             [(&b"user.a"[..], &b"b"[..])].into_iter(),
             Kind::Access,
-            &NumericIds,
+            &Accounts::default(),
         );
         assert_eq!(none, Ok(None));
     }
 
     #[test]
     fn malformed_acl_xattr_is_invalid_and_valid_one_is_sorted() {
-        let stored = xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &NumericIds).expect("valid");
-        let checked = |value: &[u8]| acl_from_xattr(value, &NumericIds).map(|acl| acl.bytes);
+        let stored =
+            xattr_from_text(b"u::rw,u:5:r,g::r,m::r,o::-", &Accounts::default()).expect("valid");
+        let checked =
+            |value: &[u8]| acl_from_xattr(value, &Accounts::default()).map(|acl| acl.bytes);
         assert_eq!(checked(&stored).as_ref(), Some(&stored));
         let (head, rows) = stored.split_at(4);
         let mut rows: Vec<_> = rows.chunks(8).collect();
@@ -408,7 +399,7 @@ mod tests {
             }
         }
         let text = b"u::rw,u:5:r,u:6:r,g::r,g:5:r,g:6:r,m::rw,o::-";
-        let bytes = |text| xattr_from_text(text, &NumericIds).expect("valid");
+        let bytes = |text| xattr_from_text(text, &Accounts::default()).expect("valid");
         let found = acl_from_text(text, &Mapped).expect("valid");
         assert_eq!(found.unmapped, 2);
         assert_eq!(
@@ -417,7 +408,7 @@ mod tests {
         );
         assert_eq!(acl_from_xattr(&bytes(&text[..]), &Mapped), Some(found));
         // No user namespace maps this id.
-        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &NumericIds);
+        let undefined = acl_from_text(b"u::r,u:4294967295:r,g::r,m::r,o::-", &Accounts::default());
         assert_eq!(undefined.map(|acl| acl.unmapped), Some(1));
     }
 }

@@ -209,7 +209,7 @@ impl Journal {
         place
     }
 
-    /// Items that member `number` has completed the entry at `path`, which has no links.
+    /// Records that member `number` has completed the entry at `path`, which has no links.
     pub(super) fn record_entry(&self, number: u64, path: &ArchivePath, stat: &Stat) {
         let snapshot = StatSnapshot::of(stat);
         let mut fields = FieldEncoder::default();
@@ -224,7 +224,7 @@ impl Journal {
         self.add(ItemKind::Entry, &fields);
     }
 
-    /// Items that `number` is a directory with deferred attributes. Without `parent`, its path has no links.
+    /// Records that `number` is a directory with deferred attributes. Without `parent`, its path has no links.
     pub(super) fn record_directory(
         &self,
         number: u64,
@@ -239,7 +239,7 @@ impl Journal {
         self.add(ItemKind::Directory, &fields);
     }
 
-    /// Items that member `number` is a link to be made at the end.
+    /// Records that member `number` is a link to be made at the end.
     pub(super) fn record_link(&self, number: u64, link: &DeferredLink) {
         let mut fields = FieldEncoder::default();
         fields.number(number);
@@ -248,21 +248,21 @@ impl Journal {
         self.add(ItemKind::Link, &fields);
     }
 
-    /// Items, at once, that the link count and so the ctime of `inode` are about to change.
+    /// Records at once that the link count and so the ctime of `inode` are about to change.
     pub(super) fn record_touch(&self, inode: u64) {
         let mut fields = FieldEncoder::default();
         fields.number(inode);
         self.add_and_flush(ItemKind::Touch, &fields);
     }
 
-    /// Items, at once, that the entry of `job` is about to be replaced.
+    /// Records at once that the entry of `job` is about to be replaced.
     pub(super) fn record_replace(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.bytes(self.resolved_path(&job.directory, &job.path).as_bytes());
         self.add_and_flush(ItemKind::Replace, &fields);
     }
 
-    /// Items, at once, that the directory of `job` is about to be made.
+    /// Records at once that the directory of `job` is about to be made.
     pub(super) fn record_make(&self, job: &Job) {
         let mut fields = FieldEncoder::default();
         fields.number(job.number);
@@ -287,7 +287,7 @@ impl Journal {
         }
     }
 
-    /// Items that all members before the resume point are done. Returns whether that is in the file.
+    /// Records that all members before the resume point are done. Returns whether that is in the file.
     pub(crate) fn checkpoint(&self, resume_point: &ResumePoint, progress: &CheckpointInfo) -> bool {
         let mut fields = FieldEncoder::default();
         fields.number(progress.before);

@@ -3,7 +3,7 @@
 use tarfs::ArchivePath;
 use tarfs::codec::{Detected, detect};
 use tarfs::internal::passwd::Accounts;
-use tarfs::internal::posix_acl::{IdResolver, Kind, find};
+use tarfs::internal::posix_acl::{Kind, find};
 use tarfs::list::escape;
 use tarfs::source::{self, Validator};
 
@@ -51,30 +51,18 @@ fn path(bytes: &[u8]) {
     }
 }
 
-/// Resolves no names.
-struct NumericIds;
-
-impl IdResolver for NumericIds {
-    fn user(&self, _name: &[u8]) -> Option<u32> {
-        None
-    }
-    fn group(&self, _name: &[u8]) -> Option<u32> {
-        None
-    }
-}
-
 fn acl(bytes: &[u8]) {
     let text = [(Kind::Access.keyword(), bytes)].into_iter();
-    if let Ok(Some(acl)) = find(text, Kind::Access, &NumericIds) {
+    if let Ok(Some(acl)) = find(text, Kind::Access, &Accounts::default()) {
         // A header of 4 bytes and entries of 8.
         assert_eq!(acl.bytes.len() % 8, 4);
         assert!(acl.bytes.len() <= 4 + 8 * bytes.len());
     }
     // As an attribute the ACL has the same entries, sorted, and is valid again.
     let attribute = |bytes| [(Kind::Access.attribute().as_bytes(), bytes)].into_iter();
-    if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &NumericIds) {
+    if let Ok(Some(acl)) = find(attribute(bytes), Kind::Access, &Accounts::default()) {
         assert_eq!(acl.bytes.len() + 8 * acl.unmapped, bytes.len());
-        let again = find(attribute(&acl.bytes), Kind::Access, &NumericIds);
+        let again = find(attribute(&acl.bytes), Kind::Access, &Accounts::default());
         assert_eq!(
             again.map(|again| again.map(|acl| acl.unmapped)),
             Ok(Some(0))
