@@ -3,10 +3,10 @@
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 
 use crate::base::extent::Plain;
-use crate::base::sync::Mutex;
+use crate::base::sync::{Mutex, RwLock, RwLockReadGuard};
 use crate::index::{Builder, Index, Ino, Origin};
 
 /// Tells whether the caller still waits.
@@ -162,7 +162,7 @@ impl LiveIndex {
         if let Some(index) = self.complete.get() {
             return IndexGuard::Complete(index);
         }
-        let growing = self.growing.read().unwrap_or_else(PoisonError::into_inner);
+        let growing = self.growing.read();
         if growing.is_some() {
             return IndexGuard::Growing(growing);
         }
@@ -211,7 +211,7 @@ impl LiveIndex {
 
     pub(super) fn grow<T>(&self, grow: impl FnOnce(&mut Builder) -> T) -> Option<T> {
         let grown = {
-            let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
+            let mut growing = self.growing.write();
             let builder = growing.as_mut();
             builder.map(|builder| {
                 let grown = grow(builder);
@@ -250,7 +250,7 @@ impl LiveIndex {
     pub(super) fn finish(&self, origin: Origin) {
         // A separate call, so that the watcher receives these changes.
         self.grow(Builder::resolve_forward_links);
-        let mut growing = self.growing.write().unwrap_or_else(PoisonError::into_inner);
+        let mut growing = self.growing.write();
         if let Some(builder) = growing.take() {
             let index = builder.finish(origin);
             // Set under the lock, so that a reader always finds the builder or the index.

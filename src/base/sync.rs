@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-pub use super::primitives::MutexGuard;
 use super::primitives::{self, PoisonError};
+pub use super::primitives::{MutexGuard, RwLockReadGuard, RwLockWriteGuard};
 
 /// As [`std::sync::Mutex`].
 #[derive(Debug, Default)]
@@ -25,6 +25,27 @@ impl<T> Mutex<T> {
     /// The value; the exclusive reference makes locking unnecessary.
     pub fn get_mut(&mut self) -> &mut T {
         self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As [`std::sync::RwLock`].
+#[derive(Debug, Default)]
+pub struct RwLock<T>(primitives::RwLock<T>);
+
+impl<T> RwLock<T> {
+    /// An unlocked lock around `value`.
+    pub const fn new(value: T) -> Self {
+        Self(primitives::RwLock::new(value))
+    }
+
+    /// Waits for shared access.
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for exclusive access.
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,9 @@
 /// Replaces the standard library's primitives in these files.
 mod primitives {
     #![allow(unreachable_pub, reason = "a public item of the library exports it")]
-    pub use shuttle::sync::{Condvar, Mutex, MutexGuard};
+    pub use shuttle::sync::{
+        Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    };
     pub(crate) use std::sync::PoisonError;
 }
 
