@@ -152,10 +152,10 @@ pub(crate) fn buffers_beside_grant(mut noise: Rng) {
 
 pub(crate) fn grants(mut noise: Rng) {
     let pools = [BufferPool::new(BUDGET), BufferPool::new(40)];
-    let lenders = pools
+    let reclaimers = pools
         .iter()
         .map(|pool| Arc::new(pool.clone()) as Arc<dyn Reclaim>);
-    let broker = MemoryBroker::new(lenders.collect());
+    let broker = MemoryBroker::new(reclaimers.collect());
     let limit = broker.limit_bytes();
     assert_eq!(limit, 105);
     let held = HeldBytes::new(limit);

@@ -114,7 +114,7 @@ fn minimum_options() -> scan::Options {
         min_speed: fetch::MinSpeed::default(),
         retry_forever: RetryForever::default(),
         memory: 0,
-        lenders: Vec::new(),
+        reclaimers: Vec::new(),
         workers: 2,
         allow_skipping: false,
         sha256: scan::Digest::Ignore,

@@ -120,7 +120,7 @@ impl ScanThread {
         let scan_options = scan::Options {
             spans: true,
             memory: scan_memory,
-            lenders: match lent {
+            reclaimers: match lent {
                 0 => vec![Arc::new(reader.span_cache.clone())],
                 _ => Vec::new(),
             },

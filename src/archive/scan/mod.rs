@@ -289,10 +289,10 @@ impl<'a, S: Sink> Scan<'a, S> {
         let half = options.memory.max(MIN_MEMORY) / 2;
         let packed = BufferPool::new(half);
         let plain = BufferPool::with_soft_limit(half, plain_soft_limit(options.workers));
-        let mut lenders = options.lenders.clone();
-        lenders.push(Arc::new(plain.clone()));
+        let mut reclaimers = options.reclaimers.clone();
+        reclaimers.push(Arc::new(plain.clone()));
         // Packed buffers are last, because fetched data is here and takes time to be released.
-        lenders.push(Arc::new(packed.clone()));
+        reclaimers.push(Arc::new(packed.clone()));
         let fetch = fetch::Config {
             // Several chunks must fit. Otherwise fetching and decoding take turns, and deadlock if a unit of
             // decoding spans several chunks.
@@ -320,7 +320,7 @@ impl<'a, S: Sink> Scan<'a, S> {
             context: Context {
                 pool: plain,
                 wants_seek_points: options.spans || options.resume_points,
-                broker: MemoryBroker::new(lenders),
+                broker: MemoryBroker::new(reclaimers),
                 workers: options.workers,
             },
             block_len: options.spans.then_some(self.block_len),

@@ -34,7 +34,7 @@ pub struct Options {
     /// Memory for all buffers and decoder state, in bytes. The scan uses at least [`MIN_MEMORY`].
     pub memory: u64,
     /// Memory that decoder state reclaims before it reclaims the scan's buffers.
-    pub lenders: Vec<Arc<dyn Reclaim>>,
+    pub reclaimers: Vec<Arc<dyn Reclaim>>,
     /// Number of threads for data that can be decoded out of order.
     pub workers: usize,
     /// Whether to skip large payloads of an uncompressed archive, if a strong validator pins its version.
@@ -69,7 +69,7 @@ impl Default for Options {
             min_speed: fetch::MinSpeed::default(),
             retry_forever: RetryForever::default(),
             memory: 128 << 20,
-            lenders: Vec::new(),
+            reclaimers: Vec::new(),
             workers: 1,
             allow_skipping: false,
             resume_points: false,

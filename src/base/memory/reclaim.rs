@@ -130,7 +130,7 @@ impl MemoryBroker {
     }
 }
 
-/// Granted memory; returned to its lenders when dropped.
+/// Granted memory; returned to its reclaimers when dropped.
 #[derive(Debug)]
 pub struct MemoryGrant {
     bytes: u64,
@@ -154,7 +154,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory to lend: what is left, and the initial amount.
+    /// Memory to reclaim: what is left, and the initial amount.
     #[derive(Debug)]
     struct TestMemory(AtomicU64, u64);
 
