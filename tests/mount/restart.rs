@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{AtFlags, StatxFlags, statx};
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
@@ -198,6 +199,7 @@ fn relative_paths_mean_the_same_after_restart() {
     // replaces it.
     for more in [&[][..], &["--copy-to", "copy"]] {
         place.succeeds(&[&["mount", "--restart", "a.tar", "mnt"], more].concat());
+        let open = File::open(place.mounted("d5")).expect("there");
         let before = place.server_pid().expect("mounted");
         kill_process(before, Signal::KILL).expect("running");
         wait::wait_until("another process serves the mount", || {
@@ -205,6 +207,10 @@ fn relative_paths_mean_the_same_after_restart() {
         });
         let read = fs::read(place.mounted(name(3))).expect("readable");
         assert!(read == content(3));
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        let is_lost = statx(&open, "", flags, StatxFlags::BASIC_STATS).is_err();
+        assert_eq!(is_lost, !more.is_empty());
+        drop(open);
         place.umount();
     }
 }
