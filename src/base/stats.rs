@@ -104,6 +104,8 @@ stats! {
     source_requests,
     /// Requests retried after a failure or a cut.
     source_retries,
+    /// Requests sent again with renewed credentials, or to the region that the server named.
+    source_renewed_credentials,
     /// Requests cut because they were too slow, and retried for the rest.
     source_straggler_retries,
     /// Requests cancelled and sent again because the server answered later requests before them.
@@ -240,6 +242,7 @@ mod tests {
             "source_requests",
             "source_reused_responses",
             "source_retries",
+            "source_renewed_credentials",
             "source_starved_retries",
             "source_straggler_retries",
             "source_hedges",

@@ -80,10 +80,11 @@ fn start_indexing_progress(total_bytes: Option<u64>, stats: &Arc<Stats>) -> Box<
 }
 
 fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<source::Options> {
-    let headers = headers::load_all(&args.headers)?.into_iter();
     Ok(source::Options {
-        headers: headers.map(|header| (header.name, header.value)).collect(),
+        headers: headers::load_all(&args.headers)?,
+        reload_headers: headers::loader(&args.headers),
         allow_insecure_redirects: args.allow_insecure_redirects,
+        endpoint_url: args.endpoint_url.clone().or_else(environment::s3_endpoint),
         certificates: load_certificates(args.cacert.as_deref())?,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),

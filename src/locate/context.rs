@@ -286,6 +286,7 @@ impl OpenContext {
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
             options.headers.clear();
+            options.reload_headers = None;
         }
         options.known_version = self.known_version(location);
         Ok(self.network.block_on(source::open(location, options))?)
@@ -295,7 +296,7 @@ impl OpenContext {
     /// saved indexes, takes the one used last.
     fn known_version(&self, url: &str) -> Option<Fingerprint> {
         let shown = self.shown_version.as_ref()?;
-        let locator = source::locator(url)?;
+        let locator = source::locator(url, &self.source)?;
         let store = Store::new(self.archive.cache_dir.as_ref()?);
         let files = store.files().ok()?.into_iter();
         let versions = files.filter_map(|file| {

@@ -1,6 +1,7 @@
 //! Errors of sources.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,30 @@ fn describe_attempts(attempts: u32, elapsed: Duration) -> String {
     }
 }
 
+/// A refused request, and the credentials that it carried.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Denial {
+    /// Status of the response.
+    pub status: u16,
+    /// The server's error code, such as `AccessDenied`.
+    pub code: Option<String>,
+    /// The server's request ID.
+    pub request_id: Option<String>,
+    /// Where the credentials were found, or looked for.
+    pub credentials: String,
+}
+
+impl fmt::Display for Denial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server refuses access (status {}", self.status)?;
+        self.code.iter().try_for_each(|code| write!(f, " {code}"))?;
+        let id = self.request_id.iter();
+        id.into_iter()
+            .try_for_each(|id| write!(f, ", request {id}"))?;
+        write!(f, ") with these credentials: {}", self.credentials)
+    }
+}
+
 /// Causes, grouped by what the caller can do.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Cause {
@@ -48,6 +73,12 @@ pub enum Cause {
     /// The server requires credentials or rejects them (401, 403).
     #[error("the server refuses access (status {0})")]
     Unauthorized(u16),
+    /// The server rejects the credentials that were found, or requires some.
+    #[error("{0}")]
+    Denied(Box<Denial>),
+    /// A configured source of credentials fails: its name and its failure, without secrets.
+    #[error("no credentials from {0}")]
+    Credentials(String),
     /// The bytes belong to another version than the one opened.
     #[error("it has changed since it was opened")]
     Changed,
@@ -119,6 +150,11 @@ impl Cause {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
+            Self::Denied(denial) if denial.code.as_deref() == Some("RequestTimeTooSkewed") => {
+                "check the clock of this machine"
+            }
+            Self::Denied(_) => "check that they are valid and may read the object",
+            Self::Credentials(_) => "correct this source of credentials, or remove it",
             Self::Changed => "start again to read the new version",
             Self::Damaged(_) => "it is damaged: get another copy",
             Self::Truncated => "it is incomplete: get a whole copy",
@@ -170,7 +206,7 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => matches!(status, 429 | 502..=504),
-            Self::Busy(_) => true,
+            Self::Busy(_) | Self::Credentials(_) => true,
             _ => false,
         }
     }
@@ -182,10 +218,10 @@ fn scheme_hint(scheme: &str) -> &'static str {
             "tarfs does not read registries: save the image with `skopeo copy docker://NAME \
              docker-archive:FILE` or `docker save -o FILE NAME`, and name docker-archive:FILE"
         }
-        "s3" | "gs" => {
-            "known are http://, https:// and file://; a signed https:// URL of the object can be read"
+        "gs" => {
+            "known are http://, https://, s3:// and file://; a signed https:// URL of the object can be read"
         }
-        _ => "known are http://, https:// and file://",
+        _ => "known are http://, https://, s3:// and file://",
     }
 }
 

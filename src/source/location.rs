@@ -87,6 +87,29 @@ impl fmt::Display for Location {
     }
 }
 
+/// Redacts secrets in `spec` (see [`open`](super::open)).
+pub fn redact(spec: &str) -> String {
+    let Some(colon) = spec.find("://") else {
+        return spec.to_owned();
+    };
+    let before = spec.get(..colon).unwrap_or_default();
+    // The prefix of an image or a part, as in `tar:https://...`.
+    let scheme = before.rfind(':').map_or(0, |last| last + 1);
+    let (around, url) = spec.split_at(scheme);
+    match Url::parse(url) {
+        Ok(url) if !around.contains('@') => {
+            let shown = Location::from_url(&url);
+            if shown.as_str() == url.as_str() {
+                spec.to_owned()
+            } else {
+                format!("{around}{shown}")
+            }
+        }
+        // Secrets cannot be located in it.
+        _ => "the URL".to_owned(),
+    }
+}
+
 fn locator(url: &Url) -> String {
     let mut url = without_user(url);
     url.set_fragment(None);

@@ -2,6 +2,8 @@
 //!
 //! A source is one version of a file, pinned by its [`Fingerprint`]. Bytes of another version are an error.
 
+mod authorizer;
+mod credentials;
 mod directory;
 mod error;
 mod file;
@@ -29,15 +31,16 @@ use crate::base::extent::Packed;
 pub use crate::base::buffer_pool::{Buffer, BufferPool};
 pub use crate::base::random_reads::Wait;
 
+pub use authorizer::{Authorizer, HeaderLoader, Refusal, Request};
 pub(crate) use directory::SourceDirectory;
-pub use error::{Cause, Error, Obstacle};
+pub use error::{Cause, Denial, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Transport};
-pub use location::Location;
+pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Target, Transport};
+pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};
-pub use open::{locator, open, redact};
+pub use open::{locator, open};
 pub use options::{DEFAULT_TIMEOUT, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};

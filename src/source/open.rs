@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use url::Url;
 
-use super::{Cause, Error, Http, Location, Options, Pipe, Source, file};
+use super::authorizer::parse_headers;
+use super::credentials::{self, ReloadedHeaders};
+use super::location::redact;
+use super::{Cause, Error, Http, Location, Options, Pipe, Source, Target, file};
 use crate::base::stats::Stats;
 
-/// Opens `spec`: a URL (`http://`, `https://`, `file://`), a path, or `-` for standard input.
+/// Opens `spec`: a URL (`http://`, `https://`, `s3://`, `file://`), a path, or `-` for standard input.
 ///
 /// A name with `://` is a URL. The path of such a file is `./name`.
 ///
@@ -22,11 +25,21 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     if !spec.contains("://") {
         return open_path(PathBuf::from(spec), options.stats).await;
     }
+    if spec.starts_with("s3://") {
+        let target = credentials::s3_target(spec, &options).await;
+        let target = target.map_err(|cause| Error::new(redact(spec), cause))?;
+        return Ok(Arc::new(Http::open(target, options).await?));
+    }
     // A URL that does not parse may contain secrets, so the error does not repeat it.
     let malformed = |text: String| Error::new("the URL", Cause::Malformed(text));
     let url = Url::parse(spec).map_err(|error| malformed(error.to_string()))?;
     match url.scheme() {
-        "http" | "https" => Ok(Arc::new(Http::open(url, options).await?)),
+        "http" | "https" => {
+            let mut options = options;
+            let target = http_target(url, &mut options);
+            let target = target.map_err(|cause| Error::new(redact(spec), cause))?;
+            Ok(Arc::new(Http::open(target, options).await?))
+        }
         "file" => match url.to_file_path() {
             Ok(path) => open_path(path, options.stats).await,
             Err(()) => Err(malformed("a file URL names no other host".to_owned())),
@@ -38,8 +51,21 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     }
 }
 
-/// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for any other spec.
-pub fn locator(spec: &str) -> Option<String> {
+/// Returns the target of `url`, which takes the headers of `options` if they can be loaded again.
+fn http_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
+    let mut target = Target::from(url);
+    if let Some(load) = options.reload_headers.take() {
+        let headers = parse_headers(&std::mem::take(&mut options.headers))?;
+        target.authorizer = Some(Arc::new(ReloadedHeaders::new(headers, load)));
+    }
+    Ok(target)
+}
+
+/// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for a path.
+pub fn locator(spec: &str, options: &Options) -> Option<String> {
+    if let Some(location) = credentials::s3_location(spec, options) {
+        return Some(location.locator().to_owned());
+    }
     let url = Url::parse(spec).ok()?;
     let is_remote = matches!(url.scheme(), "http" | "https");
     is_remote.then(|| Location::from_url(&url).locator().to_owned())
@@ -51,29 +77,6 @@ pub(crate) fn is_same_origin(one: &str, other: &str) -> bool {
         // The origins of file URLs are never equal.
         (Ok(one), Ok(other)) => one.origin() == other.origin(),
         _ => false,
-    }
-}
-
-/// Redacts secrets in `spec` (see [`open`]).
-pub fn redact(spec: &str) -> String {
-    let Some(colon) = spec.find("://") else {
-        return spec.to_owned();
-    };
-    let before = spec.get(..colon).unwrap_or_default();
-    // The prefix of an image or a part, as in `tar:https://...`.
-    let scheme = before.rfind(':').map_or(0, |last| last + 1);
-    let (around, url) = spec.split_at(scheme);
-    match Url::parse(url) {
-        Ok(url) if !around.contains('@') => {
-            let shown = Location::from_url(&url);
-            if shown.as_str() == url.as_str() {
-                spec.to_owned()
-            } else {
-                format!("{around}{shown}")
-            }
-        }
-        // Secrets cannot be located in it.
-        _ => "the URL".to_owned(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Certificates, Fingerprint, Retry};
+use super::{Certificates, Fingerprint, HeaderLoader, Retry};
 use crate::base::stats::Stats;
 
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
@@ -14,10 +14,14 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 pub struct Options {
     /// Headers sent to the origin of the URL, and to no other.
     pub headers: Vec<(String, String)>,
+    /// Loads the headers again when the server refuses them; see [`HeaderLoader`].
+    pub reload_headers: Option<HeaderLoader>,
     /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
     /// Certificates trusted besides the system's.
     pub certificates: Certificates,
+    /// Endpoint of the object store, instead of the cloud's own.
+    pub endpoint_url: Option<String>,
     /// Version that an earlier process opened, assumed if the server does not answer soon, and then required.
     pub known_version: Option<Fingerprint>,
     /// Maximum number of idle connections.
@@ -40,8 +44,10 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             headers: Vec::new(),
+            reload_headers: None,
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
+            endpoint_url: None,
             known_version: None,
             connections: 16,
             connect_timeout: Duration::from_secs(10),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::StatusCode;
 use reqwest::header::{self, HeaderMap, HeaderName};
 
-use super::{Cause, Fingerprint, Validator};
+use super::{Cause, Denial, Fingerprint, Validator};
 use crate::base::time::parse_http_date;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,6 +18,8 @@ pub(super) struct ResponseHead {
     pub(super) retry_after: Option<Duration>,
     /// Content-Encoding of the body, unless it is identity.
     encoding: Option<String>,
+    /// Details of a refusal, if credentials were looked for.
+    pub(super) denial: Option<Denial>,
 }
 
 impl ResponseHead {
@@ -40,6 +42,7 @@ impl ResponseHead {
             encoding: header_text(headers, header::CONTENT_ENCODING)
                 .map(|encoding| encoding.trim().to_ascii_lowercase())
                 .filter(|encoding| !encoding.is_empty() && encoding != "identity"),
+            denial: None,
         }
     }
 
@@ -85,6 +88,13 @@ impl ResponseHead {
     }
 
     pub(super) fn failure_cause(&self) -> Cause {
+        match (self.status, &self.denial) {
+            (400 | 401 | 403, Some(denial)) => Cause::Denied(Box::new(denial.clone())),
+            _ => self.cause_without_credentials(),
+        }
+    }
+
+    fn cause_without_credentials(&self) -> Cause {
         match self.status {
             401 | 403 => Cause::Unauthorized(self.status),
             404 | 410 => Cause::NotFound,

@@ -38,12 +38,8 @@ fn unknown_scheme_error_lists_supported_schemes() {
             &["docker://", "skopeo copy", "docker save"],
         ),
         (
-            "s3://bucket/a.tar",
-            &["s3://", "https://", "file://", "signed"],
-        ),
-        (
             "gs://bucket/a.tar",
-            &["gs://", "https://", "file://", "signed"],
+            &["gs://", "https://", "s3://", "file://", "signed"],
         ),
         ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
     ] {

@@ -7,6 +7,7 @@ mod adversarial;
 mod archive;
 mod atomic;
 mod cli;
+mod credentials;
 mod damaged_members;
 mod destination;
 mod docs;

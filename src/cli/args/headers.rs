@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
+use tarfs::source::HeaderLoader;
 
 use crate::cli::environment;
 
@@ -96,12 +97,49 @@ pub(crate) fn redact_arguments(words: &[OsString]) -> Vec<OsString> {
 ///
 /// # Errors
 /// A file cannot be read, or a line is not a header.
-pub(crate) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
+pub(crate) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<(String, String)>> {
+    load(&with_environment(args)?)
+}
+
+fn load(args: &[HeaderArg]) -> anyhow::Result<Vec<(String, String)>> {
     let mut headers = Vec::new();
-    append(&mut headers, args)?;
+    for arg in args {
+        match arg {
+            HeaderArg::Inline(header) => headers.push(header.clone()),
+            HeaderArg::File(path) => headers.extend(read_file(path)?),
+        }
+    }
+    let pairs = headers
+        .into_iter()
+        .map(|header| (header.name, header.value));
+    Ok(pairs.collect())
+}
+
+/// Returns a loader of all headers if some are in regular files, which another program may renew.
+pub(crate) fn loader(args: &[HeaderArg]) -> Option<HeaderLoader> {
+    let mut args = with_environment(args).ok()?;
+    let mut has_file = false;
+    for arg in &mut args {
+        if let HeaderArg::File(path) = arg {
+            // A pipe cannot be read again.
+            if !path.is_file() {
+                return None;
+            }
+            has_file = true;
+            // A mount changes its directory.
+            *path = std::path::absolute(&path).ok()?;
+        }
+    }
+    let load = move || load(&args).map_err(|error| format!("{error:#}"));
+    has_file.then(|| HeaderLoader::new(load))
+}
+
+/// Returns `args`, and after them those of the environment.
+fn with_environment(args: &[HeaderArg]) -> anyhow::Result<Vec<HeaderArg>> {
+    let mut args = args.to_vec();
     let variable = environment::HEADERS;
     let Some(text) = environment::headers() else {
-        return Ok(headers);
+        return Ok(args);
     };
     let text = text
         .into_string()
@@ -110,19 +148,9 @@ pub(crate) fn load_all(args: &[HeaderArg]) -> anyhow::Result<Vec<Header>> {
         let arg = line
             .parse()
             .map_err(|error: String| anyhow::anyhow!("{variable}, line {number}: {error}"))?;
-        append(&mut headers, &[arg])?;
+        args.push(arg);
     }
-    Ok(headers)
-}
-
-fn append(headers: &mut Vec<Header>, args: &[HeaderArg]) -> anyhow::Result<()> {
-    for arg in args {
-        match arg {
-            HeaderArg::Inline(header) => headers.push(header.clone()),
-            HeaderArg::File(path) => headers.extend(read_file(path)?),
-        }
-    }
-    Ok(())
+    Ok(args)
 }
 
 /// Reads the headers in the file at `path`, one per line, like curl.
@@ -162,10 +190,10 @@ fn numbered_lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 mod tests {
     use super::*;
 
-    fn pairs(headers: &[Header]) -> Vec<(&str, &str)> {
+    fn pairs(headers: &[(String, String)]) -> Vec<(&str, &str)> {
         let pairs = headers.iter();
         pairs
-            .map(|header| (header.name.as_str(), header.value.as_str()))
+            .map(|(name, value)| (name.as_str(), value.as_str()))
             .collect()
     }
 
@@ -176,7 +204,10 @@ mod tests {
     #[test]
     fn header_is_parsed_into_name_and_value() {
         let header: Header = "Authorization: Bearer a:b".parse().expect("a header");
-        assert_eq!(pairs(&[header]), [("Authorization", "Bearer a:b")]);
+        assert_eq!(
+            (&*header.name, &*header.value),
+            ("Authorization", "Bearer a:b")
+        );
         for wrong in ["no colon", ": x", "a b: x", "@"] {
             assert!(wrong.parse::<HeaderArg>().is_err(), "{wrong}");
         }

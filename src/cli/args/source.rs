@@ -14,7 +14,7 @@ use tarfs::locate::SourceSpec;
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
-    /// The archive: a path, a file://, http:// or https:// URL, or an image
+    /// The archive: a path, a file://, http://, https:// or s3:// URL, or an image
     ///
     /// Other forms: tar:SOURCE!/PATH is a file inside another archive. slice:START[+LEN]:SOURCE is a range
     /// of bytes of SOURCE. An image is oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
@@ -40,6 +40,10 @@ pub(crate) struct SourceArgs {
     /// Also trust the certificates in this PEM file, for example a self-signed one
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
+
+    /// Endpoint of S3 [default: that of the variables of the AWS CLI, or Amazon's]
+    #[arg(long, value_name = "URL")]
+    pub endpoint_url: Option<String>,
 
     /// Maximum number of concurrent requests
     ///

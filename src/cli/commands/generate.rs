@@ -27,7 +27,7 @@ const EXIT_STATUS: [(&str, &str); 3] = [
     ("64", "an invalid command line"),
 ];
 
-const ENVIRONMENT: [(&str, &str); 7] = [
+const ENVIRONMENT: [(&str, &str); 8] = [
     (environment::CACHE_DIR, "default of --cache-dir"),
     (environment::CACHE_SIZE, "default of --cache-size"),
     (
@@ -49,6 +49,10 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     (
         "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY",
         "proxies, as curl reads them",
+    ),
+    (
+        "AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION, …",
+        "credentials and region of objects of S3, as the AWS CLI reads them",
     ),
 ];
 

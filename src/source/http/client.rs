@@ -3,22 +3,35 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{self, HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::{self, HeaderMap, HeaderValue};
 use url::Url;
 
+use super::target::Target;
 use super::transport::{Content, RawResponse, Transport};
 use crate::base::stats::Stats;
+use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
-use crate::source::{Cause, Options};
+use crate::source::{Cause, Denial, Options};
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
+
+/// Maximum number of times that a request is sent again with other credentials, or to another region.
+const MAX_RESENDS: u32 = 2;
+
+/// Maximum length of the part of a refusal's body in which the error code is searched.
+const MAX_ERROR_BODY_BYTES: usize = 4 << 10;
+
+/// Timeout for the body of a refusal, which has the error code.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
 pub(super) struct Client {
     transport: Box<dyn Transport>,
     /// The user's URL, with user and password.
     pub(super) original: Url,
+    /// Adds credentials for the original's origin.
+    authorizer: Option<Arc<dyn Authorizer>>,
     /// The user's headers, for the original's origin only.
     headers: HeaderMap,
     bypasses_caches: bool,
@@ -36,17 +49,18 @@ pub(super) struct Response {
 
 impl Client {
     pub(super) fn new(
-        url: Url,
+        target: &Target,
         options: &Options,
         transport: Box<dyn Transport>,
     ) -> Result<Self, Cause> {
         Ok(Self {
             transport,
-            headers: user_headers(&options.headers)?,
+            headers: parse_headers(&options.headers)?,
             bypasses_caches: false,
             allows_insecure_redirects: options.allow_insecure_redirects,
             stats: Arc::clone(&options.stats),
-            original: url,
+            original: target.url.clone(),
+            authorizer: target.authorizer.clone(),
         })
     }
 
@@ -54,8 +68,13 @@ impl Client {
     pub(super) fn without_cache(&self, options: &Options) -> Result<Self, Cause> {
         let transport = self.transport.reconnect(&self.original, options)?;
         Ok(Self {
+            transport,
+            original: self.original.clone(),
+            authorizer: self.authorizer.clone(),
+            headers: self.headers.clone(),
             bypasses_caches: true,
-            ..Self::new(self.original.clone(), options, transport)?
+            allows_insecure_redirects: self.allows_insecure_redirects,
+            stats: Arc::clone(&self.stats),
         })
     }
 
@@ -89,8 +108,9 @@ impl Client {
         }
         let mut url = from.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let raw = self.send(&url, &conditions).await?;
-            let head = ResponseHead::new(raw.status, &raw.headers, unix_time());
+            let (raw, denial) = self.send(&url, &conditions).await?;
+            let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
+            head.denial = denial;
             let Some(target) = &head.redirect else {
                 return Ok(Response {
                     head,
@@ -105,8 +125,44 @@ impl Client {
         )))
     }
 
-    async fn send(&self, url: &Url, conditions: &HeaderMap) -> Result<RawResponse, Cause> {
-        self.stats.source_requests.increment();
+    /// Sends one request, and again if its credentials are refused and others are found.
+    async fn send(
+        &self,
+        url: &Url,
+        conditions: &HeaderMap,
+    ) -> Result<(RawResponse, Option<Denial>), Cause> {
+        let mut resends = 0;
+        loop {
+            let mut request = self.request(url);
+            let authorizer = self.authorizer.as_ref();
+            let authorizer = authorizer.filter(|_| may_send_credentials(url, &self.original));
+            if let Some(authorizer) = authorizer {
+                authorizer.authorize(&mut request).await?;
+            }
+            let mut headers = request.headers.clone();
+            headers.extend(conditions.clone());
+            self.stats.source_requests.increment();
+            let mut raw = self.transport.get(request.url.clone(), headers).await?;
+            let Some(authorizer) = authorizer.filter(|_| !raw.status.is_success()) else {
+                return Ok((raw, None));
+            };
+            let refusal = Refusal {
+                status: raw.status,
+                headers: raw.headers.clone(),
+                code: error_code(&mut raw).await,
+            };
+            if resends < MAX_RESENDS && authorizer.should_resend(&request, &refusal).await {
+                resends += 1;
+                self.stats.source_renewed_credentials.increment();
+                continue;
+            }
+            let origin = authorizer.credentials_origin();
+            let denial = refusal.is_denial().then(|| refusal.into_denial(origin));
+            return Ok((raw, denial));
+        }
+    }
+
+    fn request(&self, url: &Url) -> Request {
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
         if may_send_credentials(&url, &self.original) {
@@ -119,9 +175,35 @@ impl Client {
             let no_cache = HeaderValue::from_static("no-cache");
             headers.insert(header::CACHE_CONTROL, no_cache);
         }
-        headers.extend(conditions.clone());
-        self.transport.get(url, headers).await
+        Request {
+            url,
+            headers,
+            generation: 0,
+        }
     }
+}
+
+/// Returns the error code in the body of a refusal, which is XML in object stores.
+async fn error_code(raw: &mut RawResponse) -> Option<String> {
+    if !matches!(raw.status.as_u16(), 400 | 401 | 403) {
+        return None;
+    }
+    let mut body = Vec::new();
+    let receiving = async {
+        while body.len() < MAX_ERROR_BODY_BYTES
+            && let Ok(Some(piece)) = raw.content.next().await
+        {
+            body.extend_from_slice(&piece);
+        }
+    };
+    tokio::time::timeout(ERROR_BODY_TIMEOUT, receiving)
+        .await
+        .ok();
+    let text = String::from_utf8_lossy(&body);
+    let (_, rest) = text.split_once("<Code>")?;
+    let (code, _) = rest.split_once("</Code>")?;
+    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_code.then(|| code.to_owned())
 }
 
 /// Whether `url` may receive the user's credentials for `original`.
@@ -132,21 +214,6 @@ fn may_send_credentials(url: &Url, original: &Url) -> bool {
 fn unix_time() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-fn user_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
-    let mut map = HeaderMap::new();
-    for (name, value) in headers {
-        let name = HeaderName::from_bytes(name.as_bytes())
-            .map_err(|_| Cause::Malformed(format!("{name:?} is not a valid header name")))?;
-        // The error does not repeat the value, which may be a secret.
-        let mut value = header_value(value).map_err(|_| {
-            Cause::Malformed(format!("the value of the header {name} is malformed"))
-        })?;
-        value.set_sensitive(true);
-        map.append(name, value);
-    }
-    Ok(map)
 }
 
 fn header_value(text: &str) -> Result<HeaderValue, Cause> {
@@ -220,7 +287,7 @@ mod tests {
     #[test]
     fn malformed_header_error_hides_its_value() {
         let refusal = |name: &str, value: &str| {
-            user_headers(&[(name.to_owned(), value.to_owned())])
+            parse_headers(&[(name.to_owned(), value.to_owned())])
                 .err()
                 .map(|cause| cause.to_string())
         };

@@ -14,6 +14,7 @@ mod connect_time;
 mod fill;
 mod receive;
 mod retry_state;
+mod target;
 mod timer;
 mod transport;
 mod unranged;
@@ -45,6 +46,8 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
+pub use self::target::Target;
+pub(super) use self::transport::credentials_client;
 pub use self::transport::{Content, RawResponse, Transport};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
@@ -88,32 +91,33 @@ enum InitialBody {
 }
 
 impl Http {
-    /// Probes and opens `url`.
+    /// Probes and opens `target`, such as a URL.
     ///
     /// # Errors
     /// If the server is unreachable, refuses access, or sends an unusable response.
-    pub async fn open(url: Url, options: Options) -> Result<Self, Error> {
-        let failed = |cause| Error::new(Location::from_url(&url).as_str(), cause);
+    pub async fn open(target: impl Into<Target>, options: Options) -> Result<Self, Error> {
+        let target = target.into();
+        let failed = |cause| Error::new(target.location.as_str(), cause);
         let network = NetworkTransport::new(&options).map_err(failed)?;
         let Some(version) = options.known_version.clone() else {
-            return Self::open_through(Box::new(network), url, options).await;
+            return Self::open_through(Box::new(network), target, options).await;
         };
-        let opening = Self::open_through(Box::new(network), url.clone(), options.clone());
+        let opening = Self::open_through(Box::new(network), target.clone(), options.clone());
         match tokio::time::timeout(OPEN_TIMEOUT, opening).await {
             Ok(Ok(opened)) => return Ok(opened),
             Ok(Err(error)) => tracing::warn!("{error}"),
-            Err(_) => tracing::warn!("{}: no answer so far", Location::from_url(&url)),
+            Err(_) => tracing::warn!("{}: no answer so far", target.location),
         }
         tracing::warn!("serving only cached data until the source can be read");
-        Self::open_known(version, url, options)
+        Self::open_known(version, target, options)
     }
 
-    /// Opens `url` as the known `version`, without a request.
-    fn open_known(version: Fingerprint, url: Url, options: Options) -> Result<Self, Error> {
-        let location = Location::from_url(&url);
-        let failed = |cause| Error::new(location.as_str(), cause);
+    /// Opens `target` as the known `version`, without a request.
+    fn open_known(version: Fingerprint, target: Target, options: Options) -> Result<Self, Error> {
+        let failed = |cause| Error::new(target.location.as_str(), cause);
         let network = NetworkTransport::new(&options).map_err(failed)?;
-        let client = Client::new(url.clone(), &options, Box::new(network)).map_err(failed)?;
+        let client = Client::new(&target, &options, Box::new(network)).map_err(failed)?;
+        let Target { url, location, .. } = target;
         let found = ProbeResult::without_request(version, url);
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
         Ok(Self::from_probe(found, client, jitter, location, options))
@@ -125,12 +129,13 @@ impl Http {
     /// As `open`.
     pub async fn open_through(
         transport: Box<dyn Transport>,
-        url: Url,
+        target: impl Into<Target>,
         options: Options,
     ) -> Result<Self, Error> {
-        let location = Location::from_url(&url);
-        let client = Client::new(url, &options, transport)
-            .map_err(|cause| Error::new(location.as_str(), cause))?;
+        let target = target.into();
+        let client = Client::new(&target, &options, transport)
+            .map_err(|cause| Error::new(target.location.as_str(), cause))?;
+        let location = target.location;
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
         let mut retry_state = RetryState::new(
             options.retry,

@@ -83,7 +83,7 @@ pub(super) struct NetworkTransport {
 impl NetworkTransport {
     pub(super) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
-        let client = build_client(options, connect_timer.clone())?;
+        let client = build_client(options, connect_timer.clone(), false)?;
         Ok(Self {
             client,
             connect_timer,
@@ -123,7 +123,19 @@ fn body_stream(response: Response) -> impl Stream<Item = Result<Bytes, Cause>> +
     })
 }
 
-fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwest::Client, Cause> {
+/// A client for servers of credentials.
+pub(crate) fn credentials_client(
+    options: &Options,
+    bypasses_proxies: bool,
+) -> Result<reqwest::Client, Cause> {
+    build_client(options, ConnectTimer::default(), bypasses_proxies)
+}
+
+fn build_client(
+    options: &Options,
+    connect_timer: ConnectTimer,
+    bypasses_proxies: bool,
+) -> Result<reqwest::Client, Cause> {
     // An error means that the process already has a provider, which works too.
     drop(rustls::crypto::ring::default_provider().install_default());
     let unusable = |error: &(dyn StdError + 'static)| Cause::Unreachable {
@@ -134,7 +146,7 @@ fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwes
         certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
     // HTTP/1.1 moves more bytes per CPU second than HTTP/2. Bodies are not decoded. `Client` follows redirects
     // itself, because it knows to which origin the headers belong.
-    let built = reqwest::Client::builder()
+    let client = reqwest::Client::builder()
         .http1_only()
         .redirect(Policy::none())
         .referer(false)
@@ -142,8 +154,13 @@ fn build_client(options: &Options, connect_timer: ConnectTimer) -> Result<reqwes
         .connect_timeout(options.connect_timeout.min(options.timeout / 2))
         .pool_max_idle_per_host(options.connections)
         .tls_backend_preconfigured(tls)
-        .connector_layer(connect_timer)
-        .build();
+        .connector_layer(connect_timer);
+    let client = if bypasses_proxies {
+        client.no_proxy()
+    } else {
+        client
+    };
+    let built = client.build();
     built.map_err(|error| unusable(&error))
 }
 

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use tarfs::index::{Builder, Index, Options, Origin};
 use tarfs::internal::time::parse_http_date;
-use tarfs::source::{Cause, Fingerprint, Validator};
+use tarfs::source::{Cause, Denial, Fingerprint, Validator};
 use tarfs::tar::{Member, MemberKind};
 use tarfs::{Extent, Plain};
 

@@ -1,0 +1,150 @@
+//! Interface between the HTTP client and credentials.
+//!
+//! An [`Authorizer`] belongs to one URL. The HTTP client calls it before each request to that URL's origin, and
+//! shows it each refusal, so that it can renew credentials.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use url::Url;
+
+use super::{Cause, Denial};
+
+/// Error codes about credentials, some of which come with status 400.
+const CREDENTIAL_CODES: [&str; 6] = [
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestExpired",
+    "TokenRefreshRequired",
+];
+
+/// Error code of a request whose time differs too much from the server's.
+const SKEWED: &str = "RequestTimeTooSkewed";
+
+/// Headers with the request ID of object stores.
+const REQUEST_IDS: [&str; 3] = [
+    "x-amz-request-id",
+    "x-ms-request-id",
+    "x-guploader-uploadid",
+];
+
+/// A GET request without its body.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Its URL.
+    pub url: Url,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// Generation of the credentials that it carries; 0 without any.
+    pub generation: u64,
+}
+
+/// A response without success.
+#[derive(Clone, Debug)]
+pub struct Refusal {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its headers.
+    pub headers: HeaderMap,
+    /// The error code in its body, if the server sends one.
+    pub code: Option<String>,
+}
+
+impl Refusal {
+    /// Describes it for the user. `credentials` names their origin.
+    pub(super) fn into_denial(self, credentials: String) -> Denial {
+        let ids = REQUEST_IDS.into_iter();
+        let mut ids = ids.filter_map(|name| self.headers.get(name)?.to_str().ok());
+        let is_id = |id: &&str| id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic());
+        Denial {
+            status: self.status.as_u16(),
+            request_id: ids.find(is_id).map(str::to_owned),
+            code: self.code,
+            credentials,
+        }
+    }
+
+    /// Whether other credentials may be accepted.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.code.as_deref() != Some(SKEWED) && self.is_denial()
+    }
+
+    /// Whether the server requires credentials or rejects them.
+    pub(super) fn is_denial(&self) -> bool {
+        let code = self.code.as_deref();
+        matches!(
+            self.status,
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
+        ) || code.is_some_and(|code| CREDENTIAL_CODES.contains(&code))
+    }
+}
+
+/// Adds credentials to the requests of one source.
+pub trait Authorizer: Send + Sync + fmt::Debug {
+    /// Adds credentials to `request`. It may also change the URL's host, but not its meaning.
+    ///
+    /// # Errors
+    /// [`Cause::Credentials`] if a configured source of credentials fails.
+    fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>>;
+
+    /// Whether `request`, which the server refused so, should be authorized and sent again.
+    ///
+    /// It renews refused credentials.
+    fn should_resend<'a>(
+        &'a self,
+        request: &'a Request,
+        refusal: &'a Refusal,
+    ) -> BoxFuture<'a, bool>;
+
+    /// Name of the source of the current credentials, such as a file, for errors.
+    fn credentials_origin(&self) -> String;
+}
+
+/// Loads headers, each as a name and a value.
+#[derive(Clone)]
+pub struct HeaderLoader(Arc<LoadHeaders>);
+
+type LoadHeaders = dyn Fn() -> Result<Vec<(String, String)>, String> + Send + Sync;
+
+impl HeaderLoader {
+    /// Loads headers by `load`, which may read files. Its error is a text without secrets.
+    pub fn new(
+        load: impl Fn() -> Result<Vec<(String, String)>, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Arc::new(load))
+    }
+
+    pub(super) fn load(&self) -> Result<Vec<(String, String)>, String> {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for HeaderLoader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HeaderLoader").finish_non_exhaustive()
+    }
+}
+
+/// Parses headers, each a name and a value, as sensitive ones.
+///
+/// # Errors
+/// [`Cause::Malformed`], without the value.
+pub(super) fn parse_headers(headers: &[(String, String)]) -> Result<HeaderMap, Cause> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        let name = HeaderName::from_bytes(name.as_bytes())
+            .map_err(|_| Cause::Malformed(format!("{name:?} is not a valid header name")))?;
+        // The error does not repeat the value, which may be a secret.
+        let mut value = HeaderValue::from_str(value).map_err(|_| {
+            Cause::Malformed(format!("the value of the header {name} is malformed"))
+        })?;
+        value.set_sensitive(true);
+        map.append(name, value);
+    }
+    Ok(map)
+}

@@ -1,0 +1,428 @@
+//! Credentials in memory until shortly before they expire.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use reqsign_core::time::Timestamp;
+use reqsign_core::{Context, ProvideCredentialDyn, SigningCredential};
+use tokio::sync::Mutex as AsyncMutex;
+
+use crate::base::sync::Mutex;
+use crate::source::Cause;
+
+/// Remaining lifetime at which credentials are renewed in the background.
+const RENEWAL_MARGIN: Duration = Duration::from_mins(2);
+
+/// The same for credentials that live only some minutes.
+const SHORT_RENEWAL_MARGIN: Duration = Duration::from_secs(15);
+
+/// Remaining lifetime below which credentials are not used. Signing needs ten seconds.
+const MIN_LIFETIME: Duration = Duration::from_secs(11);
+
+/// Minimum time between two loads, so that refusals and failures do not ask a provider again and again.
+const RELOAD_PAUSE: Duration = Duration::from_secs(1);
+
+/// A provider of credentials.
+pub(super) struct Provider<C> {
+    /// Name in errors.
+    pub(super) name: String,
+    /// Whether its failure means that it has none, as with a metadata server that is not there.
+    pub(super) is_optional: bool,
+    /// Finds the credentials.
+    pub(super) finder: Box<dyn ProvideCredentialDyn<Credential = C>>,
+}
+
+/// Credentials of the first provider that has some. Later loads ask only that one.
+pub(super) struct CredentialCache<C>(Arc<Inner<C>>);
+
+struct Inner<C> {
+    providers: Vec<Provider<C>>,
+    context: Context,
+    is_same: fn(&C, &C) -> bool,
+    /// Held while credentials are loaded, so that concurrent requests load them once.
+    loading: AsyncMutex<()>,
+    state: Mutex<State<C>>,
+}
+
+struct State<C> {
+    current: Option<Loaded<C>>,
+    /// Generation of the current credentials; 0 while there are none.
+    generation: u64,
+    /// Time and failure of the last load.
+    last_load: Option<(Instant, Option<Cause>)>,
+}
+
+/// Result of a search in all providers.
+#[derive(Clone)]
+struct Loaded<C> {
+    /// `None` if no provider has any, so that requests are anonymous.
+    credential: Option<C>,
+    /// Index of the provider.
+    provider: usize,
+    margin: Duration,
+}
+
+impl<C> fmt::Debug for CredentialCache<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CredentialCache").finish_non_exhaustive()
+    }
+}
+
+impl<C: SigningCredential> CredentialCache<C> {
+    /// `is_same` compares two credentials, apart from their expiry.
+    pub(super) fn new(
+        providers: Vec<Provider<C>>,
+        context: Context,
+        is_same: fn(&C, &C) -> bool,
+    ) -> Self {
+        let state = State {
+            current: None,
+            generation: 0,
+            last_load: None,
+        };
+        Self(Arc::new(Inner {
+            providers,
+            context,
+            is_same,
+            loading: AsyncMutex::new(()),
+            state: Mutex::new(state),
+        }))
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.0.context
+    }
+
+    /// Returns the credentials with their generation, or `None` if no provider has any.
+    ///
+    /// It renews credentials that expire soon in the background.
+    ///
+    /// # Errors
+    /// A provider is configured and fails, and no earlier credentials are valid.
+    pub(super) async fn get(&self) -> Result<(Option<C>, u64), Cause> {
+        let (usable, is_fresh) = self.0.usable();
+        match usable {
+            Some(found) if is_fresh => Ok(found),
+            Some(found) => {
+                drop(self.spawn_load());
+                Ok(found)
+            }
+            None => {
+                self.load().await;
+                let (usable, _) = self.0.usable();
+                let failure = || self.0.state.lock().last_load.clone()?.1;
+                usable.ok_or_else(|| failure().unwrap_or(Cause::Cancelled))
+            }
+        }
+    }
+
+    /// Whether other credentials than those of `generation`, which a server refused, are there now.
+    pub(super) async fn renew(&self, generation: u64) -> bool {
+        let has_others = || self.0.state.lock().generation != generation;
+        if !has_others() {
+            self.load().await;
+        }
+        has_others()
+    }
+
+    async fn load(&self) {
+        // Fails only if the runtime ends.
+        self.spawn_load().await.ok();
+    }
+
+    /// Loads in a task of its own, which goes on when the request is cancelled that needs it.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "each load ends by its timeouts, and one runs at a time"
+    )]
+    fn spawn_load(&self) -> tokio::task::JoinHandle<()> {
+        let inner = Arc::clone(&self.0);
+        let asked = Instant::now();
+        tokio::spawn(async move { inner.load(asked).await })
+    }
+
+    /// Names the provider of the current credentials, or those that have none.
+    pub(super) fn origin(&self) -> String {
+        let state = self.0.state.lock();
+        let current = state.current.as_ref();
+        let provider = current.filter(|loaded| loaded.credential.is_some());
+        let provider = provider.and_then(|loaded| self.0.providers.get(loaded.provider));
+        if let Some(provider) = provider {
+            return provider.name.clone();
+        }
+        let names = self
+            .0
+            .providers
+            .iter()
+            .map(|provider| provider.name.as_str());
+        let names = names.collect::<Vec<_>>();
+        format!("none (none found in {})", names.join(", "))
+    }
+}
+
+impl<C: SigningCredential> Inner<C> {
+    /// Returns the credentials if they can be used now, and whether they need no renewal.
+    fn usable(&self) -> (Option<(Option<C>, u64)>, bool) {
+        let state = self.state.lock();
+        let Some(current) = &state.current else {
+            return (None, false);
+        };
+        let Some(credential) = &current.credential else {
+            return (Some((None, 0)), true);
+        };
+        let now = Timestamp::now();
+        let is_usable = credential.is_valid_at(now + MIN_LIFETIME);
+        let found = is_usable.then(|| (Some(credential.clone()), state.generation));
+        (found, credential.is_valid_at(now + current.margin))
+    }
+
+    /// Loads credentials, unless another load has ended since the caller `asked`.
+    async fn load(&self, asked: Instant) {
+        let _loading = self.loading.lock().await;
+        let last = self.state.lock().last_load.as_ref().map(|(at, _)| *at);
+        if let Some(last) = last {
+            if last > asked {
+                return;
+            }
+            tokio::time::sleep(RELOAD_PAUSE.saturating_sub(last.elapsed())).await;
+        }
+        let loaded = self.search(self.known_provider()).await;
+        let mut state = self.state.lock();
+        let failed_before = matches!(state.last_load, Some((_, Some(_))));
+        let failure = loaded.as_ref().err().cloned();
+        match loaded {
+            Ok(loaded) => {
+                let old = state
+                    .current
+                    .as_ref()
+                    .and_then(|old| old.credential.as_ref());
+                let is_same = match (old, &loaded.credential) {
+                    (Some(old), Some(new)) => (self.is_same)(old, new),
+                    (old, new) => old.is_none() && new.is_none(),
+                };
+                if !is_same {
+                    state.generation += 1;
+                }
+                state.current = Some(loaded);
+            }
+            Err(cause) if !failed_before && state.current.is_some() => {
+                tracing::warn!("cannot renew credentials: {cause}");
+            }
+            Err(_) => {}
+        }
+        state.last_load = Some((Instant::now(), failure));
+    }
+
+    fn known_provider(&self) -> Option<usize> {
+        let state = self.state.lock();
+        let current = state.current.as_ref()?;
+        current.credential.as_ref().map(|_| current.provider)
+    }
+
+    /// Searches in the provider `known`, which had credentials before, or in all.
+    async fn search(&self, known: Option<usize>) -> Result<Loaded<C>, Cause> {
+        let now = Timestamp::now();
+        let failed = |provider: &Provider<C>, detail: &str| {
+            Cause::Credentials(format!("{}: {detail}", provider.name))
+        };
+        for (number, provider) in self.providers.iter().enumerate() {
+            if known.is_some_and(|known| known != number) {
+                continue;
+            }
+            match provider.finder.provide_credential_dyn(&self.context).await {
+                Ok(None) if known.is_some() => {
+                    return Err(failed(provider, "it has no credentials any more"));
+                }
+                Ok(None) => {}
+                Ok(Some(credential)) => {
+                    let is_long = credential.is_valid_at(now + RENEWAL_MARGIN * 2);
+                    let margin = if is_long {
+                        RENEWAL_MARGIN
+                    } else {
+                        SHORT_RENEWAL_MARGIN
+                    };
+                    return Ok(Loaded {
+                        credential: Some(credential),
+                        provider: number,
+                        margin,
+                    });
+                }
+                Err(error) if provider.is_optional && known.is_none() => {
+                    tracing::debug!("{}: {error}", provider.name);
+                }
+                Err(error) => return Err(failed(provider, &describe(&error))),
+            }
+        }
+        Ok(Loaded {
+            credential: None,
+            provider: 0,
+            margin: Duration::ZERO,
+        })
+    }
+}
+
+/// Describes a failure without the values that a parser quotes.
+fn describe(error: &reqsign_core::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(':') {
+        Some((what, _)) if text.contains("pars") => what.to_owned(),
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use reqsign_core::ProvideCredential;
+
+    use super::*;
+
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    struct Key {
+        number: u64,
+        until: Timestamp,
+    }
+
+    impl SigningCredential for Key {
+        fn is_valid(&self) -> bool {
+            self.is_valid_at(Timestamp::now())
+        }
+
+        fn is_valid_at(&self, time: Timestamp) -> bool {
+            self.until > time
+        }
+    }
+
+    /// Gives keys with the next lifetimes in seconds, and then fails.
+    #[derive(Clone, Debug)]
+    struct Keys(Arc<Mutex<Vec<u64>>>);
+
+    impl ProvideCredential for Keys {
+        type Credential = Key;
+
+        async fn provide_credential(
+            &self,
+            _context: &Context,
+        ) -> Result<Option<Key>, reqsign_core::Error> {
+            let mut left = self.0.lock();
+            let missing = || reqsign_core::Error::unexpected("no more");
+            let lifetime = left.pop().ok_or_else(missing)?;
+            Ok((lifetime > 0).then(|| Key {
+                number: left.len() as u64,
+                until: Timestamp::now() + Duration::from_secs(lifetime),
+            }))
+        }
+    }
+
+    fn provider(name: &str, is_optional: bool, lifetimes: &[u64]) -> (Provider<Key>, Keys) {
+        let keys = Keys(Arc::new(Mutex::new(
+            lifetimes.iter().rev().copied().collect(),
+        )));
+        let provider = Provider {
+            name: name.to_owned(),
+            is_optional,
+            finder: Box::new(keys.clone()),
+        };
+        (provider, keys)
+    }
+
+    fn cache(providers: Vec<Provider<Key>>) -> CredentialCache<Key> {
+        CredentialCache::new(providers, Context::new(), |one, other| {
+            one.number == other.number
+        })
+    }
+
+    async fn next(cache: &CredentialCache<Key>) -> Option<u64> {
+        let (key, _) = cache.get().await.ok()?;
+        Some(key?.number)
+    }
+
+    /// Lets the next load happen at once.
+    fn forget_last_load(cache: &CredentialCache<Key>) {
+        cache.0.state.lock().last_load = None;
+    }
+
+    #[tokio::test]
+    async fn credentials_are_kept_until_shortly_before_they_expire() {
+        for lifetime in [3600, 30] {
+            let (provider, keys) = provider("keys", false, &[lifetime, 3600]);
+            let cache = cache(vec![provider]);
+            assert_eq!((next(&cache).await, next(&cache).await), (Some(1), Some(1)));
+            assert_eq!(keys.0.lock().len(), 1, "one load");
+        }
+        // A key about to expire stays in use while another one is loaded.
+        let (provider, _) = provider("keys", false, &[13, 3600]);
+        let cache = cache(vec![provider]);
+        assert_eq!(next(&cache).await, Some(1));
+        forget_last_load(&cache);
+        assert_eq!(next(&cache).await, Some(1));
+        cache.load().await;
+        assert_eq!(next(&cache).await, Some(0));
+    }
+
+    #[tokio::test]
+    async fn failing_provider_leaves_valid_credentials_in_use() {
+        let (first, _) = provider("metadata", true, &[60, 0]);
+        let (second, _) = provider("others", false, &[3600]);
+        let cache = cache(vec![first, second]);
+        assert_eq!(next(&cache).await, Some(1));
+        for _ in 0..2 {
+            // First it has none, and then it fails. No other provider is asked.
+            forget_last_load(&cache);
+            cache.load().await;
+            assert_eq!(next(&cache).await, Some(1));
+        }
+        let state = &cache.0.state;
+        let key = state
+            .lock()
+            .current
+            .as_mut()
+            .and_then(|loaded| loaded.credential.take());
+        let expired = Key {
+            until: Timestamp::now(),
+            ..key.expect("loaded")
+        };
+        state.lock().current.as_mut().expect("loaded").credential = Some(expired);
+        let error = cache.get().await.expect_err("no more");
+        assert!(error.to_string().contains("metadata"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn search_goes_on_only_after_providers_without_credentials() {
+        let found = |providers: Vec<(Provider<Key>, Keys)>| async {
+            let providers = providers.into_iter().map(|(provider, _)| provider);
+            cache(providers.collect())
+                .get()
+                .await
+                .map(|(key, generation)| (key.is_some(), generation))
+        };
+        let key = || provider("key", false, &[3600]);
+        let none = || provider("none", false, &[0]);
+        let metadata = || provider("metadata", true, &[]);
+        assert!(matches!(found(vec![none(), key()]).await, Ok((true, 1))));
+        assert!(matches!(
+            found(vec![none(), metadata()]).await,
+            Ok((false, 0))
+        ));
+        let failing = found(vec![provider("broken", false, &[]), key()]).await;
+        assert!(failing.is_err_and(|error| error.to_string().contains("broken")));
+    }
+
+    #[tokio::test]
+    async fn refused_credentials_are_loaded_again_once() {
+        let (provider, keys) = provider("keys", false, &[3600, 3600, 3600]);
+        let cache = cache(vec![provider]);
+        let (_, generation) = cache.get().await.expect("the first");
+        forget_last_load(&cache);
+        // Two requests were refused at the same time.
+        let both = tokio::join!(cache.renew(generation), cache.renew(generation));
+        assert_eq!(both, (true, true));
+        assert_eq!(keys.0.lock().len(), 1, "two loads in all");
+        // The next is the last.
+        let (_, generation) = cache.get().await.expect("the second");
+        assert!(cache.renew(generation).await);
+        let (_, generation) = cache.get().await.expect("the third");
+        assert!(!cache.renew(generation).await);
+        assert_eq!(next(&cache).await, Some(0));
+    }
+}

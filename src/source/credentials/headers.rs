@@ -1,0 +1,94 @@
+//! Headers of the user, loaded again when the server refuses them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use reqwest::header::HeaderMap;
+
+use crate::base::sync::Mutex;
+use crate::source::Cause;
+use crate::source::authorizer::{Authorizer, HeaderLoader, Refusal, Request, parse_headers};
+
+/// Headers that a file holds, such as a bearer token that another program renews.
+pub(crate) struct ReloadedHeaders {
+    load: HeaderLoader,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    headers: HeaderMap,
+    /// Number of times that other headers were loaded.
+    number: u64,
+}
+
+impl fmt::Debug for ReloadedHeaders {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReloadedHeaders").finish_non_exhaustive()
+    }
+}
+
+impl ReloadedHeaders {
+    /// Sends `headers` until the server refuses them.
+    pub(crate) fn new(headers: HeaderMap, load: HeaderLoader) -> Self {
+        let state = State { headers, number: 0 };
+        Self {
+            load,
+            state: Arc::new(Mutex::new(state)),
+        }
+    }
+
+    /// Whether other headers than those with `number` are there now.
+    async fn reload(&self, number: u64) -> bool {
+        if self.state.lock().number != number {
+            return true;
+        }
+        let load = self.load.clone();
+        let loaded = tokio::task::spawn_blocking(move || load.load()).await;
+        let loaded = loaded.map_err(|_| "the read was cancelled".to_owned());
+        let parsed = loaded
+            .flatten()
+            .and_then(|headers| parse_headers(&headers).map_err(|cause| cause.to_string()));
+        match parsed {
+            Ok(headers) => {
+                let mut state = self.state.lock();
+                let is_new = state.headers != headers;
+                if is_new {
+                    state.headers = headers;
+                    state.number += 1;
+                }
+                is_new || state.number != number
+            }
+            Err(error) => {
+                tracing::warn!("cannot load the headers again: {error}");
+                false
+            }
+        }
+    }
+}
+
+impl Authorizer for ReloadedHeaders {
+    fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
+        let state = self.state.lock();
+        for (name, value) in &state.headers {
+            request.headers.append(name, value.clone());
+        }
+        request.generation = state.number;
+        ready(Ok(())).boxed()
+    }
+
+    fn should_resend<'a>(
+        &'a self,
+        request: &'a Request,
+        refusal: &'a Refusal,
+    ) -> BoxFuture<'a, bool> {
+        if !refusal.is_unauthorized() {
+            return ready(false).boxed();
+        }
+        self.reload(request.generation).boxed()
+    }
+
+    fn credentials_origin(&self) -> String {
+        "the headers of --header and TARFS_HEADERS".to_owned()
+    }
+}

@@ -1,0 +1,10 @@
+//! Credentials of requests: found as each place's own tools find them, kept, and renewed.
+
+mod cache;
+mod context;
+mod headers;
+mod profile;
+mod s3;
+
+pub(super) use headers::ReloadedHeaders;
+pub(super) use s3::{location as s3_location, target as s3_target};

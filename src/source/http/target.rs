@@ -1,0 +1,29 @@
+//! Target of an HTTP source.
+
+use std::sync::Arc;
+
+use url::Url;
+
+use crate::source::Location;
+use crate::source::authorizer::Authorizer;
+
+/// The URL of a source, with its location and credentials.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// URL of the requests.
+    pub url: Url,
+    /// Location of the source, which may have another form than the URL.
+    pub location: Location,
+    /// Adds credentials for the URL's origin.
+    pub authorizer: Option<Arc<dyn Authorizer>>,
+}
+
+impl From<Url> for Target {
+    fn from(url: Url) -> Self {
+        Self {
+            location: Location::from_url(&url),
+            url,
+            authorizer: None,
+        }
+    }
+}

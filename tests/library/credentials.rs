@@ -1,0 +1,331 @@
+//! Credentials: headers that are loaded again, and objects of S3.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tarfs::Packed;
+use tarfs::Stats;
+use tarfs::source::{self, Cause, HeaderLoader, Options, Source};
+use tokio::runtime::Runtime;
+
+use crate::support::fixture::{PROGRAM, TestDir};
+use crate::support::http::{Request, Resource, Response, Server};
+use crate::support::program::stderr_text;
+use crate::support::raw::random_bytes;
+use crate::support::tree::Tree;
+
+/// The token that a server accepts, and the one that the client's file has.
+#[derive(Clone)]
+struct Tokens {
+    accepted: Arc<Mutex<&'static str>>,
+    stored: Arc<Mutex<&'static str>>,
+    loads: Arc<AtomicUsize>,
+}
+
+impl Tokens {
+    fn new() -> Self {
+        Self {
+            accepted: Arc::new(Mutex::new("one")),
+            stored: Arc::new(Mutex::new("one")),
+            loads: Arc::default(),
+        }
+    }
+
+    fn headers(&self) -> Vec<(String, String)> {
+        let token = *self.stored.lock().expect("no panic");
+        vec![("Authorization".to_owned(), format!("Bearer {token}"))]
+    }
+
+    fn options(&self, stats: &Arc<Stats>) -> Options {
+        let tokens = self.clone();
+        let load = move || {
+            tokens.loads.fetch_add(1, Ordering::Relaxed);
+            Ok(tokens.headers())
+        };
+        Options {
+            headers: self.headers(),
+            reload_headers: Some(HeaderLoader::new(load)),
+            stats: Arc::clone(stats),
+            ..Options::default()
+        }
+    }
+
+    /// Serves `resource` to requests with the accepted token.
+    fn serve(&self, server: &Server, path: &str, resource: Resource) {
+        let tokens = self.clone();
+        server.route(path, move |request| {
+            let accepted = format!("Bearer {}", tokens.accepted.lock().expect("no panic"));
+            match request.header("authorization") {
+                Some(sent) if sent == accepted => resource.answer(request),
+                _ => Response::new(401),
+            }
+        });
+    }
+}
+
+fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Result<Vec<u8>, source::Error> {
+    let pool = tarfs::source::BufferPool::new(1 << 20);
+    network.block_on(async {
+        let buffer = pool.acquire(9).expect("open");
+        let bytes = source.read_at(Packed(start), buffer).await?;
+        Ok(bytes.to_vec())
+    })
+}
+
+#[test]
+fn refused_headers_are_loaded_again() {
+    let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
+    let (network, bytes) = (Runtime::new().expect("a runtime"), random_bytes(300_000));
+    tokens.serve(&server, "/a", Resource::new(bytes.clone()).etag("\"1\""));
+    let url = server.url("/a");
+    let opening = source::open(&url, tokens.options(&stats));
+    let source = network.block_on(opening);
+    let source = source.expect("the first token is accepted");
+    for token in ["two", "three"] {
+        *tokens.accepted.lock().expect("no panic") = token;
+        *tokens.stored.lock().expect("no panic") = token;
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let found = read(&network, &source, 200_000).expect("renewed");
+                    assert_eq!(found, bytes[200_000..200_009]);
+                });
+            }
+        });
+    }
+    assert!(stats.source_renewed_credentials.get() >= 2);
+    assert!(tokens.loads.load(Ordering::Relaxed) >= 2);
+}
+
+#[test]
+fn unchanged_headers_are_not_sent_again() {
+    let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
+    let network = Runtime::new().expect("a runtime");
+    *tokens.accepted.lock().expect("no panic") = "two";
+    tokens.serve(&server, "/a", Resource::new(random_bytes(1_000)));
+    let url = server.url("/a");
+    let opening = source::open(&url, tokens.options(&stats));
+    let error = network.block_on(opening).expect_err("refused");
+    assert!(matches!(&error.cause, Cause::Denied(denial) if denial.status == 401));
+    assert!(
+        error.cause.to_string().contains("--header"),
+        "{}",
+        error.cause
+    );
+    assert!(!error.cause.to_string().contains("one"), "{}", error.cause);
+    assert_eq!(server.requests("/a").len(), 1);
+}
+
+#[test]
+fn loaded_headers_never_reach_another_host() {
+    let (server, tokens, stats) = (Server::start(), Tokens::new(), Arc::<Stats>::default());
+    let network = Runtime::new().expect("a runtime");
+    server.serve("/b", Resource::new(random_bytes(300_000)));
+    let elsewhere = server.other_url("/b");
+    server.route("/a", move |_| Response::redirect(&elsewhere));
+    let url = server.url("/a");
+    let opening = source::open(&url, tokens.options(&stats));
+    let source = network.block_on(opening).expect("opened");
+    read(&network, &source, 200_000).expect("read");
+    let sent = |path| {
+        let requests = server.requests(path).into_iter();
+        let sent = requests.map(|seen| seen.request.header("authorization").map(str::to_owned));
+        sent.collect::<Vec<_>>()
+    };
+    assert_eq!(sent("/a"), [Some("Bearer one".to_owned())]);
+    assert_eq!(sent("/b"), [None, None]);
+}
+
+/// Runs `tarfs ls` of an object at `server`, with these variables besides no others of AWS.
+fn list(server: &Server, object: &str, variables: &[(&str, &str)]) -> Output {
+    let place = TestDir::new(&["cache"]);
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["ls", "--retries", "0", "--endpoint-url", &server.url("")])
+        .arg(object)
+        .env_clear()
+        .env("HOME", place.root())
+        .env("TARFS_CACHE_DIR", place.path("cache"))
+        .env("AWS_EC2_METADATA_DISABLED", "true");
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    command.output().expect("it runs")
+}
+
+const KEYS: [(&str, &str); 2] = [
+    ("AWS_ACCESS_KEY_ID", "AKID"),
+    ("AWS_SECRET_ACCESS_KEY", "hunter2"),
+];
+
+fn is_signed(request: &Request, region: &str) -> bool {
+    let scope = format!("/{region}/s3/aws4_request, SignedHeaders=host;x-amz-");
+    let sent = request.header("authorization").unwrap_or_default();
+    sent.starts_with("AWS4-HMAC-SHA256 Credential=AKID/") && sent.contains(&scope)
+}
+
+#[test]
+fn objects_of_s3_are_requested_with_signatures() {
+    let server = Server::start();
+    server.serve(
+        "/bucket/a%20b.tar",
+        Resource::new(Tree::mixed().tar.clone()).etag("\"1\""),
+    );
+    let done = list(&server, "s3://bucket/a b.tar", &KEYS);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    let requests = server.requests("/bucket/a%20b.tar");
+    assert!(!requests.is_empty());
+    for seen in &requests {
+        assert!(is_signed(&seen.request, "us-east-1"), "{:?}", seen.request);
+    }
+
+    let region = [KEYS[0], KEYS[1], ("AWS_REGION", "eu-north-1")];
+    let done = list(&server, "s3://bucket/a b.tar", &region);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    let later = server.requests("/bucket/a%20b.tar");
+    assert!(is_signed(&later[requests.len()].request, "eu-north-1"));
+}
+
+#[test]
+fn objects_of_s3_are_requested_anonymously_without_credentials() {
+    let server = Server::start();
+    server.serve(
+        "/bucket/a.tar",
+        Resource::new(Tree::mixed().tar.clone()).etag("\"1\""),
+    );
+    let done = list(&server, "s3://bucket/a.tar", &[]);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    for seen in server.requests("/bucket/a.tar") {
+        assert_eq!(seen.request.header("authorization"), None);
+    }
+}
+
+#[test]
+fn refusal_of_s3_names_credentials_code_and_request() {
+    let server = Server::start();
+    server.route("/bucket/a.tar", |_| {
+        Response::new(403)
+            .with("x-amz-request-id", "4442587FB7D0A2F9")
+            .with_body("<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code></Error>")
+    });
+    let done = list(&server, "s3://bucket/a.tar", &KEYS);
+    assert_eq!(done.status.code(), Some(2));
+    let text = stderr_text(&done);
+    for expected in [
+        "s3://bucket/a.tar",
+        "status 403 SignatureDoesNotMatch, request 4442587FB7D0A2F9",
+        "AWS_ACCESS_KEY_ID",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    assert!(
+        !text.contains("hunter2") && !text.contains("AKID"),
+        "{text}"
+    );
+    // The same credentials are not sent again.
+    assert_eq!(server.requests("/bucket/a.tar").len(), 1);
+
+    let text = stderr_text(&list(&server, "s3://bucket/a.tar", &[]));
+    for expected in ["none found in", "AWS_ACCESS_KEY_ID", "AWS profile default"] {
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn keys_of_s3_are_taken_from_the_named_profile() {
+    let server = Server::start();
+    server.serve(
+        "/bucket/a.tar",
+        Resource::new(Tree::mixed().tar.clone()).etag("\"1\""),
+    );
+    let place = TestDir::new(&[]);
+    let file = place.path("credentials");
+    let text = "[other]\naws_access_key_id = AKID\naws_secret_access_key = hunter2\n";
+    fs::write(&file, text).expect("space");
+    let file = file.to_str().expect("UTF-8");
+    let profile = [
+        ("AWS_SHARED_CREDENTIALS_FILE", file),
+        ("AWS_PROFILE", "other"),
+    ];
+    let done = list(&server, "s3://bucket/a.tar", &profile);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    assert!(is_signed(
+        &server.requests("/bucket/a.tar")[0].request,
+        "us-east-1"
+    ));
+}
+
+#[test]
+fn profile_that_is_missing_or_not_supported_is_an_error() {
+    let server = Server::start();
+    server.serve("/bucket/a.tar", Resource::new(Tree::mixed().tar.clone()));
+    let place = TestDir::new(&[]);
+    let file = place.path("config");
+    fs::write(&file, "[profile role]\nrole_arn = arn:aws:iam::1:role/r\n").expect("space");
+    let file = file.to_str().expect("UTF-8");
+    for (profile, expected) in [
+        ("role", "role_arn is not supported"),
+        ("other", "no such profile"),
+    ] {
+        let variables = [("AWS_CONFIG_FILE", file), ("AWS_PROFILE", profile)];
+        let done = list(&server, "s3://bucket/a.tar", &variables);
+        let text = stderr_text(&done);
+        assert!(text.contains(expected) && text.contains(profile), "{text}");
+    }
+    assert_eq!(server.requests("/bucket/a.tar").len(), 0);
+}
+
+#[test]
+fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
+    let server = Server::start();
+    server.serve(
+        "/bucket/a.tar",
+        Resource::new(Tree::mixed().tar.clone()).etag("\"1\""),
+    );
+    let place = TestDir::new(&["cache"]);
+    fs::write(place.path("config"), "[default]\nregion = sa-east-1\n").expect("space");
+    for (variables, region) in [
+        (&[("AWS_CONFIG_FILE", "config")][..], "sa-east-1"),
+        (
+            &[
+                ("AWS_CONFIG_FILE", "config"),
+                ("AWS_DEFAULT_REGION", "eu-west-3"),
+            ],
+            "eu-west-3",
+        ),
+    ] {
+        let seen = server.requests("/bucket/a.tar").len();
+        let mut command = place.command(&["ls", "s3://bucket/a.tar?versionId=v+1"]);
+        command
+            .env("AWS_ENDPOINT_URL_S3", server.url(""))
+            .env("HOME", place.root());
+        command.env("AWS_EC2_METADATA_DISABLED", "true").envs(KEYS);
+        let done = command
+            .envs(variables.iter().copied())
+            .output()
+            .expect("it runs");
+        assert!(done.status.success(), "{}", stderr_text(&done));
+        let requests = server.requests("/bucket/a.tar");
+        let request = &requests[seen].request;
+        assert!(is_signed(request, region), "{request:?}");
+        assert_eq!(request.query, "versionId=v%2B1");
+    }
+}
+
+#[test]
+fn malformed_names_of_s3_are_refused() {
+    let server = Server::start();
+    for name in [
+        "s3://bucket",
+        "s3://bucket/",
+        "s3:///key",
+        "s3://me@bucket/key",
+    ] {
+        let done = list(&server, name, &KEYS);
+        assert_eq!(done.status.code(), Some(2), "{name}");
+        let text = stderr_text(&done);
+        assert!(text.contains("s3://BUCKET/KEY"), "{text}");
+    }
+}
