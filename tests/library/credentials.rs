@@ -203,6 +203,28 @@ fn objects_of_s3_are_requested_anonymously_without_credentials() {
 }
 
 #[test]
+fn amazon_headers_of_the_user_are_signed() {
+    let server = Server::start();
+    let tar = Resource::new(Tree::mixed().tar.clone()).etag("\"1\"");
+    server.serve("/bucket/a.tar", tar);
+    let payer = [
+        KEYS[0],
+        KEYS[1],
+        ("TARFS_HEADERS", "X-Amz-Request-Payer: requester\nX-Other: 1"),
+    ];
+    let done = list(&server, "s3://bucket/a.tar", &payer);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    for seen in server.requests("/bucket/a.tar") {
+        let header = |name| seen.request.header(name).unwrap_or_default().to_owned();
+        assert_eq!(header("x-amz-request-payer"), "requester");
+        assert_eq!(header("x-other"), "1");
+        let signed = header("authorization");
+        assert!(signed.contains("x-amz-request-payer"), "{signed}");
+        assert!(!signed.contains("x-other"), "{signed}");
+    }
+}
+
+#[test]
 fn refusal_of_s3_names_credentials_code_and_request() {
     let server = Server::start();
     server.route("/bucket/a.tar", |_| {
@@ -263,10 +285,10 @@ fn profile_that_is_missing_or_not_supported_is_an_error() {
     server.serve("/bucket/a.tar", Resource::new(Tree::mixed().tar.clone()));
     let place = TestDir::new(&[]);
     let file = place.path("config");
-    fs::write(&file, "[profile role]\nrole_arn = arn:aws:iam::1:role/r\n").expect("space");
+    fs::write(&file, "[profile role]\nrole_arn = arn:aws:iam::1:role/r\nmfa_serial = m\n").expect("space");
     let file = file.to_str().expect("UTF-8");
     for (profile, expected) in [
-        ("role", "role_arn is not supported"),
+        ("role", "mfa_serial is not supported"),
         ("other", "no such profile"),
     ] {
         let variables = [("AWS_CONFIG_FILE", file), ("AWS_PROFILE", profile)];

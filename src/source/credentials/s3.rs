@@ -7,8 +7,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqsign_aws_v4::{
     AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider,
-    EnvCredentialProvider, IMDSv2CredentialProvider, ProcessCredentialProvider,
-    ProfileCredentialProvider, RequestSigner, SSOCredentialProvider,
+    EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
 };
 use reqsign_core::{Context, ProvideCredential, SignRequest};
 use reqwest::header::{AUTHORIZATION, HOST};
@@ -21,9 +20,6 @@ use crate::source::authorizer::{Authorizer, Refusal, Request};
 use crate::source::http::Target;
 use crate::source::location::redact;
 use crate::source::{Cause, Location, Options};
-
-/// Region of requests before the bucket's region is known.
-const DEFAULT_REGION: &str = "us-east-1";
 
 /// Header in which S3 names the bucket's region.
 const BUCKET_REGION: &str = "x-amz-bucket-region";
@@ -171,15 +167,8 @@ fn is_same(one: &Credential, other: &Credential) -> bool {
 
 /// Region of the environment or of the profile.
 async fn region(context: &Context) -> Result<String, Cause> {
-    let variable = |name: &str| context.env_var(name);
-    let named = variable("AWS_REGION").or_else(|| variable("AWS_DEFAULT_REGION"));
-    let region = if let Some(region) = named {
-        region
-    } else {
-        let config = profile::load(context, profile::CONFIG).await;
-        let region = config.get("region");
-        region.cloned().unwrap_or_else(|| DEFAULT_REGION.to_owned())
-    };
+    let settings = profile::load(context, &profile::name(context)).await;
+    let region = profile::region(context, &settings.unwrap_or_default());
     if is_region(&region) {
         return Ok(region);
     }
@@ -224,18 +213,8 @@ fn providers(context: &Context) -> Vec<Provider<Credential>> {
         ),
         provider(
             format!("the AWS profile {profile}"),
-            ProfileCredentialProvider::new(),
+            profile::ProfileProvider,
         ),
-        provider(
-            format!("the single sign-on of the AWS profile {profile}"),
-            SSOCredentialProvider::new(),
-        ),
-        provider(
-            format!("the credential_process of the AWS profile {profile}"),
-            ProcessCredentialProvider::new(),
-        ),
-        // A profile that says something else must not end with another identity.
-        provider(format!("the AWS profile {profile}"), profile::Unsupported),
         provider(
             "the container credentials of ECS or EKS",
             ECSCredentialProvider::new(),
