@@ -23,7 +23,7 @@ use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::locate::{OpenContext, ProgressFn};
-use tarfs::source::{self, Certificates, Retry};
+use tarfs::source::{self, Certificates, FirstContact, Retry};
 use tarfs::tar;
 
 /// Starts the threads for the network. All other work has threads of its own.
@@ -59,6 +59,11 @@ pub(crate) fn open_context(
 }
 
 fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs) {
+    context.source.first_contact = if cache.offline {
+        FirstContact::Never
+    } else {
+        FirstContact::UnlessUnreachable
+    };
     context.archive.index_file.clone_from(&cache.saved.index);
     context.enclosing_disk_cache = if cache.no_disk_cache {
         DiskCacheMode::Disabled
@@ -246,6 +251,9 @@ fn mount_context(
     context.archive.should_rescan_unproven = args.copy_to.is_some();
     context.archive.should_log_problems = true;
     context.shown_version.clone_from(&args.shown_version);
+    if args.shown_version.is_some() && !args.cache.offline {
+        context.source.first_contact = FirstContact::UnlessLate;
+    }
     Ok(context)
 }
 

@@ -24,7 +24,8 @@ use crate::index::MemoryLimit;
 use crate::index::store::Store;
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
-    self, Access, Fingerprint, MemorySource, RetryForever, Slice, Source, SourceDirectory,
+    self, Access, Fingerprint, FirstContact, MemorySource, RetryForever, Slice, Source,
+    SourceDirectory,
 };
 use crate::tar;
 
@@ -292,10 +293,13 @@ impl OpenContext {
         Ok(self.network.block_on(source::open(location, options))?)
     }
 
-    /// Returns the version at `url` that the mount shows, if this process continues it. Of the versions with
-    /// saved indexes, takes the one used last.
+    /// Returns the version at `url` to use without an answer of its server: that which the mount shows, or the
+    /// one used last, of those with saved indexes.
     fn known_version(&self, url: &str) -> Option<Fingerprint> {
-        let shown = self.shown_version.as_ref()?;
+        if self.source.first_contact == FirstContact::Required {
+            return None;
+        }
+        let shown = self.shown_version.as_deref().unwrap_or_default();
         let locator = source::locator(url, &self.source)?;
         let store = Store::new(self.archive.cache_dir.as_ref()?);
         let files = store.files().ok()?.into_iter();

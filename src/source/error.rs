@@ -79,6 +79,9 @@ pub enum Cause {
     /// A configured source of credentials fails: its name and its failure, without secrets.
     #[error("no credentials from {0}")]
     Credentials(String),
+    /// The user forbids requests.
+    #[error("--offline forbids the request for it")]
+    Offline,
     /// The bytes belong to another version than the one opened.
     #[error("it has changed since it was opened")]
     Changed,
@@ -155,6 +158,7 @@ impl Cause {
             }
             Self::Denied(_) => "check that they are valid and may read the object",
             Self::Credentials(_) => "correct this source of credentials, or remove it",
+            Self::Offline => "read it once without --offline, so that it is cached",
             Self::Changed => "start again to read the new version",
             Self::Damaged(_) => "it is damaged: get another copy",
             Self::Truncated => "it is incomplete: get a whole copy",

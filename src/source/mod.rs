@@ -41,7 +41,7 @@ pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};
 pub use open::{locator, open};
-pub use options::{DEFAULT_TIMEOUT, Options};
+pub use options::{DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub use retry::Retry;
@@ -118,6 +118,11 @@ pub trait Source: Send + Sync + fmt::Debug {
         _bytes: &mut [u8],
         _wait: Wait,
     ) -> Option<Result<(), Error>> {
+        None
+    }
+
+    /// Why its bytes cannot be read at present; `None` if they can, as far as known.
+    fn outage(&self) -> Option<&'static str> {
         None
     }
 

@@ -9,6 +9,32 @@ use crate::base::stats::Stats;
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
 
+/// Whether the server must answer before a source is open, if a saved index has its version.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FirstContact {
+    /// It must.
+    #[default]
+    Required,
+    /// It must, unless it cannot be reached in ten seconds.
+    UnlessUnreachable,
+    /// It need not if it does not answer within two seconds. For a process that continues a mount.
+    UnlessLate,
+    /// No request is ever sent. Without a saved index the source cannot be opened.
+    Never,
+}
+
+impl FirstContact {
+    /// Timeout for the answer, after which the saved version is assumed.
+    pub(super) fn timeout(self) -> Duration {
+        match self {
+            Self::Required => Duration::MAX,
+            Self::UnlessUnreachable => Duration::from_secs(10),
+            Self::UnlessLate => Duration::from_secs(2),
+            Self::Never => Duration::ZERO,
+        }
+    }
+}
+
 /// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -22,8 +48,10 @@ pub struct Options {
     pub certificates: Certificates,
     /// Endpoint of the object store, instead of the cloud's own.
     pub endpoint_url: Option<String>,
-    /// Version that an earlier process opened, assumed if the server does not answer soon, and then required.
+    /// Version that a saved index has, assumed as `first_contact` says, and then required.
     pub known_version: Option<Fingerprint>,
+    /// Whether the server must answer, although a version is known.
+    pub first_contact: FirstContact,
     /// Maximum number of idle connections.
     pub connections: usize,
     /// Timeout for a connection attempt.
@@ -49,6 +77,7 @@ impl Default for Options {
             certificates: Certificates::default(),
             endpoint_url: None,
             known_version: None,
+            first_contact: FirstContact::Required,
             connections: 16,
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(30),

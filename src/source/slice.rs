@@ -96,6 +96,10 @@ impl Source for Slice {
         &self.info
     }
 
+    fn outage(&self) -> Option<&'static str> {
+        self.whole.outage()
+    }
+
     fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
         match self.offset_in_whole(offset, buffer.len()) {
             Ok(offset) => self.whole.read_at(offset, buffer),

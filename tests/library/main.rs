@@ -17,6 +17,7 @@ mod layers;
 mod materialize;
 mod memory_budget;
 mod nested_sources;
+mod offline;
 mod remote;
 mod resume;
 mod semantics;

@@ -27,6 +27,7 @@ mod mount_helper;
 mod mount_while_scanning;
 mod nested_sources;
 mod network;
+mod offline;
 mod overlay;
 mod push;
 mod restart;

@@ -185,6 +185,10 @@ impl Source for MemberSource {
         &self.info
     }
 
+    fn outage(&self) -> Option<&'static str> {
+        self.archive.source().outage()
+    }
+
     fn read_at(
         &self,
         offset: Packed,

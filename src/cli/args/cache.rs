@@ -65,4 +65,10 @@ pub(crate) struct CacheArgs {
     /// Data that is not in memory is fetched and decoded again.
     #[arg(long)]
     pub no_disk_cache: bool,
+
+    /// Send no request, and use only saved indexes and cached data
+    ///
+    /// Without this flag, a server that cannot be reached is not needed either, as long as all data is cached.
+    #[arg(long)]
+    pub offline: bool,
 }

@@ -21,7 +21,7 @@ use tarfs::internal::publish::publish_private;
 use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenContext, SourceSpec};
-use tarfs::source;
+use tarfs::source::{self, FirstContact};
 
 const MAX_PROFILE_BYTES: usize = 64 << 20;
 
@@ -110,7 +110,10 @@ fn fetch_profile(location: &str, context: &OpenContext) -> anyhow::Result<String
     let stats = Arc::new(Stats::default());
     let mut context = context.clone();
     context.source.stats = Arc::clone(&stats);
-    context.shown_version = None;
+    if context.source.first_contact != FirstContact::Never {
+        // A profile is read anew.
+        context.source.first_contact = FirstContact::Required;
+    }
     let profile = context.open_source(&SourceSpec::Plain(location.into()))?;
     let config = fetch::Config {
         chunk_len: fetch::DEFAULT_CHUNK_LEN.min(1 << 20),

@@ -110,6 +110,8 @@ impl StatusSource {
 fn notes(archive: &Archive, has_disk_cache: bool) -> Vec<String> {
     let mut notes = archive.notes();
     notes.extend(archive.disk_cache_problem());
+    let outage = archive.source().outage();
+    notes.extend(outage.map(|outage| format!("{outage}, so only cached data can be read")));
     let doubt = archive.source().fingerprint().doubt();
     notes.extend(doubt.map(|doubt| {
         format!(

@@ -179,7 +179,9 @@ async fn single_sign_on(
         return Ok(provider);
     };
     let section = load_section(context, 0, &format!("sso-session {session}")).await;
-    let region = section.as_ref().and_then(|section| section.get("sso_region"));
+    let region = section
+        .as_ref()
+        .and_then(|section| section.get("sso_region"));
     let account = settings.get("sso_account_id");
     let (Some(region), Some(account), Some(role)) =
         (region, account, settings.get("sso_role_name"))
@@ -200,12 +202,20 @@ async fn credentials_of_source(
     source: &str,
 ) -> Result<Option<Credential>, Error> {
     match source {
-        "Environment" => EnvCredentialProvider::new().provide_credential(context).await,
+        "Environment" => {
+            EnvCredentialProvider::new()
+                .provide_credential(context)
+                .await
+        }
         "Ec2InstanceMetadata" => {
             let provider = IMDSv2CredentialProvider::new();
             provider.provide_credential(context).await
         }
-        "EcsContainer" => ECSCredentialProvider::new().provide_credential(context).await,
+        "EcsContainer" => {
+            ECSCredentialProvider::new()
+                .provide_credential(context)
+                .await
+        }
         _ => Err(Error::config_invalid("its credential_source is not known")),
     }
 }
@@ -349,7 +359,7 @@ sso_role_name = reader
         ) -> Result<http::Response<Bytes>, Error> {
             let mut requests = self.0.lock();
             requests.push(request.clone());
-            let key = format!("KEY{}", requests.len());
+            let key = format!("ASIAEXAMPLEROLE{}", requests.len());
             let answer = if request.uri().path() == "/federation/credentials" {
                 format!(
                     r#"{{"roleCredentials":{{"accessKeyId":"{key}","secretAccessKey":"s",
@@ -403,14 +413,14 @@ sso_role_name = reader
         for (profile, signers) in [
             ("base", &[][..]),
             ("inner", &["BASE"]),
-            ("outer", &["BASE", "KEY1"]),
+            ("outer", &["BASE", "ASIAEXAMPLEROLE1"]),
             ("own", &["OWN"]),
             ("env", &["ENV"]),
         ] {
             let (found, requests) = key_of(profile).await;
             let expected = match signers.len() {
                 0 => "BASE".to_owned(),
-                roles => format!("KEY{roles}"),
+                roles => format!("ASIAEXAMPLEROLE{roles}"),
             };
             assert_eq!(found, Ok(expected), "{profile}");
             let sent: Vec<_> = requests.iter().map(signer_of).collect();
@@ -426,11 +436,14 @@ sso_role_name = reader
     #[tokio::test]
     async fn single_sign_on_uses_the_token_of_its_session() {
         let (found, requests) = key_of("sso").await;
-        assert_eq!(found, Ok("KEY1".to_owned()));
+        assert_eq!(found, Ok("ASIAEXAMPLEROLE1".to_owned()));
         let [request] = &requests[..] else {
             panic!("{requests:?}");
         };
-        assert_eq!(request.uri().host(), Some("portal.sso.eu-north-1.amazonaws.com"));
+        assert_eq!(
+            request.uri().host(),
+            Some("portal.sso.eu-north-1.amazonaws.com")
+        );
         assert_eq!(request.headers()["x-amz-sso_bearer_token"], "token");
     }
 

@@ -11,7 +11,7 @@ use super::unranged::UnrangedStream;
 use super::{Http, InitialBody};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
-use crate::source::{Cause, Error, ReadHandle, Source, SourceInfo, stream_by_ranges};
+use crate::source::{Cause, Error, FirstContact, ReadHandle, Source, SourceInfo, stream_by_ranges};
 
 impl Source for Http {
     fn info(&self) -> &SourceInfo {
@@ -53,6 +53,15 @@ impl Source for Http {
 
     fn is_remote(&self) -> bool {
         true
+    }
+
+    fn outage(&self) -> Option<&'static str> {
+        if self.options.first_contact == FirstContact::Never {
+            return Some("--offline forbids requests");
+        }
+        self.outage
+            .is_under_way()
+            .then_some("the server cannot be reached")
     }
 
     fn max_concurrent_reads(&self) -> usize {

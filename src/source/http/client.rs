@@ -11,7 +11,7 @@ use super::transport::{Content, RawResponse, Transport};
 use crate::base::stats::Stats;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
-use crate::source::{Cause, Denial, Options};
+use crate::source::{Cause, Denial, FirstContact, Options};
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
@@ -36,6 +36,8 @@ pub(super) struct Client {
     headers: HeaderMap,
     bypasses_caches: bool,
     allows_insecure_redirects: bool,
+    /// Whether the user forbids requests.
+    is_offline: bool,
     stats: Arc<Stats>,
 }
 
@@ -58,6 +60,7 @@ impl Client {
             headers: parse_headers(&options.headers)?,
             bypasses_caches: false,
             allows_insecure_redirects: options.allow_insecure_redirects,
+            is_offline: options.first_contact == FirstContact::Never,
             stats: Arc::clone(&options.stats),
             original: target.url.clone(),
             authorizer: target.authorizer.clone(),
@@ -74,6 +77,7 @@ impl Client {
             headers: self.headers.clone(),
             bypasses_caches: true,
             allows_insecure_redirects: self.allows_insecure_redirects,
+            is_offline: self.is_offline,
             stats: Arc::clone(&self.stats),
         })
     }
@@ -91,6 +95,9 @@ impl Client {
         range: Option<(u64, u64)>,
         etag: Option<&str>,
     ) -> Result<Response, Cause> {
+        if self.is_offline {
+            return Err(Cause::Offline);
+        }
         let mut conditions = HeaderMap::new();
         if let Some((start, end)) = range {
             let last = end.saturating_sub(1);

@@ -131,6 +131,7 @@ impl<'a> BufferFill<'a> {
         retry_state.count_timeout();
         let error = retry_state.error(source.location(), late);
         if !read_handle.retries_forever() {
+            source.outage.begin();
             return Err(error);
         }
         source.outage.report_failure(&error, Duration::ZERO);
@@ -168,6 +169,9 @@ impl<'a> BufferFill<'a> {
         };
         let error = self.retry_state.error(self.source.location(), cause);
         if is_final {
+            if error.cause.is_outage() {
+                self.source.outage.begin();
+            }
             return Err(error);
         }
         self.source.outage.report_failure(&error, pause);

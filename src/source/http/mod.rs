@@ -39,7 +39,8 @@ use super::read_handle::{Continuation, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
 use super::retry::Jitter;
 use super::{
-    Access, Cause, Error, Fingerprint, Location, Options, ReadHandle, Source, SourceInfo, Validator,
+    Access, Cause, Error, Fingerprint, FirstContact, Location, Options, ReadHandle, Source,
+    SourceInfo, Validator,
 };
 use crate::base::buffer_pool::Buffer;
 use crate::base::stats::Stats;
@@ -52,9 +53,6 @@ pub use self::transport::{Content, RawResponse, Transport};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
-
-/// Timeout for an answer before a source is opened as its known version.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Time until a connection is free again. An earlier request opens another, which a server may leave waiting.
 const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
@@ -98,14 +96,23 @@ impl Http {
     pub async fn open(target: impl Into<Target>, options: Options) -> Result<Self, Error> {
         let target = target.into();
         let failed = |cause| Error::new(target.location.as_str(), cause);
+        let contact = options.first_contact;
+        let version = options.known_version.clone();
+        let version = version.filter(|_| contact != FirstContact::Required);
+        if contact == FirstContact::Never {
+            let version = version.ok_or_else(|| failed(Cause::Offline))?;
+            return Self::open_known(version, target, options);
+        }
         let network = NetworkTransport::new(&options).map_err(failed)?;
-        let Some(version) = options.known_version.clone() else {
-            return Self::open_through(Box::new(network), target, options).await;
-        };
         let opening = Self::open_through(Box::new(network), target.clone(), options.clone());
-        match tokio::time::timeout(OPEN_TIMEOUT, opening).await {
-            Ok(Ok(opened)) => return Ok(opened),
-            Ok(Err(error)) => tracing::warn!("{error}"),
+        let Some(version) = version else {
+            return opening.await;
+        };
+        match tokio::time::timeout(contact.timeout(), opening).await {
+            Ok(Err(error)) if contact == FirstContact::UnlessLate || error.cause.is_outage() => {
+                tracing::warn!("{error}");
+            }
+            Ok(opened) => return opened,
             Err(_) => tracing::warn!("{}: no answer so far", target.location),
         }
         tracing::warn!("serving only cached data until the source can be read");
@@ -120,7 +127,9 @@ impl Http {
         let Target { url, location, .. } = target;
         let found = ProbeResult::without_request(version, url);
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
-        Ok(Self::from_probe(found, client, jitter, location, options))
+        let known = Self::from_probe(found, client, jitter, location, options);
+        known.outage.begin();
+        Ok(known)
     }
 
     /// As [`open`](Self::open), with requests through `transport` instead of the options' connections.

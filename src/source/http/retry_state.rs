@@ -146,6 +146,15 @@ impl OutageLog {
         }
     }
 
+    /// Notes a failure that the caller reports.
+    pub(super) fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     pub(super) fn report_recovery(&self, location: &str) {
         if self.0.load(Ordering::Relaxed) && self.0.swap(false, Ordering::Relaxed) {
             tracing::info!("{location} can be read again");

@@ -1,0 +1,61 @@
+//! Listings without a server.
+
+use crate::support::fixture::TestDir;
+use crate::support::http::{Resource, Server};
+use crate::support::program::stderr_text;
+use crate::support::tree::Tree;
+
+#[test]
+fn saved_index_is_listed_without_the_server() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    let tar = Tree::mixed().tar.clone();
+    server.serve("/a.tar", Resource::new(tar).etag("\"1\""));
+    let url = server.url("/a.tar");
+
+    let error = place.error_of(&["ls", "--offline", "-R", &url]);
+    assert!(
+        error.contains(&url) && error.contains("--offline"),
+        "{error}"
+    );
+    assert!(server.requests("/a.tar").is_empty());
+
+    let listed = place.succeeds(&["ls", "-R", &url]);
+    let requests = server.requests("/a.tar").len();
+    assert_eq!(place.succeeds(&["ls", "--offline", "-R", &url]), listed);
+    assert_eq!(server.requests("/a.tar").len(), requests);
+
+    drop(server);
+    let done = place.tarfs(&["ls", "--retries", "0", "-R", &url]);
+    let text = stderr_text(&done);
+    assert!(done.status.success(), "{text}");
+    assert_eq!(String::from_utf8_lossy(&done.stdout), listed);
+    assert!(text.contains("only cached data"), "{text}");
+}
+
+#[test]
+fn answer_of_a_server_is_no_outage() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    let resource = |etag: &str| Resource::new(Tree::mixed().tar.clone()).etag(etag);
+    server.serve("/a.tar", resource("\"1\""));
+    let url = server.url("/a.tar");
+    place.succeeds(&["ls", &url]);
+    for status in [403, 404] {
+        server.route("/a.tar", move |_| {
+            crate::support::http::Response::new(status)
+        });
+        let error = place.error_of(&["ls", &url]);
+        assert!(!error.contains("only cached data"), "{error}");
+    }
+}
+
+#[test]
+fn version_without_proof_is_not_used_without_the_server() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    server.serve("/a.tar", Resource::new(Tree::mixed().tar.clone()));
+    let url = server.url("/a.tar");
+    place.succeeds(&["ls", &url]);
+    let error = place.error_of(&["ls", "--offline", &url]);
+    assert!(error.contains("--offline"), "{error}");
+    drop(server);
+    place.error_of(&["ls", "--retries", "0", &url]);
+}
