@@ -210,7 +210,10 @@ fn amazon_headers_of_the_user_are_signed() {
     let payer = [
         KEYS[0],
         KEYS[1],
-        ("TARFS_HEADERS", "X-Amz-Request-Payer: requester\nX-Other: 1"),
+        (
+            "TARFS_HEADERS",
+            "X-Amz-Request-Payer: requester\nX-Other: 1",
+        ),
     ];
     let done = list(&server, "s3://bucket/a.tar", &payer);
     assert!(done.status.success(), "{}", stderr_text(&done));
@@ -285,7 +288,11 @@ fn profile_that_is_missing_or_not_supported_is_an_error() {
     server.serve("/bucket/a.tar", Resource::new(Tree::mixed().tar.clone()));
     let place = TestDir::new(&[]);
     let file = place.path("config");
-    fs::write(&file, "[profile role]\nrole_arn = arn:aws:iam::1:role/r\nmfa_serial = m\n").expect("space");
+    fs::write(
+        &file,
+        "[profile role]\nrole_arn = arn:aws:iam::1:role/r\nmfa_serial = m\n",
+    )
+    .expect("space");
     let file = file.to_str().expect("UTF-8");
     for (profile, expected) in [
         ("role", "mfa_serial is not supported"),

@@ -5,13 +5,17 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::io::Errno;
 use serde_json::Value;
 
 use crate::support::fixture::TestMount;
 use crate::support::http::{Request, Resource, Response, Server};
 use crate::support::packing::Packing;
 use crate::support::program::stderr_text;
+use crate::support::raw::{Archive, random_bytes};
 use crate::support::tree::Tree;
 use crate::support::wait;
 
@@ -194,6 +198,68 @@ fn mount_leaks_no_secrets() {
     let mut seen = 0;
     search_for_secrets(place.root(), &mut seen);
     assert!(seen >= 4, "log, profile, index and disk cache: {seen}");
+}
+
+#[test]
+fn mount_of_s3_object_leaks_no_keys() {
+    let server = Server::start();
+    let tar = Archive::new().file("large", random_bytes(20 << 20)).end();
+    let resource = Resource::new(tar).etag("\"1\"");
+    let is_refusing = Arc::new(AtomicBool::new(false));
+    let refuses = Arc::clone(&is_refusing);
+    server.route("/bucket/a.tar", move |request| {
+        let is_signed = request.header("authorization").is_some();
+        let has_token = request.header("x-amz-security-token") == Some("hunter2-token");
+        if refuses.load(Ordering::SeqCst) || !is_signed || !has_token {
+            return Response::new(403).with_body("<Error><Code>ExpiredToken</Code></Error>");
+        }
+        resource.answer(request)
+    });
+    let place = TestMount::new(&["cache"]);
+    place.put(
+        "headers",
+        "[default]\naws_access_key_id = AKIAhunter2\naws_secret_access_key = hunter2-secret\n\
+         aws_session_token = hunter2-token\n",
+    );
+    let run = |words: &[&str]| {
+        let mut command = place.command(words);
+        command
+            .env("TARFS_LOG", "trace")
+            .env("AWS_SHARED_CREDENTIALS_FILE", "headers")
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("AWS_ENDPOINT_URL_S3", server.url(""))
+            .env("HOME", place.root());
+        let output = command.output().expect("started");
+        text_without_secrets(words.first().copied().unwrap_or_default(), &output);
+        output
+    };
+    let object = "s3://bucket/a.tar";
+    // With its index a mount reads only the first bytes.
+    assert!(run(&["ls", object]).status.success());
+    let words = [
+        "mount",
+        "--wait-index",
+        "--prefetch",
+        "none",
+        "--log-file",
+        "log",
+    ];
+    let mounted = run(&[&words[..], &["--no-disk-cache", object, "mnt"]].concat());
+    assert!(mounted.status.success(), "{}", stderr_text(&mounted));
+    is_refusing.store(true, Ordering::SeqCst);
+    let refused = fs::read(place.mounted("large")).expect_err("refused");
+    assert_eq!(refused.raw_os_error(), Some(Errno::ACCESS.raw_os_error()));
+    let status = run(&["status", "--json"]);
+    let status = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(status.contains("ExpiredToken"), "{status}");
+    assert!(run(&["umount", "mnt"]).status.success());
+    assert_eq!(
+        run(&["ls", "--cache-dir", "other", object]).status.code(),
+        Some(2)
+    );
+    let mut seen = 0;
+    search_for_secrets(place.root(), &mut seen);
+    assert!(seen >= 2, "log and index: {seen}");
 }
 
 #[track_caller]
