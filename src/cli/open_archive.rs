@@ -197,8 +197,9 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     // A mount leaves its current directory, and its status should show paths that are valid everywhere.
     let tree = args.layers.tree(&args.source).absolute();
     let is_layered = tree.is_layered();
-    let is_early = !(args.waits_for_index() || is_layered);
-    let quiet = !(args.foreground || !is_early && io::stderr().is_terminal());
+    let is_early = !args.waits_for_index() && (!is_layered || tree.may_be_artifact());
+    let shows_progress = args.waits_for_index() || is_layered;
+    let quiet = !(args.foreground || shows_progress && io::stderr().is_terminal());
     let context = mount_context(args, &network, &stats, quiet)?;
     // A profile does not contain the layer of a file, nor its name there.
     ensure!(

@@ -240,6 +240,45 @@ pub fn parse_index(bytes: &[u8]) -> Result<Vec<Descriptor>, Cause> {
     }
 }
 
+/// Describes the index or manifest in `bytes`, which have this digest.
+///
+/// # Errors
+/// When it is neither.
+pub(super) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Cause> {
+    let document = RawDocument::parse(bytes)?;
+    let media_type = match document.manifests {
+        Some(_) => OCI_INDEX,
+        None => OCI_MANIFEST,
+    };
+    Ok(Descriptor {
+        media_type: media_type.to_owned(),
+        digest,
+        size: bytes.len() as u64,
+        platform: None,
+        names: Vec::new(),
+        is_attestation: false,
+    })
+}
+
+/// The only file of the artifact whose manifest is `bytes`; `None` for an image.
+///
+/// # Errors
+/// When it is no manifest, or the artifact has several files.
+pub(super) fn parse_artifact(bytes: &[u8]) -> Result<Option<Descriptor>, Cause> {
+    let document = RawDocument::parse(bytes)?;
+    let config = document.config.and_then(|config| config.media_type);
+    let is_image = |media_type: &String| CONFIG_MEDIA_TYPES.contains(&media_type.as_str());
+    if document.manifests.is_some() || config.as_ref().is_none_or(is_image) {
+        return Ok(None);
+    }
+    let files = document.layers.map_or_else(Vec::new, |list| list.0);
+    let count = files.len();
+    match <[RawDescriptor; 1]>::try_from(files) {
+        Ok([file]) => Ok(Some(file.validate()?)),
+        Err(_) => Err(Cause::Unsupported(format!("an artifact of {count} files"))),
+    }
+}
+
 /// The manifest in `bytes`.
 ///
 /// # Errors
@@ -410,6 +449,29 @@ mod tests {
                 DescriptorKind::Other
             ]
         );
+    }
+
+    #[test]
+    fn artifact_has_a_single_file_of_any_type() {
+        let parse = |config: &str, layers: &str| {
+            let config = good(config);
+            let text = manifest_with(&config, layers);
+            parse_artifact(text.as_bytes()).map(|file| file.map(|file| file.media_type))
+        };
+        let (empty, file) = ("application/vnd.oci.empty.v1+json", good("text/plain"));
+        assert_eq!(
+            parse(empty, &file).expect("an artifact").as_deref(),
+            Some("text/plain")
+        );
+        assert!(
+            parse(CONFIG_MEDIA_TYPES[0], &file)
+                .expect("an image")
+                .is_none()
+        );
+        for layers in [String::new(), format!("{file},{file}")] {
+            let refused = parse(empty, &layers).expect_err("not one file");
+            assert!(matches!(refused, Cause::Unsupported(_)), "{refused}");
+        }
     }
 
     #[test]

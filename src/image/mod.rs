@@ -1,4 +1,4 @@
-//! Container images in archives and directories: their layers and their configuration.
+//! Container images in archives, directories and registries: their layers and their configuration.
 //!
 //! An image's archive is not unpacked. Each of its files is a range of it, or is read through it. Documents
 //! are verified before parsing, and layers once all their bytes are read.
@@ -20,10 +20,13 @@ use tokio::runtime::Handle;
 
 use opener::ImageOpener;
 
+use crate::source::Repository;
+
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
 pub(crate) use layout::Layout;
 pub use manifest::Descriptor;
+pub(crate) use opener::Contents;
 pub use opener::{Image, Layer, Transport};
 pub use platform::{ParsePlatformError, Platform};
 pub use runtime_spec::{
@@ -62,4 +65,23 @@ pub(crate) fn open(
         Transport::Oci | Transport::OciArchive => oci::open(&opener),
         Transport::DockerArchive => docker::open(&opener),
     }
+}
+
+/// Opens the image for `platform`, or else for this machine, or the artifact that `repository` names. Only for
+/// threads outside the runtime.
+///
+/// # Errors
+/// When it is missing, invalid, or does not match its digests.
+pub(crate) fn open_in_registry(
+    repository: Repository,
+    platform: Option<&Platform>,
+    network: &Handle,
+) -> Result<Contents, Error> {
+    oci::open_contents(&ImageOpener {
+        layout: &Layout::Registry(repository),
+        network,
+        transport: Transport::Oci,
+        name: None,
+        platform,
+    })
 }

@@ -1,13 +1,14 @@
-//! Reads images from OCI layouts: `index.json`, manifest, config and layers.
+//! Reads images from OCI layouts and registries: index, manifest, config and layers.
 
 use std::collections::{BTreeSet, HashMap};
 
+use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use super::error::{Cause, Error};
 use super::layout::Layout;
 use super::manifest::{self, Descriptor, DescriptorKind};
-use super::opener::{self, Digests, Image, ImageOpener};
+use super::opener::{self, Contents, Digests, Image, ImageOpener};
 use super::platform::Platform;
 use crate::base::sha256::Sha256;
 
@@ -43,10 +44,54 @@ struct Search<'a> {
 }
 
 pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
+    let (chosen, bytes) = read_chosen_manifest(opener)?;
+    open_image(opener, chosen, &bytes)
+}
+
+/// Opens the image or artifact in a registry.
+pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error> {
+    let layout = opener.layout;
+    let (chosen, bytes) = read_chosen_manifest(opener)?;
+    let digest = chosen.manifest.digest;
+    let artifact = manifest::parse_artifact(&bytes)
+        .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
+    let Some(file) = artifact else {
+        return Ok(Contents::Image(open_image(opener, chosen, &bytes)?));
+    };
+    let digests = Digests {
+        packed: Some(file.digest),
+        plain: None,
+    };
+    let blob = (layout.blob(&file)?, &*file.blob_path());
+    let layer = opener.layer(blob, (0, 1), digests, Some(file.media_type))?;
+    Ok(Contents::Artifact {
+        location: layout.location().to_owned(),
+        digest,
+        archive: layer.source,
+    })
+}
+
+fn read_chosen_manifest(opener: &ImageOpener<'_>) -> Result<(Candidate, Bytes), Error> {
     let (layout, network) = (opener.layout, opener.network);
-    let chosen = choose_manifest(opener)?;
-    let bytes = layout.read_verified(&chosen.manifest, network)?;
-    let manifest = manifest::parse_manifest(&bytes)
+    let root = layout.read_root(network)?;
+    let known = root
+        .as_ref()
+        .map(|(root, bytes)| (root.digest, bytes.clone()));
+    let chosen = choose_manifest(opener, root)?;
+    let bytes = match known {
+        Some((digest, bytes)) if digest == chosen.manifest.digest => bytes,
+        _ => layout.read_verified(&chosen.manifest, network)?,
+    };
+    Ok((chosen, bytes))
+}
+
+fn open_image(
+    opener: &ImageOpener<'_>,
+    chosen: Candidate,
+    manifest: &[u8],
+) -> Result<Image, Error> {
+    let (layout, network) = (opener.layout, opener.network);
+    let manifest = manifest::parse_manifest(manifest)
         .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
     let config_path = manifest.config.blob_path();
     let bytes = layout.read_verified(&manifest.config, network)?;
@@ -57,12 +102,7 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
         opener.check_layer_count(&config_path, &config, count)?;
     }
     let layers = manifest.layers.iter().enumerate().map(|(number, layer)| {
-        let path = layer.blob_path();
-        let file = layout.file(&path)?;
-        let (expected, found) = (layer.size, file.fingerprint().len.unwrap_or_default());
-        if found != expected {
-            return Err(layout.error(&path, Cause::SizeMismatch { expected, found }));
-        }
+        let (file, path) = (layout.blob(layer)?, layer.blob_path());
         // A layer that is not packed has one digest for both.
         let (packed, plain) = (Some(layer.digest), config.diff_ids.get(number).copied());
         let plain = plain.filter(|_| plain != packed);
@@ -84,11 +124,20 @@ pub(super) fn open(opener: &ImageOpener<'_>) -> Result<Image, Error> {
     })
 }
 
-fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
+/// Chooses from `root`, the document of a name in a registry, or else from the layout's index.
+fn choose_manifest(
+    opener: &ImageOpener<'_>,
+    root: Option<(Descriptor, Bytes)>,
+) -> Result<Candidate, Error> {
     let layout = opener.layout;
     let error = |cause| opener.error(cause);
-    let bytes = opener.read_marker(INDEX)?;
-    let listed = manifest::parse_index(&bytes).map_err(|cause| layout.error(INDEX, cause))?;
+    let listed = match root {
+        Some((root, bytes)) if root.kind() == DescriptorKind::Index => {
+            parse_index(layout, "manifest", &bytes)?
+        }
+        Some((root, _)) => vec![root],
+        None => parse_index(layout, INDEX, &opener.read_marker(INDEX)?)?,
+    };
     let (listed, manifest) = match_name(listed, opener.name).map_err(error)?;
     let mut search = Search {
         layout,
@@ -104,6 +153,10 @@ fn choose_manifest(opener: &ImageOpener<'_>) -> Result<Candidate, Error> {
         search.retain_digest(wanted).map_err(error)?;
     }
     choose_for_platform(&search.found, opener.platform).map_err(error)
+}
+
+fn parse_index(layout: &Layout, path: &str, bytes: &[u8]) -> Result<Vec<Descriptor>, Error> {
+    manifest::parse_index(bytes).map_err(|cause| layout.error(path, cause))
 }
 
 /// The descriptors of `listed` with name or digest `wanted`; all of them without `wanted`. If none has that
@@ -178,8 +231,7 @@ impl Search<'_> {
                 }
                 self.remaining_indexes -= 1;
                 let bytes = self.layout.read_verified(&descriptor, self.network)?;
-                let listed = manifest::parse_index(&bytes)
-                    .map_err(|cause| self.layout.error(&path, cause))?;
+                let listed = parse_index(self.layout, &path, &bytes)?;
                 for descriptor in listed {
                     self.descend(descriptor, names, depth - 1)?;
                 }

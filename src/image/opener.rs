@@ -58,6 +58,22 @@ pub struct Image {
     pub layers: Vec<Layer>,
 }
 
+/// The contents of a name in a registry.
+#[derive(Debug)]
+pub(crate) enum Contents {
+    /// An image.
+    Image(Image),
+    /// An artifact that consists of one archive.
+    Artifact {
+        /// Its location, without secrets.
+        location: String,
+        /// Digest of its manifest.
+        digest: Sha256,
+        /// The archive, pinned by its digest.
+        archive: Arc<dyn Source>,
+    },
+}
+
 /// A layer: an archive of changes to the layers below it.
 #[derive(Debug)]
 pub struct Layer {

@@ -19,12 +19,12 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::codec::Compression;
-use crate::image::{self, Image, Layout, Platform, Transport};
+use crate::image::{self, Contents, Image, Layout, Platform, Transport};
 use crate::index::MemoryLimit;
 use crate::index::store::Store;
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
-    self, Access, Fingerprint, FirstContact, MemorySource, RetryForever, Slice, Source,
+    self, Access, Fingerprint, FirstContact, MemorySource, Repository, RetryForever, Slice, Source,
     SourceDirectory,
 };
 use crate::tar;
@@ -37,6 +37,15 @@ pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send
 
 /// [`Archive::open`] or [`Archive::open_early`].
 type OpenFn = fn(Arc<dyn Source>, &OpenOptions, &Handle, &Arc<Stats>) -> Result<Archive, OpenError>;
+
+/// The opened sources of a tree.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    /// The layers, from the bottom. There is always one.
+    pub layers: Vec<Layer>,
+    /// Whether they form layers. An artifact of a registry is an archive.
+    pub is_layered: bool,
+}
 
 /// Settings with which a SOURCE is opened.
 #[derive(Clone)]
@@ -87,8 +96,9 @@ impl OpenContext {
         }
     }
 
-    /// Returns the options with which each archive of `tree` is opened.
-    pub fn archive_options(&self, tree: &TreeSpec) -> OpenOptions {
+    /// Returns the options with which each archive of `tree` is opened, if they form layers as
+    /// [`Sources::is_layered`] says.
+    pub fn archive_options(&self, tree: &TreeSpec, is_layered: bool) -> OpenOptions {
         let mut options = self.archive.clone();
         if tree.enclosing_archives() > 0 {
             options.scan.memory -= options.scan.memory / ENCLOSING_MEMORY_DIVISOR;
@@ -96,7 +106,7 @@ impl OpenContext {
         // The digest of an image is that of its manifest, which contains those of its layers.
         let expected = self.expected_sha256.filter(|_| !tree.source.is_image());
         options.scan.sha256 = expected.map_or(Digest::Ignore, Digest::Expect);
-        if tree.is_layered() {
+        if is_layered {
             options.layer = Some(tree.whiteouts.unwrap_or_default());
             options.scan.tar.accepts_empty = true;
             // An entry that one layer lacks may be in another one.
@@ -122,18 +132,33 @@ impl OpenContext {
     }
 
     fn open_with(&self, tree: &TreeSpec, open_archive: OpenFn) -> Result<Arc<dyn Volume>, Error> {
-        let (options, stats) = (self.archive_options(tree), &self.source.stats);
+        let stats = &self.source.stats;
         if tree.is_layered() {
-            let layers = self.open_layers(tree)?;
+            let Sources { layers, is_layered } = self.open_sources(tree)?;
+            let options = self.archive_options(tree, is_layered);
+            if let ([layer], false) = (&*layers, is_layered) {
+                let source = Arc::clone(&layer.source);
+                return self.open_single(source, &options, open_archive);
+            }
             let lens = layers.iter().map(|layer| layer.source.fingerprint().len);
             let _progress = self.start_progress(lens.sum(), stats);
             let whiteouts = tree.whiteouts.unwrap_or_default();
             let layered = LayeredArchive::open(&layers, &options, whiteouts, &self.network, stats)?;
             return Ok(Arc::new(layered));
         }
-        let source = self.open_source(&tree.source)?;
+        let options = self.archive_options(tree, false);
+        self.open_single(self.open_source(&tree.source)?, &options, open_archive)
+    }
+
+    fn open_single(
+        &self,
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        open_archive: OpenFn,
+    ) -> Result<Arc<dyn Volume>, Error> {
+        let stats = &self.source.stats;
         let progress = self.start_progress(source.fingerprint().len, stats);
-        let archive = open_archive(source, &options, &self.network, stats)?;
+        let archive = open_archive(source, options, &self.network, stats)?;
         archive.on_available(WaitFor::End, Callback::new(move || drop(progress)));
         Ok(Arc::new(archive))
     }
@@ -151,25 +176,34 @@ impl OpenContext {
     ///
     /// # Errors
     /// A source is unreachable or not of the expected kind.
-    pub fn open_layers(&self, tree: &TreeSpec) -> Result<Vec<Layer>, Error> {
+    pub fn open_sources(&self, tree: &TreeSpec) -> Result<Sources, Error> {
         if tree.sources().filter(|spec| spec.is_stdin()).count() > 1 {
             return Err(Error::StdinTwice);
         }
         let memory = self.enclosing_memory(tree.enclosing_archives());
+        let mut is_layered = tree.is_layered();
         let mut layers = Vec::new();
         for (number, spec) in tree.sources().enumerate() {
             let expected = self.expected_sha256.filter(|_| number == 0);
-            if spec.is_image() {
-                let image = self.open_image_with(spec, expected, memory)?;
-                layers.extend(image.layers.into_iter().map(|layer| Layer {
-                    source: layer.source,
-                    digest: Digest::Ignore,
-                }));
-            } else {
+            if !spec.is_image() {
                 let source = self.open_part(spec, memory)?;
                 let digest = expected.map_or(Digest::Ignore, Digest::Expect);
                 layers.push(Layer { source, digest });
+                continue;
             }
+            let sources = match self.open_contents(spec, expected, memory)? {
+                Contents::Image(image) => {
+                    image.layers.into_iter().map(|layer| layer.source).collect()
+                }
+                Contents::Artifact { archive, .. } => {
+                    is_layered &= !tree.may_be_artifact();
+                    vec![archive]
+                }
+            };
+            layers.extend(sources.into_iter().map(|source| Layer {
+                source,
+                digest: Digest::Ignore,
+            }));
         }
         if layers.len() > MAX_LAYERS {
             return Err(Error::TooManyLayers(layers.len()));
@@ -180,7 +214,7 @@ impl OpenContext {
             let digest = Digest::Ignore;
             layers.push(Layer { source, digest });
         }
-        Ok(layers)
+        Ok(Sources { layers, is_layered })
     }
 
     /// Opens the image at `spec`.
@@ -189,15 +223,62 @@ impl OpenContext {
     /// It is no image, or the image is unreachable or invalid.
     pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
         let memory = self.enclosing_memory(spec.enclosing_archives());
-        self.open_image_with(spec, self.expected_sha256, memory)
+        match self.open_contents(spec, self.expected_sha256, memory)? {
+            Contents::Image(image) => Ok(image),
+            Contents::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
+        }
     }
 
-    fn open_image_with(
+    /// Opens an image, or the artifact of a registry, and compares its digest with the expected one.
+    fn open_contents(
         &self,
         spec: &SourceSpec,
         expected: Option<Sha256>,
         memory: u64,
-    ) -> Result<Image, Error> {
+    ) -> Result<Contents, Error> {
+        let contents = match spec {
+            SourceSpec::Registry(name) => self.open_in_registry(name)?,
+            _ => Contents::Image(self.open_stored_image(spec, memory)?),
+        };
+        let (location, found) = match &contents {
+            Contents::Image(image) => (&image.location, image.digest),
+            Contents::Artifact {
+                location, digest, ..
+            } => (location, *digest),
+        };
+        match expected {
+            Some(expected) if found != expected => Err(Error::ImageDigestMismatch {
+                location: location.clone(),
+                expected,
+                found,
+            }),
+            _ => Ok(contents),
+        }
+    }
+
+    fn open_in_registry(&self, name: &OsStr) -> Result<Contents, Error> {
+        self.check_image_options()?;
+        let name = name.to_str().ok_or(Error::NotUtf8)?;
+        let repository = Repository::open(name, self.source_options(name))?;
+        let platform = self.platform.as_ref();
+        Ok(image::open_in_registry(
+            repository,
+            platform,
+            &self.network,
+        )?)
+    }
+
+    fn check_image_options(&self) -> Result<(), Error> {
+        if self.archive.index_file.is_some() {
+            return Err(Error::IndexOfImage);
+        }
+        if self.archive.scan.compression.is_some() {
+            return Err(Error::CompressionOfImage);
+        }
+        Ok(())
+    }
+
+    fn open_stored_image(&self, spec: &SourceSpec, memory: u64) -> Result<Image, Error> {
         let SourceSpec::Image {
             transport,
             outer,
@@ -206,12 +287,7 @@ impl OpenContext {
         else {
             return Err(Error::NotAnImage);
         };
-        if self.archive.index_file.is_some() {
-            return Err(Error::IndexOfImage);
-        }
-        if self.archive.scan.compression.is_some() {
-            return Err(Error::CompressionOfImage);
-        }
+        self.check_image_options()?;
         let location = spec.origin();
         if location.is_empty() {
             return Err(Error::NoImagePath(transport.name()));
@@ -233,21 +309,13 @@ impl OpenContext {
             }
         };
         let platform = self.platform.as_ref();
-        let image = image::open(
+        Ok(image::open(
             *transport,
             name.as_deref(),
             &layout,
             platform,
             &self.network,
-        )?;
-        match expected {
-            Some(expected) if image.digest != expected => Err(Error::ImageDigestMismatch {
-                location: image.location,
-                expected,
-                found: image.digest,
-            }),
-            _ => Ok(image),
-        }
+        )?)
     }
 
     /// Opens the archive or part at `spec`.
@@ -262,6 +330,10 @@ impl OpenContext {
         match spec {
             SourceSpec::Plain(location) => self.open_location(location),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
+            SourceSpec::Registry(name) => match self.open_in_registry(name)? {
+                Contents::Image(_) => Err(Error::ImageAsArchive),
+                Contents::Artifact { archive, .. } => Ok(archive),
+            },
             SourceSpec::Member { outer, .. } | SourceSpec::Slice { outer, .. }
                 if outer.is_stdin() =>
             {
@@ -283,14 +355,20 @@ impl OpenContext {
         if location.is_empty() {
             return Err(Error::Empty);
         }
+        let mut options = self.source_options(location);
+        options.known_version = self.known_version(location);
+        Ok(self.network.block_on(source::open(location, options))?)
+    }
+
+    /// Returns the options for `location`, without headers if they belong to another host.
+    fn source_options(&self, location: &str) -> source::Options {
         let mut options = self.source.clone();
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
             options.headers.clear();
             options.reload_headers = None;
         }
-        options.known_version = self.known_version(location);
-        Ok(self.network.block_on(source::open(location, options))?)
+        options
     }
 
     /// Returns the version at `url` to use without an answer of its server: that which the mount shows, or the
@@ -392,7 +470,7 @@ mod tests {
         context.archive.scan.memory = 64 << 20;
         let memory = |text: &str| {
             let tree = TreeSpec::from(SourceSpec::from(text));
-            let own = context.archive_options(&tree).scan.memory;
+            let own = context.archive_options(&tree, false).scan.memory;
             let enclosing = context.enclosing_memory(tree.enclosing_archives());
             (own >> 20, enclosing >> 20)
         };

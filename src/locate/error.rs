@@ -42,8 +42,14 @@ pub enum Error {
     )]
     ImageDirectoryUrl(&'static str),
     /// An image was expected.
-    #[error("SOURCE names no image (write oci-archive:FILE, docker-archive:FILE or oci:DIR)")]
+    #[error(
+        "SOURCE names no image (write oci://REGISTRY/REPOSITORY, oci-archive:FILE, docker-archive:FILE \
+         or oci:DIR)"
+    )]
     NotAnImage,
+    /// An image was expected, and the registry has an archive.
+    #[error("{0}: it is an archive, not an image")]
+    ArtifactAsImage(String),
     /// One archive was expected.
     #[error("SOURCE is an image, which consists of several archives")]
     ImageAsArchive,

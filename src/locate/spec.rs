@@ -11,6 +11,9 @@ use crate::source;
 /// Separator before a member's path, as in Java's `jar:` URLs.
 const MEMBER_SEPARATOR: &str = "!/";
 
+/// Schemes of names in registries: the standard's, and that of `docker pull` and skopeo.
+const REGISTRY_SCHEMES: [&str; 2] = ["oci", "docker"];
+
 /// A parsed SOURCE: an archive, a part of another source, or an image. Every text is valid. Without a known
 /// prefix it is a path or a URL, so a file `tar:name` is `./tar:name`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,13 +46,16 @@ pub enum SourceSpec {
         /// Name of the image there, if given.
         name: Option<String>,
     },
+    /// An image or artifact in a registry: `oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]`, or the same with
+    /// `docker://`.
+    Registry(OsString),
 }
 
 impl From<OsString> for SourceSpec {
     fn from(text: OsString) -> Self {
         let parsed = text
             .to_str()
-            .and_then(|text| parse_image(text).or_else(|| parse_part(text)));
+            .and_then(|text| parse_image(text).or_else(|| parse_outer(text)));
         parsed.unwrap_or(Self::Plain(text))
     }
 }
@@ -74,7 +80,7 @@ fn parse_image(text: &str) -> Option<SourceSpec> {
         None => (rest, ""),
     };
     let outer = Some(location).filter(|_| !is_directory);
-    let outer = outer.and_then(parse_part);
+    let outer = outer.and_then(parse_outer);
     let name = name.strip_prefix(':').unwrap_or_default();
     Some(SourceSpec::Image {
         transport,
@@ -110,10 +116,21 @@ fn name_search_start(rest: &str) -> usize {
     })
 }
 
+/// Parses what may enclose another source, if it has a known prefix.
+fn parse_outer(text: &str) -> Option<SourceSpec> {
+    parse_part(text).or_else(|| parse_registry(text))
+}
+
+fn parse_registry(text: &str) -> Option<SourceSpec> {
+    let (kind, rest) = text.split_once(':')?;
+    let is_registry = REGISTRY_SCHEMES.contains(&kind) && has_url_host(rest);
+    is_registry.then(|| SourceSpec::Registry(text.into()))
+}
+
 /// Parses a part of another source. A part of an image does not exist.
 fn parse_part(text: &str) -> Option<SourceSpec> {
     let outer = |outer: &str| {
-        let part = parse_part(outer);
+        let part = parse_outer(outer);
         Box::new(part.unwrap_or_else(|| SourceSpec::Plain(outer.into())))
     };
     let (kind, rest) = text.split_once(':')?;
@@ -145,7 +162,7 @@ impl fmt::Display for SourceSpec {
     /// Writes the form that [`From`] parses, with secrets. See [`redacted`](Self::redacted).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Plain(location) => location.display().fmt(f),
+            Self::Plain(location) | Self::Registry(location) => location.display().fmt(f),
             Self::Member { outer, path } => write!(f, "tar:{outer}{MEMBER_SEPARATOR}{path}"),
             Self::Slice { outer, start, len } => {
                 write!(f, "slice:{start}")?;
@@ -170,9 +187,14 @@ impl SourceSpec {
         source::redact(&self.to_string())
     }
 
-    /// Whether it is an image.
+    /// Whether it is an image, or may be one. A registry also has artifacts, which are archives.
     pub fn is_image(&self) -> bool {
-        matches!(self, Self::Image { .. })
+        matches!(self, Self::Image { .. } | Self::Registry(_))
+    }
+
+    /// Whether only its registry knows if it is an image or an archive.
+    pub fn is_in_registry(&self) -> bool {
+        matches!(self, Self::Registry(_))
     }
 
     /// Whether it is standard input itself.
@@ -183,7 +205,7 @@ impl SourceSpec {
     /// Returns the path or URL of the file or directory that contains it.
     pub fn origin(&self) -> &OsStr {
         match self {
-            Self::Plain(location) => location,
+            Self::Plain(location) | Self::Registry(location) => location,
             Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
                 outer.origin()
             }
@@ -193,7 +215,7 @@ impl SourceSpec {
     /// Number of archives that enclose it.
     pub fn enclosing_archives(&self) -> u64 {
         match self {
-            Self::Plain(_) => 0,
+            Self::Plain(_) | Self::Registry(_) => 0,
             Self::Slice { outer, .. }
             | Self::Image {
                 transport: Transport::Oci,
@@ -229,6 +251,7 @@ impl SourceSpec {
                     make_path_absolute(location);
                 }
             }
+            Self::Registry(_) => {}
             Self::Image {
                 transport: Transport::Oci,
                 outer,
@@ -282,7 +305,16 @@ impl TreeSpec {
 
     /// Whether it is opened as layers. An image always is, because of its whiteouts.
     pub fn is_layered(&self) -> bool {
-        !self.layers.is_empty() || self.whiteouts.is_some() || self.source.is_image()
+        self.has_layer_options() || self.source.is_image()
+    }
+
+    /// Whether SOURCE alone decides that it is opened as layers, and only its registry knows.
+    pub fn may_be_artifact(&self) -> bool {
+        self.source.is_in_registry() && !self.has_layer_options()
+    }
+
+    fn has_layer_options(&self) -> bool {
+        !self.layers.is_empty() || self.whiteouts.is_some()
     }
 
     /// Number of archives that enclose SOURCE and the layers.
@@ -410,12 +442,36 @@ mod tests {
             "https://example.com/oci:x",
             "oci",
             "OCI:x",
-            "oci://registry.example/x:1",
+            "docker:x",
+            "docker:///x",
             "-",
             "",
         ] {
             assert_eq!(SourceSpec::from(text), plain(text));
         }
+    }
+
+    #[test]
+    fn name_in_a_registry_needs_a_host() {
+        for text in [
+            "oci://registry.example/x:1",
+            "oci://localhost:5000/a/b@sha256:00",
+            "docker://debian",
+        ] {
+            let spec = SourceSpec::from(text);
+            assert_eq!(spec, SourceSpec::Registry(text.into()));
+            assert_eq!(spec.absolute().to_string(), text);
+            let part = SourceSpec::from(&*format!("tar:slice:0:{text}!/b"));
+            assert_eq!(part.origin(), text);
+            assert_eq!(part.enclosing_archives(), 1);
+        }
+        let directory = SourceSpec::from("oci:///a/b:v1");
+        assert!(!directory.is_in_registry() && directory.is_image());
+        let alone = TreeSpec::from(SourceSpec::from("docker://debian"));
+        let mut over = alone.clone();
+        over.layers.push("a.tar".into());
+        assert!(alone.may_be_artifact() && !over.may_be_artifact());
+        assert!(alone.is_layered() && over.is_layered());
     }
 
     #[test]

@@ -218,14 +218,11 @@ impl Cause {
 
 fn scheme_hint(scheme: &str) -> &'static str {
     match scheme {
-        "oci" | "docker" => {
-            "tarfs does not read registries: save the image with `skopeo copy docker://NAME \
-             docker-archive:FILE` or `docker save -o FILE NAME`, and name docker-archive:FILE"
-        }
         "gs" => {
-            "known are http://, https://, s3:// and file://; a signed https:// URL of the object can be read"
+            "known are http://, https://, s3://, oci:// and file://; a signed https:// URL of the object \
+             can be read"
         }
-        _ => "known are http://, https://, s3:// and file://",
+        _ => "known are http://, https://, s3://, oci:// and file://",
     }
 }
 

@@ -129,12 +129,14 @@ impl Fingerprint {
     }
 
     /// Whether `other` may be the same version. Validators must be equal, and lengths where both are known.
+    /// A digest does not contradict a server's validator; readers compare the bytes with it.
     pub fn matches(&self, other: &Self) -> bool {
         let lens_agree = match (self.len, other.len) {
             (Some(ours), Some(theirs)) => ours == theirs,
             _ => true,
         };
-        lens_agree && self.validator == other.validator
+        let is_digest = matches!(self.validator, Validator::Digest(_));
+        lens_agree && (is_digest || self.validator == other.validator)
     }
 }
 
@@ -277,6 +279,18 @@ mod tests {
         assert!(!pinned.matches(&http(5, Some("W/\"a\""), Some("Tuesday"))));
         assert!(!pinned.matches(&http(5, Some("W/\"a\""), None)));
         assert!(!pinned.matches(&http(6, Some("W/\"a\""), Some("Monday"))));
+    }
+
+    #[test]
+    fn digest_agrees_with_any_validator_of_the_same_length() {
+        let known = Fingerprint {
+            len: Some(5),
+            validator: Validator::Digest(Sha256([1; 32])),
+        };
+        assert!(known.matches(&http(5, Some("\"a\""), None)));
+        assert!(known.matches(&http(5, None, None)));
+        assert!(!known.matches(&http(6, Some("\"a\""), None)));
+        assert!(!http(5, None, None).matches(&known));
     }
 
     #[test]

@@ -96,6 +96,9 @@ pub fn redact(spec: &str) -> String {
     // The prefix of an image or a part, as in `tar:https://...`.
     let scheme = before.rfind(':').map_or(0, |last| last + 1);
     let (around, url) = spec.split_at(scheme);
+    if is_registry_name(url) {
+        return spec.to_owned();
+    }
     match Url::parse(url) {
         Ok(url) if !around.contains('@') => {
             let shown = Location::from_url(&url);
@@ -108,6 +111,18 @@ pub fn redact(spec: &str) -> String {
         // Secrets cannot be located in it.
         _ => "the URL".to_owned(),
     }
+}
+
+/// Whether `url` is a name in a registry without user and query. It may have a digest, and a tag like a port.
+fn is_registry_name(url: &str) -> bool {
+    let name = url.strip_prefix("oci://");
+    let name = name.or_else(|| url.strip_prefix("docker://"));
+    name.is_some_and(|name| {
+        let parts = name.split_once("@sha256:").unwrap_or((name, ""));
+        ![parts.0, parts.1]
+            .iter()
+            .any(|part| part.contains(['@', '?', '#']))
+    })
 }
 
 fn locator(url: &Url) -> String {
@@ -221,6 +236,13 @@ mod tests {
             ("http://h:80/a#secret", "http://h/a"),
             ("http://h:80/a?secret", "http://h/a?…"),
             ("http://:secret@h:80/a", "http://h/a"),
+            ("docker://debian:stable", "docker://debian:stable"),
+            ("oci://h:80/a:1@sha256:00", "oci://h:80/a:1@sha256:00"),
+            ("--layer=oci://h/a", "--layer=oci://h/a"),
+            ("oci://me:secret@h/a:1@sha256:00", "oci://h/a:1@sha256:00"),
+            ("oci://me:secret@sha256:00@h/a", "oci://h/a"),
+            ("docker://me:secret@debian:stable", "the URL"),
+            ("oci://h/a?secret", "oci://h/a?…"),
         ] {
             assert_eq!(crate::source::redact(spec), shown);
         }

@@ -15,6 +15,7 @@ mod open;
 mod options;
 mod pipe;
 mod read_handle;
+mod registry;
 mod response;
 mod retry;
 mod slice;
@@ -44,6 +45,7 @@ pub use open::{locator, open};
 pub use options::{DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
+pub(crate) use registry::Repository;
 pub use retry::Retry;
 pub(crate) use slice::Slice;
 

@@ -18,6 +18,7 @@ mod materialize;
 mod memory_budget;
 mod nested_sources;
 mod offline;
+mod registry;
 mod remote;
 mod resume;
 mod semantics;

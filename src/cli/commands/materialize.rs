@@ -29,7 +29,7 @@ use tarfs::index::MemoryLimit;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::escape;
-use tarfs::locate::OpenContext;
+use tarfs::locate::{OpenContext, Sources};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
     SelectedPath, Selection, Staging, Summary,
@@ -185,11 +185,18 @@ pub(crate) fn run_with(
         .then(|| Staging::new(args.directory(), Arc::clone(&stats)))
         .transpose()?;
     let tree = args.layers.tree(source_args);
-    args.check_before_opening(tree.is_layered())?;
+    args.check_before_opening()?;
+    let is_known = !tree.may_be_artifact();
+    if is_known && tree.is_layered() {
+        args.check_layered()?;
+    }
     let context = args.open_context(source_args, &network, &stats)?;
-    let layers = context.open_layers(&tree)?;
+    let Sources { layers, is_layered } = context.open_sources(&tree)?;
+    if !is_known && is_layered {
+        args.check_layered()?;
+    }
     let source = &layers.first().context("there is always SOURCE")?.source;
-    let open_options = context.archive_options(&tree);
+    let open_options = context.archive_options(&tree, is_layered);
     let saved = SavedIndex::find(&**source, &open_options)?;
     if !args.may_have_paths(saved.as_ref(), &**source)? {
         return Ok(ExitCode::from(output::EXIT_FAILURE));
@@ -277,7 +284,7 @@ impl MaterializeOptions {
         self.directory.as_deref().unwrap_or(Path::new("."))
     }
 
-    fn check_before_opening(&self, is_layered: bool) -> anyhow::Result<()> {
+    fn check_before_opening(&self) -> anyhow::Result<()> {
         if let Some(path) = self.possible_destination()
             && materialize::is_empty_directory(path)
         {
@@ -286,11 +293,14 @@ impl MaterializeOptions {
         if !(self.atomic || self.to_stdout || self.dry_run) {
             materialize::check_empty_destination(self.directory())?;
         }
-        if is_layered {
-            self.ensure_whole()?;
-            if !self.atomic {
-                ensure_empty(self.directory())?;
-            }
+        Ok(())
+    }
+
+    /// Checks the flags for a SOURCE that is opened as layers.
+    fn check_layered(&self) -> anyhow::Result<()> {
+        self.ensure_whole()?;
+        if !self.atomic {
+            ensure_empty(self.directory())?;
         }
         Ok(())
     }

@@ -83,15 +83,14 @@ pub(crate) fn run(args: &VerifyArgs) -> anyhow::Result<ExitCode> {
     )?;
     context.archive.index_file.clone_from(&args.index);
     let source = TreeSpec::from(args.source.source.clone());
-    let layers = context.open_layers(&source)?;
-    let scan_options = context.archive_options(&source).scan;
-    let is_image = source.is_layered();
-    let mut tree = is_image.then(|| VerifiedLayers {
+    let sources = context.open_sources(&source)?;
+    let scan_options = context.archive_options(&source, sources.is_layered).scan;
+    let mut tree = sources.is_layered.then(|| VerifiedLayers {
         indexes: Vec::new(),
         limit,
     });
     let mut reports = Vec::new();
-    for layer in layers {
+    for layer in sources.layers {
         let stats = Arc::new(Stats::default());
         let index = index.take();
         reports.push(verify(

@@ -34,7 +34,6 @@ use self::receive::{
 };
 use self::retry_state::{Failure, OutageLog, RetryState, protocol_failure};
 use self::timer::Timer;
-use self::transport::NetworkTransport;
 use super::read_handle::{Continuation, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
 use super::retry::Jitter;
@@ -48,8 +47,8 @@ use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
 pub use self::target::Target;
-pub(super) use self::transport::credentials_client;
 pub use self::transport::{Content, RawResponse, Transport};
+pub(super) use self::transport::{NetworkTransport, credentials_client};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
@@ -99,12 +98,13 @@ impl Http {
         let contact = options.first_contact;
         let version = options.known_version.clone();
         let version = version.filter(|_| contact != FirstContact::Required);
+        let network = NetworkTransport::new(&options).map_err(failed)?;
         if contact == FirstContact::Never {
             let version = version.ok_or_else(|| failed(Cause::Offline))?;
-            return Self::open_known(version, target, options);
+            return Self::open_known(version, Box::new(network), target, options);
         }
-        let network = NetworkTransport::new(&options).map_err(failed)?;
-        let opening = Self::open_through(Box::new(network), target.clone(), options.clone());
+        let transport = Box::new(network.clone());
+        let opening = Self::open_through(transport, target.clone(), options.clone());
         let Some(version) = version else {
             return opening.await;
         };
@@ -116,20 +116,24 @@ impl Http {
             Err(_) => tracing::warn!("{}: no answer so far", target.location),
         }
         tracing::warn!("serving only cached data until the source can be read");
-        Self::open_known(version, target, options)
+        let known = Self::open_known(version, Box::new(network), target, options)?;
+        known.outage.begin();
+        Ok(known)
     }
 
     /// Opens `target` as the known `version`, without a request.
-    fn open_known(version: Fingerprint, target: Target, options: Options) -> Result<Self, Error> {
+    pub(super) fn open_known(
+        version: Fingerprint,
+        transport: Box<dyn Transport>,
+        target: Target,
+        options: Options,
+    ) -> Result<Self, Error> {
         let failed = |cause| Error::new(target.location.as_str(), cause);
-        let network = NetworkTransport::new(&options).map_err(failed)?;
-        let client = Client::new(&target, &options, Box::new(network)).map_err(failed)?;
+        let client = Client::new(&target, &options, transport).map_err(failed)?;
         let Target { url, location, .. } = target;
         let found = ProbeResult::without_request(version, url);
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
-        let known = Self::from_probe(found, client, jitter, location, options);
-        known.outage.begin();
-        Ok(known)
+        Ok(Self::from_probe(found, client, jitter, location, options))
     }
 
     /// As [`open`](Self::open), with requests through `transport` instead of the options' connections.
@@ -432,6 +436,16 @@ impl Http {
         Ok(Some(rest))
     }
 
+    /// The cause when a response has other bytes than this version.
+    fn other_version(&self) -> Cause {
+        match self.info.fingerprint.validator {
+            Validator::Digest(_) => {
+                Cause::Damaged("its length is not that of the bytes with its digest".to_owned())
+            }
+            _ => Cause::Changed,
+        }
+    }
+
     /// Checks status and version of a response. Returns whether a source of unknown length ends before.
     fn check_part(&self, head: &ResponseHead, permit: &Permit<'_>) -> Result<bool, Failure> {
         let is_same = self.info.fingerprint.matches(&head.fingerprint());
@@ -441,8 +455,8 @@ impl Http {
             (416, len) if head.fingerprint().len == len => Err(protocol_failure(
                 "the server refuses a range inside its length",
             )),
-            (206 | 416, _) => Err(Cause::Changed.into()),
-            (200, _) if !is_same => Err(Cause::Changed.into()),
+            (206 | 416, _) => Err(self.other_version().into()),
+            (200, _) if !is_same => Err(self.other_version().into()),
             (200, _) => Err(protocol_failure("the server stopped answering with ranges")),
             (429 | 503, _) => {
                 let is_for_concurrency = permit.throttled(head.retry_after);

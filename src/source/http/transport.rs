@@ -73,15 +73,15 @@ impl fmt::Debug for Content {
     }
 }
 
-/// The network.
-#[derive(Debug)]
-pub(super) struct NetworkTransport {
+/// The network. Clones share their connections.
+#[derive(Clone, Debug)]
+pub(in crate::source) struct NetworkTransport {
     client: reqwest::Client,
     connect_timer: ConnectTimer,
 }
 
 impl NetworkTransport {
-    pub(super) fn new(options: &Options) -> Result<Self, Cause> {
+    pub(in crate::source) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let client = build_client(options, connect_timer.clone(), false)?;
         Ok(Self {

@@ -1,0 +1,350 @@
+//! Images and artifacts in container registries.
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use crate::support::fixture::TestDir;
+use crate::support::http::{Request, Resource, Response, Server};
+use crate::support::image::{self, Files, Image};
+use crate::support::packing::Packing;
+use crate::support::program::stderr_text;
+use crate::support::raw::Archive;
+use crate::support::sample_images::{names_in, one, two};
+
+/// Refuses a request, or lets it pass.
+type Guard = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+
+fn nothing() -> Guard {
+    Arc::new(|_| None)
+}
+
+/// A server with the repository `me/tool`.
+struct Registry {
+    server: Arc<Server>,
+    guard: Guard,
+}
+
+impl Registry {
+    fn new(guard: Guard) -> Self {
+        let server = Arc::new(Server::start());
+        Self { server, guard }
+    }
+
+    /// A registry with the image `image` as `me/tool:1`.
+    fn with(image: &Image) -> Self {
+        let registry = Self::new(nothing());
+        let mut files = Files::default();
+        let manifest = files.manifest(image);
+        registry.push(&files);
+        registry.tag("1", &files, &manifest);
+        registry
+    }
+
+    fn serve(&self, path: &str, resource: Resource) {
+        let guard = Arc::clone(&self.guard);
+        let answer =
+            move |request: &Request| guard(request).unwrap_or_else(|| resource.answer(request));
+        self.server.route(path, answer);
+    }
+
+    /// Stores all blobs, which may be manifests.
+    fn push(&self, files: &Files) {
+        for (name, bytes) in &files.0 {
+            let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+            let resource = Resource::new(bytes.clone()).etag(&format!("\"{digest}\""));
+            self.serve(&blob(digest), resource.clone());
+            let path = format!("/v2/me/tool/manifests/sha256:{digest}");
+            self.serve(&path, resource.without_ranges());
+        }
+    }
+
+    /// Makes `tag` mean the manifest or index with this descriptor.
+    fn tag(&self, tag: &str, files: &Files, descriptor: &Value) {
+        let bytes = files.clone().get(&blob_file(descriptor)).clone();
+        self.serve(&manifest(tag), Resource::new(bytes).without_ranges());
+    }
+
+    /// The name of `me/tool` with this tag or digest.
+    fn name(&self, version: &str) -> String {
+        let url = self.server.url("");
+        let host = url.strip_prefix("http://").expect("a host");
+        format!("oci://{host}/me/tool{version}")
+    }
+
+    /// Number of requests for `path`.
+    fn requests(&self, path: &str) -> usize {
+        self.server.requests(path).len()
+    }
+}
+
+fn manifest(tag: &str) -> String {
+    format!("/v2/me/tool/manifests/{tag}")
+}
+
+fn blob(digest: &str) -> String {
+    format!("/v2/me/tool/blobs/sha256:{digest}")
+}
+
+fn digest_of(descriptor: &Value) -> &str {
+    let digest = descriptor["digest"].as_str().expect("a digest");
+    digest.strip_prefix("sha256:").expect("SHA-256")
+}
+
+fn blob_file(descriptor: &Value) -> String {
+    format!("blobs/sha256/{}", digest_of(descriptor))
+}
+
+/// A command without the logins of the user that runs the tests.
+fn command(place: &TestDir, words: &[&str]) -> Command {
+    let mut command = place.command(words);
+    command
+        .env("HOME", place.root())
+        .env("DOCKER_CONFIG", place.path("docker"))
+        .env_remove("XDG_CONFIG_HOME")
+        .env_remove("REGISTRY_AUTH_FILE");
+    command
+}
+
+fn run(place: &TestDir, words: &[&str]) -> Output {
+    command(place, words).output().expect("started")
+}
+
+#[track_caller]
+fn succeeds(place: &TestDir, words: &[&str]) -> String {
+    let done = run(place, words);
+    assert!(done.status.success(), "{words:?}: {}", stderr_text(&done));
+    String::from_utf8(done.stdout).expect("UTF-8")
+}
+
+#[track_caller]
+fn error_of(place: &TestDir, words: &[&str]) -> String {
+    let done = run(place, words);
+    let text = stderr_text(&done);
+    assert_eq!(done.status.code(), Some(2), "{words:?}: {text}");
+    text
+}
+
+#[test]
+fn image_in_a_registry_is_a_source_of_every_verb() {
+    for packing in [Packing::Gzip, Packing::Plain] {
+        let registry = Registry::with(&two().packed(packing));
+        let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
+        let listed = succeeds(&place, &["ls", "-R", &source]);
+        assert_eq!(listed, "d\nd/noise\nd/text\nlink\nlow\n");
+        succeeds(&place, &["materialize", "-q", &source, "-C", "out"]);
+        assert_eq!(names_in(&place.path("out/d")), ["noise", "text"]);
+        succeeds(&place, &["verify", "-q", &source]);
+        succeeds(&place, &["index", "-q", &source]);
+        let shown = succeeds(&place, &["image", &source.replace("oci://", "docker://")]);
+        assert!(shown.contains("2, "), "{shown}");
+        let refused = error_of(&place, &["materialize", &source, "d/text"]);
+        assert!(refused.contains("PATH cannot be used"), "{refused}");
+    }
+    let registry = Registry::with(&one());
+    let place = TestDir::new(&[]);
+    succeeds(&place, &["bundle", "-q", &registry.name(":1"), "bundle"]);
+    assert_eq!(names_in(&place.path("bundle")), ["config.json", "rootfs"]);
+}
+
+#[test]
+fn layers_with_saved_indexes_are_not_requested() {
+    let registry = Registry::with(&one());
+    let (place, source) = (TestDir::new(&[]), registry.name(":1"));
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    let text = files.get(&blob_file(&descriptor)).clone();
+    let text: Value = serde_json::from_slice(&text).expect("JSON");
+    let (layer, config) = (digest_of(&text["layers"][0]), digest_of(&text["config"]));
+    succeeds(&place, &["ls", &source]);
+    let before = registry.requests(&blob(layer));
+    assert!(before > 0);
+    succeeds(&place, &["ls", &source]);
+    assert_eq!(registry.requests(&blob(layer)), before);
+    assert_eq!(registry.requests(&blob(config)), 2, "one a run");
+    assert_eq!(registry.requests(&manifest("1")), 2, "one a run");
+}
+
+#[test]
+fn manifest_of_the_platform_is_chosen_from_an_index() {
+    let registry = Registry::new(nothing());
+    let image = |file: &str, architecture| {
+        let layer = Archive::new().file(file, "").end();
+        Image::new("", vec![layer]).on("linux", architecture)
+    };
+    let mut files = image::oci_for_all(&[image("arm", "arm64"), image("z", "s390x")]);
+    let index = files.get("index.json").clone();
+    let index: Value = serde_json::from_slice(&index).expect("JSON");
+    let index = &index["manifests"][0];
+    files.0.retain(|(name, _)| name.starts_with("blobs/"));
+    registry.push(&files);
+    registry.tag("all", &files, index);
+    let place = TestDir::new(&[]);
+    let by_digest = registry.name(&format!("@sha256:{}", digest_of(index)));
+    for source in [registry.name(":all"), by_digest] {
+        for (platform, file) in [("linux/arm64", "arm\n"), ("linux/s390x", "z\n")] {
+            let listed = succeeds(&place, &["ls", "--platform", platform, &source]);
+            assert_eq!(listed, file);
+        }
+        let refused = error_of(&place, &["ls", "--platform", "linux/riscv64", &source]);
+        assert!(
+            refused.contains("'linux/arm64', 'linux/s390x'"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn digests_of_registry_documents_and_layers_are_compared() {
+    let registry = Registry::new(nothing());
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    let text = files.get(&blob_file(&descriptor)).clone();
+    let text: Value = serde_json::from_slice(&text).expect("JSON");
+    registry.push(&files);
+    registry.tag("1", &files, &descriptor);
+    let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
+    let digest = digest_of(&descriptor);
+    succeeds(&place, &["image", "--expect-sha256", digest, &source]);
+    let other = "0".repeat(64);
+    let refused = error_of(&place, &["ls", "--expect-sha256", &other, &source]);
+    assert!(refused.contains(digest), "{refused}");
+
+    // The server has other bytes than the digest of the name.
+    let resource = Resource::new(files.get(&blob_file(&descriptor)).clone());
+    registry.serve(
+        &manifest(&format!("sha256:{other}")),
+        resource.without_ranges(),
+    );
+    let refused = error_of(&place, &["ls", &registry.name(&format!("@sha256:{other}"))]);
+    assert!(refused.contains("its SHA-256 is"), "{refused}");
+
+    let layer = &text["layers"][0];
+    let mut bytes = files.get(&blob_file(layer)).clone();
+    *bytes.last_mut().expect("not empty") ^= 1;
+    registry.serve(&blob(digest_of(layer)), Resource::new(bytes.clone()));
+    let refused = error_of(&place, &["materialize", "-q", &source, "-C", "out"]);
+    assert!(refused.contains("layer 1 of 1"), "{refused}");
+    bytes.push(0);
+    registry.serve(&blob(digest_of(layer)), Resource::new(bytes));
+    let refused = error_of(&place, &["ls", &source]);
+    assert!(refused.contains("its length is not that"), "{refused}");
+
+    let config = &text["config"];
+    registry.serve(&blob(digest_of(config)), Resource::new("{}"));
+    let refused = error_of(&place, &["ls", &source]);
+    assert!(refused.contains("its length is not that"), "{refused}");
+}
+
+#[test]
+fn hostile_manifests_are_refused_within_limits() {
+    let registry = Registry::new(nothing());
+    let (place, source) = (TestDir::new(&[]), registry.name(":1"));
+    let digest = "0".repeat(64);
+    let huge = |size: u64| {
+        let config = "application/vnd.oci.image.config.v1+json";
+        json!({ "schemaVersion": 2, "layers": [],
+                "config": { "mediaType": config, "digest": format!("sha256:{digest}"), "size": size } })
+        .to_string()
+    };
+    let long = || format!("[{}1]", "1,".repeat(4 << 20));
+    for (body, expected) in [
+        (String::new(), "it ends too early"),
+        ("no".to_owned(), "it is no JSON"),
+        ("[]".to_owned(), "it is not what belongs there"),
+        (r#"{"schemaVersion":1}"#.to_owned(), "schema 1"),
+        (r#"{"schemaVersion":2}"#.to_owned(), "names no config"),
+        (huge(u64::MAX), "bytes, and 4194304 are allowed"),
+        (huge(5 << 20), "bytes, and 4194304 are allowed"),
+        (long(), "bytes, and 4194304 are allowed"),
+    ] {
+        for is_chunked in [false, true] {
+            let body = body.clone();
+            registry.server.route(&manifest("1"), move |_| {
+                let answer = Response::new(200).with_body(body.clone());
+                if is_chunked { answer.chunked() } else { answer }
+            });
+            let refused = error_of(&place, &["ls", &source]);
+            assert!(refused.contains(expected), "{expected}: {refused}");
+            assert!(refused.contains(&source), "{refused}");
+        }
+    }
+    // Lengths of layers are only claimed.
+    let mut files = Files::default();
+    let mut image = files.manifest(&one());
+    let mut text: Value = serde_json::from_slice(files.get(&blob_file(&image))).expect("JSON");
+    text["layers"][0]["size"] = json!(u64::MAX);
+    image = files.blob(image::MANIFEST, text.to_string().into_bytes());
+    registry.push(&files);
+    registry.tag("1", &files, &image);
+    let refused = error_of(&place, &["ls", &source]);
+    assert!(refused.contains("are allowed"), "{refused}");
+}
+
+#[test]
+fn artifact_of_one_file_is_that_archive() {
+    let registry = Registry::new(nothing());
+    let mut files = Files::default();
+    let tar = Archive::new()
+        .file("a", "text")
+        .file(".wh.a", "no whiteout")
+        .file("inner.tar", Archive::new().file("b", "").end())
+        .end();
+    let config = files.blob("application/vnd.oci.empty.v1+json", b"{}".to_vec());
+    let layer = files.blob("application/x-anything", image::packed(Packing::Gzip, &tar));
+    let artifact = |layers: &[&Value]| json!({ "schemaVersion": 2, "mediaType": image::MANIFEST, "config": config, "layers": layers });
+    let (single, double) = (artifact(&[&layer]), artifact(&[&layer, &layer]));
+    let mut push = |tag: &str, document: Value| {
+        let document = files.blob(image::MANIFEST, document.to_string().into_bytes());
+        registry.push(&files);
+        registry.tag(tag, &files, &document);
+    };
+    push("1", single);
+    push("2", double);
+    let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
+    let listed = succeeds(&place, &["ls", &source]);
+    assert_eq!(listed, ".wh.a\na\ninner.tar\n");
+    succeeds(
+        &place,
+        &["materialize", "-q", &source, "-C", "out", ".wh.a"],
+    );
+    assert_eq!(names_in(&place.path("out")), [".wh.a"]);
+    let inner = format!("tar:{source}!/inner.tar");
+    assert_eq!(succeeds(&place, &["ls", &inner]), "b\n");
+    succeeds(&place, &["verify", "-q", &source]);
+    let layered = ["ls", "--layer", &source, &source];
+    assert_eq!(succeeds(&place, &layered), "a\ninner.tar\n");
+    let refused = error_of(&place, &["image", &source]);
+    assert!(refused.contains("an archive, not an image"), "{refused}");
+    let refused = error_of(&place, &["ls", &registry.name(":2")]);
+    assert!(refused.contains("an artifact of 2 files"), "{refused}");
+}
+
+#[test]
+fn missing_and_malformed_names_in_a_registry_are_reported() {
+    let registry = Registry::with(&one());
+    let place = TestDir::new(&[]);
+    let refused = error_of(&place, &["ls", &registry.name(":absent")]);
+    assert!(refused.contains("not found"), "{refused}");
+    let refused = error_of(&place, &["ls", "oci://localhost/UPPER"]);
+    assert!(refused.contains("oci://REGISTRY/REPOSITORY"), "{refused}");
+    let secret = "oci://me:hunter2@localhost/a";
+    let refused = error_of(&place, &["ls", secret]);
+    assert!(!refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
+fn redirected_manifest_is_read_from_its_target() {
+    let registry = Registry::with(&one());
+    let to = registry.server.other_url("/stored");
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    let bytes = files.get(&blob_file(&descriptor)).clone();
+    registry.server.serve("/stored", Resource::new(bytes));
+    registry
+        .server
+        .route(&manifest("1"), move |_| Response::redirect(&to));
+    let place = TestDir::new(&[]);
+    succeeds(&place, &["ls", &registry.name(":1")]);
+}
