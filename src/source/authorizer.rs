@@ -11,6 +11,7 @@ use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
+use super::http::ServerError;
 use super::{Cause, Denial};
 
 /// Error codes about credentials, some of which come with status 400.
@@ -51,32 +52,34 @@ pub struct Refusal {
     pub status: StatusCode,
     /// Its headers.
     pub headers: HeaderMap,
-    /// The error code in its body, if the server sends one.
-    pub code: Option<String>,
+    /// The error in its body.
+    pub(super) error: ServerError,
 }
 
 impl Refusal {
     /// Describes it for the user. `credentials` names their origin.
-    pub(super) fn into_denial(self, credentials: String) -> Denial {
+    pub(super) fn into_denial(self, credentials: String, advice: Option<String>) -> Denial {
         let ids = REQUEST_IDS.into_iter();
         let mut ids = ids.filter_map(|name| self.headers.get(name)?.to_str().ok());
         let is_id = |id: &&str| id.len() <= 128 && id.bytes().all(|byte| byte.is_ascii_graphic());
         Denial {
             status: self.status.as_u16(),
             request_id: ids.find(is_id).map(str::to_owned),
-            code: self.code,
+            code: self.error.code,
+            message: self.error.message,
             credentials,
+            advice,
         }
     }
 
     /// Whether other credentials may be accepted.
     pub(super) fn is_unauthorized(&self) -> bool {
-        self.code.as_deref() != Some(SKEWED) && self.is_denial()
+        self.error.code.as_deref() != Some(SKEWED) && self.is_denial()
     }
 
     /// Whether the server requires credentials or rejects them.
     pub(super) fn is_denial(&self) -> bool {
-        let code = self.code.as_deref();
+        let code = self.error.code.as_deref();
         matches!(
             self.status,
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN
@@ -103,6 +106,11 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
 
     /// Name of the source of the current credentials, such as a file, for errors.
     fn credentials_origin(&self) -> String;
+
+    /// Advice for the user when the server refuses the current credentials.
+    fn advice(&self) -> Option<String> {
+        None
+    }
 }
 
 /// Loads headers, each as a name and a value.

@@ -47,16 +47,24 @@ pub struct Denial {
     pub status: u16,
     /// The server's error code, such as `AccessDenied`.
     pub code: Option<String>,
+    /// The server's error message, if it is short.
+    pub message: Option<String>,
     /// The server's request ID.
     pub request_id: Option<String>,
     /// Where the credentials were found, or looked for.
     pub credentials: String,
+    /// Advice for the user; `None` for that of all servers.
+    pub advice: Option<String>,
 }
 
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the server refuses access (status {}", self.status)?;
         self.code.iter().try_for_each(|code| write!(f, " {code}"))?;
+        let message = self.message.iter();
+        message
+            .into_iter()
+            .try_for_each(|message| write!(f, ": {message}"))?;
         let id = self.request_id.iter();
         id.into_iter()
             .try_for_each(|id| write!(f, ", request {id}"))?;
@@ -144,6 +152,7 @@ impl Cause {
     pub fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::MissingScheme { url } => Some(Cow::from(format!("did you mean {url}?"))),
+            Self::Denied(denial) if denial.advice.is_some() => denial.advice.clone().map(Cow::from),
             cause => cause.static_hint().map(Cow::from),
         }
     }

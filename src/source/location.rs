@@ -238,7 +238,6 @@ mod tests {
             ("http://:secret@h:80/a", "http://h/a"),
             ("docker://debian:stable", "docker://debian:stable"),
             ("oci://h:80/a:1@sha256:00", "oci://h:80/a:1@sha256:00"),
-            ("--layer=oci://h/a", "--layer=oci://h/a"),
             ("oci://me:secret@h/a:1@sha256:00", "oci://h/a:1@sha256:00"),
             ("oci://me:secret@sha256:00@h/a", "oci://h/a"),
             ("docker://me:secret@debian:stable", "the URL"),

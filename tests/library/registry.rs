@@ -1,9 +1,17 @@
 //! Images and artifacts in container registries.
 
+use std::fs;
 use std::process::{Command, Output};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tarfs::locate::{OpenContext, SourceSpec};
+use tarfs::source::{BufferPool, Source};
+use tarfs::{Packed, Stats};
+use tokio::runtime::Runtime;
 
 use crate::support::fixture::TestDir;
 use crate::support::http::{Request, Resource, Response, Server};
@@ -280,6 +288,294 @@ fn hostile_manifests_are_refused_within_limits() {
     registry.tag("1", &files, &image);
     let refused = error_of(&place, &["ls", &source]);
     assert!(refused.contains("are allowed"), "{refused}");
+}
+
+#[test]
+fn redirects_of_blobs_carry_no_credentials() {
+    let registry = Registry::new(Arc::new(basic("me:pass")));
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    registry.push(&files);
+    registry.tag("1", &files, &descriptor);
+    for (name, bytes) in &files.0 {
+        let digest = name
+            .strip_prefix("blobs/sha256/")
+            .expect("a blob")
+            .to_owned();
+        let path = format!("/cdn/{digest}");
+        registry.server.serve(&path, Resource::new(bytes.clone()));
+        let to = registry.server.other_url(&path);
+        let guard = Arc::clone(&registry.guard);
+        registry.server.route(&blob(&digest), move |request| {
+            guard(request).unwrap_or_else(|| Response::redirect(&to))
+        });
+    }
+    let place = TestDir::new(&["docker"]);
+    log_in(&place, &registry, "me:pass");
+    succeeds(&place, &["ls", &registry.name(":1")]);
+    let mut redirected = 0;
+    for (name, _) in &files.0 {
+        let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+        for seen in registry.server.requests(&format!("/cdn/{digest}")) {
+            redirected += 1;
+            assert_eq!(seen.request.header("authorization"), None);
+        }
+    }
+    assert!(redirected >= 2, "the configuration and the layer");
+}
+
+/// Accepts this user and password, and asks for one.
+fn basic(login: &str) -> impl Fn(&Request) -> Option<Response> + Send + Sync + use<> {
+    let accepted = format!("Basic {}", base64(login));
+    move |request| {
+        if request.header("authorization") == Some(&accepted) {
+            return None;
+        }
+        let refused = Response::new(401).with("WWW-Authenticate", "Basic realm=\"x\"");
+        let body = r#"{"errors":[{"code":"UNAUTHORIZED","message":"authentication required"}]}"#;
+        Some(refused.with_body(body))
+    }
+}
+
+fn base64(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+/// Stores a login as `docker login` does.
+fn log_in(place: &TestDir, registry: &Registry, login: &str) {
+    let url = registry.server.url("");
+    let host = url.strip_prefix("http://").expect("a host");
+    let config = json!({ "auths": { host: { "auth": base64(login) } } });
+    place.put("docker/config.json", config.to_string());
+}
+
+/// An image behind `guard`, as `me/tool:1`.
+fn guarded(guard: Guard) -> Registry {
+    let registry = Registry::new(guard);
+    let mut files = Files::default();
+    let descriptor = files.manifest(&one());
+    registry.push(&files);
+    registry.tag("1", &files, &descriptor);
+    registry
+}
+
+#[test]
+fn password_is_taken_from_each_file_of_logins() {
+    let registry = guarded(Arc::new(basic("me:pass")));
+    let place = TestDir::new(&["docker", "containers", ".config", ".config/containers"]);
+    let source = registry.name(":1");
+    log_in(&place, &registry, "me:pass");
+    succeeds(&place, &["ls", &source]);
+    let config = place.path("docker/config.json");
+    // TestDir's root is XDG_RUNTIME_DIR.
+    for path in ["containers/auth.json", ".config/containers/auth.json"] {
+        fs::copy(&config, place.path(path)).expect("copied");
+    }
+    fs::remove_file(&config).expect("there");
+    for path in ["containers/auth.json", ".config/containers/auth.json"] {
+        succeeds(&place, &["ls", &source]);
+        fs::rename(place.path(path), place.path("named.json")).expect("there");
+    }
+    error_of(&place, &["ls", &source]);
+    let mut named = command(&place, &["ls", &source]);
+    let done = named.env("REGISTRY_AUTH_FILE", "named.json").output();
+    assert!(done.expect("started").status.success());
+}
+
+#[test]
+fn refusal_of_a_registry_names_file_code_and_login() {
+    let registry = guarded(Arc::new(basic("me:pass")));
+    let (place, source) = (TestDir::new(&["docker"]), registry.name(":1"));
+    let host = registry.server.url("").replace("http://", "");
+    let login = format!("docker login {host}");
+    let refused = error_of(&place, &["ls", &source]);
+    for expected in [
+        "none found in",
+        "docker/config.json",
+        "auth.json",
+        &login,
+        &source,
+    ] {
+        assert!(refused.contains(expected), "{expected}: {refused}");
+    }
+    log_in(&place, &registry, "me:hunter2");
+    let before = registry.requests(&manifest("1"));
+    let refused = error_of(&place, &["ls", &source]);
+    let file = place.path("docker/config.json").display().to_string();
+    for expected in ["401 UNAUTHORIZED: authentication required", &file, &login] {
+        assert!(refused.contains(expected), "{expected}: {refused}");
+    }
+    for secret in ["hunter2", &base64("me:hunter2")] {
+        assert!(!refused.contains(secret), "{refused}");
+    }
+    assert_eq!(
+        registry.requests(&manifest("1")) - before,
+        2,
+        "the same password is not sent twice"
+    );
+    place.put("docker/config.json", "{\"auths\": hunter2}");
+    let refused = error_of(&place, &["ls", &source]);
+    assert!(refused.contains("malformed (line 1"), "{refused}");
+    assert!(!refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
+fn credential_helper_is_asked_for_the_login() {
+    let registry = guarded(Arc::new(basic("me:pass")));
+    let (place, source) = (TestDir::new(&["docker", "bin"]), registry.name(":1"));
+    let host = registry.server.url("").replace("http://", "");
+    let list = |config: Value, helper: &str| {
+        place.put("docker/config.json", config.to_string());
+        let path = place.path("bin/docker-credential-test");
+        fs::write(&path, format!("#!/bin/sh\n{helper}\n")).expect("written");
+        let mut chmod = Command::new("chmod");
+        assert!(
+            chmod
+                .arg("+x")
+                .arg(&path)
+                .status()
+                .expect("started")
+                .success()
+        );
+        let mut command = command(&place, &["ls", &source]);
+        let path = format!("{}:/usr/bin:/bin", place.path("bin").display());
+        command.env("PATH", path).output().expect("started")
+    };
+    let answers =
+        format!(r#"[ "$1 $(cat)" = "get {host}" ] && echo '{{"Username":"me","Secret":"pass"}}'"#);
+    let configs = [
+        json!({ "credsStore": "test", "auths": { &host: {} } }),
+        json!({ "credHelpers": { &host: "test" }, "auths": { &host: { "auth": "eDp5" } } }),
+    ];
+    for config in &configs {
+        let done = list(config.clone(), &answers);
+        assert!(done.status.success(), "{}", stderr_text(&done));
+    }
+    for (helper, expected) in [
+        (
+            "echo hunter2; echo hunter2 >&2; exit 3",
+            "ends with status 3",
+        ),
+        ("echo '{\"hunter2\"'", "answer is malformed"),
+        (
+            "echo credentials not found in native keychain; exit 1",
+            "none found in",
+        ),
+        (
+            "while :; do echo hunter2hunter2hunter2; done",
+            "more than 1 MiB",
+        ),
+    ] {
+        let done = list(configs[0].clone(), helper);
+        let text = stderr_text(&done);
+        assert_eq!(done.status.code(), Some(2), "{text}");
+        assert!(text.contains(expected), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+}
+
+/// A server of tokens, and what it accepts.
+#[derive(Clone, Default)]
+struct Tokens {
+    /// The token that the registry accepts.
+    accepted: Arc<Mutex<String>>,
+    given: Arc<AtomicUsize>,
+}
+
+impl Tokens {
+    /// A registry that accepts only tokens, which its server gives to `login`, or to everybody.
+    fn registry(&self, login: Option<&'static str>) -> Registry {
+        let realm = Arc::new(Mutex::new(String::new()));
+        let guard = {
+            let (tokens, realm) = (self.clone(), Arc::clone(&realm));
+            move |request: &Request| {
+                let accepted = tokens.accepted.lock().expect("no panic").clone();
+                if request.header("authorization") == Some(&format!("Bearer {accepted}")) {
+                    return None;
+                }
+                let realm = realm.lock().expect("no panic").clone();
+                let challenge = format!(
+                    r#"Bearer realm="{realm}",service="a registry",scope="repository:me/tool:pull""#
+                );
+                Some(Response::new(401).with("WWW-Authenticate", challenge))
+            }
+        };
+        let registry = guarded(Arc::new(guard));
+        *realm.lock().expect("no panic") = registry.server.other_url("/token");
+        let tokens = self.clone();
+        registry.server.route("/token", move |request| {
+            let expected = login.map(|login| format!("Basic {}", base64(login)));
+            if request.header("authorization") != expected.as_deref() {
+                let body = r#"{"details":"incorrect username or password"}"#;
+                return Response::new(401).with_body(body);
+            }
+            let number = tokens.given.fetch_add(1, Ordering::Relaxed);
+            let token = format!("token-{number}");
+            tokens.accepted.lock().expect("no panic").clone_from(&token);
+            let answer = json!({ "token": token, "expires_in": 300 });
+            Response::new(200).with_body(answer.to_string())
+        });
+        registry
+    }
+}
+
+#[test]
+fn token_is_requested_once_for_all_of_an_image() {
+    let tokens = Tokens::default();
+    let registry = tokens.registry(Some("me:pass"));
+    let (place, source) = (TestDir::new(&["docker"]), registry.name(":1"));
+    log_in(&place, &registry, "me:pass");
+    succeeds(&place, &["ls", &source]);
+    assert_eq!(tokens.given.load(Ordering::Relaxed), 1);
+    let asked = registry.server.requests("/token");
+    assert_eq!(
+        asked[0].request.query,
+        "scope=repository%3Ame%2Ftool%3Apull&service=a+registry"
+    );
+    assert_eq!(
+        registry.requests(&manifest("1")),
+        2,
+        "without and with a token"
+    );
+
+    log_in(&place, &registry, "me:hunter2");
+    let refused = error_of(&place, &["ls", &source]);
+    let file = place.path("docker/config.json").display().to_string();
+    for expected in [&*file, "incorrect username or password", "docker login"] {
+        assert!(refused.contains(expected), "{expected}: {refused}");
+    }
+    assert!(!refused.contains("hunter2"), "{refused}");
+}
+
+#[test]
+fn refused_token_is_renewed_without_a_failed_read() {
+    let tokens = Tokens::default();
+    let registry = tokens.registry(None);
+    let network = Runtime::new().expect("a runtime");
+    let stats = Arc::<Stats>::default();
+    let mut context = OpenContext::new(network.handle().clone());
+    context.source.stats = Arc::clone(&stats);
+    let image = context.open_image(&SourceSpec::from(&*registry.name(":1")));
+    let layer = Arc::clone(&image.expect("opened").layers[0].source);
+    let first = read(&network, &layer, 0);
+    *tokens.accepted.lock().expect("no panic") = "another".to_owned();
+    let renewed = stats.source_renewed_credentials.get();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert_eq!(read(&network, &layer, 0), first));
+        }
+    });
+    assert!(stats.source_renewed_credentials.get() > renewed);
+    assert_eq!(tokens.given.load(Ordering::Relaxed), 2, "one token for all");
+}
+
+fn read(network: &Runtime, source: &Arc<dyn Source>, start: u64) -> Vec<u8> {
+    let pool = BufferPool::new(1 << 20);
+    network.block_on(async {
+        let buffer = pool.acquire(1000).expect("open");
+        let bytes = source.read_at(Packed(start), buffer).await;
+        bytes.expect("read").to_vec()
+    })
 }
 
 #[test]

@@ -4,14 +4,15 @@ use std::collections::HashMap;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
 use reqsign_core::{CommandExecute, CommandOutput, Context, Env, Error, FileRead, HttpSend, OsEnv};
-use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
+use crate::source::Options;
 use crate::source::http::credentials_client;
-use crate::source::{Cause, Options};
 
 /// Timeout of a request to a credential server.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
@@ -29,32 +30,30 @@ const MAX_INPUT_BYTES: usize = 1 << 20;
 const MAX_ERROR_BYTES: usize = 1 << 10;
 
 /// Variables with paths. A mount changes its directory.
-const PATHS: [&str; 4] = [
+const PATHS: [&str; 7] = [
     "AWS_CONFIG_FILE",
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "DOCKER_CONFIG",
+    "REGISTRY_AUTH_FILE",
+    "XDG_CONFIG_HOME",
 ];
 
 /// The process's files, commands and environment, and HTTP with the certificates of `options`.
-///
-/// # Errors
-/// If no HTTP client can be made.
-pub(super) fn context(options: &Options) -> Result<Context, Cause> {
-    let local = Options {
-        connect_timeout: LOCAL_CONNECT_TIMEOUT,
-        ..options.clone()
-    };
+pub(super) fn context(options: &Options) -> Context {
     let requests = Requests {
-        local: credentials_client(&local, true)?,
-        others: credentials_client(options, false)?,
+        options: options.clone(),
+        local: OnceLock::new(),
+        others: OnceLock::new(),
     };
-    let directory = std::env::current_dir().unwrap_or_default();
-    Ok(Context::new()
+    let commands = Commands::here();
+    let environment = Environment(commands.0.clone());
+    Context::new()
         .with_file_read(Files)
-        .with_command_execute(Commands(directory.clone()))
-        .with_env(Environment(directory))
-        .with_http_send(requests))
+        .with_command_execute(commands)
+        .with_env(environment)
+        .with_http_send(requests)
 }
 
 /// The environment without empty variables, and with absolute paths, from this directory.
@@ -103,13 +102,23 @@ struct Files;
 
 impl FileRead for Files {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let path = PathBuf::from(path);
-        let reading = tokio::task::spawn_blocking(move || read_file(&path));
-        let bytes = match reading.await {
-            Ok(read) => read.map_err(|error| Error::unexpected(error.to_string()))?,
-            Err(_) => return Err(Error::unexpected("the read was cancelled")),
-        };
-        within_limit(bytes)
+        let bytes = read_optional(path).await;
+        let bytes = bytes.map_err(|error| Error::unexpected(error.to_string()))?;
+        bytes.ok_or_else(|| Error::unexpected(io::Error::from(io::ErrorKind::NotFound).to_string()))
+    }
+}
+
+/// Reads a regular file of at most [`MAX_INPUT_BYTES`]; `None` if it does not exist.
+pub(super) async fn read_optional(path: &str) -> io::Result<Option<Vec<u8>>> {
+    let path = PathBuf::from(path);
+    let reading = tokio::task::spawn_blocking(move || read_file(&path));
+    let read = reading.await.map_err(io::Error::other)?;
+    match read {
+        Ok(bytes) => within_limit(bytes).map(Some).map_err(io::Error::other),
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
+            _ => Err(error),
+        },
     }
 }
 
@@ -127,23 +136,46 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
 
 /// Runs commands in this directory.
 #[derive(Debug)]
-struct Commands(PathBuf);
+pub(super) struct Commands(PathBuf);
 
 impl CommandExecute for Commands {
     async fn command_execute(&self, program: &str, args: &[&str]) -> Result<CommandOutput, Error> {
+        self.run(program, args, b"").await
+    }
+}
+
+impl Commands {
+    /// Runs commands in the current directory, also after it changes.
+    pub(super) fn here() -> Self {
+        Self(std::env::current_dir().unwrap_or_default())
+    }
+
+    /// Runs `program` with `input` as its standard input, with limits on time and output.
+    pub(super) async fn run(
+        &self,
+        program: &str,
+        args: &[&str],
+        input: &[u8],
+    ) -> Result<CommandOutput, Error> {
         let failed = |error: io::Error| Error::unexpected(format!("{program}: {error}"));
         let mut child = tokio::process::Command::new(program)
             .args(args)
             .current_dir(&self.0)
-            .stdin(Stdio::null())
+            .stdin(if input.is_empty() {
+                Stdio::null()
+            } else {
+                Stdio::piped()
+            })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
             .map_err(failed)?;
-        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (stdin, stdout, stderr) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let running = async {
-            let (stdout, stderr) = tokio::join!(
+            let (_, stdout, stderr) = tokio::join!(
+                write_all(stdin, input),
                 read_start(stdout, MAX_INPUT_BYTES + 1),
                 read_start(stderr, MAX_ERROR_BYTES)
             );
@@ -164,6 +196,14 @@ impl CommandExecute for Commands {
     }
 }
 
+/// Writes `input` and closes the stream. A program that ends without reading it is no error.
+async fn write_all(stream: Option<impl AsyncWrite + Unpin>, input: &[u8]) {
+    if let Some(mut stream) = stream {
+        stream.write_all(input).await.ok();
+        stream.shutdown().await.ok();
+    }
+}
+
 /// Reads a stream to its end, or its first `len` bytes, after which it is closed.
 async fn read_start(stream: Option<impl AsyncRead + Unpin>, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -173,11 +213,33 @@ async fn read_start(stream: Option<impl AsyncRead + Unpin>, len: usize) -> io::R
     Ok(bytes)
 }
 
+/// Clients that are made when they are needed, because their certificates take a while to load.
 #[derive(Debug)]
 struct Requests {
+    options: Options,
     /// For metadata servers, without proxies.
-    local: reqwest::Client,
-    others: reqwest::Client,
+    local: OnceLock<reqwest::Client>,
+    others: OnceLock<reqwest::Client>,
+}
+
+impl Requests {
+    fn client(&self, is_local: bool) -> Result<&reqwest::Client, Error> {
+        let (made, connect_timeout) = if is_local {
+            (&self.local, LOCAL_CONNECT_TIMEOUT)
+        } else {
+            (&self.others, self.options.connect_timeout)
+        };
+        if let Some(client) = made.get() {
+            return Ok(client);
+        }
+        let options = Options {
+            connect_timeout,
+            ..self.options.clone()
+        };
+        let client = credentials_client(&options, is_local);
+        let client = client.map_err(|cause| Error::unexpected(cause.to_string()))?;
+        Ok(made.get_or_init(|| client))
+    }
 }
 
 impl HttpSend for Requests {
@@ -186,7 +248,7 @@ impl HttpSend for Requests {
         request: http::Request<Bytes>,
     ) -> Result<http::Response<Bytes>, Error> {
         let is_local = request.uri().scheme_str() == Some("http");
-        let client = if is_local { &self.local } else { &self.others };
+        let client = self.client(is_local)?;
         let exchange = async {
             let request = reqwest::Request::try_from(request)?;
             let mut response = client.execute(request).await?;

@@ -129,7 +129,7 @@ pub(crate) async fn target(spec: &str, options: &Options) -> Result<Target, Caus
         }
         None => None,
     };
-    let context = context::context(options)?;
+    let context = context::context(options);
     let flag = |name: &str| context.env_var(name).is_some_and(|value| value == "true");
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
@@ -463,7 +463,7 @@ mod tests {
             let refusal = Refusal {
                 status: reqwest::StatusCode::BAD_REQUEST,
                 headers,
-                code: None,
+                error: crate::source::http::ServerError::default(),
             };
             for is_followed in [true, false] {
                 let mut request = Request {

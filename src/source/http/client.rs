@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use url::Url;
 
+use super::error_body::ServerError;
 use super::target::Target;
 use super::transport::{Content, RawResponse, Transport};
 use crate::base::stats::Stats;
@@ -156,15 +157,16 @@ impl Client {
             let refusal = Refusal {
                 status: raw.status,
                 headers: raw.headers.clone(),
-                code: error_code(&mut raw).await,
+                error: server_error(&mut raw).await,
             };
             if resends < MAX_RESENDS && authorizer.should_resend(&request, &refusal).await {
                 resends += 1;
                 self.stats.source_renewed_credentials.increment();
                 continue;
             }
-            let origin = authorizer.credentials_origin();
-            let denial = refusal.is_denial().then(|| refusal.into_denial(origin));
+            let (origin, advice) = (authorizer.credentials_origin(), authorizer.advice());
+            let is_denial = refusal.is_denial();
+            let denial = is_denial.then(|| refusal.into_denial(origin, advice));
             return Ok((raw, denial));
         }
     }
@@ -190,10 +192,10 @@ impl Client {
     }
 }
 
-/// Returns the error code in the body of a refusal, which is XML in object stores.
-async fn error_code(raw: &mut RawResponse) -> Option<String> {
+/// Returns the error in the body of a refusal.
+async fn server_error(raw: &mut RawResponse) -> ServerError {
     if !matches!(raw.status.as_u16(), 400 | 401 | 403) {
-        return None;
+        return ServerError::default();
     }
     let mut body = Vec::new();
     let receiving = async {
@@ -206,11 +208,7 @@ async fn error_code(raw: &mut RawResponse) -> Option<String> {
     tokio::time::timeout(ERROR_BODY_TIMEOUT, receiving)
         .await
         .ok();
-    let text = String::from_utf8_lossy(&body);
-    let (_, rest) = text.split_once("<Code>")?;
-    let (code, _) = rest.split_once("</Code>")?;
-    let is_code = code.len() <= 64 && code.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    is_code.then(|| code.to_owned())
+    ServerError::parse(&body)
 }
 
 /// Whether `url` may receive the user's credentials for `original`.

@@ -11,6 +11,7 @@ mod certificates;
 mod client;
 mod concurrency_limit;
 mod connect_time;
+mod error_body;
 mod fill;
 mod receive;
 mod retry_state;
@@ -46,6 +47,7 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
+pub(super) use self::error_body::ServerError;
 pub use self::target::Target;
 pub use self::transport::{Content, RawResponse, Transport};
 pub(super) use self::transport::{NetworkTransport, credentials_client};

@@ -206,7 +206,6 @@ mod tests {
         let upper = HEX.to_uppercase();
         for spec in [
             "oci://example.com/",
-            "oci://example.com",
             "oci:///a",
             "oci://hunter2:pass@example.com/a",
             "oci://example.com/A",

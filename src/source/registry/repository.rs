@@ -8,9 +8,11 @@ use url::Url;
 
 use super::reference::{Reference, Version};
 use crate::base::sha256::Sha256;
+use crate::source::credentials::RegistryLogin;
 use crate::source::http::NetworkTransport;
 use crate::source::{
-    Cause, Error, Fingerprint, Http, Location, Options, Source, Target, Validator, redact,
+    Authorizer, Cause, Error, Fingerprint, Http, Location, Options, Source, Target, Validator,
+    redact,
 };
 
 /// Media types of manifests and indexes. Without them, old registries convert manifests to older formats.
@@ -27,6 +29,7 @@ pub(crate) struct Repository {
     /// URL of the repository in the API.
     url: Url,
     transport: NetworkTransport,
+    login: Arc<RegistryLogin>,
     options: Options,
 }
 
@@ -43,6 +46,10 @@ impl Repository {
         let server = reference.server();
         let mut url = server.ok_or_else(|| failed(Cause::Malformed("the host".to_owned())))?;
         url.set_path(&format!("/v2/{}", reference.repository));
+        let is_plain_http = url.scheme() == "http";
+        let (registry, repository) = (&reference.registry, &reference.repository);
+        let login = RegistryLogin::new(registry, repository, is_plain_http, &options);
+        let login = Arc::new(login);
         let accept = ("Accept".to_owned(), ACCEPTED_TYPES.to_owned());
         options.headers.push(accept);
         Ok(Self {
@@ -50,6 +57,7 @@ impl Repository {
             name,
             url,
             transport,
+            login,
             options,
         })
     }
@@ -116,7 +124,7 @@ impl Repository {
         Target {
             url,
             location: Location::with_locator(&self.name, locator),
-            authorizer: None,
+            authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
         }
     }
 }

@@ -1,0 +1,314 @@
+//! Logins of `docker login` and `podman login`: their files, and credential helpers.
+//!
+//! Helpers are programs of others, so each is bounded in time and output. The crate `docker_credential` waits
+//! for them without a limit.
+
+use std::collections::HashMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT;
+use reqsign_core::Context;
+use serde::Deserialize;
+
+use super::context::{Commands, read_optional};
+
+/// Names of Docker Hub in files; the first is that of names of images.
+const DOCKER_HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
+
+/// Name of Docker Hub for helpers.
+const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
+
+/// User of a helper's answer that is an identity token.
+const TOKEN_USER: &str = "<token>";
+
+/// Answer of a helper without credentials for the server.
+const NOT_FOUND: &str = "credentials not found";
+
+/// How to identify oneself to a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Login {
+    /// User and password.
+    Password(String, String),
+    /// A token that the token server exchanges for others.
+    IdentityToken(String),
+    /// A token for the registry itself.
+    RegistryToken(String),
+}
+
+/// The first file with a login for a registry, or the file that cannot be used.
+pub(super) struct Found {
+    /// The file, and the helper that it names.
+    pub(super) origin: String,
+    /// The login, or what fails, without secrets.
+    pub(super) login: Result<Login, String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    auths: Option<HashMap<String, Auth>>,
+    creds_store: Option<String>,
+    cred_helpers: Option<HashMap<String, String>>,
+}
+
+#[derive(Deserialize)]
+struct Auth {
+    auth: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+    identitytoken: Option<String>,
+    registrytoken: Option<String>,
+}
+
+/// A helper's answer.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct HelperAnswer {
+    username: String,
+    secret: String,
+}
+
+/// Paths of the files, in the order in which they are searched.
+pub(super) fn files(context: &Context) -> Vec<String> {
+    if let Some(file) = context.env_var("REGISTRY_AUTH_FILE") {
+        return vec![file];
+    }
+    let home = |path: &str| context.expand_home_dir(&format!("~/{path}"));
+    let below = |variable: &str, path: &str| {
+        let directory = context.env_var(variable)?;
+        Some(format!("{directory}/{path}"))
+    };
+    let docker = below("DOCKER_CONFIG", "config.json").or_else(|| home(".docker/config.json"));
+    let podman = "containers/auth.json";
+    let user = below("XDG_CONFIG_HOME", podman).or_else(|| home(&format!(".config/{podman}")));
+    let files = [docker, below("XDG_RUNTIME_DIR", podman), user];
+    files.into_iter().flatten().collect()
+}
+
+/// Finds the login for `repository` in `registry`. It reads the files each time.
+pub(super) async fn find(
+    context: &Context,
+    commands: &Commands,
+    registry: &str,
+    repository: &str,
+) -> Option<Found> {
+    for file in files(context) {
+        let found = |login| Found {
+            origin: file.clone(),
+            login,
+        };
+        let config = match read_config(&file).await {
+            Ok(Some(config)) => config,
+            Ok(None) => continue,
+            Err(error) => return Some(found(Err(error))),
+        };
+        let helper = config.helper(registry);
+        if let Some(login) = config
+            .login(registry, repository)
+            .filter(|_| helper.is_none())
+        {
+            return Some(found(login));
+        }
+        let Some(helper) = helper.or(config.creds_store) else {
+            continue;
+        };
+        let login = ask_helper(commands, &helper, registry).await;
+        if let Some(login) = login.transpose() {
+            let origin = format!("{file} by docker-credential-{helper}");
+            return Some(Found { origin, login });
+        }
+    }
+    None
+}
+
+async fn read_config(file: &str) -> Result<Option<Config>, String> {
+    let bytes = read_optional(file)
+        .await
+        .map_err(|error| error.to_string())?;
+    let Some(bytes) = bytes else {
+        return Ok(None);
+    };
+    // The error's own text may quote a secret.
+    let malformed = |error: serde_json::Error| {
+        let (line, column) = (error.line(), error.column());
+        format!("it is malformed (line {line}, column {column})")
+    };
+    serde_json::from_slice(&bytes).map(Some).map_err(malformed)
+}
+
+impl Config {
+    /// The helper of `registry` alone.
+    fn helper(&self, registry: &str) -> Option<String> {
+        let helpers = self.cred_helpers.as_ref()?;
+        let mut helpers = helpers.iter();
+        let found = helpers.find(|(key, name)| registry_key(key) == registry && !name.is_empty());
+        found.map(|(_, name)| name.clone())
+    }
+
+    /// The login in the file itself: that of the longest prefix of the repository, or of the registry.
+    fn login(&self, registry: &str, repository: &str) -> Option<Result<Login, String>> {
+        let auths = self.auths.as_ref()?;
+        let mut wanted = format!("{registry}/{repository}");
+        loop {
+            let mut found = auths.iter().filter(|(key, _)| registry_key(key) == wanted);
+            if let Some(login) = found.find_map(|(_, auth)| auth.login()) {
+                return Some(login);
+            }
+            let end = wanted.rfind('/')?;
+            wanted.truncate(end);
+        }
+    }
+}
+
+impl Auth {
+    /// The login; `None` for an entry that only says that a helper has one.
+    fn login(&self) -> Option<Result<Login, String>> {
+        let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        if let Some(token) = given(&self.registrytoken) {
+            return Some(Ok(Login::RegistryToken(token)));
+        }
+        if let Some(token) = given(&self.identitytoken) {
+            return Some(Ok(Login::IdentityToken(token)));
+        }
+        if let (Some(user), Some(password)) = (given(&self.username), given(&self.password)) {
+            return Some(Ok(Login::Password(user, password)));
+        }
+        let decoded = decode_auth(&given(&self.auth)?);
+        Some(decoded.ok_or_else(|| "an entry of it is malformed".to_owned()))
+    }
+}
+
+fn decode_auth(text: &str) -> Option<Login> {
+    let bytes = STANDARD_PAD_INDIFFERENT.decode(text).ok()?;
+    let text = String::from_utf8(bytes).ok()?;
+    let (user, password) = text.split_once(':')?;
+    // Docker pads passwords with zeros.
+    let password = password.trim_end_matches('\0');
+    Some(Login::Password(user.to_owned(), password.to_owned()))
+}
+
+/// The registry of a key, or its repository as Podman writes it: without scheme and version of the API.
+fn registry_key(key: &str) -> String {
+    let bare = key.strip_prefix("https://");
+    let bare = bare.or_else(|| key.strip_prefix("http://"));
+    let (host, path) = match bare {
+        // Only old keys have a scheme, and the path is that of the API.
+        Some(bare) => (bare.split('/').next().unwrap_or_default(), ""),
+        None => key.split_once('/').unwrap_or((key, "")),
+    };
+    let host = if DOCKER_HUB.contains(&host) {
+        DOCKER_HUB[0]
+    } else {
+        host
+    };
+    if path.is_empty() {
+        host.to_owned()
+    } else {
+        format!("{host}/{path}")
+    }
+}
+
+async fn ask_helper(
+    commands: &Commands,
+    helper: &str,
+    registry: &str,
+) -> Result<Option<Login>, String> {
+    if helper.contains('/') {
+        return Err("the name of a helper is not valid".to_owned());
+    }
+    let server = if registry == DOCKER_HUB[0] {
+        DOCKER_HUB_SERVER
+    } else {
+        registry
+    };
+    let program = format!("docker-credential-{helper}");
+    let done = commands.run(&program, &["get"], server.as_bytes()).await;
+    let done = done.map_err(|error| error.to_string())?;
+    if done.status != 0 {
+        let text = String::from_utf8_lossy(&done.stdout);
+        if text.contains(NOT_FOUND) {
+            return Ok(None);
+        }
+        // Its text may have secrets.
+        return Err(format!("the helper ends with status {}", done.status));
+    }
+    let answer: HelperAnswer = serde_json::from_slice(&done.stdout)
+        .map_err(|_| "the helper's answer is malformed".to_owned())?;
+    Ok(Some(if answer.username == TOKEN_USER {
+        Login::IdentityToken(answer.secret)
+    } else {
+        Login::Password(answer.username, answer.secret)
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        serde_json::from_str(text).expect("well-formed")
+    }
+
+    fn password(user: &str) -> Option<Login> {
+        Some(Login::Password(user.to_owned(), "pass".to_owned()))
+    }
+
+    fn login(config: &Config, registry: &str, repository: &str) -> Option<Login> {
+        config.login(registry, repository)?.ok()
+    }
+
+    #[test]
+    fn login_of_the_longest_prefix_is_found() {
+        // "one:pass", "two:pass" and "hub:pass".
+        let config = config(
+            r#"{"auths":{"localhost:5000":{"auth":"b25lOnBhc3M="},"localhost:5000/me":{"auth":"dHdvOnBhc3M"},
+                "https://index.docker.io/v1/":{"auth":"aHViOnBhc3M="},"example.com":{}}}"#,
+        );
+        assert!(login(&config, "localhost:5000", "a/b") == password("one"));
+        assert!(login(&config, "localhost:5000", "me/b") == password("two"));
+        assert!(login(&config, "localhost:5000", "men/b") == password("one"));
+        assert!(login(&config, "docker.io", "library/debian") == password("hub"));
+        assert!(login(&config, "localhost", "me/b").is_none());
+        assert!(login(&config, "example.com", "a").is_none());
+    }
+
+    #[test]
+    fn every_kind_of_login_is_read() {
+        for (entry, expected) in [
+            (
+                r#"{"auth":"dTpwOnE="}"#,
+                Login::Password("u".into(), "p:q".into()),
+            ),
+            (
+                r#"{"auth":"dTpwAAA="}"#,
+                Login::Password("u".into(), "p".into()),
+            ),
+            (
+                r#"{"username":"u","password":"p"}"#,
+                Login::Password("u".into(), "p".into()),
+            ),
+            (
+                r#"{"auth":"dTo=","identitytoken":"t"}"#,
+                Login::IdentityToken("t".into()),
+            ),
+            (r#"{"registrytoken":"t"}"#, Login::RegistryToken("t".into())),
+        ] {
+            let auth: Auth = serde_json::from_str(entry).expect("well-formed");
+            assert!(auth.login() == Some(Ok(expected)), "{entry}");
+        }
+        for entry in [r#"{"auth":"?"}"#, r#"{"auth":"dXA="}"#] {
+            let auth: Auth = serde_json::from_str(entry).expect("well-formed");
+            let login = auth.login();
+            assert!(matches!(login, Some(Err(_))), "{entry}");
+        }
+    }
+
+    #[test]
+    fn helper_of_a_registry_is_found_by_each_of_its_names() {
+        let config = config(r#"{"credHelpers":{"index.docker.io":"a","example.com":"b","x":""}}"#);
+        assert_eq!(config.helper("docker.io").as_deref(), Some("a"));
+        assert_eq!(config.helper("example.com").as_deref(), Some("b"));
+        assert_eq!(config.helper("x"), None);
+        assert_eq!(config.helper("example.com:5000"), None);
+    }
+}

@@ -1,0 +1,464 @@
+//! Registries: passwords, and tokens that a server gives for them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt};
+use reqsign_core::time::Timestamp;
+use reqsign_core::{Context, Error, ProvideCredential, SigningCredential};
+use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use reqwest::{Method, StatusCode};
+use serde::Deserialize;
+use url::{Url, form_urlencoded};
+
+use super::cache::{CredentialCache, Provider};
+use super::challenge::{Challenge, TokenServer};
+use super::context::{self, Commands};
+use super::docker_config::{self, Found, Login};
+use crate::base::sync::Mutex;
+use crate::source::authorizer::{Authorizer, Refusal, Request};
+use crate::source::http::ServerError;
+use crate::source::{Cause, Options};
+
+/// Lifetime of a token whose answer names none, or a shorter one, as other clients assume.
+const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(1);
+
+/// Maximum lifetime of a token that is believed.
+const MAX_TOKEN_LIFETIME: u64 = 366 * 24 * 3600;
+
+/// Name of this program for servers of tokens.
+const CLIENT: &str = "tarfs";
+
+/// Credentials for one repository of a registry.
+pub(crate) struct RegistryLogin {
+    shared: Arc<Shared>,
+    cache: CredentialCache<Authorization>,
+}
+
+impl fmt::Debug for RegistryLogin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegistryLogin").finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    /// The registry's name in files of logins.
+    registry: String,
+    repository: String,
+    /// Whether the registry is reached without TLS.
+    is_plain_http: bool,
+    commands: Commands,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The registry's last challenge. Without one, requests carry no credentials.
+    challenge: Option<Challenge>,
+    /// Where the last load found a login; `None` for nowhere.
+    origin: Option<String>,
+    /// Why the last load failed.
+    failure: Option<String>,
+}
+
+/// The value of the header `Authorization`.
+#[derive(Clone)]
+struct Authorization {
+    value: HeaderValue,
+    /// `None` for a password.
+    expires: Option<Timestamp>,
+}
+
+impl fmt::Debug for Authorization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Authorization").finish_non_exhaustive()
+    }
+}
+
+impl SigningCredential for Authorization {
+    fn is_valid(&self) -> bool {
+        self.is_valid_at(Timestamp::now())
+    }
+
+    fn is_valid_at(&self, time: Timestamp) -> bool {
+        self.expires.is_none_or(|expires| expires > time)
+    }
+}
+
+impl RegistryLogin {
+    /// Credentials for `repository` in `registry`, the name of a host with its port.
+    pub(crate) fn new(
+        registry: &str,
+        repository: &str,
+        is_plain_http: bool,
+        options: &Options,
+    ) -> Self {
+        Self::with_context(
+            registry,
+            repository,
+            is_plain_http,
+            context::context(options),
+        )
+    }
+
+    fn with_context(
+        registry: &str,
+        repository: &str,
+        is_plain_http: bool,
+        context: Context,
+    ) -> Self {
+        let shared = Arc::new(Shared {
+            registry: registry.to_owned(),
+            repository: repository.to_owned(),
+            is_plain_http,
+            commands: Commands::here(),
+            state: Mutex::default(),
+        });
+        let provider = Provider {
+            name: format!("the login for {registry}"),
+            is_optional: false,
+            finder: Box::new(LoginProvider(Arc::clone(&shared))),
+        };
+        let is_same = |one: &Authorization, other: &Authorization| one.value == other.value;
+        let cache = CredentialCache::new(vec![provider], context, is_same);
+        Self { shared, cache }
+    }
+
+    async fn add(&self, request: &mut Request) -> Result<(), Cause> {
+        let is_asked = self.shared.state.lock().challenge.is_some();
+        if !is_asked || request.headers.contains_key(AUTHORIZATION) {
+            return Ok(());
+        }
+        let (found, generation) = self.cache.get().await?;
+        request.generation = generation;
+        if let Some(found) = found {
+            request.headers.insert(AUTHORIZATION, found.value);
+        }
+        Ok(())
+    }
+
+    /// Remembers the challenge of `refusal`, and loads other credentials than those of `request`.
+    async fn renew(&self, request: &Request, refusal: &Refusal) -> bool {
+        if refusal.status != StatusCode::UNAUTHORIZED {
+            return false;
+        }
+        let challenge = Challenge::parse(&refusal.headers, self.shared.is_plain_http);
+        {
+            let mut state = self.shared.state.lock();
+            state.challenge = challenge.or_else(|| state.challenge.take());
+            if state.challenge.is_none() {
+                return false;
+            }
+        }
+        self.cache.renew(request.generation).await
+    }
+}
+
+impl Authorizer for RegistryLogin {
+    fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
+        self.add(request).boxed()
+    }
+
+    fn should_resend<'a>(
+        &'a self,
+        request: &'a Request,
+        refusal: &'a Refusal,
+    ) -> BoxFuture<'a, bool> {
+        self.renew(request, refusal).boxed()
+    }
+
+    fn credentials_origin(&self) -> String {
+        let state = self.shared.state.lock();
+        let origin = state.origin.clone().unwrap_or_else(|| {
+            let files = docker_config::files(self.cache.context());
+            format!("none (none found in {})", files.join(", "))
+        });
+        match &state.failure {
+            Some(failure) => format!("{origin}; {failure}"),
+            None => origin,
+        }
+    }
+
+    fn advice(&self) -> Option<String> {
+        let registry = &self.shared.registry;
+        Some(format!(
+            "log in with `docker login {registry}`, and check the name and who may read it"
+        ))
+    }
+}
+
+/// Loads the login from files, and exchanges it for a token if the registry wants one.
+struct LoginProvider(Arc<Shared>);
+
+impl fmt::Debug for LoginProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoginProvider").finish_non_exhaustive()
+    }
+}
+
+impl ProvideCredential for LoginProvider {
+    type Credential = Authorization;
+
+    async fn provide_credential(&self, context: &Context) -> Result<Option<Authorization>, Error> {
+        let shared = &self.0;
+        let challenge = shared.state.lock().challenge.clone();
+        let Some(challenge) = challenge else {
+            return Ok(None);
+        };
+        let (registry, repository) = (&shared.registry, &shared.repository);
+        let found = docker_config::find(context, &shared.commands, registry, repository).await;
+        let (origin, login) = match found {
+            Some(Found { origin, login }) => (Some(origin), login.map(Some)),
+            None => (None, Ok(None)),
+        };
+        let loaded = match login {
+            Ok(login) => authorization(context, &challenge, login, repository).await,
+            Err(failure) => Err(failure),
+        };
+        let mut state = shared.state.lock();
+        state.origin = origin;
+        state.failure = loaded.as_ref().err().cloned();
+        loaded.map_err(|failure| {
+            let origin = state.origin.as_deref().unwrap_or("no login");
+            Error::unexpected(format!("{origin}; {failure}"))
+        })
+    }
+}
+
+/// Answers `challenge` for `login`; `None` if only a password would answer it.
+async fn authorization(
+    context: &Context,
+    challenge: &Challenge,
+    login: Option<Login>,
+    repository: &str,
+) -> Result<Option<Authorization>, String> {
+    let forever = |value| {
+        Ok(Some(Authorization {
+            value,
+            expires: None,
+        }))
+    };
+    match (challenge, login) {
+        (_, Some(Login::RegistryToken(token))) => forever(bearer_header(&token)?),
+        (Challenge::Basic, Some(Login::Password(user, password))) => {
+            forever(basic_header(&user, &password)?)
+        }
+        (Challenge::Basic, Some(Login::IdentityToken(_))) => {
+            Err("the registry wants a password, and there is only an identity token".to_owned())
+        }
+        (Challenge::Basic, None) => Ok(None),
+        (Challenge::Bearer(server), login) => {
+            let token = request_token(context, server, login, repository).await?;
+            Ok(Some(token))
+        }
+    }
+}
+
+fn header(value: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(value);
+    let mut value = value.map_err(|_| "its text cannot be sent in a header".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn bearer_header(token: &str) -> Result<HeaderValue, String> {
+    header(&format!("Bearer {token}"))
+}
+
+fn basic_header(user: &str, password: &str) -> Result<HeaderValue, String> {
+    header(&format!(
+        "Basic {}",
+        STANDARD.encode(format!("{user}:{password}"))
+    ))
+}
+
+/// Answer of a token server. Its other fields are secrets that are not used.
+#[derive(Deserialize)]
+struct TokenAnswer {
+    token: Option<String>,
+    access_token: Option<String>,
+    expires_in: Option<u64>,
+}
+
+async fn request_token(
+    context: &Context,
+    server: &TokenServer,
+    login: Option<Login>,
+    repository: &str,
+) -> Result<Authorization, String> {
+    let request = token_request(server, login, repository)?;
+    let host = server.realm.host_str().unwrap_or_default();
+    let asked = Timestamp::now();
+    let answer = context.http_send(request).await;
+    let answer = answer.map_err(|error| format!("the token server {host} fails: {error}"))?;
+    if answer.status() != StatusCode::OK {
+        let ServerError { code, message } = ServerError::parse(answer.body());
+        let status = answer.status().as_u16().to_string();
+        let words = [Some(status), code, message].into_iter().flatten();
+        let words: Vec<_> = words.collect();
+        return Err(format!(
+            "the token server {host} answers with status {}",
+            words.join(" ")
+        ));
+    }
+    let malformed = || format!("the answer of the token server {host} is malformed");
+    let answer: TokenAnswer = serde_json::from_slice(answer.body()).map_err(|_| malformed())?;
+    let token = answer.token.or(answer.access_token);
+    let token = token
+        .filter(|token| !token.is_empty())
+        .ok_or_else(malformed)?;
+    let lifetime = answer
+        .expires_in
+        .unwrap_or_default()
+        .min(MAX_TOKEN_LIFETIME);
+    let lifetime = Duration::from_secs(lifetime).max(MIN_TOKEN_LIFETIME);
+    Ok(Authorization {
+        value: bearer_header(&token)?,
+        expires: Some(asked + lifetime),
+    })
+}
+
+/// The request for a token to pull `repository`: a GET, or a POST that exchanges an identity token.
+fn token_request(
+    server: &TokenServer,
+    login: Option<Login>,
+    repository: &str,
+) -> Result<http::Request<Bytes>, String> {
+    let own_scope = || format!("repository:{repository}:pull");
+    let scope = server.scope.clone().unwrap_or_else(own_scope);
+    let mut params = vec![("scope", scope)];
+    params.extend(server.service.clone().map(|service| ("service", service)));
+    let mut url: Url = server.realm.clone();
+    let mut request = http::Request::builder();
+    let mut body = Bytes::new();
+    if let Some(Login::IdentityToken(token)) = &login {
+        params.push(("grant_type", "refresh_token".to_owned()));
+        params.push(("client_id", CLIENT.to_owned()));
+        params.push(("refresh_token", token.clone()));
+        let form = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(params)
+            .finish();
+        body = form.into();
+        request = request
+            .method(Method::POST)
+            .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
+    } else {
+        url.query_pairs_mut().extend_pairs(params);
+    }
+    if let Some(Login::Password(user, password)) = login {
+        request = request.header(AUTHORIZATION, basic_header(&user, &password)?);
+    }
+    let request = request.uri(url.as_str()).body(body);
+    request.map_err(|_| "the address of the token server is not valid".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(scope: Option<&str>) -> TokenServer {
+        TokenServer {
+            realm: Url::parse("https://auth.example.com/token?a=b").expect("valid"),
+            service: Some("a registry".to_owned()),
+            scope: scope.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn token_request_has_scope_service_and_password() {
+        let login = Login::Password("me".to_owned(), "pass".to_owned());
+        let request = token_request(&server(None), Some(login), "a/b").expect("valid");
+        assert_eq!(
+            request.uri(),
+            "https://auth.example.com/token?a=b&scope=repository%3Aa%2Fb%3Apull&service=a+registry"
+        );
+        assert_eq!(request.headers()[AUTHORIZATION], "Basic bWU6cGFzcw==");
+        assert!(request.headers()[AUTHORIZATION].is_sensitive());
+
+        let scope = Some("repository:cache/a/b:pull");
+        let request = token_request(&server(scope), None, "a/b").expect("valid");
+        assert!(
+            request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("cache"))
+        );
+        assert!(!request.headers().contains_key(AUTHORIZATION));
+    }
+
+    /// An environment of one variable.
+    #[derive(Debug)]
+    struct Variable(&'static str, String);
+
+    impl reqsign_core::Env for Variable {
+        fn var(&self, name: &str) -> Option<String> {
+            (name == self.0).then(|| self.1.clone())
+        }
+
+        fn vars(&self) -> std::collections::HashMap<String, String> {
+            std::collections::HashMap::new()
+        }
+
+        fn home_dir(&self) -> Option<std::path::PathBuf> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn login_is_read_again_at_each_refusal() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("auth.json");
+        let name = file.display().to_string();
+        let context = Context::new().with_env(Variable("REGISTRY_AUTH_FILE", name.clone()));
+        let login = RegistryLogin::with_context("example.com", "a", false, context);
+        let mut headers = reqwest::header::HeaderMap::new();
+        let challenge = HeaderValue::from_static("Basic realm=\"x\"");
+        headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);
+        let refusal = Refusal {
+            status: StatusCode::UNAUTHORIZED,
+            headers,
+            error: ServerError::default(),
+        };
+        let sent = async || {
+            let mut request = Request {
+                url: Url::parse("https://example.com/v2/a").expect("valid"),
+                headers: reqwest::header::HeaderMap::new(),
+                generation: 0,
+            };
+            login.authorize(&mut request).await.expect("no failure");
+            request
+        };
+        assert!(!login.should_resend(&sent().await, &refusal).await);
+        assert!(login.credentials_origin().contains("none found in"));
+        for (password, is_other) in [("one", true), ("two", true), ("two", false)] {
+            let entry = serde_json::json!({ "username": "me", "password": password });
+            let config = serde_json::json!({ "auths": { "example.com": entry } });
+            std::fs::write(&file, config.to_string()).expect("written");
+            assert_eq!(login.should_resend(&sent().await, &refusal).await, is_other);
+            let request = sent().await;
+            let expected = basic_header("me", password).expect("valid");
+            assert_eq!(request.headers.get(AUTHORIZATION), Some(&expected));
+            assert_eq!(login.credentials_origin(), name);
+        }
+        let forbidden = Refusal {
+            status: StatusCode::FORBIDDEN,
+            ..refusal
+        };
+        assert!(!login.should_resend(&sent().await, &forbidden).await);
+    }
+
+    #[test]
+    fn identity_token_is_sent_in_the_body() {
+        let login = Login::IdentityToken("s&cret".to_owned());
+        let request = token_request(&server(None), Some(login), "a").expect("valid");
+        assert_eq!(request.method(), Method::POST);
+        assert_eq!(request.uri(), "https://auth.example.com/token?a=b");
+        let body = std::str::from_utf8(request.body()).expect("UTF-8");
+        assert!(body.ends_with("refresh_token=s%26cret"), "{body}");
+        assert!(body.contains("grant_type=refresh_token&client_id=tarfs"));
+    }
+}
