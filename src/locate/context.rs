@@ -259,7 +259,8 @@ impl OpenContext {
     fn open_in_registry(&self, name: &OsStr) -> Result<Contents, Error> {
         self.check_image_options()?;
         let name = name.to_str().ok_or(Error::NotUtf8)?;
-        let repository = Repository::open(name, self.source_options(name))?;
+        let opening = Repository::open(name, self.source_options(name));
+        let repository = self.network.block_on(opening)?;
         let platform = self.platform.as_ref();
         Ok(image::open_in_registry(
             repository,

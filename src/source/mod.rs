@@ -42,7 +42,7 @@ pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};
 pub use open::{locator, open};
-pub use options::{DEFAULT_TIMEOUT, FirstContact, Options};
+pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
 pub(crate) use registry::Repository;

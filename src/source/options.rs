@@ -1,5 +1,6 @@
 //! Options to open a source.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +36,9 @@ impl FirstContact {
     }
 }
 
+/// Directory in which containerd looks for the configuration of registries.
+pub const DEFAULT_HOSTS_DIR: &str = "/etc/containerd/certs.d";
+
 /// Options to open a source.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -48,6 +52,8 @@ pub struct Options {
     pub certificates: Certificates,
     /// Endpoint of the object store, instead of the cloud's own.
     pub endpoint_url: Option<String>,
+    /// Directory with containerd's `HOST/hosts.toml` of registries.
+    pub hosts_dir: PathBuf,
     /// Version that a saved index has, assumed as `first_contact` says, and then required.
     pub known_version: Option<Fingerprint>,
     /// Whether the server must answer, although a version is known.
@@ -76,6 +82,7 @@ impl Default for Options {
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
             endpoint_url: None,
+            hosts_dir: PathBuf::from(DEFAULT_HOSTS_DIR),
             known_version: None,
             first_contact: FirstContact::Required,
             connections: 16,

@@ -630,6 +630,83 @@ fn missing_and_malformed_names_in_a_registry_are_reported() {
     assert!(!refused.contains("hunter2"), "{refused}");
 }
 
+/// Configures the servers of the registry.
+fn configure(place: &TestDir, registry: &Registry, text: &str) {
+    let host = registry.server.url("").replace("http://", "");
+    let directory = place.path("hosts").join(host);
+    fs::create_dir_all(&directory).expect("made");
+    fs::write(directory.join("hosts.toml"), text).expect("written");
+}
+
+#[test]
+fn mirror_is_asked_before_the_registry() {
+    let image = one();
+    let (registry, mirror) = (Registry::with(&image), Registry::with(&image));
+    let (place, source) = (TestDir::new(&[]), registry.name(":1"));
+    let list = ["ls", "--hosts-dir", "hosts", &source];
+    let closed = "http://127.0.0.1:1";
+    let url = mirror.server.url("");
+    configure(
+        &place,
+        &registry,
+        &format!("[host.\"{closed}\"]\n[host.\"{url}\".header]\nX-Key = \"1\"\n"),
+    );
+    succeeds(&place, &list);
+    assert_eq!(registry.requests(&manifest("1")), 0);
+    let seen = mirror.server.requests(&manifest("1"));
+    let request = &seen.first().expect("asked").request;
+    assert_eq!(request.header("x-key"), Some("1"));
+    let host = registry
+        .server
+        .url("")
+        .replace("http://127.0.0.1:", "ns=127.0.0.1%3A");
+    assert_eq!(request.query, host);
+
+    for text in [
+        format!("[host.\"{closed}\"]\n"),
+        format!("[host.\"{url}\"]\ncapabilities = [\"pull\"]\n"),
+    ] {
+        configure(&place, &registry, &text);
+        let (before, at_mirror) = (
+            registry.requests(&manifest("1")),
+            mirror.requests(&manifest("1")),
+        );
+        succeeds(&place, &list);
+        assert_eq!(registry.requests(&manifest("1")) - before, 1, "{text}");
+        assert_eq!(mirror.requests(&manifest("1")), at_mirror, "{text}");
+    }
+    configure(&place, &registry, "x = ");
+    let refused = error_of(&place, &list);
+    assert!(refused.contains("hosts.toml: line 1"), "{refused}");
+}
+
+#[test]
+fn headers_and_logins_of_a_registry_do_not_reach_its_mirror() {
+    let image = one();
+    let (registry, mirror) = (
+        Registry::with(&image),
+        guarded(Arc::new(basic("other:pass"))),
+    );
+    let (place, source) = (TestDir::new(&["docker"]), registry.name(":1"));
+    configure(
+        &place,
+        &registry,
+        &format!("[host.\"{}\"]\n", mirror.server.url("")),
+    );
+    log_in(&place, &registry, "me:hunter2");
+    let header = "X-Secret: hunter2";
+    let list = ["ls", "--hosts-dir", "hosts", "--header", header, &source];
+    succeeds(&place, &list);
+    let seen = mirror.server.requests(&manifest("1"));
+    assert_eq!(seen.len(), 1);
+    for seen in seen {
+        assert_eq!(seen.request.header("authorization"), None);
+        assert_eq!(seen.request.header("x-secret"), None);
+    }
+    let seen = registry.server.requests(&manifest("1"));
+    assert_eq!(seen[0].request.header("x-secret"), Some("hunter2"));
+}
+
 #[test]
 fn redirected_manifest_is_read_from_its_target() {
     let registry = Registry::with(&one());

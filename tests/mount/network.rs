@@ -9,6 +9,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::support::http::{Resource, Server};
+use crate::support::image::Files;
+use crate::support::sample_images::one;
 
 /// Timeout for the start of nginx.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -83,7 +85,12 @@ fn configuration(path: &Path, port: u16) -> String {
                  listen 127.0.0.1:{port} ssl;
                  ssl_certificate {path}/certificate.pem;
                  ssl_certificate_key {path}/key.pem;
+                 ssl_client_certificate {path}/certificate.pem;
+                 ssl_verify_client optional;
                  root {path}/served;
+                 location /v2/ {{
+                     if ($ssl_client_verify != SUCCESS) {{ return 403; }}
+                 }}
              }}
          }}"
     )
@@ -211,6 +218,50 @@ fn https_trusts_only_ssl_cert_file() {
     assert_eq!(distrusted.status.code(), Some(2));
     let complaint = String::from_utf8_lossy(&distrusted.stderr);
     assert!(complaint.contains("certificate"), "{complaint}");
+}
+
+#[test]
+fn tls_of_a_registry_follows_hosts_toml() {
+    let server = TlsServer::start();
+    let api = server.directory.path().join("served/v2/me/tool");
+    for kind in ["blobs", "manifests"] {
+        fs::create_dir_all(api.join(kind)).expect("made");
+    }
+    let mut files = Files::default();
+    let manifest = files.manifest(&one());
+    for (name, bytes) in &files.0 {
+        let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
+        fs::write(api.join(format!("blobs/sha256:{digest}")), bytes).expect("space");
+        if manifest["digest"] == format!("sha256:{digest}") {
+            fs::write(api.join("manifests/1"), bytes).expect("space");
+        }
+    }
+    let hosts = tempfile::tempdir().expect("a directory");
+    let registry = format!("localhost:{}", server.port);
+    let directory = hosts.path().join(&registry);
+    fs::create_dir(&directory).expect("made");
+    for name in ["certificate.pem", "key.pem"] {
+        fs::copy(server.directory.path().join(name), directory.join(name)).expect("copied");
+    }
+    let client = r#"client = [["certificate.pem", "key.pem"]]"#;
+    for (settings, expected) in [
+        ("", Err("no secure connection")),
+        (r#"ca = "certificate.pem""#, Err("status 403")),
+        (&format!("ca = [\"certificate.pem\"]\n{client}"), Ok(())),
+        (client, Err("no secure connection")),
+        (&format!("skip_verify = true\n{client}"), Ok(())),
+    ] {
+        let text = format!("server = \"https://{registry}\"\n{settings}\n");
+        fs::write(directory.join("hosts.toml"), text).expect("written");
+        let hosts = hosts.path().to_str().expect("UTF-8");
+        let name = format!("oci://{registry}/me/tool:1");
+        let listed = run(&["ls", "--hosts-dir", hosts, &name], &[]);
+        let complaint = String::from_utf8_lossy(&listed.stderr);
+        match expected {
+            Ok(()) => assert!(listed.status.success(), "{settings}: {complaint}"),
+            Err(expected) => assert!(complaint.contains(expected), "{settings}: {complaint}"),
+        }
+    }
 }
 
 #[test]

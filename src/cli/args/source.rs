@@ -17,7 +17,7 @@ pub(crate) struct SourceArgs {
     /// The archive: a path, a file://, http://, https:// or s3:// URL, or an image
     ///
     /// Other forms: tar:SOURCE!/PATH is a file inside another archive. slice:START[+LEN]:SOURCE is a range
-    /// of bytes of SOURCE. An image is oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
+    /// of bytes of SOURCE. An image is oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
     /// where FILE may be a URL.
     #[arg(value_name = "SOURCE")]
     pub source: SourceSpec,
@@ -44,6 +44,10 @@ pub(crate) struct SourceArgs {
     /// Endpoint of S3 [default: that of the variables of the AWS CLI, or Amazon's]
     #[arg(long, value_name = "URL")]
     pub endpoint_url: Option<String>,
+
+    /// Directory with the mirrors of registries: REGISTRY/hosts.toml, as for containerd
+    #[arg(long, value_name = "DIR", default_value = tarfs::source::DEFAULT_HOSTS_DIR)]
+    pub hosts_dir: PathBuf,
 
     /// Maximum number of concurrent requests
     ///

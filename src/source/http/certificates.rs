@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{self, CryptoProvider};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
@@ -17,9 +17,20 @@ use rustls::{
 use crate::base::time::Civil;
 use crate::source::Obstacle;
 
-/// Certificates trusted besides the system's.
+/// Certificates trusted besides the system's, and other settings of TLS for one server.
 #[derive(Clone, Debug, Default)]
-pub struct Certificates(Vec<CertificateDer<'static>>);
+pub struct Certificates {
+    trusted: Vec<CertificateDer<'static>>,
+    client: Option<Arc<ClientIdentity>>,
+    is_unverified: bool,
+}
+
+/// A client's certificate chain and its key.
+#[derive(Debug)]
+struct ClientIdentity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
 
 /// A file of certificates is unusable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -33,6 +44,9 @@ pub enum CertificatesError {
         /// Its number, counted from 1.
         number: usize,
     },
+    /// A client's key is missing or malformed.
+    #[error("its key is missing or malformed (a PEM file has lines `-----BEGIN PRIVATE KEY-----`)")]
+    Key,
 }
 
 impl Certificates {
@@ -52,7 +66,45 @@ impl Certificates {
         if certificates.is_empty() {
             return Err(CertificatesError::Missing);
         }
-        Ok(Self(certificates))
+        Ok(Self {
+            trusted: certificates,
+            ..Self::default()
+        })
+    }
+
+    /// Also trusts the certificates in `pem`.
+    ///
+    /// # Errors
+    /// As [`from_pem`](Self::from_pem).
+    pub(in crate::source) fn with_trusted(&self, pem: &[u8]) -> Result<Self, CertificatesError> {
+        let mut certificates = self.clone();
+        certificates.trusted.extend(Self::from_pem(pem)?.trusted);
+        Ok(certificates)
+    }
+
+    /// Identifies this client by the certificates in `chain` and the key in `key`.
+    ///
+    /// # Errors
+    /// If one of them is missing or malformed.
+    pub(in crate::source) fn with_client(
+        &self,
+        chain: &[u8],
+        key: &[u8],
+    ) -> Result<Self, CertificatesError> {
+        let chain = Self::from_pem(chain)?.trusted;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CertificatesError::Key)?;
+        Ok(Self {
+            client: Some(Arc::new(ClientIdentity { chain, key })),
+            ..self.clone()
+        })
+    }
+
+    /// Trusts any server.
+    pub(in crate::source) fn unverified(&self) -> Self {
+        Self {
+            is_unverified: true,
+            ..self.clone()
+        }
     }
 }
 
@@ -61,20 +113,76 @@ pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> 
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?;
+    let verifier: Option<Arc<dyn ServerCertVerifier>> = if more.is_unverified {
+        Some(Arc::new(NoVerifier(provider)))
+    } else {
+        let verifier = Verifier::new(all_trusted(more), provider);
+        verifier.map(|verifier| Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
+    };
+    let builder = match verifier {
+        Some(verifier) => builder
+            .dangerous()
+            .with_custom_certificate_verifier(verifier),
+        None => builder.with_root_certificates(RootCertStore::empty()),
+    };
+    let mut config = match &more.client {
+        Some(client) => {
+            builder.with_client_auth_cert(client.chain.clone(), client.key.clone_key())?
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The system's certificates and `more`.
+fn all_trusted(more: &Certificates) -> Vec<CertificateDer<'static>> {
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {
         tracing::warn!(%error, "some of the system's trusted certificates cannot be read");
     }
-    let trusted = [system.certs.as_slice(), &more.0].concat();
-    let builder = match Verifier::new(trusted, provider) {
-        Some(verifier) => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(verifier)),
-        None => builder.with_root_certificates(RootCertStore::empty()),
-    };
-    let mut config = builder.with_no_client_auth();
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(config)
+    [system.certs.as_slice(), &more.trusted].concat()
+}
+
+/// Verifier that accepts any certificate, if the server has its key.
+#[derive(Debug)]
+struct NoVerifier(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for NoVerifier {
+    fn verify_server_cert(
+        &self,
+        _end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.0.signature_verification_algorithms;
+        crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
 }
 
 /// Verifier that also accepts a self-signed CA certificate (`openssl req -x509`) that is itself trusted.

@@ -1,5 +1,6 @@
 //! Container registries: manifests and blobs of a repository, over the HTTP API `/v2/`.
 
+mod hosts;
 mod reference;
 mod repository;
 

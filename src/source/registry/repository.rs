@@ -1,11 +1,12 @@
 //! Manifests and blobs of one repository.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::stream::StreamExt;
 use url::Url;
 
+use super::hosts::{self, Host};
 use super::reference::{Reference, Version};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::RegistryLogin;
@@ -21,13 +22,24 @@ const ACCEPTED_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.docker.distribution.manifest.v2+json, */*";
 
-/// A repository, and which of its images the user wants. Blobs share connections.
+/// A repository, and which of its images the user wants.
 #[derive(Debug)]
 pub(crate) struct Repository {
     name: String,
     version: Version,
+    /// In the order in which they are tried.
+    servers: Vec<Server>,
+    /// Index of the server that served a manifest first. It serves the rest of the image.
+    chosen: OnceLock<usize>,
+}
+
+/// The repository on one server. Its requests share connections.
+#[derive(Debug)]
+struct Server {
     /// URL of the repository in the API.
     url: Url,
+    can_pull: bool,
+    can_resolve: bool,
     transport: NetworkTransport,
     login: Arc<RegistryLogin>,
     options: Options,
@@ -37,28 +49,22 @@ impl Repository {
     /// Prepares requests to the repository of the image `spec`, `oci://REGISTRY/REPOSITORY[:TAG|@DIGEST]`.
     ///
     /// # Errors
-    /// The name is malformed, or TLS is unusable.
-    pub(crate) fn open(spec: &str, mut options: Options) -> Result<Self, Error> {
+    /// The name or a configuration file is malformed, or TLS is unusable.
+    pub(crate) async fn open(spec: &str, options: Options) -> Result<Self, Error> {
         let name = redact(spec);
         let failed = |cause| Error::new(&name, cause);
         let reference = Reference::parse(spec).map_err(failed)?;
-        let transport = NetworkTransport::new(&options).map_err(failed)?;
-        let server = reference.server();
-        let mut url = server.ok_or_else(|| failed(Cause::Malformed("the host".to_owned())))?;
-        url.set_path(&format!("/v2/{}", reference.repository));
-        let is_plain_http = url.scheme() == "http";
-        let (registry, repository) = (&reference.registry, &reference.repository);
-        let login = RegistryLogin::new(registry, repository, is_plain_http, &options);
-        let login = Arc::new(login);
-        let accept = ("Accept".to_owned(), ACCEPTED_TYPES.to_owned());
-        options.headers.push(accept);
+        let hosts = hosts::load(&reference, &options.hosts_dir, &options.certificates);
+        let hosts = hosts.await.map_err(failed)?;
+        let servers = hosts
+            .into_iter()
+            .map(|host| Server::new(host, &reference, &options));
+        let servers = servers.collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
             version: reference.version,
             name,
-            url,
-            transport,
-            login,
-            options,
+            servers,
+            chosen: OnceLock::new(),
         })
     }
 
@@ -79,16 +85,46 @@ impl Repository {
     /// `limit` bytes if it is longer than that. The caller compares the digest.
     ///
     /// # Errors
-    /// It is missing or unreadable.
+    /// It is missing or unreadable on the last server.
     pub(crate) async fn manifest(
         &self,
         digest: Option<Sha256>,
         limit: u64,
     ) -> Result<Bytes, Error> {
         let version = digest.map_or_else(|| self.version.clone(), Version::Digest);
-        let target = self.target("manifests", &version.path());
-        let transport = Box::new(self.transport.clone());
-        let source = Http::open_through(transport, target, self.options.clone()).await?;
+        let chosen = self.chosen.get();
+        let is_able = |server: &Server| match version {
+            Version::Tag(_) => server.can_resolve,
+            Version::Digest(_) => server.can_pull,
+        };
+        let mut last_error = None;
+        for (number, server) in self.servers.iter().enumerate() {
+            if chosen.map_or(!is_able(server), |&chosen| chosen != number) {
+                continue;
+            }
+            if let Some(error) = last_error.take() {
+                tracing::warn!(
+                    "{error}; trying {}",
+                    server.url.host_str().unwrap_or_default()
+                );
+            }
+            match self.read(server, &version.path(), limit).await {
+                Ok(bytes) => {
+                    self.chosen.get_or_init(|| number);
+                    return Ok(bytes);
+                }
+                Err(error) => last_error = Some(error),
+            }
+        }
+        let unable = "its hosts.toml has no host with the capabilities \"pull\" and \"resolve\"";
+        let unable = || Error::new(&self.name, Cause::Malformed(unable.to_owned()));
+        Err(last_error.unwrap_or_else(unable))
+    }
+
+    async fn read(&self, server: &Server, id: &str, limit: u64) -> Result<Bytes, Error> {
+        let target = server.target(&self.name, "manifests", id);
+        let transport = Box::new(server.transport.clone());
+        let source = Http::open_through(transport, target, server.options.clone()).await?;
         let mut pieces = source.stream();
         let mut bytes = Vec::new();
         while bytes.len() as u64 <= limit
@@ -102,28 +138,74 @@ impl Repository {
     /// The blob with `digest` and `len` bytes, without a request. Its readers compare the digest.
     ///
     /// # Errors
-    /// The options have an invalid header.
+    /// No server may be asked for blobs.
     pub(crate) fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
+        let chosen = self
+            .chosen
+            .get()
+            .and_then(|&number| self.servers.get(number));
+        let server = chosen.filter(|server| server.can_pull);
+        let server = server.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
+        let unable = "its hosts.toml has no host with the capability \"pull\"";
+        let unable = || Error::new(&self.name, Cause::Malformed(unable.to_owned()));
+        let server = server.ok_or_else(unable)?;
         let version = Fingerprint {
             len: Some(len),
             validator: Validator::Digest(digest),
         };
-        let target = self.target("blobs", &format!("sha256:{digest}"));
-        let transport = Box::new(self.transport.clone());
-        let options = self.options.clone();
+        let target = server.target(&self.name, "blobs", &format!("sha256:{digest}"));
+        let transport = Box::new(server.transport.clone());
+        let options = server.options.clone();
         Ok(Arc::new(Http::open_known(
             version, transport, target, options,
         )?))
     }
+}
 
-    /// Target of the document `id` of `kind`, one of the names in the API.
-    fn target(&self, kind: &str, id: &str) -> Target {
+impl Server {
+    fn new(host: Host, reference: &Reference, options: &Options) -> Result<Self, Cause> {
+        let mut options = options.clone();
+        if !host.is_origin {
+            // They are for the registry's own server.
+            options.headers.clear();
+        }
+        options.headers.extend(host.headers);
+        let accept = ("Accept".to_owned(), ACCEPTED_TYPES.to_owned());
+        options.headers.push(accept);
+        options.certificates = host.certificates;
+        let mut url = host.api;
+        let registry = if host.is_origin {
+            reference.registry.clone()
+        } else {
+            let name = url.host_str().unwrap_or_default();
+            let port = url.port().map(|port| format!(":{port}"));
+            format!("{name}{}", port.unwrap_or_default())
+        };
+        url.set_path(&format!("{}/{}", url.path(), reference.repository));
+        if !host.is_origin {
+            // Mirrors of several registries need it.
+            url.query_pairs_mut().append_pair("ns", &reference.registry);
+        }
+        let is_plain_http = url.scheme() == "http";
+        let login = RegistryLogin::new(&registry, &reference.repository, is_plain_http, &options);
+        Ok(Self {
+            url,
+            can_pull: host.can_pull,
+            can_resolve: host.can_resolve,
+            transport: NetworkTransport::new(&options)?,
+            login: Arc::new(login),
+            options,
+        })
+    }
+
+    /// Target of the document `id` of `kind`, one of the names in the API. Users see `name`.
+    fn target(&self, name: &str, kind: &str, id: &str) -> Target {
         let mut url = self.url.clone();
         url.set_path(&format!("{}/{kind}/{id}", self.url.path()));
         let locator = Location::from_url(&url).locator().to_owned();
         Target {
             url,
-            location: Location::with_locator(&self.name, locator),
+            location: Location::with_locator(name, locator),
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
         }
     }
