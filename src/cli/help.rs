@@ -73,6 +73,10 @@ const VERBS: [VerbHelp; 10] = [
                 "fetch everything in the background",
             ),
             (
+                "tarfs mount docker://debian:stable root",
+                "mount all layers of an image in a registry",
+            ),
+            (
                 "tarfs mount oci-archive:image.tar:latest root",
                 "mount all layers of an image",
             ),
