@@ -483,7 +483,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    /// A registry that accepts only tokens, which its server gives to `login`, or to everybody.
+    /// A registry that accepts only tokens, which its server gives to `login`, or to any client.
     fn registry(&self, login: Option<&'static str>) -> Registry {
         let realm = Arc::new(Mutex::new(String::new()));
         let guard = {

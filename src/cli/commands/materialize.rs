@@ -29,7 +29,7 @@ use tarfs::index::MemoryLimit;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::layers::{Layer, WhiteoutFormat};
 use tarfs::list::escape;
-use tarfs::locate::{OpenContext, Sources};
+use tarfs::locate::{OpenContext, Sources, TreeSpec};
 use tarfs::materialize::{
     self, Cause, ContentSink, DryRunSink, Existing, Glob, Materializer, Options, Problem, Reporter,
     SelectedPath, Selection, Staging, Summary,
@@ -186,15 +186,8 @@ pub(crate) fn run_with(
         .transpose()?;
     let tree = args.layers.tree(source_args);
     args.check_before_opening()?;
-    let is_known = !tree.may_be_artifact();
-    if is_known && tree.is_layered() {
-        args.check_layered()?;
-    }
     let context = args.open_context(source_args, &network, &stats)?;
-    let Sources { layers, is_layered } = context.open_sources(&tree)?;
-    if !is_known && is_layered {
-        args.check_layered()?;
-    }
+    let Sources { layers, is_layered } = args.open_sources(&context, &tree)?;
     let source = &layers.first().context("there is always SOURCE")?.source;
     let open_options = context.archive_options(&tree, is_layered);
     let saved = SavedIndex::find(&**source, &open_options)?;
@@ -294,6 +287,19 @@ impl MaterializeOptions {
             materialize::check_empty_destination(self.directory())?;
         }
         Ok(())
+    }
+
+    /// Opens SOURCE and its layers. Checks the flags for layers as soon as it is known that there are some.
+    fn open_sources(&self, context: &OpenContext, tree: &TreeSpec) -> anyhow::Result<Sources> {
+        let is_known = !tree.may_be_artifact();
+        if is_known && tree.is_layered() {
+            self.check_layered()?;
+        }
+        let sources = context.open_sources(tree)?;
+        if !is_known && sources.is_layered {
+            self.check_layered()?;
+        }
+        Ok(sources)
     }
 
     /// Checks the flags for a SOURCE that is opened as layers.

@@ -23,7 +23,7 @@ pub(super) struct TokenServer {
     pub(super) realm: Url,
     /// The registry's name there.
     pub(super) service: Option<String>,
-    /// What the token is for, if it is only to pull.
+    /// Scope of the token, if it is only to pull.
     pub(super) scope: Option<String>,
 }
 

@@ -109,7 +109,7 @@ impl FileRead for Files {
 }
 
 /// Reads a regular file of at most [`MAX_INPUT_BYTES`]; `None` if it does not exist.
-pub(in crate::source) async fn read_optional(path: &str) -> io::Result<Option<Vec<u8>>> {
+pub(crate) async fn read_optional(path: &str) -> io::Result<Option<Vec<u8>>> {
     let path = PathBuf::from(path);
     let reading = tokio::task::spawn_blocking(move || read_file(&path));
     let read = reading.await.map_err(io::Error::other)?;

@@ -76,7 +76,7 @@ impl Certificates {
     ///
     /// # Errors
     /// As [`from_pem`](Self::from_pem).
-    pub(in crate::source) fn with_trusted(&self, pem: &[u8]) -> Result<Self, CertificatesError> {
+    pub(crate) fn with_trusted(&self, pem: &[u8]) -> Result<Self, CertificatesError> {
         let mut certificates = self.clone();
         certificates.trusted.extend(Self::from_pem(pem)?.trusted);
         Ok(certificates)
@@ -86,11 +86,7 @@ impl Certificates {
     ///
     /// # Errors
     /// If one of them is missing or malformed.
-    pub(in crate::source) fn with_client(
-        &self,
-        chain: &[u8],
-        key: &[u8],
-    ) -> Result<Self, CertificatesError> {
+    pub(crate) fn with_client(&self, chain: &[u8], key: &[u8]) -> Result<Self, CertificatesError> {
         let chain = Self::from_pem(chain)?.trusted;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CertificatesError::Key)?;
         Ok(Self {
@@ -100,7 +96,7 @@ impl Certificates {
     }
 
     /// Trusts any server.
-    pub(in crate::source) fn unverified(&self) -> Self {
+    pub(crate) fn unverified(&self) -> Self {
         Self {
             is_unverified: true,
             ..self.clone()

@@ -13,11 +13,11 @@ const MAX_WORD_LEN: usize = 40;
 
 /// An error that a server describes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(in crate::source) struct ServerError {
+pub(crate) struct ServerError {
     /// Its code, such as `AccessDenied`.
-    pub(in crate::source) code: Option<String>,
+    pub(crate) code: Option<String>,
     /// Its message, if it is short and has no secrets.
-    pub(in crate::source) message: Option<String>,
+    pub(crate) message: Option<String>,
 }
 
 /// Body of a registry's refusal, and of a token server's.
@@ -37,7 +37,7 @@ struct JsonError {
 
 impl ServerError {
     /// Finds code and message in `body`: XML in object stores, JSON in registries.
-    pub(in crate::source) fn parse(body: &[u8]) -> Self {
+    pub(crate) fn parse(body: &[u8]) -> Self {
         let (code, message) = from_json(body).unwrap_or_else(|| (from_xml(body), None));
         Self {
             code: code.filter(|code| is_code(code)),

@@ -75,13 +75,13 @@ impl fmt::Debug for Content {
 
 /// The network. Clones share their connections.
 #[derive(Clone, Debug)]
-pub(in crate::source) struct NetworkTransport {
+pub(crate) struct NetworkTransport {
     client: reqwest::Client,
     connect_timer: ConnectTimer,
 }
 
 impl NetworkTransport {
-    pub(in crate::source) fn new(options: &Options) -> Result<Self, Cause> {
+    pub(crate) fn new(options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
         let client = build_client(options, connect_timer.clone(), false)?;
         Ok(Self {
