@@ -56,7 +56,8 @@ pub(super) fn open_contents(opener: &ImageOpener<'_>) -> Result<Contents, Error>
     let artifact = manifest::parse_artifact(&bytes)
         .map_err(|cause| layout.error(&chosen.manifest.blob_path(), cause))?;
     let Some(file) = artifact else {
-        return Ok(Contents::Image(open_image(opener, chosen, &bytes)?));
+        let image = open_image(opener, chosen, &bytes)?;
+        return Ok(Contents::Image(Box::new(image)));
     };
     let digests = Digests {
         packed: Some(file.digest),

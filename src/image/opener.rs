@@ -62,7 +62,7 @@ pub struct Image {
 #[derive(Debug)]
 pub(crate) enum Contents {
     /// An image.
-    Image(Image),
+    Image(Box<Image>),
     /// An artifact that consists of one archive.
     Artifact {
         /// Its location, without secrets.

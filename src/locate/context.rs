@@ -224,7 +224,7 @@ impl OpenContext {
     pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
         let memory = self.enclosing_memory(spec.enclosing_archives());
         match self.open_contents(spec, self.expected_sha256, memory)? {
-            Contents::Image(image) => Ok(image),
+            Contents::Image(image) => Ok(*image),
             Contents::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
         }
     }
@@ -238,7 +238,7 @@ impl OpenContext {
     ) -> Result<Contents, Error> {
         let contents = match spec {
             SourceSpec::Registry(name) => self.open_in_registry(name)?,
-            _ => Contents::Image(self.open_stored_image(spec, memory)?),
+            _ => Contents::Image(Box::new(self.open_stored_image(spec, memory)?)),
         };
         let (location, found) = match &contents {
             Contents::Image(image) => (&image.location, image.digest),

@@ -14,12 +14,15 @@ use tarfs::locate::SourceSpec;
 /// Location of the archive, and how to read it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
-    /// The archive: a path, a file://, http://, https:// or s3:// URL, or an image
-    ///
-    /// Other forms: tar:SOURCE!/PATH is a file inside another archive. slice:START[+LEN]:SOURCE is a range
-    /// of bytes of SOURCE. An image is oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], docker-archive:FILE[:NAME] or oci:DIR[:TAG],
-    /// where FILE may be a URL.
-    #[arg(value_name = "SOURCE")]
+    #[arg(
+        value_name = "SOURCE",
+        help = "The archive: a path, a file://, http://, https:// or s3:// URL, or an image",
+        long_help = "The archive: a path, a file://, http://, https:// or s3:// URL, or an image\n\n\
+                     Other forms: tar:SOURCE!/PATH is a file inside another archive. \
+                     slice:START[+LEN]:SOURCE is a range of bytes of SOURCE. An image is \
+                     oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], \
+                     docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL."
+    )]
     pub source: SourceSpec,
 
     #[arg(

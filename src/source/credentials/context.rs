@@ -174,7 +174,7 @@ impl Commands {
         let (stdin, stdout, stderr) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let running = async {
-            let (_, stdout, stderr) = tokio::join!(
+            let ((), stdout, stderr) = tokio::join!(
                 write_all(stdin, input),
                 read_start(stdout, MAX_INPUT_BYTES + 1),
                 read_start(stderr, MAX_ERROR_BYTES)

@@ -46,13 +46,13 @@ pub(super) struct Found {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Config {
-    auths: Option<HashMap<String, Auth>>,
+    auths: Option<HashMap<String, Entry>>,
     creds_store: Option<String>,
     cred_helpers: Option<HashMap<String, String>>,
 }
 
 #[derive(Deserialize)]
-struct Auth {
+struct Entry {
     auth: Option<String>,
     username: Option<String>,
     password: Option<String>,
@@ -160,7 +160,7 @@ impl Config {
     }
 }
 
-impl Auth {
+impl Entry {
     /// The login; `None` for an entry that only says that a helper has one.
     fn login(&self) -> Option<Result<Login, String>> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -249,8 +249,8 @@ mod tests {
         serde_json::from_str(text).expect("well-formed")
     }
 
-    fn password(user: &str) -> Option<Login> {
-        Some(Login::Password(user.to_owned(), "pass".to_owned()))
+    fn password(user: &str) -> Login {
+        Login::Password(user.to_owned(), "pass".to_owned())
     }
 
     fn login(config: &Config, registry: &str, repository: &str) -> Option<Login> {
@@ -264,10 +264,10 @@ mod tests {
             r#"{"auths":{"localhost:5000":{"auth":"b25lOnBhc3M="},"localhost:5000/me":{"auth":"dHdvOnBhc3M"},
                 "https://index.docker.io/v1/":{"auth":"aHViOnBhc3M="},"example.com":{}}}"#,
         );
-        assert!(login(&config, "localhost:5000", "a/b") == password("one"));
-        assert!(login(&config, "localhost:5000", "me/b") == password("two"));
-        assert!(login(&config, "localhost:5000", "men/b") == password("one"));
-        assert!(login(&config, "docker.io", "library/debian") == password("hub"));
+        assert!(login(&config, "localhost:5000", "a/b") == Some(password("one")));
+        assert!(login(&config, "localhost:5000", "me/b") == Some(password("two")));
+        assert!(login(&config, "localhost:5000", "men/b") == Some(password("one")));
+        assert!(login(&config, "docker.io", "library/debian") == Some(password("hub")));
         assert!(login(&config, "localhost", "me/b").is_none());
         assert!(login(&config, "example.com", "a").is_none());
     }
@@ -293,11 +293,11 @@ mod tests {
             ),
             (r#"{"registrytoken":"t"}"#, Login::RegistryToken("t".into())),
         ] {
-            let auth: Auth = serde_json::from_str(entry).expect("well-formed");
+            let auth: Entry = serde_json::from_str(entry).expect("well-formed");
             assert!(auth.login() == Some(Ok(expected)), "{entry}");
         }
         for entry in [r#"{"auth":"?"}"#, r#"{"auth":"dXA="}"#] {
-            let auth: Auth = serde_json::from_str(entry).expect("well-formed");
+            let auth: Entry = serde_json::from_str(entry).expect("well-formed");
             let login = auth.login();
             assert!(matches!(login, Some(Err(_))), "{entry}");
         }

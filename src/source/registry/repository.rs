@@ -102,13 +102,19 @@ impl Repository {
             if chosen.map_or(!is_able(server), |&chosen| chosen != number) {
                 continue;
             }
-            if let Some(error) = last_error.take() {
-                tracing::warn!(
-                    "{error}; trying {}",
-                    server.url.host_str().unwrap_or_default()
-                );
+            if let Some(Error {
+                location, cause, ..
+            }) = last_error.take()
+            {
+                let host = server.url.host_str().unwrap_or_default();
+                tracing::warn!("{location}: a mirror fails: {cause}; trying {host}");
             }
-            match self.read(server, &version.path(), limit).await {
+            let mut options = server.options.clone();
+            if number + 1 < self.servers.len() {
+                // The next server is asked instead.
+                options.retry.attempts = 1;
+            }
+            match self.read(server, options, &version.path(), limit).await {
                 Ok(bytes) => {
                     self.chosen.get_or_init(|| number);
                     return Ok(bytes);
@@ -121,10 +127,16 @@ impl Repository {
         Err(last_error.unwrap_or_else(unable))
     }
 
-    async fn read(&self, server: &Server, id: &str, limit: u64) -> Result<Bytes, Error> {
+    async fn read(
+        &self,
+        server: &Server,
+        options: Options,
+        id: &str,
+        limit: u64,
+    ) -> Result<Bytes, Error> {
         let target = server.target(&self.name, "manifests", id);
         let transport = Box::new(server.transport.clone());
-        let source = Http::open_through(transport, target, server.options.clone()).await?;
+        let source = Http::open_through(transport, target, options).await?;
         let mut pieces = source.stream();
         let mut bytes = Vec::new();
         while bytes.len() as u64 <= limit
