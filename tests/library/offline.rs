@@ -59,3 +59,24 @@ fn version_without_proof_is_not_used_without_the_server() {
     drop(server);
     place.error_of(&["ls", "--retries", "0", &url]);
 }
+
+#[test]
+fn failing_source_of_credentials_is_no_outage() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    let tar = Tree::mixed().tar.clone();
+    server.serve("/bucket/a.tar", Resource::new(tar).etag("\"1\""));
+    let list = |profile: Option<&str>| {
+        let mut command = place.command(&["ls", "s3://bucket/a.tar"]);
+        command
+            .env("HOME", place.root())
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("AWS_ENDPOINT_URL_S3", server.url(""));
+        command.envs(profile.map(|profile| ("AWS_PROFILE", profile)));
+        command.output().expect("started")
+    };
+    assert!(list(None).status.success());
+    let refused = list(Some("absent"));
+    assert_eq!(refused.status.code(), Some(2));
+    let error = stderr_text(&refused);
+    assert!(error.contains("no such profile: absent"), "{error}");
+}
