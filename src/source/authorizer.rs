@@ -11,6 +11,7 @@ use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
+use super::error::SKEWED;
 use super::http::ServerError;
 use super::{Cause, Denial};
 
@@ -23,9 +24,6 @@ const CREDENTIAL_CODES: [&str; 6] = [
     "RequestExpired",
     "TokenRefreshRequired",
 ];
-
-/// Error code of a request whose time differs too much from the server's.
-const SKEWED: &str = "RequestTimeTooSkewed";
 
 /// Headers with the request ID of object stores.
 const REQUEST_IDS: [&str; 3] = [

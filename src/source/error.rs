@@ -40,6 +40,9 @@ fn describe_attempts(attempts: u32, elapsed: Duration) -> String {
     }
 }
 
+/// Error code of a request whose time differs too much from the server's.
+pub(super) const SKEWED: &str = "RequestTimeTooSkewed";
+
 /// A refused request, and the credentials that it carried.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Denial {
@@ -162,7 +165,7 @@ impl Cause {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
             Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
-            Self::Denied(denial) if denial.code.as_deref() == Some("RequestTimeTooSkewed") => {
+            Self::Denied(denial) if denial.code.as_deref() == Some(SKEWED) => {
                 "check the clock of this machine"
             }
             Self::Denied(_) => "check that they are valid and may read the object",

@@ -61,7 +61,7 @@ impl Source for Http {
         }
         self.outage
             .is_under_way()
-            .then_some("the server cannot be reached")
+            .then_some("the source cannot be read at present")
     }
 
     fn max_concurrent_reads(&self) -> usize {
