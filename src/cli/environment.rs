@@ -127,12 +127,6 @@ pub(crate) fn headers() -> Option<OsString> {
     variable(HEADERS).map(PathBuf::into_os_string)
 }
 
-/// Returns the endpoint of S3 in the variables of the AWS CLI.
-pub(crate) fn s3_endpoint() -> Option<String> {
-    let named = variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"));
-    named?.into_os_string().into_string().ok()
-}
-
 /// Returns the service manager's socket; see `sd_notify(3)`.
 pub(crate) fn notify_socket() -> Option<OsString> {
     variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)

@@ -89,7 +89,7 @@ fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<sourc
         headers: headers::load_all(&args.headers)?,
         reload_headers: headers::loader(&args.headers),
         allow_insecure_redirects: args.allow_insecure_redirects,
-        endpoint_url: args.endpoint_url.clone().or_else(environment::s3_endpoint),
+        endpoint_url: args.endpoint_url.clone(),
         hosts_dir: args.hosts_dir.clone(),
         certificates: load_certificates(args.cacert.as_deref())?,
         connections: args.connections,

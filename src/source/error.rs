@@ -230,11 +230,7 @@ impl Cause {
 
 fn scheme_hint(scheme: &str) -> &'static str {
     match scheme {
-        "gs" => {
-            "known are http://, https://, s3://, oci:// and file://; a signed https:// URL of the object \
-             can be read"
-        }
-        _ => "known are http://, https://, s3://, oci:// and file://",
+        _ => "known are http://, https://, s3://, gs://, oci:// and file://",
     }
 }
 

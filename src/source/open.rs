@@ -12,7 +12,8 @@ use super::location::redact;
 use super::{Cause, Error, Http, Location, Options, Pipe, Source, Target, file};
 use crate::base::stats::Stats;
 
-/// Opens `spec`: a URL (`http://`, `https://`, `s3://`, `file://`), a path, or `-` for standard input.
+/// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`), a path, or `-` for
+/// standard input.
 ///
 /// A name with `://` is a URL. The path of such a file is `./name`.
 ///
@@ -25,8 +26,7 @@ pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error
     if !spec.contains("://") {
         return open_path(PathBuf::from(spec), options.stats).await;
     }
-    if spec.starts_with("s3://") {
-        let target = credentials::s3_target(spec, &options).await;
+    if let Some(target) = credentials::object_target(spec, &options).await {
         let target = target.map_err(|cause| Error::new(redact(spec), cause))?;
         return Ok(Arc::new(Http::open(target, options).await?));
     }
@@ -63,7 +63,7 @@ fn http_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
 
 /// Returns the locator of the URL `spec` (see [`Source::locator`]); `None` for a path.
 pub fn locator(spec: &str, options: &Options) -> Option<String> {
-    if let Some(location) = credentials::s3_location(spec, options) {
+    if let Some(location) = credentials::object_location(spec, options) {
         return Some(location.locator().to_owned());
     }
     let url = Url::parse(spec).ok()?;

@@ -28,18 +28,10 @@ fn error_lines(directory: &TestDir, source: &str) -> [String; 3] {
 #[test]
 fn unknown_scheme_error_lists_supported_schemes() {
     let place = TestDir::new(&["mnt", "out"]);
-    for (source, words) in [
-        (
-            "gs://bucket/a.tar",
-            &["gs://", "https://", "s3://", "oci://", "file://", "signed"][..],
-        ),
-        ("ftp://host/a.tar", &["ftp://", "http://", "file://"]),
-    ] {
-        for text in error_lines(&place, source) {
-            assert!(text.contains("is not a known scheme"), "{text}");
-            for word in words {
-                assert!(text.contains(word), "'{word}' in: {text}");
-            }
+    for text in error_lines(&place, "ftp://host/a.tar") {
+        assert!(text.contains("is not a known scheme"), "{text}");
+        for word in ["ftp://", "http://", "s3://", "gs://", "oci://", "file://"] {
+            assert!(text.contains(word), "'{word}' in: {text}");
         }
     }
 }

@@ -7,6 +7,7 @@ mod adversarial;
 mod archive;
 mod atomic;
 mod cli;
+mod clouds;
 mod credentials;
 mod damaged_members;
 mod destination;

@@ -45,6 +45,7 @@ pub(crate) struct Request {
     /// Query without the question mark.
     pub(crate) query: String,
     headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
     /// Port of the client. Different ports are different connections.
     pub(crate) client_port: u16,
 }
@@ -59,6 +60,7 @@ impl Request {
             path: path.to_owned(),
             query: String::new(),
             headers,
+            body: Vec::new(),
             client_port: 0,
         }
     }
@@ -584,18 +586,23 @@ fn read_request(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
         path: path.to_owned(),
         query: query.to_owned(),
         headers: Vec::new(),
+        body: Vec::new(),
         client_port: 0,
     };
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
         let Some((name, value)) = line.trim().split_once(':') else {
-            return Ok(Some(request));
+            break;
         };
         request
             .headers
             .push((name.to_ascii_lowercase(), value.trim().to_owned()));
     }
+    let len = request.header("content-length").unwrap_or("0");
+    request.body = vec![0; len.parse().map_err(io::Error::other)?];
+    reader.read_exact(&mut request.body)?;
+    Ok(Some(request))
 }
 
 /// Sends a response.

@@ -16,8 +16,8 @@ use tarfs::locate::SourceSpec;
 pub(crate) struct SourceArgs {
     #[arg(
         value_name = "SOURCE",
-        help = "The archive: a path, a file://, http://, https:// or s3:// URL, or an image",
-        long_help = "The archive: a path, a file://, http://, https:// or s3:// URL, or an image\n\n\
+        help = "The archive: a path, a file://, http://, https://, s3:// or gs:// URL, or an image",
+        long_help = "The archive: a path, a file://, http://, https://, s3:// or gs:// URL, or an image\n\n\
                      Other forms: tar:SOURCE!/PATH is a file inside another archive. \
                      slice:START[+LEN]:SOURCE is a range of bytes of SOURCE. An image is \
                      oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], \
@@ -44,7 +44,7 @@ pub(crate) struct SourceArgs {
     #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
 
-    /// Endpoint of S3 [default: that of the variables of the AWS CLI, or Amazon's]
+    /// Endpoint of the object store [default: that of its own tools' variables, or the cloud's]
     #[arg(long, value_name = "URL")]
     pub endpoint_url: Option<String>,
 

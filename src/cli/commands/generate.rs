@@ -27,7 +27,7 @@ const EXIT_STATUS: [(&str, &str); 3] = [
     ("64", "an invalid command line"),
 ];
 
-const ENVIRONMENT: [(&str, &str); 8] = [
+const ENVIRONMENT: [(&str, &str); 9] = [
     (environment::CACHE_DIR, "default of --cache-dir"),
     (environment::CACHE_SIZE, "default of --cache-size"),
     (
@@ -52,7 +52,11 @@ const ENVIRONMENT: [(&str, &str); 8] = [
     ),
     (
         "AWS_PROFILE, AWS_ACCESS_KEY_ID, AWS_REGION, …",
-        "credentials and region of objects of S3, as the AWS CLI reads them",
+        "credentials, region and endpoint of objects of S3, as the AWS CLI reads them",
+    ),
+    (
+        "GOOGLE_APPLICATION_CREDENTIALS, CLOUDSDK_CONFIG, GCE_METADATA_HOST, STORAGE_EMULATOR_HOST",
+        "credentials and endpoint of objects of Google Cloud Storage, as Google's libraries read them",
     ),
 ];
 

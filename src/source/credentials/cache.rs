@@ -23,6 +23,9 @@ const MIN_LIFETIME: Duration = Duration::from_secs(11);
 /// Minimum time between two loads, so that refusals and failures do not ask a provider again and again.
 const RELOAD_PAUSE: Duration = Duration::from_secs(1);
 
+/// Maximum length of the description of a failure.
+const MAX_DESCRIPTION_CHARS: usize = 500;
+
 /// A provider of credentials.
 pub(super) struct Provider<C> {
     /// Name in errors.
@@ -157,6 +160,9 @@ impl<C: SigningCredential> CredentialCache<C> {
             .iter()
             .map(|provider| provider.name.as_str());
         let names = names.collect::<Vec<_>>();
+        if names.is_empty() {
+            return "none".to_owned();
+        }
         format!("none (none found in {})", names.join(", "))
     }
 }
@@ -235,6 +241,9 @@ impl<C: SigningCredential> Inner<C> {
                     return Err(failed(provider, "it has no credentials any more"));
                 }
                 Ok(None) => {}
+                Ok(Some(credential)) if !credential.is_valid_at(now + MIN_LIFETIME) => {
+                    return Err(failed(provider, "its credentials have expired"));
+                }
                 Ok(Some(credential)) => {
                     let is_long = credential.is_valid_at(now + RENEWAL_MARGIN * 2);
                     let margin = if is_long {
@@ -262,13 +271,28 @@ impl<C: SigningCredential> Inner<C> {
     }
 }
 
-/// Describes a failure without the values that a parser quotes.
+/// Describes a failure without the values that a parser or a server quotes, apart from an OAuth error code.
 fn describe(error: &reqsign_core::Error) -> String {
     let text = error.to_string();
-    match text.split_once(':') {
-        Some((what, _)) if text.contains("pars") => what.to_owned(),
+    let quotes = |rest: &str| text.contains("pars") || rest.contains(['{', '<']);
+    let text = match text.split_once(':') {
+        Some((failure, rest)) if quotes(rest) => match oauth_error(rest) {
+            Some(code) => format!("{failure}: {code}"),
+            None => failure.to_owned(),
+        },
         _ => text,
-    }
+    };
+    let printable = text.chars().filter(|letter| !letter.is_control());
+    printable.take(MAX_DESCRIPTION_CHARS).collect()
+}
+
+/// Returns the code in an OAuth 2.0 error response (RFC 6749, 5.2), such as `invalid_grant`.
+fn oauth_error(response: &str) -> Option<&str> {
+    let (_, rest) = response.split_once("\"error\"")?;
+    let code = rest.trim_start().strip_prefix(':')?;
+    let (code, _) = code.trim_start().strip_prefix('"')?.split_once('"')?;
+    let is_code = |byte: u8| byte.is_ascii_lowercase() || byte == b'_';
+    (code.len() <= 64 && code.bytes().all(is_code)).then_some(code)
 }
 
 #[cfg(test)]
@@ -424,5 +448,36 @@ mod tests {
         let (_, generation) = cache.get().await.expect("the third");
         assert!(!cache.renew(generation).await);
         assert_eq!(next(&cache).await, Some(0));
+    }
+
+    #[tokio::test]
+    async fn expired_credentials_are_an_error() {
+        let (provider, _) = provider("keys", false, &[10]);
+        let error = cache(vec![provider]).get().await.expect_err("expired");
+        let text = error.to_string();
+        assert!(
+            text.contains("keys: its credentials have expired"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn descriptions_quote_no_values() {
+        for (text, expected) in [
+            ("no such file", "no such file"),
+            ("failed to parse token: secret", "failed to parse token"),
+            (
+                r#"refresh failed: {"secret": 1, "error" : "invalid_grant"}"#,
+                "refresh failed: invalid_grant",
+            ),
+            (r#"refresh failed: {"error": {"a": "b"}}"#, "refresh failed"),
+            ("refresh failed: <html>secret", "refresh failed"),
+            ("az: Please\nlog in", "az: Pleaselog in"),
+        ] {
+            let error = reqsign_core::Error::unexpected(text);
+            assert_eq!(describe(&error), expected);
+        }
+        let long = reqsign_core::Error::unexpected("a".repeat(1 << 20));
+        assert_eq!(describe(&long).len(), MAX_DESCRIPTION_CHARS);
     }
 }

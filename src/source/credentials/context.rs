@@ -29,17 +29,6 @@ const MAX_INPUT_BYTES: usize = 1 << 20;
 /// Maximum size of a command's error text.
 const MAX_ERROR_BYTES: usize = 1 << 10;
 
-/// Variables with paths. A mount changes its directory.
-const PATHS: [&str; 7] = [
-    "AWS_CONFIG_FILE",
-    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
-    "AWS_SHARED_CREDENTIALS_FILE",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "DOCKER_CONFIG",
-    "REGISTRY_AUTH_FILE",
-    "XDG_CONFIG_HOME",
-];
-
 /// The process's files, commands and environment, and HTTP with the certificates of `options`.
 pub(super) fn context(options: &Options) -> Context {
     let requests = Requests {
@@ -48,48 +37,31 @@ pub(super) fn context(options: &Options) -> Context {
         others: OnceLock::new(),
     };
     let commands = Commands::here();
-    let environment = Environment(commands.0.clone());
     Context::new()
-        .with_file_read(Files)
+        .with_file_read(Files(commands.clone()))
         .with_command_execute(commands)
-        .with_env(environment)
+        .with_env(Environment)
         .with_http_send(requests)
 }
 
-/// The environment without empty variables, and with absolute paths, from this directory.
-#[derive(Debug)]
-struct Environment(PathBuf);
-
-impl Environment {
-    fn value(&self, name: &str, value: String) -> Option<String> {
-        let is_relative = PATHS.contains(&name) && !value.starts_with(['/', '~']);
-        let value = if is_relative {
-            self.0.join(&value).to_str()?.to_owned()
-        } else {
-            value
-        };
-        (!value.is_empty()).then_some(value)
-    }
+/// Returns the variable `name` of the environment unless it is empty.
+pub(super) fn variable(name: &str) -> Option<String> {
+    Environment.var(name)
 }
+
+/// The environment without empty variables.
+#[derive(Debug)]
+struct Environment;
 
 impl Env for Environment {
     fn var(&self, name: &str) -> Option<String> {
-        OsEnv
-            .var(name)
-            .filter(|value| !value.is_empty())
-            .and_then(|value| self.value(name, value))
+        OsEnv.var(name).filter(|value| !value.is_empty())
     }
 
     fn vars(&self) -> HashMap<String, String> {
-        let variables = OsEnv
-            .vars()
-            .into_iter()
-            .filter(|(_, value)| !value.is_empty());
-        let variables = variables.filter_map(|(name, value)| {
-            let value = self.value(&name, value)?;
-            Some((name, value))
-        });
-        variables.collect()
+        let mut variables = OsEnv.vars();
+        variables.retain(|_, value| !value.is_empty());
+        variables
     }
 
     fn home_dir(&self) -> Option<PathBuf> {
@@ -97,20 +69,21 @@ impl Env for Environment {
     }
 }
 
+/// Reads files by paths from the directory of the commands.
 #[derive(Debug)]
-struct Files;
+struct Files(Commands);
 
 impl FileRead for Files {
     async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let bytes = read_optional(path).await;
+        let bytes = read_optional(self.0.path(path)).await;
         let bytes = bytes.map_err(|error| Error::unexpected(error.to_string()))?;
         bytes.ok_or_else(|| Error::unexpected(io::Error::from(io::ErrorKind::NotFound).to_string()))
     }
 }
 
 /// Reads a regular file of at most [`MAX_INPUT_BYTES`]; `None` if it does not exist.
-pub(crate) async fn read_optional(path: &str) -> io::Result<Option<Vec<u8>>> {
-    let path = PathBuf::from(path);
+pub(crate) async fn read_optional(path: impl Into<PathBuf>) -> io::Result<Option<Vec<u8>>> {
+    let path = path.into();
     let reading = tokio::task::spawn_blocking(move || read_file(&path));
     let read = reading.await.map_err(io::Error::other)?;
     match read {
@@ -134,8 +107,8 @@ fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Runs commands in this directory.
-#[derive(Debug)]
+/// Runs commands in this directory. A mount changes its own.
+#[derive(Clone, Debug)]
 pub(super) struct Commands(PathBuf);
 
 impl CommandExecute for Commands {
@@ -148,6 +121,11 @@ impl Commands {
     /// Runs commands in the current directory, also after it changes.
     pub(super) fn here() -> Self {
         Self(std::env::current_dir().unwrap_or_default())
+    }
+
+    /// Makes `path` absolute.
+    pub(super) fn path(&self, path: &str) -> PathBuf {
+        self.0.join(path)
     }
 
     /// Runs `program` with `input` as its standard input, with limits on time and output.

@@ -4,6 +4,7 @@
 //! for them without a limit.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_PAD_INDIFFERENT;
@@ -97,7 +98,7 @@ pub(super) async fn find(
             origin: file.clone(),
             login,
         };
-        let config = match read_config(&file).await {
+        let config = match read_config(commands.path(&file)).await {
             Ok(Some(config)) => config,
             Ok(None) => continue,
             Err(error) => return Some(found(Err(error))),
@@ -121,7 +122,7 @@ pub(super) async fn find(
     None
 }
 
-async fn read_config(file: &str) -> Result<Option<Config>, String> {
+async fn read_config(file: PathBuf) -> Result<Option<Config>, String> {
     let bytes = read_optional(file)
         .await
         .map_err(|error| error.to_string())?;

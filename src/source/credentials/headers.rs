@@ -70,9 +70,9 @@ impl ReloadedHeaders {
 impl Authorizer for ReloadedHeaders {
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
         let state = self.state.lock();
-        for (name, value) in &state.headers {
-            request.headers.append(name, value.clone());
-        }
+        let others = std::mem::replace(&mut request.headers, state.headers.clone());
+        // Ranges and conditions are not the user's.
+        request.headers.extend(others);
         request.generation = state.number;
         ready(Ok(())).boxed()
     }

@@ -4,12 +4,56 @@ mod cache;
 mod challenge;
 mod context;
 mod docker_config;
+mod google;
 mod headers;
+mod object;
 mod profile;
 mod registry;
 mod s3;
+mod sign;
+
+use self::object::{Endpoint, Object, Store};
+use super::http::Target;
+use super::{Cause, Location, Options};
 
 pub(super) use context::read_optional;
 pub(super) use headers::ReloadedHeaders;
 pub(super) use registry::RegistryLogin;
-pub(super) use s3::{location as s3_location, target as s3_target};
+
+/// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.
+///
+/// # Errors
+/// [`Cause::Malformed`] for an invalid name, endpoint or setting.
+pub(super) async fn object_target(spec: &str, options: &Options) -> Option<Result<Target, Cause>> {
+    match Object::parse(spec)? {
+        Ok(object) => Some(target(&object, spec, options).await),
+        Err(cause) => Some(Err(cause)),
+    }
+}
+
+async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Target, Cause> {
+    let endpoint = endpoint(object, options);
+    let context = context::context(options);
+    let (url, authorizer) = match object.store {
+        Store::S3 => s3::open(object, &endpoint, context).await?,
+        Store::Google => google::open(object, &endpoint, context)?,
+    };
+    Ok(Target {
+        url,
+        location: object.location(spec, &endpoint),
+        authorizer: Some(authorizer),
+    })
+}
+
+/// Returns the location of the object that `spec` names.
+pub(super) fn object_location(spec: &str, options: &Options) -> Option<Location> {
+    let object = Object::parse(spec)?.ok()?;
+    Some(object.location(spec, &endpoint(&object, options)))
+}
+
+fn endpoint(object: &Object<'_>, options: &Options) -> Endpoint {
+    Endpoint::new(options.endpoint_url.as_ref(), || match object.store {
+        Store::S3 => s3::configured_endpoint(),
+        Store::Google => google::configured_endpoint(),
+    })
+}

@@ -4,39 +4,28 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqsign_aws_v4::{
     AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider,
     EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
 };
-use reqsign_core::{Context, ProvideCredential, SignRequest};
-use reqwest::header::{AUTHORIZATION, HOST};
+use reqsign_core::{Context, ProvideCredential};
+use reqwest::header::AUTHORIZATION;
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
-use super::{context, profile};
+use super::context::variable;
+use super::object::{Endpoint, Object, url_below};
+use super::profile;
+use super::sign::sign;
 use crate::base::sync::Mutex;
+use crate::source::Cause;
 use crate::source::authorizer::{Authorizer, Refusal, Request};
-use crate::source::http::Target;
-use crate::source::location::redact;
-use crate::source::{Cause, Location, Options};
 
 /// Header in which S3 names the bucket's region.
 const BUCKET_REGION: &str = "x-amz-bucket-region";
 
-/// Length of the hash of an object's name in hexadecimal digits: 128 bits.
-const HASH_DIGITS: usize = 32;
-
-/// Bytes of a key that S3 encodes in a URL, and in what it signs.
-const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~')
-    .remove(b'/');
-
 /// Credentials for one object.
-pub(crate) struct S3 {
+struct S3 {
     cache: CredentialCache<Credential>,
     bucket: String,
     /// The user's endpoint, instead of Amazon's.
@@ -60,80 +49,24 @@ impl fmt::Debug for S3 {
     }
 }
 
-/// `s3://BUCKET/KEY[?versionId=ID]`, taken apart. As in the AWS CLI, KEY is not percent-encoded.
-#[derive(PartialEq, Eq, Debug)]
-struct Object<'a> {
-    bucket: &'a str,
-    key: &'a str,
-    version: Option<&'a str>,
+/// The endpoint in the variables of the AWS CLI.
+pub(super) fn configured_endpoint() -> Option<String> {
+    variable("AWS_ENDPOINT_URL_S3").or_else(|| variable("AWS_ENDPOINT_URL"))
 }
 
-impl<'a> Object<'a> {
-    fn parse(spec: &'a str) -> Option<Self> {
-        let (bucket, key) = spec.strip_prefix("s3://")?.split_once('/')?;
-        let (key, version) = match key.rsplit_once("?versionId=") {
-            Some((key, version)) => (key, Some(version)),
-            None => (key, None),
-        };
-        let is_bucket_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        // URLs cannot name these segments.
-        let is_dots = |segment: &str| matches!(segment, "." | "..");
-        let is_valid = !bucket.is_empty()
-            && bucket.bytes().all(is_bucket_byte)
-            && !key.is_empty()
-            && !is_dots(bucket)
-            && !key.split('/').any(is_dots);
-        is_valid.then_some(Self {
-            bucket,
-            key,
-            version,
-        })
-    }
-}
-
-/// Location of the object `spec` at the endpoint of `options`; `None` unless it is an object of S3.
-///
-/// A query-like part of the key may be a secret, so saved state and texts have only a hash of it.
-pub(crate) fn location(spec: &str, options: &Options) -> Option<Location> {
-    Object::parse(spec)?;
-    let shown = redact(spec);
-    let hash = blake3::hash(spec.as_bytes()).to_hex();
-    let hash = hash.get(..HASH_DIGITS).unwrap_or_default();
-    let endpoint = options.endpoint_url.as_deref().unwrap_or_default();
-    let locator = format!("{shown}@{}#{hash}", redact(endpoint));
-    Some(Location::with_locator(&shown, locator))
-}
-
-/// Target of the object `spec`: `s3://BUCKET/KEY[?versionId=ID]`.
+/// URL of `object`, and the authorizer of its requests.
 ///
 /// # Errors
-/// [`Cause::Malformed`] for an invalid name or endpoint.
-pub(crate) async fn target(spec: &str, options: &Options) -> Result<Target, Cause> {
-    let malformed = |text: &str| Cause::Malformed(text.to_owned());
-    let object = Object::parse(spec).ok_or_else(|| {
-        malformed("an object of S3 is s3://BUCKET/KEY or s3://BUCKET/KEY?versionId=ID")
-    })?;
-    let is_http = |url: &Url| {
-        matches!(url.scheme(), "http" | "https")
-            && url.has_host()
-            && url.username().is_empty()
-            && url.query().is_none()
-            && url.fragment().is_none()
-    };
-    let endpoint = match &options.endpoint_url {
-        Some(text) => {
-            let url = Url::parse(text).ok().filter(is_http);
-            Some(url.ok_or_else(|| {
-                malformed("the endpoint of S3 must be an http:// or https:// URL")
-            })?)
-        }
-        None => None,
-    };
-    let context = context::context(options);
+/// [`Cause::Malformed`] for an invalid endpoint or region.
+pub(super) async fn open(
+    object: &Object<'_>,
+    endpoint: &Endpoint,
+    context: Context,
+) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let flag = |name: &str| context.env_var(name).is_some_and(|value| value == "true");
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
-        endpoint,
+        endpoint: endpoint.url()?,
         variant: Variant {
             is_dual_stack: flag("AWS_USE_DUALSTACK_ENDPOINT"),
             is_fips: flag("AWS_USE_FIPS_ENDPOINT"),
@@ -141,22 +74,11 @@ pub(crate) async fn target(spec: &str, options: &Options) -> Result<Target, Caus
         region: Mutex::new(region(&context).await?),
         cache: CredentialCache::new(providers(&context), context, is_same),
     };
-    let mut url = s3.bucket_url(&s3.region.lock())?;
-    let path = format!(
-        "{}/{}",
-        url.path().trim_end_matches('/'),
-        utf8_percent_encode(object.key, ENCODED)
-    );
-    url.set_path(&path);
+    let mut url = url_below(&s3.bucket_url(&s3.region.lock())?, object.key);
     if let Some(version) = object.version {
         url.query_pairs_mut().append_pair("versionId", version);
     }
-    let location = location(spec, options).unwrap_or_else(|| Location::from_name(&redact(spec)));
-    Ok(Target {
-        url,
-        location,
-        authorizer: Some(Arc::new(s3)),
-    })
+    Ok((url, Arc::new(s3)))
 }
 
 fn is_same(one: &Credential, other: &Credential) -> bool {
@@ -228,12 +150,7 @@ impl S3 {
     fn bucket_url(&self, region: &str) -> Result<Url, Cause> {
         let bucket = &self.bucket;
         if let Some(endpoint) = &self.endpoint {
-            let mut url = endpoint.clone();
-            url.set_path(&format!(
-                "{}/{bucket}",
-                endpoint.path().trim_end_matches('/')
-            ));
-            return Ok(url);
+            return Ok(url_below(endpoint, bucket));
         }
         let Variant {
             is_dual_stack,
@@ -289,30 +206,10 @@ impl S3 {
         let Some(credential) = credential else {
             return Ok(());
         };
-        let unsignable =
-            |detail: &str| Cause::Malformed(format!("the request cannot be signed: {detail}"));
-        let mut parts = http::Request::builder()
-            .uri(request.url.as_str())
-            .body(())
-            .map_err(|error| unsignable(&error.to_string()))?
-            .into_parts()
-            .0;
         // Proxies may change other headers, so these are not signed.
-        let amazon = request.headers.iter();
-        let amazon = amazon.filter(|(name, _)| name.as_str().starts_with("x-amz-"));
-        parts
-            .headers
-            .extend(amazon.map(|(name, value)| (name.clone(), value.clone())));
-        RequestSigner::new("s3", &region)
-            .sign_request(self.cache.context(), &mut parts, Some(&credential), None)
-            .await
-            .map_err(|error| unsignable(&error.to_string()))?;
-        parts.headers.remove(HOST);
-        for (name, value) in &mut parts.headers {
-            value.set_sensitive(true);
-            request.headers.insert(name.clone(), value.clone());
-        }
-        Ok(())
+        let is_signed = |name: &str| name.starts_with("x-amz-");
+        let signer = RequestSigner::new("s3", &region);
+        sign(&signer, &self.cache, &credential, request, is_signed).await
     }
 }
 
@@ -341,26 +238,6 @@ impl Authorizer for S3 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn object_names_are_taken_literally() {
-        let parse = |spec| {
-            let object = Object::parse(spec)?;
-            Some((object.bucket, object.key, object.version))
-        };
-        assert_eq!(parse("s3://b/a/k.tar"), Some(("b", "a/k.tar", None)));
-        assert_eq!(parse("s3://b/k?x=1"), Some(("b", "k?x=1", None)));
-        assert_eq!(
-            parse("s3://b/k%20?versionId=V"),
-            Some(("b", "k%20", Some("V")))
-        );
-        assert_eq!(parse("s3://b/"), None);
-        assert_eq!(parse("s3:///k"), None);
-        assert_eq!(parse("s3://user@b/k"), None);
-        for name in ["s3://b/a/../k", "s3://b/./k", "s3://b/..", "s3://../b/k"] {
-            assert_eq!(parse(name), None, "{name}");
-        }
-    }
 
     fn s3(bucket: &str, region: &str, variant: Variant, endpoint: Option<&str>) -> S3 {
         S3 {

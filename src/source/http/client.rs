@@ -141,16 +141,15 @@ impl Client {
     ) -> Result<(RawResponse, Option<Denial>), Cause> {
         let mut resends = 0;
         loop {
-            let mut request = self.request(url);
+            let mut request = self.request(url, conditions);
             let authorizer = self.authorizer.as_ref();
             let authorizer = authorizer.filter(|_| may_send_credentials(url, &self.original));
             if let Some(authorizer) = authorizer {
                 authorizer.authorize(&mut request).await?;
             }
-            let mut headers = request.headers.clone();
-            headers.extend(conditions.clone());
             self.stats.source_requests.increment();
-            let mut raw = self.transport.get(request.url.clone(), headers).await?;
+            let (url, headers) = (request.url.clone(), request.headers.clone());
+            let mut raw = self.transport.get(url, headers).await?;
             let Some(authorizer) = authorizer.filter(|_| !raw.status.is_success()) else {
                 return Ok((raw, None));
             };
@@ -171,7 +170,8 @@ impl Client {
         }
     }
 
-    fn request(&self, url: &Url) -> Request {
+    /// Makes a request with the user's headers, of which `conditions` replace those of the same name.
+    fn request(&self, url: &Url, conditions: &HeaderMap) -> Request {
         let mut url = url.clone();
         let mut headers = HeaderMap::new();
         if may_send_credentials(&url, &self.original) {
@@ -184,6 +184,7 @@ impl Client {
             let no_cache = HeaderValue::from_static("no-cache");
             headers.insert(header::CACHE_CONTROL, no_cache);
         }
+        headers.extend(conditions.clone());
         Request {
             url,
             headers,

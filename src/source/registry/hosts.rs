@@ -62,7 +62,7 @@ pub(super) async fn load(
         let path = directory.join(name).join("hosts.toml");
         let shown = path.display().to_string();
         let failed = |detail: String| Cause::Malformed(format!("{shown}: {detail}"));
-        let read = read_optional(&shown).await;
+        let read = read_optional(path).await;
         let Some(bytes) = read.map_err(|error| failed(error.to_string()))? else {
             continue;
         };

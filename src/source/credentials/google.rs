@@ -1,0 +1,148 @@
+//! Google Cloud Storage, by its XML interface.
+
+use std::sync::Arc;
+
+use reqsign_core::{Context, Error, ProvideCredential};
+use reqsign_google::{
+    Credential, RequestSigner, ServiceAccountTokenCredentialProvider, StaticCredentialProvider,
+    VmMetadataCredentialProvider,
+};
+use reqwest::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
+use url::Url;
+
+use super::cache::{CredentialCache, Provider};
+use super::context::variable;
+use super::object::{Endpoint, Object, url_below};
+use super::sign::SignedRequests;
+use crate::source::Cause;
+use crate::source::authorizer::Authorizer;
+
+/// Google's own endpoint.
+const ENDPOINT: &str = "https://storage.googleapis.com";
+
+/// The permission that tokens have, if they can be limited.
+const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
+
+/// The endpoint in the variable of Google's libraries, which may have no scheme.
+pub(super) fn configured_endpoint() -> Option<String> {
+    let emulator = variable("STORAGE_EMULATOR_HOST")?;
+    let has_scheme = emulator.contains("://");
+    Some(if has_scheme {
+        emulator
+    } else {
+        format!("http://{emulator}")
+    })
+}
+
+/// URL of `object`, and the authorizer of its requests.
+///
+/// # Errors
+/// [`Cause::Malformed`] for an invalid endpoint.
+pub(super) fn open(
+    object: &Object<'_>,
+    endpoint: &Endpoint,
+    context: Context,
+) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
+    let users = endpoint.url()?;
+    // Google's own tools send no credentials to an emulator.
+    let is_emulator = users.is_some() && endpoint.is_of_environment;
+    let providers = if is_emulator { Vec::new() } else { providers() };
+    let base = match users {
+        Some(url) => url,
+        None => Url::parse(ENDPOINT).map_err(|error| Cause::Malformed(error.to_string()))?,
+    };
+    let mut url = url_below(&base, &format!("{}/{}", object.bucket, object.key));
+    if let Some(generation) = object.version {
+        url.query_pairs_mut().append_pair("generation", generation);
+    }
+    // Otherwise the server decompresses an object with Content-Encoding: gzip, and ignores ranges.
+    let encoding = (ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    let authorizer = SignedRequests {
+        signer: RequestSigner::new("storage"),
+        cache: CredentialCache::new(providers, context, is_same),
+        headers: HeaderMap::from_iter([encoding]),
+    };
+    Ok((url, Arc::new(authorizer)))
+}
+
+fn is_same(one: &Credential, other: &Credential) -> bool {
+    fn token(credential: &Credential) -> Option<&str> {
+        let token = credential.token.as_ref();
+        token.map(|token| token.access_token.as_str())
+    }
+    token(one) == token(other)
+}
+
+/// Providers of application default credentials, in the order of Google's libraries.
+fn providers() -> Vec<Provider<Credential>> {
+    let file = |file| Provider {
+        name: match file {
+            CredentialFile::Named => "the file of GOOGLE_APPLICATION_CREDENTIALS",
+            CredentialFile::WellKnown => "the application default credentials of gcloud",
+        }
+        .to_owned(),
+        is_optional: false,
+        finder: Box::new(file),
+    };
+    let metadata = VmMetadataCredentialProvider::new().with_scope(SCOPE);
+    vec![
+        file(CredentialFile::Named),
+        file(CredentialFile::WellKnown),
+        Provider {
+            name: "the metadata server of Google Cloud".to_owned(),
+            is_optional: true,
+            finder: Box::new(metadata),
+        },
+    ]
+}
+
+/// A file with a user, a service account, or an external account.
+#[derive(Clone, Copy, Debug)]
+enum CredentialFile {
+    /// It is named by a variable.
+    Named,
+    /// It is written by `gcloud auth application-default login`, and may be missing.
+    WellKnown,
+}
+
+impl CredentialFile {
+    async fn load(self, context: &Context) -> Result<Option<String>, Error> {
+        match self {
+            Self::Named => match context.env_var("GOOGLE_APPLICATION_CREDENTIALS") {
+                Some(path) => context.file_read_as_string(&path).await.map(Some),
+                None => Ok(None),
+            },
+            Self::WellKnown => {
+                let directory = context.env_var("CLOUDSDK_CONFIG");
+                let directory = directory.or_else(|| context.expand_home_dir("~/.config/gcloud"));
+                let Some(directory) = directory else {
+                    return Ok(None);
+                };
+                let path = format!("{directory}/application_default_credentials.json");
+                Ok(context.file_read_as_string(&path).await.ok())
+            }
+        }
+    }
+}
+
+impl ProvideCredential for CredentialFile {
+    type Credential = Credential;
+
+    async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>, Error> {
+        let Some(text) = self.load(context).await? else {
+            return Ok(None);
+        };
+        let file = StaticCredentialProvider::new(text).with_scope(SCOPE);
+        let Some(credential) = file.provide_credential(context).await? else {
+            return Ok(None);
+        };
+        match credential.service_account {
+            // The signer would ask for a token at each request.
+            Some(account) => {
+                let token = ServiceAccountTokenCredentialProvider::new(account).with_scope(SCOPE);
+                token.provide_credential(context).await
+            }
+            None => Ok(Some(credential)),
+        }
+    }
+}

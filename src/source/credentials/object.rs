@@ -1,0 +1,206 @@
+//! Names and URLs of objects in the object stores of clouds.
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use url::Url;
+
+use crate::source::location::redact;
+use crate::source::{Cause, Location};
+
+/// Length of the hash of an object's name in hexadecimal digits: 128 bits.
+const HASH_DIGITS: usize = 32;
+
+/// Bytes of a key that object stores encode in a URL, and in what they sign.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b'/');
+
+/// An object store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Store {
+    /// Amazon S3, and servers with its protocol.
+    S3,
+    /// Google Cloud Storage.
+    Google,
+}
+
+impl Store {
+    fn from_scheme(scheme: &str) -> Option<Self> {
+        match scheme {
+            "s3" => Some(Self::S3),
+            "gs" => Some(Self::Google),
+            _ => None,
+        }
+    }
+
+    /// Form of the names of its objects.
+    fn form(self) -> &'static str {
+        match self {
+            Self::S3 => "an object of S3 is s3://BUCKET/KEY or s3://BUCKET/KEY?versionId=ID",
+            Self::Google => {
+                "an object of Google Cloud Storage is gs://BUCKET/OBJECT or gs://BUCKET/OBJECT#GENERATION"
+            }
+        }
+    }
+}
+
+/// The name of an object, taken apart. As in the clouds' own tools, KEY is not percent-encoded.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct Object<'a> {
+    pub(super) store: Store,
+    pub(super) bucket: &'a str,
+    pub(super) key: &'a str,
+    /// Version or generation.
+    pub(super) version: Option<&'a str>,
+}
+
+impl<'a> Object<'a> {
+    /// Parses `spec`; `None` unless it has the scheme of an object store.
+    ///
+    /// # Errors
+    /// [`Cause::Malformed`] for an invalid name.
+    pub(super) fn parse(spec: &'a str) -> Option<Result<Self, Cause>> {
+        let (scheme, name) = spec.split_once("://")?;
+        let store = Store::from_scheme(scheme)?;
+        let parsed = Self::parse_name(store, name).filter(Self::is_valid);
+        Some(parsed.ok_or_else(|| Cause::Malformed(store.form().to_owned())))
+    }
+
+    fn parse_name(store: Store, name: &'a str) -> Option<Self> {
+        let (bucket, key) = name.split_once('/')?;
+        let parts = match store {
+            Store::S3 => key.rsplit_once("?versionId="),
+            Store::Google => key
+                .rsplit_once('#')
+                .filter(|(_, version)| is_number(version)),
+        };
+        let (key, version) = parts.map_or((key, None), |(key, version)| (key, Some(version)));
+        Some(Self {
+            store,
+            bucket,
+            key,
+            version,
+        })
+    }
+
+    fn is_valid(&self) -> bool {
+        let is_bucket_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        // URLs cannot name these segments.
+        let is_dots = |segment: &str| matches!(segment, "." | "..");
+        !self.bucket.is_empty()
+            && self.bucket.bytes().all(is_bucket_byte)
+            && !self.key.is_empty()
+            && !is_dots(self.bucket)
+            && !self.key.split('/').any(is_dots)
+    }
+
+    /// Location of the object, which is called `spec`, at `endpoint`.
+    ///
+    /// A query-like part of the key may be a secret, so saved state and texts have only a hash of it.
+    pub(super) fn location(&self, spec: &str, endpoint: &Endpoint) -> Location {
+        let shown = redact(spec);
+        let hash = blake3::hash(spec.as_bytes()).to_hex();
+        let hash = hash.get(..HASH_DIGITS).unwrap_or_default();
+        let endpoint = endpoint.text.as_deref().unwrap_or_default();
+        let locator = format!("{shown}@{}#{hash}", redact(endpoint));
+        Location::with_locator(&shown, locator)
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Address of an object store.
+pub(super) struct Endpoint {
+    /// The user's, instead of the cloud's own.
+    text: Option<String>,
+    /// Whether a variable of the cloud's own tools names it, and not the user's option.
+    pub(super) is_of_environment: bool,
+}
+
+impl Endpoint {
+    /// The endpoint that the user's `option` names, or one of the variables, which `configured` reads.
+    pub(super) fn new(
+        option: Option<&String>,
+        configured: impl FnOnce() -> Option<String>,
+    ) -> Self {
+        Self {
+            text: option.cloned().or_else(configured),
+            is_of_environment: option.is_none(),
+        }
+    }
+
+    /// The user's URL, if there is one.
+    ///
+    /// # Errors
+    /// [`Cause::Malformed`] if it is not an HTTP URL without secrets.
+    pub(super) fn url(&self) -> Result<Option<Url>, Cause> {
+        let is_http = |url: &Url| {
+            matches!(url.scheme(), "http" | "https")
+                && url.has_host()
+                && url.username().is_empty()
+                && url.password().is_none()
+                && url.query().is_none()
+                && url.fragment().is_none()
+        };
+        let malformed = || {
+            let text = "the endpoint of an object store must be an http:// or https:// URL";
+            Cause::Malformed(text.to_owned())
+        };
+        let parse = |text: &String| Url::parse(text).ok().filter(is_http).ok_or_else(malformed);
+        self.text.as_ref().map(parse).transpose()
+    }
+}
+
+/// URL of the path `name`, which is not percent-encoded, below `base`.
+pub(super) fn url_below(base: &Url, name: &str) -> Url {
+    let base_path = base.path().trim_end_matches('/');
+    let path = format!("{base_path}/{}", utf8_percent_encode(name, ENCODED));
+    let mut url = base.clone();
+    url.set_path(&path);
+    url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(spec: &str) -> Option<(&str, &str, Option<&str>)> {
+        let object = Object::parse(spec)?.ok()?;
+        Some((object.bucket, object.key, object.version))
+    }
+
+    #[test]
+    fn object_names_are_taken_literally() {
+        assert_eq!(parse("s3://b/a/k.tar"), Some(("b", "a/k.tar", None)));
+        assert_eq!(parse("s3://b/k?x=1"), Some(("b", "k?x=1", None)));
+        assert_eq!(
+            parse("s3://b/k%20?versionId=V"),
+            Some(("b", "k%20", Some("V")))
+        );
+        assert_eq!(parse("gs://b/a/k#17"), Some(("b", "a/k", Some("17"))));
+        assert_eq!(parse("gs://b/k#a?b"), Some(("b", "k#a?b", None)));
+        for scheme in ["s3", "gs"] {
+            for name in [
+                "b/", "/k", "user@b/k", "b/a/../k", "b/./k", "b/..", "../b/k",
+            ] {
+                assert_eq!(parse(&format!("{scheme}://{name}")), None, "{name}");
+            }
+        }
+        assert!(Object::parse("http://b/k").is_none());
+    }
+
+    #[test]
+    fn object_names_are_encoded_in_urls() {
+        for (base, expected) in [
+            ("http://h:9000", "http://h:9000/b/a%20%23%3F%25/%C3%A9"),
+            ("https://h/base/", "https://h/base/b/a%20%23%3F%25/%C3%A9"),
+        ] {
+            let base = Url::parse(base).expect("well-formed");
+            assert_eq!(url_below(&base, "b/a #?%/é").as_str(), expected);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Signatures of requests by the crates that know each object store.
+
+use std::fmt::{self, Display};
+
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use reqsign_core::{ErrorKind, SignRequest, SigningCredential};
+use reqwest::header::{HOST, HeaderMap};
+
+use super::cache::CredentialCache;
+use crate::source::Cause;
+use crate::source::authorizer::{Authorizer, Refusal, Request};
+
+/// Signs `request` with `credential` of `cache`, and with those of its headers that `is_signed` selects.
+///
+/// # Errors
+/// [`Cause::Malformed`] if it cannot be signed, and [`Cause::Credentials`] if they have just expired.
+pub(super) async fn sign<S: SignRequest>(
+    signer: &S,
+    cache: &CredentialCache<S::Credential>,
+    credential: &S::Credential,
+    request: &mut Request,
+    is_signed: fn(&str) -> bool,
+) -> Result<(), Cause>
+where
+    S::Credential: SigningCredential,
+{
+    let unsignable =
+        |detail: &dyn Display| Cause::Malformed(format!("the request cannot be signed: {detail}"));
+    let mut parts = http::Request::builder()
+        .uri(request.url.as_str())
+        .body(())
+        .map_err(|error| unsignable(&error))?
+        .into_parts()
+        .0;
+    let signed = request.headers.iter();
+    let signed = signed.filter(|(name, _)| is_signed(name.as_str()));
+    parts
+        .headers
+        .extend(signed.map(|(name, value)| (name.clone(), value.clone())));
+    signer
+        .sign_request(cache.context(), &mut parts, Some(credential), None)
+        .await
+        .map_err(|error| match error.kind() {
+            ErrorKind::CredentialInvalid => {
+                Cause::Credentials(format!("{}: {error}", cache.origin()))
+            }
+            _ => unsignable(&error),
+        })?;
+    // A signature may be part of the query.
+    request.url.set_query(parts.uri.query());
+    parts.headers.remove(HOST);
+    for value in parts.headers.values_mut() {
+        value.set_sensitive(true);
+    }
+    request.headers.extend(parts.headers);
+    Ok(())
+}
+
+/// Authorizes the requests to a store without regions.
+pub(super) struct SignedRequests<S: SignRequest>
+where
+    S::Credential: SigningCredential,
+{
+    pub(super) signer: S,
+    pub(super) cache: CredentialCache<S::Credential>,
+    /// Headers of each request.
+    pub(super) headers: HeaderMap,
+}
+
+impl<S: SignRequest> fmt::Debug for SignedRequests<S>
+where
+    S::Credential: SigningCredential,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SignedRequests").finish_non_exhaustive()
+    }
+}
+
+impl<S: SignRequest> Authorizer for SignedRequests<S>
+where
+    S::Credential: SigningCredential,
+{
+    fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
+        async move {
+            request.headers.extend(self.headers.clone());
+            let (credential, generation) = self.cache.get().await?;
+            request.generation = generation;
+            match credential {
+                Some(credential) => {
+                    sign(&self.signer, &self.cache, &credential, request, |_| true).await
+                }
+                None => Ok(()),
+            }
+        }
+        .boxed()
+    }
+
+    fn should_resend<'a>(
+        &'a self,
+        request: &'a Request,
+        refusal: &'a Refusal,
+    ) -> BoxFuture<'a, bool> {
+        if !refusal.is_unauthorized() {
+            return ready(false).boxed();
+        }
+        self.cache.renew(request.generation).boxed()
+    }
+
+    fn credentials_origin(&self) -> String {
+        self.cache.origin()
+    }
+}

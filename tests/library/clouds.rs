@@ -1,0 +1,292 @@
+//! Objects of Google Cloud Storage and of other clouds than Amazon's.
+
+use std::process::{Command, Output};
+
+use crate::support::fixture::{PROGRAM, TestDir};
+use crate::support::http::{Resource, Response, Server};
+use crate::support::program::stderr_text;
+use crate::support::tree::Tree;
+
+/// Runs `tarfs ls` of an object at `server`, with these variables besides no others of clouds.
+fn list(server: &Server, object: &str, variables: &[(&str, &str)]) -> Output {
+    list_with(&["--endpoint-url", &server.url("")], object, variables)
+}
+
+/// Runs `tarfs ls` of an object with these flags and variables.
+fn list_with(flags: &[&str], object: &str, variables: &[(&str, &str)]) -> Output {
+    let place = TestDir::new(&["cache"]);
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["ls", "--retries", "0", object])
+        .args(flags)
+        .env_clear()
+        .env("HOME", place.root())
+        .env("TARFS_CACHE_DIR", place.path("cache"))
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        // No metadata server answers there.
+        .env("GCE_METADATA_HOST", "127.0.0.1:1");
+    for (name, value) in variables {
+        command.env(name, value);
+    }
+    command.output().expect("it runs")
+}
+
+#[test]
+fn malformed_names_of_objects_are_refused() {
+    let server = Server::start();
+    for (name, form) in [
+        ("gs://bucket", "gs://BUCKET/OBJECT"),
+        ("gs://bucket/", "gs://BUCKET/OBJECT"),
+        ("gs://me@bucket/key", "gs://BUCKET/OBJECT"),
+    ] {
+        let done = list(&server, name, &[]);
+        assert_eq!(done.status.code(), Some(2), "{name}");
+        let text = stderr_text(&done);
+        assert!(text.contains(form), "{text}");
+    }
+}
+
+/// Path of the tokens of a metadata server of Google Cloud.
+const METADATA: &str = "/computeMetadata/v1/instance/service-accounts/default/token";
+
+/// The host and port of `server`.
+fn host(server: &Server) -> String {
+    let url = server.url("");
+    url.strip_prefix("http://").expect("HTTP").to_owned()
+}
+
+/// Serves an archive as `path` to requests with one of these values of `authorization`.
+fn serve_to(server: &Server, path: &str, accepted: &'static [&str]) {
+    let resource = Resource::new(Tree::mixed().tar.clone()).etag("\"1\"");
+    server.route(path, move |request| match request.header("authorization") {
+        Some(sent) if accepted.contains(&sent) => resource.answer(request),
+        _ => Response::new(403)
+            .with("x-guploader-uploadid", "AHmU0")
+            .with_body("<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>"),
+    });
+}
+
+/// Serves tokens as a metadata server: `token-1`, and another one for each request.
+fn serve_tokens(server: &Server) {
+    server.route(METADATA, |request| {
+        assert_eq!(request.header("metadata-flavor"), Some("Google"));
+        assert!(request.query.ends_with("/auth/devstorage.read_only"));
+        let token = format!("token-{}", request.number);
+        let body =
+            format!(r#"{{"access_token":"{token}","expires_in":3600,"token_type":"Bearer"}}"#);
+        Response::new(200).with_body(body)
+    });
+}
+
+#[test]
+fn objects_of_google_are_requested_with_tokens_of_metadata() {
+    let (server, metadata) = (Server::start(), Server::start());
+    serve_tokens(&metadata);
+    serve_to(&server, "/bucket/d/a%20b.tar", &["Bearer token-1"]);
+    let variables = [("GCE_METADATA_HOST", &*host(&metadata))];
+    let done = list(&server, "gs://bucket/d/a b.tar#17", &variables);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    let requests = server.requests("/bucket/d/a%20b.tar");
+    assert!(!requests.is_empty());
+    for seen in &requests {
+        assert_eq!(seen.request.query, "generation=17");
+        assert_eq!(seen.request.header("accept-encoding"), Some("gzip"));
+    }
+    assert_eq!(metadata.requests(METADATA).len(), 1);
+}
+
+#[test]
+fn refused_token_of_google_is_loaded_again() {
+    let (server, metadata) = (Server::start(), Server::start());
+    serve_tokens(&metadata);
+    serve_to(&server, "/bucket/a.tar", &["Bearer token-2"]);
+    let variables = [("GCE_METADATA_HOST", &*host(&metadata))];
+    let done = list(&server, "gs://bucket/a.tar", &variables);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    assert_eq!(metadata.requests(METADATA).len(), 2);
+}
+
+#[test]
+fn external_account_of_google_exchanges_its_token() {
+    let (server, exchange) = (Server::start(), Server::start());
+    exchange.route("/v1/token", |request| {
+        let body = String::from_utf8_lossy(&request.body);
+        let is_expected = body.contains("subject_token=subject-hunter2")
+            && body
+                .contains("scope=https%3A%2F%2Fwww.googleapis.com%2Fauth%2Fdevstorage.read_only");
+        if !is_expected {
+            return Response::new(400);
+        }
+        let token = r#"{"access_token":"exchanged","expires_in":3600,"token_type":"Bearer"}"#;
+        Response::new(200).with_body(token)
+    });
+    serve_to(&server, "/bucket/a.tar", &["Bearer exchanged"]);
+    let place = TestDir::new(&["config"]);
+    place.put("config/subject", "subject-hunter2\n");
+    let account = |subject: &str| {
+        let account = serde_json::json!({
+            "type": "external_account",
+            "audience": "pool",
+            "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+            "token_url": exchange.url("/v1/token"),
+            "credential_source": { "file": subject, "format": { "type": "text" } },
+        });
+        account.to_string()
+    };
+    place.put(
+        "config/application_default_credentials.json",
+        account("config/subject"),
+    );
+    // Both are found from the directory in which tarfs starts.
+    for variable in [
+        (
+            "GOOGLE_APPLICATION_CREDENTIALS",
+            "config/application_default_credentials.json",
+        ),
+        ("CLOUDSDK_CONFIG", "config"),
+    ] {
+        let flags = [
+            "ls",
+            "--retries",
+            "0",
+            "--endpoint-url",
+            &server.url(""),
+            "gs://bucket/a.tar",
+        ];
+        let mut command = place.command(&flags);
+        command
+            .env("HOME", place.root())
+            .env("GCE_METADATA_HOST", "127.0.0.1:1");
+        let done = command
+            .env(variable.0, variable.1)
+            .output()
+            .expect("it runs");
+        assert!(done.status.success(), "{}", stderr_text(&done));
+    }
+
+    exchange.route("/v1/token", |_| Response::new(403).with_body("hunter2"));
+    let subject = place.path("config/subject");
+    place.put("absolute", account(subject.to_str().expect("UTF-8")));
+    let file = place.path("absolute");
+    let file = file.to_str().expect("UTF-8");
+    let done = list(
+        &server,
+        "gs://bucket/a.tar",
+        &[("GOOGLE_APPLICATION_CREDENTIALS", file)],
+    );
+    let text = stderr_text(&done);
+    assert!(
+        text.contains("no credentials from the file of GOOGLE_APPLICATION_CREDENTIALS"),
+        "{text}"
+    );
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn service_account_of_google_signs_its_request_for_a_token() {
+    let server = Server::start();
+    let place = TestDir::new(&[]);
+    let words = [
+        "genpkey",
+        "-algorithm",
+        "RSA",
+        "-pkeyopt",
+        "rsa_keygen_bits:2048",
+    ];
+    let made = Command::new("openssl")
+        .args(words)
+        .output()
+        .expect("openssl");
+    let key = String::from_utf8(made.stdout).expect("PEM");
+    let file = place.path("account.json");
+    let list_with_key = |key: &str| {
+        let account = serde_json::json!({
+            "type": "service_account", "client_email": "me@example.com", "private_key": key,
+        });
+        place.put(&file, account.to_string());
+        let variables = [
+            (
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                file.to_str().expect("UTF-8"),
+            ),
+            // No server answers there.
+            ("HTTPS_PROXY", "http://127.0.0.1:1"),
+        ];
+        stderr_text(&list(&server, "gs://bucket/a.tar", &variables))
+    };
+    let text = list_with_key(&key);
+    assert!(
+        text.contains("the file of GOOGLE_APPLICATION_CREDENTIALS"),
+        "{text}"
+    );
+    assert!(
+        text.contains("service account OAuth token request failed"),
+        "{text}"
+    );
+    assert!(!text.contains("PRIVATE KEY"), "{text}");
+    let text = list_with_key("hunter2");
+    assert!(
+        !text.contains("token request failed") && !text.contains("hunter2"),
+        "{text}"
+    );
+    assert_eq!(server.requests("/bucket/a.tar").len(), 0);
+}
+
+#[test]
+fn refusal_of_google_names_credentials_code_and_request() {
+    let server = Server::start();
+    serve_to(&server, "/bucket/a.tar", &[]);
+    let done = list(&server, "gs://bucket/a.tar", &[]);
+    assert_eq!(done.status.code(), Some(2));
+    let text = stderr_text(&done);
+    for expected in [
+        "gs://bucket/a.tar",
+        "status 403 AccessDenied, request AHmU0",
+        "none found in the file of GOOGLE_APPLICATION_CREDENTIALS",
+        "gcloud",
+        "metadata server",
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
+#[test]
+fn emulator_of_google_gets_no_credentials() {
+    let (server, metadata) = (Server::start(), Server::start());
+    serve_tokens(&metadata);
+    server.serve(
+        "/bucket/a.tar",
+        Resource::new(Tree::mixed().tar.clone()).etag("\"1\""),
+    );
+    for emulator in [server.url(""), host(&server)] {
+        let variables = [
+            ("STORAGE_EMULATOR_HOST", &*emulator),
+            ("GCE_METADATA_HOST", &host(&metadata)),
+        ];
+        let done = list_with(&[], "gs://bucket/a.tar", &variables);
+        assert!(done.status.success(), "{}", stderr_text(&done));
+    }
+    assert_eq!(metadata.requests(METADATA).len(), 0);
+    for seen in server.requests("/bucket/a.tar") {
+        assert_eq!(seen.request.header("authorization"), None);
+    }
+}
+
+#[test]
+fn endpoint_of_one_cloud_is_not_used_for_another() {
+    let server = Server::start();
+    server.serve("/bucket/a.tar", Resource::new(Tree::mixed().tar.clone()));
+    let variables = [
+        ("AWS_ENDPOINT_URL", &*server.url("")),
+        ("STORAGE_EMULATOR_HOST", "127.0.0.1:1"),
+    ];
+    let done = list_with(&[], "gs://bucket/a.tar", &variables);
+    assert_eq!(done.status.code(), Some(2));
+    let variables = [
+        ("STORAGE_EMULATOR_HOST", &*server.url("")),
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:1"),
+    ];
+    let done = list_with(&[], "s3://bucket/a.tar", &variables);
+    assert_eq!(done.status.code(), Some(2));
+    assert_eq!(server.requests("/bucket/a.tar").len(), 0);
+}
