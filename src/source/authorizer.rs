@@ -15,12 +15,13 @@ use super::error::SKEWED;
 use super::http::ServerError;
 use super::{Cause, Denial};
 
-/// Error codes about credentials, some of which come with status 400.
-const CREDENTIAL_CODES: [&str; 6] = [
+/// Error codes about credentials, some of which come with status 400 or 409.
+const CREDENTIAL_CODES: [&str; 7] = [
     "AuthorizationHeaderMalformed",
     "ExpiredToken",
     "InvalidAccessKeyId",
     "InvalidToken",
+    "PublicAccessNotPermitted",
     "RequestExpired",
     "TokenRefreshRequired",
 ];

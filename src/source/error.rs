@@ -230,7 +230,7 @@ impl Cause {
 
 fn scheme_hint(scheme: &str) -> &'static str {
     match scheme {
-        _ => "known are http://, https://, s3://, gs://, oci:// and file://",
+        _ => "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://",
     }
 }
 

@@ -154,8 +154,10 @@ fn display(url: &Url) -> String {
 
 fn without_user(url: &Url) -> Url {
     let mut url = url.clone();
-    // Fails only for URLs that cannot have a user.
-    url.set_username("").ok();
+    // Fails only for URLs that cannot have a user. In Azure's data lakes, that is the container.
+    if !matches!(url.scheme(), "abfs" | "abfss") {
+        url.set_username("").ok();
+    }
     url.set_password(None).ok();
     url
 }
@@ -242,6 +244,8 @@ mod tests {
             ("oci://me:secret@sha256:00@h/a", "oci://h/a"),
             ("docker://me:secret@debian:stable", "the URL"),
             ("oci://h/a?secret", "oci://h/a?…"),
+            ("abfss://data@h/a", "abfss://data@h/a"),
+            ("abfss://data:secret@h/a?secret", "abfss://data@h/a?…"),
         ] {
             assert_eq!(crate::source::redact(spec), shown);
         }

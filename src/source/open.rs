@@ -12,8 +12,8 @@ use super::location::redact;
 use super::{Cause, Error, Http, Location, Options, Pipe, Source, Target, file};
 use crate::base::stats::Stats;
 
-/// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`), a path, or `-` for
-/// standard input.
+/// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,
+/// or `-` for standard input.
 ///
 /// A name with `://` is a URL. The path of such a file is `./name`.
 ///

@@ -88,9 +88,9 @@ impl ResponseHead {
     }
 
     pub(super) fn failure_cause(&self) -> Cause {
-        match (self.status, &self.denial) {
-            (400 | 401 | 403, Some(denial)) => Cause::Denied(Box::new(denial.clone())),
-            _ => self.cause_without_credentials(),
+        match &self.denial {
+            Some(denial) => Cause::Denied(Box::new(denial.clone())),
+            None => self.cause_without_credentials(),
         }
     }
 

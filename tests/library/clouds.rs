@@ -1,4 +1,4 @@
-//! Objects of Google Cloud Storage and of other clouds than Amazon's.
+//! Objects of Google Cloud Storage and Azure Blob Storage.
 
 use std::process::{Command, Output};
 
@@ -24,7 +24,8 @@ fn list_with(flags: &[&str], object: &str, variables: &[(&str, &str)]) -> Output
         .env("TARFS_CACHE_DIR", place.path("cache"))
         .env("AWS_EC2_METADATA_DISABLED", "true")
         // No metadata server answers there.
-        .env("GCE_METADATA_HOST", "127.0.0.1:1");
+        .env("GCE_METADATA_HOST", "127.0.0.1:1")
+        .env("AZURE_IMDS_ENDPOINT", "http://127.0.0.1:1/");
     for (name, value) in variables {
         command.env(name, value);
     }
@@ -38,6 +39,8 @@ fn malformed_names_of_objects_are_refused() {
         ("gs://bucket", "gs://BUCKET/OBJECT"),
         ("gs://bucket/", "gs://BUCKET/OBJECT"),
         ("gs://me@bucket/key", "gs://BUCKET/OBJECT"),
+        ("az://account/blob", "az://ACCOUNT/CONTAINER/BLOB"),
+        ("abfs://data@account/blob", "abfss://CONTAINER@ACCOUNT"),
     ] {
         let done = list(&server, name, &[]);
         assert_eq!(done.status.code(), Some(2), "{name}");
@@ -289,4 +292,255 @@ fn endpoint_of_one_cloud_is_not_used_for_another() {
     let done = list_with(&[], "s3://bucket/a.tar", &variables);
     assert_eq!(done.status.code(), Some(2));
     assert_eq!(server.requests("/bucket/a.tar").len(), 0);
+}
+
+/// A key of an account of Azure: `hunter2` in base64.
+const ACCOUNT_KEY: &str = "aHVudGVyMg==";
+
+/// Serves an archive as a blob, with any credentials.
+fn serve_blob(server: &Server) {
+    let resource = Resource::new(Tree::mixed().tar.clone()).etag("\"0x8D1\"");
+    server.serve("/data/a%20b.tar", resource);
+}
+
+/// Values of a header of the requests for the blob, or of the query.
+fn sent(server: &Server, header: Option<&str>) -> Vec<String> {
+    let requests = server.requests("/data/a%20b.tar").into_iter();
+    let sent = requests.map(|seen| match header {
+        Some(name) => seen.request.header(name).unwrap_or("none").to_owned(),
+        None => seen.request.query,
+    });
+    sent.collect()
+}
+
+#[test]
+fn objects_of_azure_are_requested_with_signatures() {
+    let server = Server::start();
+    serve_blob(&server);
+    for name in [
+        "az://me/data/a b.tar",
+        "abfss://data@me.dfs.core.windows.net/a b.tar",
+    ] {
+        let done = list(&server, name, &[("AZURE_STORAGE_KEY", ACCOUNT_KEY)]);
+        assert!(done.status.success(), "{}", stderr_text(&done));
+    }
+    let signatures = sent(&server, Some("authorization"));
+    assert!(signatures.len() >= 2);
+    for signature in signatures {
+        assert!(signature.starts_with("SharedKey me:"), "{signature}");
+    }
+    assert!(
+        sent(&server, Some("x-ms-version"))
+            .iter()
+            .all(|version| version == "2023-11-03")
+    );
+    assert!(
+        sent(&server, Some("x-ms-date"))
+            .iter()
+            .all(|date| date.ends_with("GMT"))
+    );
+}
+
+#[test]
+fn connection_string_of_azure_has_key_or_token_and_endpoint() {
+    let server = Server::start();
+    serve_blob(&server);
+    let endpoint = format!("AccountName=me;BlobEndpoint={}", server.url("/"));
+    for secret in [
+        format!("AccountKey={ACCOUNT_KEY}"),
+        "SharedAccessSignature=sv=1&sig=a%3D".to_owned(),
+    ] {
+        let text = format!("DefaultEndpointsProtocol=http;{endpoint};{secret}");
+        let variables = [("AZURE_STORAGE_CONNECTION_STRING", &*text)];
+        let done = list_with(&[], "az://me/data/a b.tar", &variables);
+        assert!(done.status.success(), "{}", stderr_text(&done));
+    }
+    let (signatures, queries) = (sent(&server, Some("authorization")), sent(&server, None));
+    assert!(
+        signatures
+            .first()
+            .is_some_and(|sent| sent.starts_with("SharedKey me:"))
+    );
+    assert_eq!(signatures.last().map(String::as_str), Some("none"));
+    assert_eq!(queries.last().map(String::as_str), Some("sv=1&sig=a%3D"));
+}
+
+#[test]
+fn credentials_of_another_account_of_azure_are_not_sent() {
+    let server = Server::start();
+    serve_blob(&server);
+    let other =
+        format!("AccountName=other;AccountKey={ACCOUNT_KEY};BlobEndpoint=http://127.0.0.1:1");
+    let done = list(
+        &server,
+        "az://me/data/a b.tar",
+        &[
+            ("AZURE_STORAGE_ACCOUNT", "other"),
+            ("AZURE_STORAGE_KEY", ACCOUNT_KEY),
+            ("AZURE_STORAGE_SAS_TOKEN", "sig=hunter2"),
+            ("AZURE_STORAGE_CONNECTION_STRING", &other),
+        ],
+    );
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    assert!(
+        sent(&server, Some("authorization"))
+            .iter()
+            .all(|sent| sent == "none")
+    );
+    assert!(sent(&server, None).iter().all(String::is_empty));
+}
+
+#[test]
+fn refused_sas_token_of_azure_is_read_again() {
+    let server = Server::start();
+    let place = TestDir::new(&[]);
+    place.put("token", "?sv=1&sig=old%3D\n");
+    let file = place.path("token");
+    let file = file.to_str().expect("UTF-8").to_owned();
+    let resource = Resource::new(Tree::mixed().tar.clone()).etag("\"0x8D1\"");
+    let renewed = file.clone();
+    server.route("/data/a%20b.tar", move |request| {
+        if request.query == "sv=1&sig=new%3D" {
+            return resource.answer(request);
+        }
+        std::fs::write(&renewed, "sv=1&sig=new%3D").expect("space");
+        Response::new(403)
+    });
+    let variables = [("AZURE_STORAGE_SAS_TOKEN_FILE", &*file)];
+    let done = list(&server, "az://me/data/a b.tar", &variables);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    let queries = sent(&server, None);
+    let count = |query: &str| queries.iter().filter(|sent| *sent == query).count();
+    assert_eq!(count("sv=1&sig=old%3D"), 1);
+    assert_eq!(count("sv=1&sig=new%3D"), queries.len() - 1);
+}
+
+/// Serves a token of Microsoft Entra to requests whose body or query has all of `words`.
+fn serve_entra_token(server: &Server, path: &str, words: &'static [&str]) {
+    server.route(path, move |request| {
+        let asked = format!(
+            "{}{}",
+            request.query,
+            String::from_utf8_lossy(&request.body)
+        );
+        if !words.iter().all(|word| asked.contains(word)) {
+            return Response::new(400).with_body(asked);
+        }
+        let token = r#"{"access_token":"entra","expires_in":3600,"expires_on":"4102444800"}"#;
+        Response::new(200).with_body(token)
+    });
+}
+
+#[test]
+fn tokens_of_azure_are_found_as_its_sdks_find_them() {
+    let (server, entra) = (Server::start(), Server::start());
+    serve_blob(&server);
+    let place = TestDir::new(&[]);
+    place.put("subject", "subject-token");
+    place.put(
+        "az",
+        "#!/bin/sh\necho '{\"accessToken\":\"entra\",\"expires_on\":4102444800,\"tokenType\":\"Bearer\"}'\n",
+    );
+    let made = Command::new("chmod")
+        .args(["+x", "az"])
+        .current_dir(place.root())
+        .status();
+    assert!(made.expect("chmod").success());
+    let subject = place.path("subject");
+    serve_entra_token(
+        &entra,
+        "/secret/oauth2/v2.0/token",
+        &["client_secret=hunter2", "client_id=me"],
+    );
+    serve_entra_token(
+        &entra,
+        "/federated/oauth2/v2.0/token",
+        &["client_assertion=subject-token"],
+    );
+    serve_entra_token(
+        &entra,
+        "/identity",
+        &["resource=https%3A%2F%2Fstorage.azure.com%2F"],
+    );
+    let (authority, identity) = (entra.url(""), entra.url("/identity"));
+    let path = format!("{}:/usr/bin:/bin", place.root().display());
+    for variables in [
+        &[
+            ("AZURE_AUTHORITY_HOST", &*authority),
+            ("AZURE_TENANT_ID", "secret"),
+            ("AZURE_CLIENT_ID", "me"),
+            ("AZURE_CLIENT_SECRET", "hunter2"),
+        ][..],
+        &[
+            ("AZURE_AUTHORITY_HOST", &*authority),
+            ("AZURE_TENANT_ID", "federated"),
+            ("AZURE_CLIENT_ID", "me"),
+            (
+                "AZURE_FEDERATED_TOKEN_FILE",
+                subject.to_str().expect("UTF-8"),
+            ),
+        ],
+        &[("PATH", &*path)],
+        &[("AZURE_IMDS_ENDPOINT", &*identity)],
+    ] {
+        let before = sent(&server, None).len();
+        let done = list(&server, "az://me/data/a b.tar", variables);
+        assert!(
+            done.status.success(),
+            "{variables:?}: {}",
+            stderr_text(&done)
+        );
+        let tokens = sent(&server, Some("authorization"));
+        assert_eq!(
+            tokens.get(before).map(String::as_str),
+            Some("Bearer entra"),
+            "{variables:?}"
+        );
+    }
+
+    // An error of a configured provider ends the search.
+    let broken = [
+        ("AZURE_AUTHORITY_HOST", &*authority),
+        ("AZURE_TENANT_ID", "secret"),
+        ("AZURE_CLIENT_ID", "me"),
+        ("AZURE_CLIENT_SECRET", "wrong-hunter2"),
+    ];
+    let text = stderr_text(&list(&server, "az://me/data/a b.tar", &broken));
+    assert!(text.contains("the variable AZURE_CLIENT_SECRET"), "{text}");
+    assert!(!text.contains("hunter2"), "{text}");
+}
+
+#[test]
+fn refusal_of_azure_names_credentials_code_and_request() {
+    let server = Server::start();
+    for (status, code) in [
+        (403, "AuthenticationFailed"),
+        (409, "PublicAccessNotPermitted"),
+    ] {
+        server.route("/data/a%20b.tar", move |_| {
+            let body = format!("\u{feff}<?xml version=\"1.0\"?><Error><Code>{code}</Code></Error>");
+            Response::new(status)
+                .with("x-ms-request-id", "a1b2")
+                .with_body(body)
+        });
+        let refused = format!("status {status} {code}, request a1b2");
+        for (variables, origin) in [
+            (
+                &[("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=hunter2")][..],
+                "AZURE_STORAGE_SAS_TOKEN",
+            ),
+            (
+                &[],
+                "none found in the variable AZURE_STORAGE_CONNECTION_STRING",
+            ),
+        ] {
+            let done = list(&server, "az://me/data/a b.tar", variables);
+            assert_eq!(done.status.code(), Some(2));
+            let text = stderr_text(&done);
+            for expected in ["az://me/data/a b.tar", &*refused, origin] {
+                assert!(text.contains(expected), "{text}");
+            }
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+    }
 }

@@ -21,7 +21,7 @@ const VERBS: [&[&str]; 12] = [
 ];
 
 /// Flags of other programs, and the documents that mention them.
-const FOREIGN_FLAGS: [(&str, &[&str]); 6] = [
+const FOREIGN_FLAGS: [(&str, &[&str]); 7] = [
     ("README.md", &["--path"]),
     ("docs/semantics.md", &["--acls", "--rootless", "--xattrs"]),
     ("docs/robustness.md", &["--test"]),
@@ -65,6 +65,18 @@ const FOREIGN_FLAGS: [(&str, &[&str]); 6] = [
             "--volatile",
         ],
     ),
+    (
+        "docs/guides/object-stores.md",
+        &[
+            "--account-name",
+            "--as-user",
+            "--auth-mode",
+            "--container-name",
+            "--expiry",
+            "--name",
+            "--permissions",
+        ],
+    ),
     ("docs/guides/system.md", &["--now"]),
 ];
 
@@ -73,6 +85,9 @@ const ABOUT_SCRIPTS: [&str; 2] = ["docs/CONTRIBUTING.md", "docs/performance.md"]
 
 /// Placeholders of a registry and of a name in one.
 const PLACEHOLDERS: [&str; 2] = ["REGISTRY", "NAME"];
+
+/// Schemes of object stores.
+const OBJECT_STORES: [&str; 4] = ["s3", "gs", "az", "abfss"];
 
 /// The only host that a document may name.
 const EXAMPLE_HOST: &str = "example.com";
@@ -317,7 +332,7 @@ fn documents_name_example_hosts_only() {
         for pair in parts.windows(2) {
             let [before, rest] = pair else { continue };
             // A bucket is no host.
-            if before.ends_with("s3") {
+            if OBJECT_STORES.iter().any(|scheme| before.ends_with(scheme)) {
                 continue;
             }
             let host = rest.split(|letter: char| !(is_word(letter) || ".-".contains(letter)));

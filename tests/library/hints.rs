@@ -30,7 +30,9 @@ fn unknown_scheme_error_lists_supported_schemes() {
     let place = TestDir::new(&["mnt", "out"]);
     for text in error_lines(&place, "ftp://host/a.tar") {
         assert!(text.contains("is not a known scheme"), "{text}");
-        for word in ["ftp://", "http://", "s3://", "gs://", "oci://", "file://"] {
+        for word in [
+            "ftp://", "http://", "s3://", "gs://", "az://", "oci://", "file://",
+        ] {
             assert!(text.contains(word), "'{word}' in: {text}");
         }
     }

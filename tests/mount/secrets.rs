@@ -280,8 +280,9 @@ fn commands_leak_no_secrets_on_success_or_failure() {
     let unreachable = "http://me:hunter2-pass@127.0.0.1:1/a?sig=hunter2";
     let malformed = "http://me:hunter2-pass@[/a?sig=hunter2";
     let scheme = "s3://me:hunter2-pass@bucket/a?sig=hunter2";
+    let lake = "abfss://me:hunter2-pass@me.dfs.core.windows.net/a?sig=hunter2";
     let lost = place.secret_url("/lost");
-    for url in [&elsewhere, &refused, malformed, scheme] {
+    for url in [&elsewhere, &refused, malformed, scheme, lake] {
         fails(&place, &["ls", url]);
         fails(&place, &["materialize", url, "-C", "out"]);
         fails(&place, &["mount", url, "mnt"]);

@@ -16,8 +16,9 @@ use tarfs::locate::SourceSpec;
 pub(crate) struct SourceArgs {
     #[arg(
         value_name = "SOURCE",
-        help = "The archive: a path, a file://, http://, https://, s3:// or gs:// URL, or an image",
-        long_help = "The archive: a path, a file://, http://, https://, s3:// or gs:// URL, or an image\n\n\
+        help = "The archive: a path, a file://, http://, https://, s3://, gs:// or az:// URL, or an image",
+        long_help = "The archive: a path, a file://, http://, https://, s3://, gs:// or az:// URL, or an \
+                     image\n\n\
                      Other forms: tar:SOURCE!/PATH is a file inside another archive. \
                      slice:START[+LEN]:SOURCE is a range of bytes of SOURCE. An image is \
                      oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], \

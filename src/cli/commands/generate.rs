@@ -27,7 +27,7 @@ const EXIT_STATUS: [(&str, &str); 3] = [
     ("64", "an invalid command line"),
 ];
 
-const ENVIRONMENT: [(&str, &str); 9] = [
+const ENVIRONMENT: [(&str, &str); 11] = [
     (environment::CACHE_DIR, "default of --cache-dir"),
     (environment::CACHE_SIZE, "default of --cache-size"),
     (
@@ -57,6 +57,14 @@ const ENVIRONMENT: [(&str, &str); 9] = [
     (
         "GOOGLE_APPLICATION_CREDENTIALS, CLOUDSDK_CONFIG, GCE_METADATA_HOST, STORAGE_EMULATOR_HOST",
         "credentials and endpoint of objects of Google Cloud Storage, as Google's libraries read them",
+    ),
+    (
+        "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN, AZURE_CLIENT_ID, …",
+        "credentials and endpoint of objects of Azure, as the Azure CLI and the Azure SDKs read them",
+    ),
+    (
+        "AZURE_STORAGE_SAS_TOKEN_FILE",
+        "file with a SAS token, which is read again when the server refuses the token",
     ),
 ];
 

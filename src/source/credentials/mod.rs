@@ -1,5 +1,6 @@
 //! Credentials of requests: found as each place's own tools find them, kept, and renewed.
 
+mod azure;
 mod cache;
 mod challenge;
 mod context;
@@ -37,6 +38,7 @@ async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Ta
     let (url, authorizer) = match object.store {
         Store::S3 => s3::open(object, &endpoint, context).await?,
         Store::Google => google::open(object, &endpoint, context)?,
+        Store::Azure => azure::open(object, &endpoint, context)?,
     };
     Ok(Target {
         url,
@@ -55,5 +57,6 @@ fn endpoint(object: &Object<'_>, options: &Options) -> Endpoint {
     Endpoint::new(options.endpoint_url.as_ref(), || match object.store {
         Store::S3 => s3::configured_endpoint(),
         Store::Google => google::configured_endpoint(),
+        Store::Azure => azure::configured_endpoint(object),
     })
 }

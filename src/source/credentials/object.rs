@@ -9,6 +9,9 @@ use crate::source::{Cause, Location};
 /// Length of the hash of an object's name in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
 
+/// End of the hosts of Azure's data lakes. The same objects are blobs.
+const DATA_LAKE_SUFFIX: &str = ".dfs.core.windows.net";
+
 /// Bytes of a key that object stores encode in a URL, and in what they sign.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
@@ -24,6 +27,8 @@ pub(super) enum Store {
     S3,
     /// Google Cloud Storage.
     Google,
+    /// Azure Blob Storage.
+    Azure,
 }
 
 impl Store {
@@ -31,6 +36,7 @@ impl Store {
         match scheme {
             "s3" => Some(Self::S3),
             "gs" => Some(Self::Google),
+            "az" | "abfs" | "abfss" => Some(Self::Azure),
             _ => None,
         }
     }
@@ -42,6 +48,10 @@ impl Store {
             Self::Google => {
                 "an object of Google Cloud Storage is gs://BUCKET/OBJECT or gs://BUCKET/OBJECT#GENERATION"
             }
+            Self::Azure => {
+                "an object of Azure is az://ACCOUNT/CONTAINER/BLOB or \
+                 abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+            }
         }
     }
 }
@@ -50,6 +60,9 @@ impl Store {
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Object<'a> {
     pub(super) store: Store,
+    /// Account, in Azure.
+    pub(super) account: Option<&'a str>,
+    /// Bucket or container.
     pub(super) bucket: &'a str,
     pub(super) key: &'a str,
     /// Version or generation.
@@ -64,48 +77,83 @@ impl<'a> Object<'a> {
     pub(super) fn parse(spec: &'a str) -> Option<Result<Self, Cause>> {
         let (scheme, name) = spec.split_once("://")?;
         let store = Store::from_scheme(scheme)?;
-        let parsed = Self::parse_name(store, name).filter(Self::is_valid);
-        Some(parsed.ok_or_else(|| Cause::Malformed(store.form().to_owned())))
+        let parsed = match store {
+            Store::Azure => Self::parse_azure(name, scheme),
+            Store::S3 | Store::Google => Self::parse_versioned(store, name),
+        };
+        let malformed = || Cause::Malformed(store.form().to_owned());
+        Some(parsed.filter(Self::is_valid).ok_or_else(malformed))
     }
 
-    fn parse_name(store: Store, name: &'a str) -> Option<Self> {
+    fn parse_versioned(store: Store, name: &'a str) -> Option<Self> {
         let (bucket, key) = name.split_once('/')?;
-        let parts = match store {
-            Store::S3 => key.rsplit_once("?versionId="),
-            Store::Google => key
-                .rsplit_once('#')
-                .filter(|(_, version)| is_number(version)),
+        let parts = if store == Store::S3 {
+            key.rsplit_once("?versionId=")
+        } else {
+            let parts = key.rsplit_once('#');
+            parts.filter(|(_, generation)| is_number(generation))
         };
         let (key, version) = parts.map_or((key, None), |(key, version)| (key, Some(version)));
         Some(Self {
             store,
+            account: None,
             bucket,
             key,
             version,
         })
     }
 
+    fn parse_azure(name: &'a str, scheme: &str) -> Option<Self> {
+        let (authority, path) = name.split_once('/')?;
+        let (account, (bucket, key)) = if scheme == "az" {
+            (authority, path.split_once('/')?)
+        } else {
+            let (bucket, host) = authority.split_once('@')?;
+            (host.strip_suffix(DATA_LAKE_SUFFIX)?, (bucket, path))
+        };
+        Some(Self {
+            store: Store::Azure,
+            account: Some(account),
+            bucket,
+            key,
+            version: None,
+        })
+    }
+
     fn is_valid(&self) -> bool {
-        let is_bucket_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        // A container of Azure may be called `$root` or `$web`.
+        let is_bucket_byte = |byte: u8| {
+            let is_dollar = byte == b'$' && self.account.is_some();
+            byte.is_ascii_alphanumeric() || b"-._".contains(&byte) || is_dollar
+        };
+        let is_account = |account: &str| {
+            let is_byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+            !account.is_empty() && account.bytes().all(is_byte)
+        };
         // URLs cannot name these segments.
         let is_dots = |segment: &str| matches!(segment, "." | "..");
-        !self.bucket.is_empty()
+        self.account.is_none_or(is_account)
+            && !self.bucket.is_empty()
             && self.bucket.bytes().all(is_bucket_byte)
             && !self.key.is_empty()
             && !is_dots(self.bucket)
             && !self.key.split('/').any(is_dots)
     }
 
-    /// Location of the object, which is called `spec`, at `endpoint`.
+    /// Location of the object, which the user calls `spec`, at `endpoint`.
     ///
     /// A query-like part of the key may be a secret, so saved state and texts have only a hash of it.
     pub(super) fn location(&self, spec: &str, endpoint: &Endpoint) -> Location {
-        let shown = redact(spec);
-        let hash = blake3::hash(spec.as_bytes()).to_hex();
+        // Azure has two forms of names.
+        let name = match self.account {
+            Some(account) => format!("az://{account}/{}/{}", self.bucket, self.key),
+            None => spec.to_owned(),
+        };
+        let hash = blake3::hash(name.as_bytes()).to_hex();
         let hash = hash.get(..HASH_DIGITS).unwrap_or_default();
         let endpoint = endpoint.text.as_deref().unwrap_or_default();
-        let locator = format!("{shown}@{}#{hash}", redact(endpoint));
-        Location::with_locator(&shown, locator)
+        let locator = format!("{}@{}#{hash}", redact(&name), redact(endpoint));
+        Location::with_locator(&redact(spec), locator)
     }
 }
 
@@ -191,6 +239,34 @@ mod tests {
             }
         }
         assert!(Object::parse("http://b/k").is_none());
+    }
+
+    #[test]
+    fn both_names_of_a_blob_are_one_object() {
+        let locator = |spec: &str| {
+            let object = Object::parse(spec)?.ok()?;
+            let endpoint = Endpoint::new(None, || None);
+            Some(object.location(spec, &endpoint).locator().to_owned())
+        };
+        let locator_of_blob = locator("az://me/data/a/b.tar");
+        assert!(locator_of_blob.is_some());
+        for scheme in ["abfs", "abfss"] {
+            let name = format!("{scheme}://data@me.dfs.core.windows.net/a/b.tar");
+            assert_eq!(locator(&name), locator_of_blob);
+        }
+        for name in [
+            "az://me/data",
+            "az://me/data/",
+            "az://Me.evil/data/a",
+            "az://me/da@ta/a",
+            "az://me/../a",
+            "abfss://data@me.dfs.example.com/a",
+            "abfss://me.dfs.core.windows.net/a",
+            "abfss://a:b@me.dfs.core.windows.net/a",
+        ] {
+            assert_eq!(locator(name), None, "{name}");
+        }
+        assert_ne!(locator("az://me/$web/a/b.tar"), None);
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl Client {
 
 /// Returns the error in the body of a refusal.
 async fn server_error(raw: &mut RawResponse) -> ServerError {
-    if !matches!(raw.status.as_u16(), 400 | 401 | 403) {
+    if !matches!(raw.status.as_u16(), 400 | 401 | 403 | 409) {
         return ServerError::default();
     }
     let mut body = Vec::new();
