@@ -183,7 +183,9 @@ impl Cause {
                 "check its permissions"
             }
             Self::Unsupported(_) => "name an archive, or an image as oci:DIR",
-            Self::UnknownScheme(scheme) => scheme_hint(scheme),
+            Self::UnknownScheme(_) => {
+                "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://"
+            }
             Self::InsecureRedirect => {
                 "name the http:// URL itself, or allow it with --allow-insecure-redirects"
             }
@@ -225,12 +227,6 @@ impl Cause {
             Self::Busy(_) | Self::Credentials(_) => true,
             _ => false,
         }
-    }
-}
-
-fn scheme_hint(scheme: &str) -> &'static str {
-    match scheme {
-        _ => "known are http://, https://, s3://, gs://, az://, abfss://, oci:// and file://",
     }
 }
 
