@@ -169,7 +169,7 @@ impl Cause {
                 "check the clock of this machine"
             }
             Self::Denied(_) => "check that they are valid and may read the object",
-            Self::Credentials(_) => "correct this source of credentials, or remove it",
+            Self::Credentials(_) => Obstacle::Credentials.hint(),
             Self::Offline => "read it once without --offline, so that it is cached",
             Self::Changed => "start again to read the new version",
             Self::Damaged(_) => "it is damaged: get another copy",
@@ -204,7 +204,7 @@ impl Cause {
         }
     }
 
-    /// Converts a TLS failure of a server that was trusted before, which is then a connection failure.
+    /// Converts a failure of TLS or of credentials. If they worked before, it may end like that of a connection.
     #[must_use]
     pub(super) fn after_open(self) -> Self {
         match self {
@@ -213,6 +213,10 @@ impl Cause {
                 detail,
             } => Self::Unreachable {
                 obstacle: Obstacle::Connection,
+                detail,
+            },
+            Self::Credentials(detail) => Self::Unreachable {
+                obstacle: Obstacle::Credentials,
                 detail,
             },
             cause => cause,
@@ -224,7 +228,7 @@ impl Cause {
         match self {
             Self::Unreachable { obstacle, .. } => !obstacle.is_tls_error(),
             Self::Http(status) => matches!(status, 429 | 502..=504),
-            Self::Busy(_) | Self::Credentials(_) => true,
+            Self::Busy(_) => true,
             _ => false,
         }
     }
@@ -266,6 +270,9 @@ pub enum Obstacle {
     /// Bytes arrive too slowly.
     #[error("data arrives too slowly")]
     TooSlow,
+    /// A source of credentials fails that worked before.
+    #[error("no credentials from")]
+    Credentials,
     /// The connection broke or could not be established.
     #[error("the connection broke")]
     Connection,
@@ -294,6 +301,7 @@ impl Obstacle {
             Self::CertificateUse => {
                 "use a host name of the certificate; the server may need another certificate"
             }
+            Self::Credentials => "correct this source of credentials, or remove it",
             Self::Timeout | Self::Connection => "check the network, or try again later",
             Self::TooSlow => "check the network, or wait longer with --timeout",
         }
@@ -308,6 +316,7 @@ fn describe_obstacle(obstacle: Obstacle, detail: &str) -> String {
             let detail = detail.strip_prefix(prefix).unwrap_or(detail);
             format!("{obstacle}: {detail}")
         }
+        Obstacle::Credentials => format!("{obstacle} {detail}"),
         _ => format!("{obstacle}: {detail}"),
     }
 }
@@ -333,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_errors_are_final_only_at_open() {
+    fn errors_of_tls_and_credentials_are_final_only_at_open() {
         let met = |obstacle| Cause::Unreachable {
             obstacle,
             detail: String::new(),
@@ -349,6 +358,11 @@ mod tests {
         assert!(met(Obstacle::Tls).after_open().is_transient());
         assert!(met(Obstacle::Tls).after_open().is_outage());
         assert!(!met(Obstacle::Certificate).after_open().is_transient());
+        let credentials = Cause::Credentials("the profile".to_owned());
+        assert!(!credentials.is_transient() && !credentials.is_outage());
+        let lost = credentials.clone().after_open();
+        assert!(lost.is_transient() && lost.is_outage());
+        assert_eq!(lost.to_string(), credentials.to_string());
         assert!(!Cause::NotFound.after_open().is_transient());
     }
 

@@ -111,7 +111,7 @@ impl Http {
             return opening.await;
         };
         match tokio::time::timeout(contact.timeout(), opening).await {
-            Ok(Err(error)) if contact == FirstContact::UnlessLate || is_unreachable(&error) => {
+            Ok(Err(error)) if contact == FirstContact::UnlessLate || error.cause.is_outage() => {
                 tracing::warn!("{error}");
             }
             Ok(opened) => return opened,
@@ -531,11 +531,6 @@ struct ProbeResult {
     url: Url,
     body: InitialBody,
     answer_time: Duration,
-}
-
-/// Whether the server cannot be reached. The user must correct a source of credentials that fails.
-fn is_unreachable(error: &Error) -> bool {
-    error.cause.is_outage() && !matches!(error.cause, Cause::Credentials(_))
 }
 
 impl ProbeResult {

@@ -96,8 +96,8 @@ impl RetryState {
             retry_after,
             is_for_concurrency,
         } = failure;
-        // One node of a server that has answered correctly may be faulty, and credentials may come back.
-        let is_slip = self.is_open && matches!(cause, Cause::Protocol(_) | Cause::Credentials(_));
+        // One node of a server that has answered correctly may be faulty.
+        let is_slip = self.is_open && matches!(cause, Cause::Protocol(_));
         if !cause.is_transient() && !is_slip {
             return Err(cause);
         }
