@@ -419,9 +419,10 @@ fn refused_sas_token_of_azure_is_read_again() {
 fn serve_entra_token(server: &Server, path: &str, words: &'static [&str]) {
     server.route(path, move |request| {
         let asked = format!(
-            "{}{}",
+            "{} {} x-identity-header: {}",
             request.query,
-            String::from_utf8_lossy(&request.body)
+            String::from_utf8_lossy(&request.body),
+            request.header("x-identity-header").unwrap_or_default()
         );
         if !words.iter().all(|word| asked.contains(word)) {
             return Response::new(400).with_body(asked);
@@ -462,7 +463,17 @@ fn tokens_of_azure_are_found_as_its_sdks_find_them() {
         "/identity",
         &["resource=https%3A%2F%2Fstorage.azure.com%2F"],
     );
+    serve_entra_token(
+        &entra,
+        "/app",
+        &[
+            "api-version=2019-08-01&resource=",
+            "client_id=me",
+            "x-identity-header: hunter2",
+        ],
+    );
     let (authority, identity) = (entra.url(""), entra.url("/identity"));
+    let app = entra.url("/app");
     let path = format!("{}:/usr/bin:/bin", place.root().display());
     for variables in [
         &[
@@ -479,6 +490,11 @@ fn tokens_of_azure_are_found_as_its_sdks_find_them() {
                 "AZURE_FEDERATED_TOKEN_FILE",
                 subject.to_str().expect("UTF-8"),
             ),
+        ],
+        &[
+            ("IDENTITY_ENDPOINT", &*app),
+            ("IDENTITY_HEADER", "hunter2"),
+            ("AZURE_CLIENT_ID", "me"),
         ],
         &[("PATH", &*path)],
         &[("AZURE_IMDS_ENDPOINT", &*identity)],

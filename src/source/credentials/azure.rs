@@ -2,13 +2,16 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use reqsign_azure_storage::{
     AzureCliCredentialProvider, ClientCertificateCredentialProvider,
     ClientSecretCredentialProvider, Credential, ImdsCredentialProvider, RequestSigner,
     WorkloadIdentityCredentialProvider,
 };
+use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Error, ProvideCredential};
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
@@ -124,6 +127,7 @@ fn providers(account: &str) -> Vec<Provider<Credential>> {
             "the file of AZURE_FEDERATED_TOKEN_FILE",
             WorkloadIdentityCredentialProvider::new(),
         ),
+        provider("the variable IDENTITY_ENDPOINT", AppService),
         optional(provider("the Azure CLI", AzureCliCredentialProvider::new())),
         optional(provider(
             "the managed identity of Azure",
@@ -190,6 +194,55 @@ fn parse_connection_string(account: &str, text: &str) -> Option<Credential> {
         Some(key) => parse_key(account, key),
         None => parse_sas_token(account, settings.get("SharedAccessSignature")?),
     }
+}
+
+/// The managed identity of App Service, Functions and Container Apps.
+#[derive(Debug)]
+struct AppService;
+
+impl ProvideCredential for AppService {
+    type Credential = Credential;
+
+    async fn provide_credential(&self, context: &Context) -> Result<Option<Credential>, Error> {
+        let endpoint = context.env_var("IDENTITY_ENDPOINT");
+        let Some((endpoint, secret)) = endpoint.zip(context.env_var("IDENTITY_HEADER")) else {
+            return Ok(None);
+        };
+        let failed = |detail: &str| Error::unexpected(detail.to_owned());
+        let mut url = Url::parse(&endpoint).map_err(|_| failed("it is no URL"))?;
+        url.query_pairs_mut()
+            .append_pair("api-version", "2019-08-01")
+            .append_pair("resource", "https://storage.azure.com/")
+            .extend_pairs(
+                context
+                    .env_var("AZURE_CLIENT_ID")
+                    .map(|id| ("client_id", id)),
+            );
+        let request = http::Request::get(url.as_str()).header("x-identity-header", secret);
+        let request = request.body(Bytes::new());
+        let answer = context
+            .http_send(request.map_err(|_| failed("IDENTITY_HEADER is malformed"))?)
+            .await?;
+        if !answer.status().is_success() {
+            return Err(failed(&format!("status {}", answer.status().as_u16())));
+        }
+        let token: IdentityToken =
+            serde_json::from_slice(answer.body()).map_err(|_| failed("the answer has no token"))?;
+        let expiry = token.expires_on.parse().ok();
+        let expiry = expiry.and_then(|seconds| Timestamp::from_second(seconds).ok());
+        let expiry = expiry.ok_or_else(|| failed("the answer has no time of expiry"))?;
+        Ok(Some(Credential::with_bearer_token(
+            &token.access_token,
+            Some(expiry),
+        )))
+    }
+}
+
+#[derive(Deserialize)]
+struct IdentityToken {
+    access_token: String,
+    /// Seconds since 1970.
+    expires_on: String,
 }
 
 /// Settings of one account: `NAME=VALUE;NAME=VALUE`.
