@@ -60,7 +60,7 @@ pub(super) fn open(
         None => Url::parse(&format!("https://{account}.blob.core.windows.net"))
             .map_err(|error| Cause::Malformed(error.to_string()))?,
     };
-    let url = url_below(&base, &format!("{}/{}", object.bucket, object.key));
+    let url = object.url(&url_below(&base, object.bucket));
     let version = (
         HeaderName::from_static(VERSION.0),
         HeaderValue::from_static(VERSION.1),

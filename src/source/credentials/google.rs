@@ -51,10 +51,7 @@ pub(super) fn open(
         Some(url) => url,
         None => Url::parse(ENDPOINT).map_err(|error| Cause::Malformed(error.to_string()))?,
     };
-    let mut url = url_below(&base, &format!("{}/{}", object.bucket, object.key));
-    if let Some(generation) = object.version {
-        url.query_pairs_mut().append_pair("generation", generation);
-    }
+    let url = object.url(&url_below(&base, object.bucket));
     // Otherwise the server decompresses an object with Content-Encoding: gzip, and ignores ranges.
     let encoding = (ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
     let authorizer = SignedRequests {

@@ -41,6 +41,21 @@ impl Store {
         }
     }
 
+    /// Splits a version off the path of an object: the parameter of the URL and its value.
+    fn split_version(self, path: &str) -> (&str, Option<(&'static str, &str)>) {
+        let forms: &[(&str, &'static str)] = match self {
+            Self::S3 => &[("?versionId=", "versionId")],
+            Self::Google => &[("#", "generation")],
+            Self::Azure => &[("?snapshot=", "snapshot"), ("?versionid=", "versionid")],
+        };
+        let split = forms.iter().find_map(|&(separator, parameter)| {
+            let (key, version) = path.rsplit_once(separator)?;
+            let is_version = self != Self::Google || is_number(version);
+            is_version.then_some((key, Some((parameter, version))))
+        });
+        split.unwrap_or((path, None))
+    }
+
     /// Form of the names of its objects.
     fn form(self) -> &'static str {
         match self {
@@ -50,7 +65,7 @@ impl Store {
             }
             Self::Azure => {
                 "an object of Azure is az://ACCOUNT/CONTAINER/BLOB or \
-                 abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
+                 abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/BLOB, with ?snapshot=TIME or ?versionid=TIME"
             }
         }
     }
@@ -65,8 +80,8 @@ pub(super) struct Object<'a> {
     /// Bucket or container.
     pub(super) bucket: &'a str,
     pub(super) key: &'a str,
-    /// Version or generation.
-    pub(super) version: Option<&'a str>,
+    /// Parameter of the URL that selects a version, and its value.
+    version: Option<(&'static str, &'a str)>,
 }
 
 impl<'a> Object<'a> {
@@ -77,47 +92,41 @@ impl<'a> Object<'a> {
     pub(super) fn parse(spec: &'a str) -> Option<Result<Self, Cause>> {
         let (scheme, name) = spec.split_once("://")?;
         let store = Store::from_scheme(scheme)?;
-        let parsed = match store {
-            Store::Azure => Self::parse_azure(name, scheme),
-            Store::S3 | Store::Google => Self::parse_versioned(store, name),
-        };
+        let parsed = Self::parse_name(store, scheme, name);
         let malformed = || Cause::Malformed(store.form().to_owned());
         Some(parsed.filter(Self::is_valid).ok_or_else(malformed))
     }
 
-    fn parse_versioned(store: Store, name: &'a str) -> Option<Self> {
-        let (bucket, key) = name.split_once('/')?;
-        let parts = if store == Store::S3 {
-            key.rsplit_once("?versionId=")
-        } else {
-            let parts = key.rsplit_once('#');
-            parts.filter(|(_, generation)| is_number(generation))
+    fn parse_name(store: Store, scheme: &str, name: &'a str) -> Option<Self> {
+        let (authority, path) = name.split_once('/')?;
+        let (account, bucket, path) = match scheme {
+            "az" => {
+                let (bucket, path) = path.split_once('/')?;
+                (Some(authority), bucket, path)
+            }
+            "abfs" | "abfss" => {
+                let (bucket, host) = authority.split_once('@')?;
+                (Some(host.strip_suffix(DATA_LAKE_SUFFIX)?), bucket, path)
+            }
+            _ => (None, authority, path),
         };
-        let (key, version) = parts.map_or((key, None), |(key, version)| (key, Some(version)));
+        let (key, version) = store.split_version(path);
         Some(Self {
             store,
-            account: None,
+            account,
             bucket,
             key,
             version,
         })
     }
 
-    fn parse_azure(name: &'a str, scheme: &str) -> Option<Self> {
-        let (authority, path) = name.split_once('/')?;
-        let (account, (bucket, key)) = if scheme == "az" {
-            (authority, path.split_once('/')?)
-        } else {
-            let (bucket, host) = authority.split_once('@')?;
-            (host.strip_suffix(DATA_LAKE_SUFFIX)?, (bucket, path))
-        };
-        Some(Self {
-            store: Store::Azure,
-            account: Some(account),
-            bucket,
-            key,
-            version: None,
-        })
+    /// URL of the object, whose bucket has the URL `bucket`.
+    pub(super) fn url(&self, bucket: &Url) -> Url {
+        let mut url = url_below(bucket, self.key);
+        if let Some((parameter, version)) = self.version {
+            url.query_pairs_mut().append_pair(parameter, version);
+        }
+        url
     }
 
     fn is_valid(&self) -> bool {
@@ -146,7 +155,11 @@ impl<'a> Object<'a> {
     pub(super) fn location(&self, spec: &str, endpoint: &Endpoint) -> Location {
         // Azure has two forms of names.
         let name = match self.account {
-            Some(account) => format!("az://{account}/{}/{}", self.bucket, self.key),
+            Some(account) => {
+                let version = self.version.map(|(name, value)| format!("?{name}={value}"));
+                let version = version.unwrap_or_default();
+                format!("az://{account}/{}/{}{version}", self.bucket, self.key)
+            }
             None => spec.to_owned(),
         };
         let hash = blake3::hash(name.as_bytes()).to_hex();
@@ -218,7 +231,8 @@ mod tests {
 
     fn parse(spec: &str) -> Option<(&str, &str, Option<&str>)> {
         let object = Object::parse(spec)?.ok()?;
-        Some((object.bucket, object.key, object.version))
+        let (_, version) = object.version.unzip();
+        Some((object.bucket, object.key, version))
     }
 
     #[test]
@@ -267,6 +281,29 @@ mod tests {
             assert_eq!(locator(name), None, "{name}");
         }
         assert_ne!(locator("az://me/$web/a/b.tar"), None);
+        let version = locator("az://me/data/a/b.tar?versionid=1");
+        assert!(version.is_some_and(|version| Some(version) != locator_of_blob));
+    }
+
+    #[test]
+    fn versions_are_parameters_of_urls() {
+        for (spec, expected) in [
+            ("s3://b/k?versionId=1+2", "http://h/b/k?versionId=1%2B2"),
+            ("gs://b/k#17", "http://h/b/k?generation=17"),
+            (
+                "az://a/b/k?snapshot=2024-05-01T00:00:00.1Z",
+                "http://h/b/k?snapshot=2024-05-01T00%3A00%3A00.1Z",
+            ),
+            (
+                "abfss://b@a.dfs.core.windows.net/k?versionid=1",
+                "http://h/b/k?versionid=1",
+            ),
+            ("az://a/b/k?other=1", "http://h/b/k%3Fother%3D1"),
+        ] {
+            let object = Object::parse(spec).and_then(Result::ok).expect("valid");
+            let bucket = Url::parse("http://h/b").expect("well-formed");
+            assert_eq!(object.url(&bucket).as_str(), expected);
+        }
     }
 
     #[test]

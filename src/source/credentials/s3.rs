@@ -74,10 +74,7 @@ pub(super) async fn open(
         region: Mutex::new(region(&context).await?),
         cache: CredentialCache::new(providers(&context), context, is_same),
     };
-    let mut url = url_below(&s3.bucket_url(&s3.region.lock())?, object.key);
-    if let Some(version) = object.version {
-        url.query_pairs_mut().append_pair("versionId", version);
-    }
+    let url = object.url(&s3.bucket_url(&s3.region.lock())?);
     Ok((url, Arc::new(s3)))
 }
 
