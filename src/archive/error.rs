@@ -7,7 +7,7 @@ use super::read::single_flight::FlightError;
 use super::scan::options::memory_for_state;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
-use crate::index::{TooMuchMemory, store};
+use crate::index::{TooMuchMemory, format, store};
 use crate::{codec, source, tar};
 
 /// Maximum number of consecutive zeros outside of file contents, if the source has no known length. No tape
@@ -207,6 +207,14 @@ pub enum ReadError {
     /// The index contradicts itself.
     #[error("the index is damaged; delete it and mount again")]
     Index,
+    /// A part of the published index cannot be loaded, or contradicts another.
+    #[error("a part of the published index cannot be loaded, or is damaged; see the log")]
+    IndexUnavailable,
+    /// The published index differs from the archive's headers.
+    #[error(
+        "the published index does not describe the archive; mount again with --no-published-index"
+    )]
+    IndexMismatch,
 }
 
 impl FlightError for ReadError {
@@ -221,9 +229,50 @@ impl FlightError for ReadError {
                 _ => false,
             },
             // The damage may be in bytes that a waiter does not need.
-            Self::Damaged { .. } | Self::NotAFile | Self::Unscanned | Self::Index => false,
+            Self::Damaged { .. }
+            | Self::NotAFile
+            | Self::Unscanned
+            | Self::Index
+            | Self::IndexUnavailable
+            | Self::IndexMismatch => false,
         }
     }
+}
+
+/// Why a published index is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishedIndexError {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// It is no index, damaged, or of another version.
+    #[error("{location}")]
+    Format {
+        /// Its location, without secrets.
+        location: String,
+        /// The reason.
+        #[source]
+        error: format::Error,
+    },
+    /// Its server gives no byte ranges.
+    #[error("{0}: its server gives no byte ranges")]
+    NoRanges(String),
+    /// It describes another archive, another version of it, or one read with other options.
+    #[error("{0} does not belong to the archive as it is now, or to these options")]
+    Foreign(String),
+    /// It has another SHA-256 than the user expects.
+    #[error("{location} has the SHA-256 {found}, and --index-sha256 is {expected}")]
+    Sha256 {
+        /// Its location, without secrets.
+        location: String,
+        /// Of its bytes.
+        found: Sha256,
+        /// By the user.
+        expected: Sha256,
+    },
+    /// The archive cannot be compared with it.
+    #[error("cannot compare the archive with its published index")]
+    Read(#[source] ReadError),
 }
 
 /// Reason why an archive cannot be opened.
@@ -254,6 +303,12 @@ pub enum OpenError {
         /// Location of the archive.
         location: String,
     },
+    /// The published index that the user names cannot be used.
+    #[error("cannot use the published index")]
+    PublishedIndex(#[source] Box<PublishedIndexError>),
+    /// The published index cannot be loaded.
+    #[error("cannot load the published index; leave it out with --no-published-index")]
+    IndexRows(#[source] std::io::Error),
     /// The source can be read only once, and there is no disk cache to keep its bytes.
     #[error(
         "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \

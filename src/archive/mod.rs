@@ -28,12 +28,15 @@ use read::Reader;
 use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
-pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
+pub use error::{
+    Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, PublishedIndexError,
+    ReadError,
+};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
 pub(crate) use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
-pub use options::{DiskCacheMode, OpenOptions};
+pub use options::{DiskCacheMode, FindIndex, OpenOptions, PublishedIndex};
 pub use prefetch::access_log::AccessedRange;
 pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
@@ -41,7 +44,7 @@ pub use prefetch::options::{
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
-pub use volume::{ReadReply, Volume};
+pub use volume::{ReadReply, RowsLoaded, TouchRows, Volume};
 
 /// An opened archive: its tree, as far as the scan has found it, and any byte of any file.
 #[derive(Debug)]

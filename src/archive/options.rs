@@ -1,11 +1,18 @@
 //! Options for opening an archive.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use tokio::runtime::Handle;
 
 use super::scan;
 use super::scan::options::MIN_MEMORY;
+use crate::base::sha256::Sha256;
+use crate::base::stats::Stats;
 use crate::cache::DiskCacheDir;
 use crate::index::{MemoryLimit, WhiteoutFormat};
+use crate::source::{self, Source};
 
 /// Options for opening an archive.
 #[derive(Clone, Default, Debug)]
@@ -16,6 +23,8 @@ pub struct OpenOptions {
     pub cache_dir: Option<PathBuf>,
     /// Index file to use; no other index is searched for.
     pub index_file: Option<PathBuf>,
+    /// Where an index is published, to use if no index is saved.
+    pub published_index: Option<PublishedIndex>,
     /// Memory limit for indexes, in addition to the scan's memory.
     pub index_memory: MemoryLimit,
     /// Whether to ignore saved data of unproven version, for a caller that holds files of an earlier scan.
@@ -60,4 +69,31 @@ pub enum DiskCacheMode {
     },
     /// Fetches and decodes spans again whenever they are read.
     Disabled,
+}
+
+/// Opens the source of a published index. Blocks, with a deadline.
+pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Send + Sync>;
+
+/// Where the index of an archive is published.
+#[derive(Clone)]
+pub struct PublishedIndex {
+    /// Opens its source.
+    pub find: FindIndex,
+    /// Runtime that reads it.
+    pub network: Handle,
+    /// Counters of its reads.
+    pub stats: Arc<Stats>,
+    /// Whether the user named it, so that the archive is not opened without it.
+    pub is_required: bool,
+    /// SHA-256 of the whole published index, if the user pins it.
+    pub sha256: Option<Sha256>,
+}
+
+impl fmt::Debug for PublishedIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublishedIndex")
+            .field("is_required", &self.is_required)
+            .field("sha256", &self.sha256)
+            .finish_non_exhaustive()
+    }
 }

@@ -8,10 +8,17 @@ use bytes::Bytes;
 use super::{
     Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, ReadError, WaitFor, Watcher,
 };
+use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino};
 
 /// Callback that receives the result of a read.
 pub type ReadReply = Box<dyn FnOnce(Result<Bytes, ReadError>) + Send>;
+
+/// Uses the rows of an index that a request needs.
+pub type TouchRows = Box<dyn FnOnce(&Index) + Send>;
+
+/// Callback that receives whether rows could be loaded.
+pub type RowsLoaded = Box<dyn FnOnce(Result<(), MissingRow>) + Send>;
 
 /// An opened tree, for a mount, a listing or a copy.
 pub trait Volume: Send + Sync + fmt::Debug + 'static {
@@ -27,6 +34,12 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Runs `callback` when `awaited` is available or the scan is over, at once or later on the scan thread.
     /// It must not block, and may never run if no longer wanted. The caller must not hold an [`IndexGuard`].
     fn on_available(&self, awaited: WaitFor, callback: Callback);
+
+    /// Runs `touch`, which uses rows of the index, on another thread if they must be loaded, and then `done`
+    /// with whether they were. Only for indexes on demand.
+    fn load_rows(&self, _touch: TouchRows, done: RowsLoaded) {
+        done(Ok(()));
+    }
 
     /// Sets the watcher, which the scan thread calls with the inodes whose attributes later members change.
     /// It must not block. Only the first call has an effect.
@@ -81,6 +94,16 @@ impl Volume for Archive {
 
     fn on_available(&self, awaited: WaitFor, callback: Callback) {
         self.reader.live_index.on_available(awaited, callback);
+    }
+
+    fn load_rows(&self, touch: TouchRows, done: RowsLoaded) {
+        let reader = Arc::clone(&self.reader);
+        self.read_threads.submit(move || {
+            let index = reader.live_index.read();
+            let loaded = with_loading(|| touch(&index));
+            drop(index);
+            done(loaded);
+        });
     }
 
     fn watch(&self, watcher: Watcher) {

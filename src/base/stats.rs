@@ -130,6 +130,14 @@ stats! {
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
+    /// Archives that were opened by an index published beside them, without a scan.
+    published_indexes,
+    /// Reads of published indexes.
+    index_reads,
+    /// Packed bytes of published indexes that were read.
+    index_read_bytes,
+    /// Files whose headers differ from the published index, so that they cannot be read.
+    index_mismatches,
     /// Decoding jobs that a scan's decoder submitted to the thread pool.
     decoder_jobs,
     /// Parts of a packed stream that a scan decoded speculatively ahead of its position, useful or not.
@@ -254,6 +262,10 @@ mod tests {
             "scanned_packed_bytes",
             "skipped_bytes",
             "decoded_bytes",
+            "published_indexes",
+            "index_reads",
+            "index_read_bytes",
+            "index_mismatches",
             "decoder_jobs",
             "speculative_decodes",
             "decoded_spans",

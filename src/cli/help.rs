@@ -35,7 +35,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ("Prefetch", "prefetch prefetch_rate record replay"),
     (
         "Cache",
-        "cache_dir index offline cache_size no_disk_cache max_size older_than",
+        "cache_dir index no_published_index index_sha256 offline cache_size no_disk_cache max_size older_than",
     ),
     (
         "Limits",

@@ -64,7 +64,7 @@ fn apply_cache_flags(context: &mut OpenContext, cache: &CacheArgs) {
     } else {
         FirstContact::UnlessUnreachable
     };
-    context.archive.index_file.clone_from(&cache.saved.index);
+    cache.saved.apply(context, true);
     context.enclosing_disk_cache = if cache.no_disk_cache {
         DiskCacheMode::Disabled
     } else {

@@ -406,8 +406,12 @@ impl Filesystem for TarFilesystem {
             return reply.ok();
         }
         let (content, caller) = (&self.content, req.pid());
-        self.state
-            .with_complete_index(content, caller, reply, move |state, index, mut reply| {
+        self.state.with_listing(
+            content,
+            caller,
+            (ino, offset),
+            reply,
+            move |state, index, mut reply| {
                 let listed = state.list(index, ino, offset, |entry, next, name| {
                     let inode = state.subtree.inode(entry.ino());
                     let file_type = attr::file_type(entry.kind());
@@ -417,7 +421,8 @@ impl Filesystem for TarFilesystem {
                     Ok(()) => reply.ok(),
                     Err(errno) => reply.error(errno),
                 }
-            });
+            },
+        );
     }
 
     fn readdirplus(
@@ -433,8 +438,12 @@ impl Filesystem for TarFilesystem {
             return self.list_priming_dir(ino, offset, reply);
         }
         let (content, caller) = (&self.content, req.pid());
-        self.state
-            .with_complete_index(content, caller, reply, move |state, index, mut reply| {
+        self.state.with_listing(
+            content,
+            caller,
+            (ino, offset),
+            reply,
+            move |state, index, mut reply| {
                 let listed = state.list(index, ino, offset, |entry, next, name| {
                     let attr = state.attributes(entry);
                     let (name, ttl) = (OsStr::from_bytes(name), &TTL_IMMUTABLE);
@@ -448,7 +457,8 @@ impl Filesystem for TarFilesystem {
                     Ok(()) => reply.ok(),
                     Err(errno) => reply.error(errno),
                 }
-            });
+            },
+        );
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {

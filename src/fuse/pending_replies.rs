@@ -35,6 +35,8 @@ pub(super) enum WaitError {
     TimedOut,
     #[error("the archive was closed")]
     Closed,
+    #[error("a part of the published index cannot be loaded")]
+    IndexUnavailable,
 }
 
 impl WaitError {
@@ -42,7 +44,7 @@ impl WaitError {
         match self {
             Self::CallerKilled => Errno::EINTR,
             Self::TimedOut => Errno::ETIMEDOUT,
-            Self::Closed => Errno::EIO,
+            Self::Closed | Self::IndexUnavailable => Errno::EIO,
         }
     }
 }

@@ -84,6 +84,7 @@ impl FailReply for ReadRequest {
     fn fail(self, why: WaitError) {
         match why {
             WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
+            WaitError::IndexUnavailable => self.fail_with(&why, why.errno()),
             WaitError::TimedOut => self.fail_with(&why, why.errno()),
         }
     }
@@ -101,7 +102,9 @@ fn errno_of(error: &ReadError) -> Errno {
         ReadError::Unreachable(_)
         | ReadError::Damaged { .. }
         | ReadError::Unscanned
-        | ReadError::Index => Errno::EIO,
+        | ReadError::Index
+        | ReadError::IndexUnavailable
+        | ReadError::IndexMismatch => Errno::EIO,
     }
 }
 

@@ -16,6 +16,7 @@ use crate::archive::{Callback, Volume, WaitFor};
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
+use crate::index::published::{with_loading, without_loading};
 use crate::index::{Entry, EntryKind, Index};
 
 /// TTL of entries and attributes once the index is complete.
@@ -24,6 +25,9 @@ pub(super) const TTL_IMMUTABLE: Duration = Duration::from_hours(365 * 24);
 /// TTL during the scan. The daemon never invalidates entries, because `FUSE_NOTIFY_INVAL_ENTRY` takes the
 /// lock of the parent directory, which a blocked lookup or readdir holds until the scan answers it.
 pub(super) const TTL_SCANNING: Duration = Duration::from_secs(1);
+
+/// Number of names whose rows are loaded before a listing is answered. A request returns about as many.
+const MAX_PRELOADED_NAMES: usize = 2048;
 
 pub(super) fn ttl(index: &Index) -> Duration {
     if index.is_complete() {
@@ -53,6 +57,11 @@ pub(super) struct FilesystemState {
 
 impl FilesystemState {
     pub(super) fn entry<'a>(&self, index: &'a Index, inode: INodeNo) -> Result<Entry<'a>, Errno> {
+        if index.is_on_demand() {
+            // Usually the lookup has loaded its rows, but a restarted process did not answer that.
+            let entry = || self.subtree.entry(index, inode).inspect(Entry::load_rows);
+            return with_loading(entry).ok().flatten().ok_or(Errno::EIO);
+        }
         self.subtree.entry(index, inode).ok_or({
             // The kernel got the inode from us. It is missing if the archive's digest did not match, and an
             // empty index replaced the live one.
@@ -79,22 +88,43 @@ impl FilesystemState {
         if entry.kind() != EntryKind::Directory {
             return Err(Errno::ENOTDIR);
         }
+        if index.is_on_demand() {
+            // A missing row would be a missing name.
+            let list = || self.subtree.list(index, entry, offset, add);
+            return with_loading(list).map_err(|_| Errno::EIO);
+        }
         self.subtree.list(index, entry, offset, add);
         Ok(())
+    }
+
+    /// Uses the rows of the first names that a listing from `offset` on returns.
+    pub(super) fn load_names(&self, index: &Index, inode: INodeNo, offset: u64) {
+        let Some(entry) = self.subtree.entry(index, inode) else {
+            return;
+        };
+        let mut count = 0;
+        self.subtree.list(index, entry, offset, |entry, _, _| {
+            entry.load_rows();
+            count += 1;
+            count == MAX_PRELOADED_NAMES
+        });
     }
 
     /// Whether there may be security labels. Without any, getxattr(2) fails with "not supported", and ls(1)
     /// asks only once. For ACLs the kernel would then deny every access.
     pub(super) fn has_labels(&self, index: &Index) -> bool {
         let has_labels = || {
-            self.xattr_filter.selects(xattr::SELINUX_LABEL) && index.has_xattr(xattr::SELINUX_LABEL)
+            // The search would load all names of attributes.
+            self.xattr_filter.selects(xattr::SELINUX_LABEL)
+                && (index.is_on_demand() || index.has_xattr(xattr::SELINUX_LABEL))
         };
         !index.is_complete() || *self.has_labels.get_or_init(has_labels)
     }
 
     pub(super) fn may_have_xattrs(&self, index: &Index) -> bool {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
-        let has_shown = || index.xattr_names().any(is_shown);
+        let has_shown =
+            || index.has_xattrs() && (index.is_on_demand() || index.xattr_names().any(is_shown));
         !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
     }
 
@@ -114,8 +144,36 @@ impl FilesystemState {
         attr::attributes(entry, mode, inode, &self.ownership)
     }
 
-    /// Replies to the lookup of `name` by thread `caller`. Waits until the scan finds the name or ends.
+    /// Replies to the lookup of `name` by thread `caller`. Waits until the scan finds the name or ends, or
+    /// until the rows of the index are loaded.
     pub(super) fn answer_lookup(
+        self: &Arc<Self>,
+        content: &Arc<dyn Volume>,
+        caller: u32,
+        (parent, name): (INodeNo, Vec<u8>),
+        reply: ReplyEntry,
+    ) {
+        if !content.index().is_on_demand() {
+            return self.answer_loaded_lookup(content, caller, (parent, name), reply);
+        }
+        let wanted = name.clone();
+        let touch = move |state: &Self, index: &Index| {
+            let directory = state.subtree.entry(index, parent);
+            let entry = directory.and_then(|directory| index.lookup(directory.ino(), &wanted));
+            entry.inspect(Entry::load_rows);
+        };
+        self.when_loaded(
+            content,
+            caller,
+            reply,
+            touch,
+            move |state, content, reply| {
+                state.answer_loaded_lookup(content, caller, (parent, name), reply);
+            },
+        );
+    }
+
+    fn answer_loaded_lookup(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
         caller: u32,
@@ -159,7 +217,58 @@ impl FilesystemState {
         );
     }
 
-    pub(super) fn with_complete_index<R: FailReply>(
+    /// Calls `answer` with `reply` once the rows are loaded that `touch` uses, if they are loaded on demand.
+    pub(super) fn when_loaded<R: FailReply>(
+        self: &Arc<Self>,
+        content: &Arc<dyn Volume>,
+        caller: u32,
+        reply: R,
+        touch: impl Fn(&Self, &Index) + Send + 'static,
+        answer: impl FnOnce(&Arc<Self>, &Arc<dyn Volume>, R) + Send + 'static,
+    ) {
+        let index = content.index();
+        if !index.is_on_demand() || without_loading(|| touch(self, &index)).is_ok() {
+            drop(index);
+            return answer(self, content, reply);
+        }
+        drop(index);
+        let pending = self
+            .pending_replies
+            .register(reply, caller, WaitReason::Bytes);
+        let (state, weak_content) = (Arc::clone(self), Arc::downgrade(content));
+        let touching = Arc::clone(self);
+        let done = move |loaded| match (pending.take(), loaded, weak_content.upgrade()) {
+            (Some(reply), Ok(()), Some(content)) => answer(&state, &content, reply),
+            (Some(reply), Err(_), _) => reply.fail(WaitError::IndexUnavailable),
+            (Some(reply), Ok(()), None) => reply.fail(WaitError::Closed),
+            // The reply failed already.
+            (None, ..) => {}
+        };
+        content.load_rows(
+            Box::new(move |index| touch(&touching, index)),
+            Box::new(done),
+        );
+    }
+
+    /// Calls `answer` with `reply` once directory `inode` can be listed from `offset` on.
+    pub(super) fn with_listing<R: FailReply>(
+        self: &Arc<Self>,
+        content: &Arc<dyn Volume>,
+        caller: u32,
+        (inode, offset): (INodeNo, u64),
+        reply: R,
+        answer: impl FnOnce(&Self, &Index, R) + Send + 'static,
+    ) {
+        if !content.index().is_on_demand() {
+            return self.with_complete_index(content, caller, reply, answer);
+        }
+        let touch = move |state: &Self, index: &Index| state.load_names(index, inode, offset);
+        self.when_loaded(content, caller, reply, touch, |state, content, reply| {
+            answer(state, &content.index(), reply);
+        });
+    }
+
+    fn with_complete_index<R: FailReply>(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
         caller: u32,

@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 
 use super::blocks::BlockDigest;
+use super::published::Rows;
 use super::rows::{
     Dirent, ExtraRow, FILE, InodeRow, NONE, Name, PieceRow, SYMLINK, SpanRow, TYPE_MASK,
     UnresolvedRow, XattrRow,
@@ -21,23 +22,23 @@ const MAX_DEPTH: usize = 1 << 17;
 #[derive(Debug, Default)]
 pub(super) struct Arrays {
     /// By inode number. Number 0 is unused.
-    pub(super) inodes: Vec<InodeRow>,
-    pub(super) dirents: Vec<Dirent>,
+    pub(super) inodes: Rows<InodeRow>,
+    pub(super) dirents: Rows<Dirent>,
     /// Dirent numbers, sorted by name within each directory's range.
-    pub(super) by_name: Vec<U32>,
+    pub(super) by_name: Rows<U32>,
     pub(super) arena: Arena,
     /// The first is empty.
-    pub(super) owners: Vec<Name>,
+    pub(super) owners: Rows<Name>,
     /// Attributes and sparse maps. Row 0 means "none".
-    pub(super) extras: Vec<ExtraRow>,
-    pub(super) xattrs: Vec<XattrRow>,
-    pub(super) pieces: Vec<PieceRow>,
-    pub(super) spans: Vec<SpanRow>,
-    pub(super) blocks: Vec<BlockDigest>,
+    pub(super) extras: Rows<ExtraRow>,
+    pub(super) xattrs: Rows<XattrRow>,
+    pub(super) pieces: Rows<PieceRow>,
+    pub(super) spans: Rows<SpanRow>,
+    pub(super) blocks: Rows<BlockDigest>,
     /// Checksums of the blocks of spans, adjacent for each span.
-    pub(super) checksums: Vec<U64>,
+    pub(super) checksums: Rows<U64>,
     pub(super) windows: Arena,
-    pub(super) unresolved: Vec<UnresolvedRow>,
+    pub(super) unresolved: Rows<UnresolvedRow>,
 }
 
 pub(super) fn is_valid_component(name: &[u8]) -> bool {
@@ -47,8 +48,8 @@ pub(super) fn is_valid_component(name: &[u8]) -> bool {
 impl Arrays {
     pub(super) fn new() -> Self {
         Self {
-            owners: vec![Name::default()],
-            extras: vec![ExtraRow::default()],
+            owners: vec![Name::default()].into(),
+            extras: vec![ExtraRow::default()].into(),
             ..Self::default()
         }
     }
@@ -76,7 +77,7 @@ impl Arrays {
     pub(super) fn push_owner(&mut self, name: &[u8]) -> Option<u16> {
         let row = u16::try_from(self.owners.len()).ok()?;
         let name = self.arena.push_name(name);
-        push_row(&mut self.owners, name);
+        push_row(self.owners.vec_mut(), name);
         Some(row)
     }
 
@@ -86,7 +87,7 @@ impl Arrays {
             value_offset: (self.arena.push(value) as u64).into(),
             value_len: (value.len() as u64).into(),
         };
-        push_row(&mut self.xattrs, xattr);
+        push_row(self.xattrs.vec_mut(), xattr);
     }
 
     /// Bytes of an entry that are stored, without holes; 0 unless it is a file.
@@ -178,7 +179,7 @@ impl Arrays {
         let rows = self.extras.get(extra as usize).and_then(|extra| {
             let first = extra.xattr.get() as usize;
             self.xattrs
-                .get(first..first.checked_add(extra.xattr_count.get() as usize)?)
+                .range(first..first.checked_add(extra.xattr_count.get() as usize)?)
         });
         rows.unwrap_or_default().iter().map_while(|xattr| {
             let value = self
@@ -196,7 +197,7 @@ impl Arrays {
         }
         let first = extra.piece.get() as usize;
         let end = first.checked_add(extra.piece_count.get() as usize)?;
-        Some(self.pieces.get(first..end).unwrap_or_default())
+        Some(self.pieces.range(first..end).unwrap_or_default())
     }
 
     pub(super) fn sort_dirents(&mut self) {
@@ -232,12 +233,12 @@ impl Arrays {
             ours.sort_unstable_by(|left, right| name(left).cmp(&name(right)));
             rest = after;
         }
-        self.by_name = by_name;
+        self.by_name = by_name.into();
     }
 
     /// Sets each entry's first dirent: that with the lowest arena offset, because the builder appends names.
     fn set_first_dirents(&mut self) {
-        for inode in &mut self.inodes {
+        for inode in self.inodes.vec_mut() {
             inode.dirent = NONE.into();
         }
         for (number, dirent) in (0_u32..).zip(&self.dirents) {
@@ -252,41 +253,41 @@ impl Arrays {
     }
 
     pub(super) fn shrink(&mut self) {
-        self.inodes.shrink_to_fit();
-        self.dirents.shrink_to_fit();
-        self.by_name.shrink_to_fit();
-        self.arena.0.shrink_to_fit();
-        self.owners.shrink_to_fit();
-        self.extras.shrink_to_fit();
-        self.xattrs.shrink_to_fit();
-        self.pieces.shrink_to_fit();
-        self.spans.shrink_to_fit();
-        self.blocks.shrink_to_fit();
-        self.checksums.shrink_to_fit();
-        self.windows.0.shrink_to_fit();
-        self.unresolved.shrink_to_fit();
+        self.inodes.vec_mut().shrink_to_fit();
+        self.dirents.vec_mut().shrink_to_fit();
+        self.by_name.vec_mut().shrink_to_fit();
+        self.arena.0.vec_mut().shrink_to_fit();
+        self.owners.vec_mut().shrink_to_fit();
+        self.extras.vec_mut().shrink_to_fit();
+        self.xattrs.vec_mut().shrink_to_fit();
+        self.pieces.vec_mut().shrink_to_fit();
+        self.spans.vec_mut().shrink_to_fit();
+        self.blocks.vec_mut().shrink_to_fit();
+        self.checksums.vec_mut().shrink_to_fit();
+        self.windows.0.vec_mut().shrink_to_fit();
+        self.unresolved.vec_mut().shrink_to_fit();
     }
 
     /// Capacities, not lengths.
     pub(super) fn memory_bytes(&self) -> usize {
-        capacity_bytes(&self.inodes)
-            + capacity_bytes(&self.dirents)
-            + capacity_bytes(&self.by_name)
-            + capacity_bytes(&self.arena.0)
-            + capacity_bytes(&self.owners)
-            + capacity_bytes(&self.extras)
-            + capacity_bytes(&self.xattrs)
-            + capacity_bytes(&self.pieces)
-            + capacity_bytes(&self.spans)
-            + capacity_bytes(&self.blocks)
-            + capacity_bytes(&self.checksums)
-            + capacity_bytes(&self.windows.0)
-            + capacity_bytes(&self.unresolved)
+        self.inodes.capacity_bytes()
+            + self.dirents.capacity_bytes()
+            + self.by_name.capacity_bytes()
+            + self.arena.0.capacity_bytes()
+            + self.owners.capacity_bytes()
+            + self.extras.capacity_bytes()
+            + self.xattrs.capacity_bytes()
+            + self.pieces.capacity_bytes()
+            + self.spans.capacity_bytes()
+            + self.blocks.capacity_bytes()
+            + self.checksums.capacity_bytes()
+            + self.windows.0.capacity_bytes()
+            + self.unresolved.capacity_bytes()
     }
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Arena(pub(super) Vec<u8>);
+pub(super) struct Arena(pub(super) Rows<u8>);
 
 impl Arena {
     pub(super) fn name(&self, name: Name) -> Option<&[u8]> {
@@ -295,13 +296,14 @@ impl Arena {
 
     pub(super) fn bytes_at(&self, offset: u64, len: u64) -> Option<&[u8]> {
         let end = usize::try_from(offset.checked_add(len)?).ok()?;
-        self.0.get(usize::try_from(offset).ok()?..end)
+        self.0.range(usize::try_from(offset).ok()?..end)
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) -> usize {
         let offset = self.0.len();
-        reserve(&mut self.0, bytes.len());
-        self.0.extend_from_slice(bytes);
+        let all = self.0.vec_mut();
+        reserve(all, bytes.len());
+        all.extend_from_slice(bytes);
         offset
     }
 

@@ -101,7 +101,7 @@ impl BuildTree {
     pub(super) fn new(options: Options) -> Self {
         let index = Index {
             arrays: Arrays {
-                inodes: vec![InodeRow::default(), implied_directory()],
+                inodes: vec![InodeRow::default(), implied_directory()].into(),
                 ..Arrays::new()
             },
             names: Some(NameTable::new()),
@@ -114,6 +114,7 @@ impl BuildTree {
                 ..Totals::default()
             },
             problems: Vec::new(),
+            file: None,
             charge: MemoryLimit::none().charge(),
         };
         Self {
@@ -269,7 +270,7 @@ impl BuildTree {
         if ino >= self.options.max_entries {
             return Err(MemberError::TooManyEntries);
         }
-        push_row(&mut self.index.arrays.inodes, inode);
+        push_row(self.index.arrays.inodes.vec_mut(), inode);
         self.index.totals.entries += 1;
         Ok(ino)
     }
@@ -331,7 +332,7 @@ impl BuildTree {
             ino: ino.into(),
             parent: parent.into(),
         };
-        push_row(&mut self.index.arrays.dirents, dirent);
+        push_row(self.index.arrays.dirents.vec_mut(), dirent);
         let Index { arrays, names, .. } = &mut self.index;
         if let Some(names) = names {
             names.add(arrays, number);
@@ -362,7 +363,11 @@ impl BuildTree {
     pub(super) fn into_sorted(self) -> Index {
         let mut index = self.index;
         index.names = None;
-        index.arrays.dirents.retain(|dirent| dirent.ino.get() != 0);
+        index
+            .arrays
+            .dirents
+            .vec_mut()
+            .retain(|dirent| dirent.ino.get() != 0);
         index.arrays.sort_dirents();
         index
     }

@@ -198,7 +198,7 @@ impl Builder {
             ..SpanRow::default()
         };
         for &checksum in checksums.unwrap_or_default() {
-            push_row(&mut arrays.checksums, checksum.into());
+            push_row(arrays.checksums.vec_mut(), checksum.into());
         }
         if let Some(point) = seek_point
             && let Ok(window_len) = u32::try_from(point.window.len())
@@ -209,7 +209,7 @@ impl Builder {
             row.state = point.state.into();
             row.bit = u32::from(point.bit).into();
         }
-        push_row(&mut arrays.spans, row);
+        push_row(arrays.spans.vec_mut(), row);
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
         // The scan skips bytes only in uncompressed archives.
@@ -225,9 +225,10 @@ impl Builder {
         index
             .arrays
             .blocks
+            .vec_mut()
             .resize(blocks::block_count(new.first), blocks::UNKNOWN_DIGEST);
         for &digest in &new.digests {
-            push_row(&mut index.arrays.blocks, digest);
+            push_row(index.arrays.blocks.vec_mut(), digest);
         }
         index.digested = new.end;
     }
@@ -361,7 +362,7 @@ impl Builder {
             parent: ino.into(),
             ..UnresolvedRow::default()
         };
-        push_row(&mut arrays.unresolved, row);
+        push_row(arrays.unresolved.vec_mut(), row);
         Ok(())
     }
 
@@ -561,7 +562,7 @@ impl Builder {
                 target_len: u32::try_from(inode.size.get()).unwrap_or_default().into(),
                 parent,
             };
-            push_row(&mut self.tree.index.arrays.unresolved, row);
+            push_row(self.tree.index.arrays.unresolved.vec_mut(), row);
             self.tree.unlink(number);
         }
     }
@@ -642,7 +643,7 @@ impl Builder {
                 plain: plain.into(),
                 len: segment.len.into(),
             };
-            push_row(&mut arrays.pieces, piece);
+            push_row(arrays.pieces.vec_mut(), piece);
             plain = plain.saturating_add(segment.len);
         }
         row.sparse = 1.into();
@@ -650,7 +651,7 @@ impl Builder {
         row.piece_count = count(arrays.pieces.len() - first)?.into();
         row.stored_bytes = (plain - member.payload.start().0).into();
         let number = count(arrays.extras.len())?;
-        push_row(&mut arrays.extras, row);
+        push_row(arrays.extras.vec_mut(), row);
         Ok(number)
     }
 
@@ -704,7 +705,7 @@ impl Builder {
             xattr_count: count.into(),
             ..ExtraRow::default()
         };
-        push_row(&mut arrays.extras, extra);
+        push_row(arrays.extras.vec_mut(), extra);
         self.attribute_sets
             .insert_unique(hash, row, |&row| hash_set(seed, arrays.xattrs(row)));
         self.tree.index.totals.has_xattrs = true;

@@ -124,7 +124,7 @@ mod tests {
     fn a_span_without_checksums_has_none() {
         let (mut index, _) = index();
         assert!(index.span_checksums(2).is_none());
-        index.arrays.checksums.pop();
+        index.arrays.checksums.vec_mut().pop();
         assert!(index.span_checksums(0).is_some());
         assert!(index.span_checksums(1).is_none(), "cut");
         assert!(index.span(1).is_none(), "damaged");

@@ -1,15 +1,17 @@
 #![doc = include_str!("../../docs/index-format.md")]
 
 use std::io::{self, Read, Write};
+use std::sync::Arc;
 
 use blake3::Hasher;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::arrays::{Arena, Arrays};
 use super::blocks::{MAX_BLOCK_LEN, MIN_BLOCK_LEN};
 use super::memory::{MemoryLimit, TooMuchMemory};
 use super::problem;
+use super::published::{MissingRow, OnDemand, Row, Rows};
 use super::tree::{EntryKind, Index, Ino, Locator, Origin, Totals};
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -28,6 +30,9 @@ const HAS_SHA256: u32 = 1;
 
 /// Maximum bytes of text that [`read_origin`] reads. Real locators are much shorter.
 const MAX_ORIGIN_TEXT_BYTES: u64 = 1 << 20;
+
+const ONE_LAYER: Error = Error::Malformed("not exactly one layer");
+const PARTIAL_ROWS: Error = Error::Malformed("a section is not a whole number of rows");
 
 /// Why bytes are not a usable index. The index can always be made again.
 #[derive(Debug, thiserror::Error)]
@@ -120,28 +125,9 @@ struct Footer {
 /// # Errors
 /// When `out` fails.
 pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()> {
-    let layer = Layer::of(index);
-    let texts = encode_texts(locator);
-    let arrays = &index.arrays;
+    let (layer, texts) = (Layer::of(index), encode_texts(locator));
     let problems = problem::encode(&index.problems);
-    let sections: [&[u8]; SECTIONS as usize] = [
-        layer.as_bytes(),
-        &texts,
-        arrays.inodes.as_bytes(),
-        arrays.dirents.as_bytes(),
-        arrays.by_name.as_bytes(),
-        &arrays.arena.0,
-        arrays.owners.as_bytes(),
-        arrays.extras.as_bytes(),
-        arrays.xattrs.as_bytes(),
-        arrays.pieces.as_bytes(),
-        arrays.spans.as_bytes(),
-        &arrays.windows.0,
-        arrays.unresolved.as_bytes(),
-        arrays.blocks.as_bytes(),
-        arrays.checksums.as_bytes(),
-        &problems,
-    ];
+    let sections = sections(index, &layer, &texts, &problems);
     let mut out = HashingStream::new(out);
     out.write(Header::of(&index.totals, &sections).as_bytes())?;
     for section in sections {
@@ -155,6 +141,41 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     out.inner.flush()
 }
 
+/// Length of the file that [`write()`] writes.
+pub(super) fn len(index: &Index, locator: &Locator) -> u64 {
+    let (layer, texts) = (Layer::of(index), encode_texts(locator));
+    let problems = problem::encode(&index.problems);
+    let sections = sections(index, &layer, &texts, &problems);
+    Header::of(&index.totals, &sections).file_bytes.get()
+}
+
+fn sections<'a>(
+    index: &'a Index,
+    layer: &'a Layer,
+    texts: &'a [u8],
+    problems: &'a [u8],
+) -> [&'a [u8]; SECTIONS as usize] {
+    let arrays = &index.arrays;
+    [
+        layer.as_bytes(),
+        texts,
+        arrays.inodes.as_bytes(),
+        arrays.dirents.as_bytes(),
+        arrays.by_name.as_bytes(),
+        &arrays.arena.0,
+        arrays.owners.as_bytes(),
+        arrays.extras.as_bytes(),
+        arrays.xattrs.as_bytes(),
+        arrays.pieces.as_bytes(),
+        arrays.spans.as_bytes(),
+        &arrays.windows.0,
+        arrays.unresolved.as_bytes(),
+        arrays.blocks.as_bytes(),
+        arrays.checksums.as_bytes(),
+        problems,
+    ]
+}
+
 /// Reads an index from a file of `len` bytes, without a check of each entry: accessors check rows.
 ///
 /// # Errors
@@ -162,50 +183,129 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
 pub fn read(input: impl Read, len: u64) -> Result<Index, Error> {
     let mut input = HashingStream::new(input);
     let header = Header::read(&mut input, len)?;
-    let [layers, texts, ..] = header.sections;
-    let layer = input.layer(layers)?;
-    let texts = input.rows::<u8>(texts)?;
-    let (arrays, problems) = read_arrays(&mut input, &header.sections)?;
+    let contents = Contents::read(&mut input, &header)?;
     let digest = *input.hasher.finalize().as_bytes();
     let footer = input.row::<Footer>()?;
     if footer.magic != END_MAGIC || footer.digest != digest {
         return Err(Error::Checksum);
     }
-    let origin = layer.origin(decode_texts(&texts)?)?;
-    let block_len = layer.block_len()?;
-    let index = Index {
-        // The end of the stream, or 0 without blocks.
-        digested: match arrays.blocks.len() as u64 {
-            0 => Packed(0),
-            count if count == origin.packed_bytes.div_ceil(block_len) => {
-                Packed(origin.packed_bytes)
-            }
-            _ => return Err(Error::Malformed("not one digest a block")),
-        },
-        arrays,
-        names: None,
-        replaced: None,
-        origin,
-        block_len,
-        totals: Totals {
-            entries: header.entries.get(),
-            stored_bytes: header.stored_bytes.get(),
-            has_xattrs: header.flags.get() & HAS_XATTRS != 0,
-            problems: header.problems.get(),
-        },
-        problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
-        charge: MemoryLimit::none().charge(),
-    };
-    match index.entry(Ino::ROOT).map(|root| root.kind()) {
-        Some(EntryKind::Directory) => Ok(index),
-        _ => Err(Error::Malformed("no root directory")),
+    contents.into_index(&header, None)
+}
+
+/// Opens the index file of `len` bytes in `file`, and loads only its first sections and its problems.
+/// The frames are verified when they are loaded, so the digest at the end is not.
+///
+/// # Errors
+/// When they cannot be loaded, or are not as [`write()`] writes them.
+pub(super) fn open(file: &Arc<OnDemand>, len: u64) -> Result<Index, Error> {
+    let header_bytes = file.bytes(0..size_of::<Header>());
+    let header_bytes = header_bytes.ok_or_else(unavailable)?;
+    let header = Header::read(&mut HashingStream::new(header_bytes), len)?;
+    Contents::read(&mut { file }, &header)?.into_index(&header, Some(file))
+}
+
+fn unavailable() -> Error {
+    Error::Io(io::Error::other(MissingRow::Unavailable))
+}
+
+/// The sections of an index file.
+struct Contents {
+    layer: Layer,
+    texts: Rows<u8>,
+    arrays: Arrays,
+    problems: Rows<u8>,
+}
+
+/// Sections, read in order.
+trait SectionReader {
+    /// Reads the rows of `section`, whose place in the file is checked.
+    fn rows<T: Row + IntoBytes + Clone>(&mut self, section: Section) -> Result<Rows<T>, Error>;
+}
+
+impl SectionReader for &Arc<OnDemand> {
+    fn rows<T: Row + IntoBytes + Clone>(&mut self, section: Section) -> Result<Rows<T>, Error> {
+        let start = usize::try_from(section.offset.get()).ok();
+        let len = usize::try_from(section.len.get()).ok();
+        let range = start
+            .zip(len)
+            .and_then(|(start, len)| Some(start..start.checked_add(len)?));
+        range
+            .and_then(|range| Rows::on_demand(self, range))
+            .ok_or(PARTIAL_ROWS)
+    }
+}
+
+impl Contents {
+    fn read(input: &mut impl SectionReader, header: &Header) -> Result<Self, Error> {
+        let [layers, texts, ..] = header.sections;
+        if layers.len.get() != size_of::<Layer>() as u64 {
+            return Err(ONE_LAYER);
+        }
+        let layer = *input
+            .rows::<Layer>(layers)?
+            .get(0)
+            .ok_or_else(unavailable)?;
+        let texts = input.rows::<u8>(texts)?;
+        let (arrays, problems) = read_arrays(input, &header.sections)?;
+        Ok(Self {
+            layer,
+            texts,
+            arrays,
+            problems,
+        })
+    }
+
+    fn into_index(self, header: &Header, file: Option<&Arc<OnDemand>>) -> Result<Index, Error> {
+        let Self {
+            layer,
+            texts,
+            arrays,
+            problems,
+        } = self;
+        // A published file of a format with longer texts could claim any length.
+        if texts.len() as u64 > MAX_ORIGIN_TEXT_BYTES {
+            return Err(Error::Malformed("a locator that is too long"));
+        }
+        let all = |rows: &Rows<u8>| rows.range(0..rows.len()).map(<[u8]>::to_vec);
+        let texts = all(&texts).ok_or_else(unavailable)?;
+        let problems = all(&problems).ok_or_else(unavailable)?;
+        let origin = layer.origin(decode_texts(&texts)?)?;
+        let block_len = layer.block_len()?;
+        let index = Index {
+            // The end of the stream, or 0 without blocks.
+            digested: match arrays.blocks.len() as u64 {
+                0 => Packed(0),
+                count if count == origin.packed_bytes.div_ceil(block_len) => {
+                    Packed(origin.packed_bytes)
+                }
+                _ => return Err(Error::Malformed("not one digest a block")),
+            },
+            arrays,
+            names: None,
+            replaced: None,
+            origin,
+            block_len,
+            totals: Totals {
+                entries: header.entries.get(),
+                stored_bytes: header.stored_bytes.get(),
+                has_xattrs: header.flags.get() & HAS_XATTRS != 0,
+                problems: header.problems.get(),
+            },
+            problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
+            file: file.cloned(),
+            charge: MemoryLimit::none().charge(),
+        };
+        match index.entry(Ino::ROOT).map(|root| root.kind()) {
+            Some(EntryKind::Directory) => Ok(index),
+            _ => Err(Error::Malformed("no root directory")),
+        }
     }
 }
 
 fn read_arrays(
-    input: &mut HashingStream<impl Read>,
+    input: &mut impl SectionReader,
     sections: &[Section; SECTIONS as usize],
-) -> Result<(Arrays, Vec<u8>), Error> {
+) -> Result<(Arrays, Rows<u8>), Error> {
     let &[
         _,
         _,
@@ -242,7 +342,7 @@ fn read_arrays(
     if problems.len.get() > problem::MAX_SECTION_BYTES {
         return Err(Error::Malformed("too many problems"));
     }
-    Ok((arrays, input.rows::<u8>(problems)?))
+    Ok((arrays, input.rows(problems)?))
 }
 
 /// Reads an index file's origin, only for display, because the sections after it are not checked.
@@ -252,7 +352,10 @@ fn read_arrays(
 pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
     let mut input = HashingStream::new(input);
     let [layers, texts, ..] = Header::read(&mut input, len)?.sections;
-    let layer = input.layer(layers)?;
+    if layers.len.get() != size_of::<Layer>() as u64 {
+        return Err(ONE_LAYER);
+    }
+    let layer = input.row::<Layer>()?;
     if texts.len.get() > MAX_ORIGIN_TEXT_BYTES {
         return Err(Error::Malformed("a locator that is too long"));
     }
@@ -419,23 +522,15 @@ impl<R: Read> HashingStream<R> {
         self.hasher.update(row.as_mut_bytes());
         Ok(row)
     }
+}
 
-    fn layer(&mut self, section: Section) -> Result<Layer, Error> {
-        if section.len.get() != size_of::<Layer>() as u64 {
-            return Err(Error::Malformed("not exactly one layer"));
-        }
-        self.row()
-    }
-
-    /// Reads a section straight into its vector. The caller checked its length against the file's.
-    fn rows<T: FromBytes + IntoBytes + FromZeros + Clone>(
-        &mut self,
-        section: Section,
-    ) -> Result<Vec<T>, Error> {
+impl<R: Read> SectionReader for HashingStream<R> {
+    /// Reads a section straight into its vector.
+    fn rows<T: Row + IntoBytes + Clone>(&mut self, section: Section) -> Result<Rows<T>, Error> {
         let len = section.len.get();
         let row_bytes = size_of::<T>() as u64;
         if !len.is_multiple_of(row_bytes) {
-            return Err(Error::Malformed("a section is not a whole number of rows"));
+            return Err(PARTIAL_ROWS);
         }
         let count = usize::try_from(len / row_bytes).map_err(|_| Error::Memory(len))?;
         let mut rows = Vec::new();
@@ -444,7 +539,7 @@ impl<R: Read> HashingStream<R> {
         rows.resize(count, T::new_zeroed());
         self.inner.read_exact(rows.as_mut_bytes())?;
         self.hasher.update(rows.as_mut_bytes());
-        Ok(rows)
+        Ok(rows.into())
     }
 }
 

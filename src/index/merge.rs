@@ -127,10 +127,10 @@ pub(crate) fn merge(
         other_bytes: table_bytes,
     };
     let (arrays, charge) = (&mut merger.arrays, &mut merger.charge);
-    charge.reserve(&mut arrays.inodes, layer_inos.len())?;
-    charge.reserve(&mut arrays.dirents, plan.names.len())?;
+    charge.reserve(arrays.inodes.vec_mut(), layer_inos.len())?;
+    charge.reserve(arrays.dirents.vec_mut(), plan.names.len())?;
     let spans = layers.iter().map(|index| index.arrays.spans.len());
-    charge.reserve(&mut arrays.spans, spans.sum())?;
+    charge.reserve(arrays.spans.vec_mut(), spans.sum())?;
     merger.add_inodes(&mut sources, plan, &numbers, &layer_inos)?;
     merger.add_dirents(plan, &numbers)?;
     for source in &sources {
@@ -157,6 +157,7 @@ pub(crate) fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         problems: layer_problems.collect(),
+        file: None,
         charge: MemoryLimit::none().charge(),
     };
     charge.set((index.memory_bytes() + table_bytes) as u64)?;
@@ -299,12 +300,12 @@ impl<'a> Merger<'a, '_> {
                 *layer_ino = directory.attributes;
             }
         }
-        self.arrays.inodes.push(InodeRow::default());
+        self.arrays.inodes.vec_mut().push(InodeRow::default());
         for layer_ino in attributes.get(1..).unwrap_or_default() {
             let layer = layers.get_mut(layer_ino.layer as usize);
             let layer = layer.ok_or(MergeError::TooLarge)?;
             let inode = self.copy_inode(layer, layer_ino.ino)?;
-            self.arrays.inodes.push(inode);
+            self.arrays.inodes.vec_mut().push(inode);
             self.check_memory()?;
         }
         self.other_bytes -= attribute_bytes;
@@ -373,7 +374,7 @@ impl<'a> Merger<'a, '_> {
             extra.piece = row_count(&self.arrays.pieces)?.into();
             for piece in map {
                 let plain = piece.plain.get().saturating_add(layer.start).into();
-                push_row(&mut self.arrays.pieces, PieceRow { plain, ..*piece });
+                push_row(self.arrays.pieces.vec_mut(), PieceRow { plain, ..*piece });
                 self.check_memory()?;
             }
             // Rows that were out of range are left out.
@@ -384,7 +385,7 @@ impl<'a> Merger<'a, '_> {
             return Ok(0);
         }
         let number = row_count(&self.arrays.extras)?;
-        push_row(&mut self.arrays.extras, extra);
+        push_row(self.arrays.extras.vec_mut(), extra);
         layer.extras.insert(row, number);
         Ok(number)
     }
@@ -430,7 +431,7 @@ impl<'a> Merger<'a, '_> {
             } else if let Some(parent) = self.arrays.inodes.get_mut(parent as usize) {
                 parent.add_links(1);
             }
-            self.arrays.dirents.push(Dirent {
+            self.arrays.dirents.vec_mut().push(Dirent {
                 name: self.arrays.arena.push_name(named.name),
                 ino: ino.into(),
                 parent: parent.into(),
@@ -448,7 +449,7 @@ impl<'a> Merger<'a, '_> {
             flags: SpanRow::UNHASHED.into(),
             ..SpanRow::default()
         });
-        self.arrays.spans.extend(rows);
+        self.arrays.spans.vec_mut().extend(rows);
     }
 
     /// The sorted arrays, and the charge for their memory and that of the tables.

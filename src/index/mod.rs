@@ -12,6 +12,7 @@ pub mod format;
 mod memory;
 mod merge;
 mod problem;
+pub mod published;
 mod rows;
 pub mod store;
 #[cfg(test)]

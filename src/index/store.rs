@@ -6,7 +6,7 @@
 //! each other.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufReader, BufWriter};
+use std::io::{self, BufRead, BufReader, BufWriter};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +17,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
+use super::published;
 use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
 use crate::base::publish::{TEMPORARY_PREFIX, publish_private, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
@@ -337,15 +338,15 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     loaded.map_err(|cause| Error { path, cause })
 }
 
-/// Writes an index file at `path` atomically, over an existing one, into an existing directory. Only this
-/// user can read the file, because the archive may be confidential.
+/// Writes `index` in its published form to `path` atomically, over an existing file, into an existing directory.
+/// Only this user can read the file, because the archive may be confidential.
 ///
 /// # Errors
 /// When it cannot be written. An existing file is unchanged then.
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
     let write = |file| {
         let file = BufWriter::with_capacity(BUFFER_BYTES, file);
-        format::write(index, &index.origin.locator, file)
+        published::write(index, &index.origin.locator, file)
     };
     publish_private(path, write).map_err(|error| store_error(path, error))
 }
@@ -378,12 +379,23 @@ fn classify_error(error: io::Error) -> Cause {
 }
 
 fn load(file: File, limit: &MemoryLimit) -> Result<Index, Cause> {
-    let len = file.metadata()?.len();
+    let mut file = BufReader::with_capacity(BUFFER_BYTES, file);
+    let front = file.fill_buf()?;
+    let is_published = published::is_published(front);
+    let len = if is_published {
+        published::index_bytes(front)?
+    } else {
+        file.get_ref().metadata()?.len()
+    };
     if len > limit.bytes() {
         let limit = limit.bytes();
         return Err(TooMuchMemory { limit }.into());
     }
-    let mut index = format::read(BufReader::with_capacity(BUFFER_BYTES, file), len)?;
+    let mut index = if is_published {
+        format::read(published::unpack(file)?, len)?
+    } else {
+        format::read(file, len)?
+    };
     index.charge_to(limit)?;
     Ok(index)
 }

@@ -2,7 +2,9 @@
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
+use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -18,6 +20,7 @@ use super::blocks::{self, Blocks};
 use super::checksums::SpanChecksums;
 use super::memory::{Charge, MemoryLimit, TooMuchMemory};
 use super::problem::Problem;
+use super::published::{MissingRow, OnDemand, with_loading};
 use super::rows::{
     BLOCK_DEVICE, CHAR_DEVICE, DIRECTORY, FIFO, FILE, InodeRow, NONE, PieceRow, SYMLINK, SpanRow,
 };
@@ -77,6 +80,8 @@ pub struct Index {
     pub(super) totals: Totals,
     /// The first, up to [`Options::max_problems`](super::Options::max_problems).
     pub(super) problems: Vec<Problem>,
+    /// The file whose rows are loaded on demand.
+    pub(super) file: Option<Arc<OnDemand>>,
     pub(super) charge: Charge,
 }
 
@@ -376,14 +381,72 @@ impl Index {
     /// When the limit's indexes together exceed it.
     pub fn charge_to(&mut self, limit: &MemoryLimit) -> Result<(), TooMuchMemory> {
         self.charge = limit.charge();
-        self.charge.set(self.memory_bytes() as u64)
+        // Rows that are not loaded yet count, too, because any may be.
+        let file_bytes = self.file.as_ref().map_or(0, |file| file.len());
+        self.charge
+            .set((self.memory_bytes()).max(file_bytes) as u64)
+    }
+
+    /// Whether rows are loaded when they are used. [`published::without_loading`] and
+    /// [`published::with_loading`] find out whether one is missing.
+    pub fn is_on_demand(&self) -> bool {
+        self.file.is_some()
+    }
+
+    /// Length of the published index whose rows are loaded on demand; 0 for others.
+    pub fn published_bytes(&self) -> u64 {
+        self.file.as_ref().map_or(0, |file| file.packed_len())
+    }
+
+    /// Loads the next missing rows by one request; `false` if there are none.
+    ///
+    /// # Errors
+    /// When they cannot be loaded.
+    pub fn load_next_rows(&self) -> io::Result<bool> {
+        self.file
+            .as_ref()
+            .map_or(Ok(false), |file| file.load_next())
+    }
+
+    /// Loads the rows of the tree, and not those that only reads need.
+    ///
+    /// # Errors
+    /// When they cannot be loaded.
+    pub fn load_tree_rows(&self) -> Result<(), MissingRow> {
+        let arrays = &self.arrays;
+        with_loading(|| {
+            arrays.inodes.load();
+            arrays.dirents.load();
+            arrays.by_name.load();
+            arrays.arena.0.load();
+            arrays.owners.load();
+            arrays.extras.load();
+            arrays.xattrs.load();
+            arrays.pieces.load();
+            arrays.spans.load();
+            arrays.unresolved.load();
+        })
+    }
+
+    /// Loads all rows.
+    ///
+    /// # Errors
+    /// When they cannot be loaded.
+    pub fn load_all_rows(&self) -> io::Result<()> {
+        while self.load_next_rows()? {}
+        Ok(())
     }
 
     /// Memory of the index in bytes.
     pub fn memory_bytes(&self) -> usize {
         let names = self.names.as_ref().map_or(0, NameTable::memory_bytes);
         let replaced = self.replaced.as_ref().map_or(0, HashMap::capacity);
-        self.arrays.memory_bytes() + names + replaced * (size_of::<InodeRow>() + 8)
+        let loaded = self.file.as_ref().map_or(0, |file| file.loaded_bytes());
+        let replaced = replaced * (size_of::<InodeRow>() + 8);
+        self.arrays.memory_bytes()
+            + names
+            + replaced
+            + usize::try_from(loaded).unwrap_or(usize::MAX)
     }
 
     /// Number of spans of the plain stream.
@@ -426,7 +489,7 @@ impl Index {
 
     /// Marks the packed bytes up to `end` as skipped. Those without a digest never get one.
     pub(super) fn skip_blocks(&mut self, end: Packed) {
-        let rows = &mut self.arrays.blocks;
+        let rows = self.arrays.blocks.vec_mut();
         // The digest of a block's front is not the block's digest.
         rows.truncate(blocks::block_count(self.digested.0 / self.block_len));
         let count = blocks::block_count(end.0.div_ceil(self.block_len));
@@ -514,6 +577,13 @@ impl<'a> Entry<'a> {
     /// Permission bits, the low twelve.
     pub fn mode(&self) -> u32 {
         u32::from(self.inode.mode.get() & 0o7777)
+    }
+
+    /// Uses all rows that describe the entry, so that they are loaded.
+    pub fn load_rows(&self) {
+        self.xattrs().for_each(drop);
+        self.pieces(0, 1).for_each(drop);
+        self.arrays.dirent(self.inode.dirent.get());
     }
 
     /// Owner.

@@ -7,11 +7,14 @@ use tokio::runtime::Handle;
 use super::LayeredArchive;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
-use crate::archive::{Archive, Error, OpenError, OpenOptions, SharedResources, Volume};
+use crate::archive::{
+    Archive, Error, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume,
+};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
 use crate::codec;
+use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, MergeError, WhiteoutFormat};
 use crate::source::Source;
 
@@ -22,6 +25,8 @@ pub struct Layer {
     pub source: Arc<dyn Source>,
     /// How to treat the SHA-256 of its bytes.
     pub digest: Digest,
+    /// Where its index is published.
+    pub published_index: Option<PublishedIndex>,
 }
 
 /// Why layers cannot be merged into one tree.
@@ -44,6 +49,9 @@ pub enum LayeredArchiveError {
     /// The layers are more than layer numbers.
     #[error("there are {0} layers, and {most} are the most", most = u16::MAX)]
     TooManyLayers(usize),
+    /// The published index of a layer cannot be loaded.
+    #[error("cannot load the published index of a layer; leave it out with --no-published-index")]
+    IndexRows(#[source] MissingRow),
     /// No thread could be started.
     #[error("cannot start a thread")]
     Threads(#[source] std::io::Error),
@@ -90,7 +98,8 @@ impl LayeredArchive {
         let indexes = layers.iter().filter_map(|layer| layer.complete_index());
         let indexes: Vec<_> = indexes.collect();
         let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
-        let merged = Arc::new(merge(&indexes, whiteouts, &options.index_memory)?);
+        let merged = with_loading(|| merge(&indexes, whiteouts, &options.index_memory));
+        let merged = Arc::new(merged.map_err(LayeredArchiveError::IndexRows)??);
         Ok(Self { layers, merged })
     }
 }
@@ -182,6 +191,7 @@ impl Opener {
     ) -> Result<Archive, OpenError> {
         let mut options = options.clone();
         options.scan.sha256 = layer.digest;
+        options.published_index.clone_from(&layer.published_index);
         options.layer = Some(self.whiteouts);
         options.scan.tar.accepts_empty = true;
         let share = (&self.share, *number);

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
@@ -13,15 +14,18 @@ use super::error::{Error, MAX_LAYERS};
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{
-    Archive, Callback, DiskCacheMode, OpenError, OpenOptions, Volume, WaitFor, detect_compression,
+    Archive, Callback, DiskCacheMode, OpenError, OpenOptions, PublishedIndex, Volume, WaitFor,
+    detect_compression,
 };
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
 use crate::codec::Compression;
 use crate::image::{self, Contents, Image, Layout, Platform, Transport};
-use crate::index::MemoryLimit;
+use crate::index::published;
 use crate::index::store::Store;
+use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
     self, Access, Fingerprint, FirstContact, MemorySource, Repository, RetryForever, Slice, Source,
@@ -31,6 +35,24 @@ use crate::tar;
 
 /// Divisor of the memory for archives that enclose SOURCE. Uncompressed ones need memory only for the index.
 const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
+
+/// Timeout of a published index for which the user did not ask.
+const PUBLISHED_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Which published indexes are used.
+#[derive(Clone, Debug, Default)]
+pub struct PublishedIndexChoice {
+    /// Whether an index is searched beside each archive.
+    pub is_searched: bool,
+    /// Whether the search begins before it is known that an index is needed, to save time.
+    pub is_searched_early: bool,
+    /// Whether an archive is not opened without a published index, unless an index is saved.
+    pub is_required: bool,
+    /// Location of the only published index that is used.
+    pub location: Option<String>,
+    /// SHA-256 of the published index.
+    pub sha256: Option<Sha256>,
+}
 
 /// Displays the progress of indexing until its result is dropped, from the packed length and scan counters.
 pub type ProgressFn = Arc<dyn Fn(Option<u64>, &Arc<Stats>) -> Box<dyn Any + Send> + Send + Sync>;
@@ -67,6 +89,8 @@ pub struct OpenContext {
     pub platform: Option<Platform>,
     /// Version that a mount shows, if this process continues it.
     pub shown_version: Option<String>,
+    /// Which published indexes are used.
+    pub published_index: PublishedIndexChoice,
     /// Display of the progress.
     pub progress: Option<ProgressFn>,
 }
@@ -92,6 +116,7 @@ impl OpenContext {
             expected_sha256: None,
             platform: None,
             shown_version: None,
+            published_index: PublishedIndexChoice::default(),
             progress: None,
         }
     }
@@ -146,7 +171,9 @@ impl OpenContext {
             let layered = LayeredArchive::open(&layers, &options, whiteouts, &self.network, stats)?;
             return Ok(Arc::new(layered));
         }
-        let options = self.archive_options(tree, false);
+        let mut options = self.archive_options(tree, false);
+        // Its first request is sent before the archive's answer arrives.
+        options.published_index = self.published_index(&tree.source);
         self.open_single(self.open_source(&tree.source)?, &options, open_archive)
     }
 
@@ -186,9 +213,14 @@ impl OpenContext {
         for (number, spec) in tree.sources().enumerate() {
             let expected = self.expected_sha256.filter(|_| number == 0);
             if !spec.is_image() {
+                let published_index = self.published_index(spec);
                 let source = self.open_part(spec, memory)?;
                 let digest = expected.map_or(Digest::Ignore, Digest::Expect);
-                layers.push(Layer { source, digest });
+                layers.push(Layer {
+                    source,
+                    digest,
+                    published_index,
+                });
                 continue;
             }
             let sources = match self.open_contents(spec, expected, memory)? {
@@ -203,6 +235,7 @@ impl OpenContext {
             layers.extend(sources.into_iter().map(|source| Layer {
                 source,
                 digest: Digest::Ignore,
+                published_index: None,
             }));
         }
         if layers.len() > MAX_LAYERS {
@@ -211,8 +244,11 @@ impl OpenContext {
         if layers.is_empty() {
             // An image without layers is an empty tree, like an image with one empty layer.
             let source = Arc::new(MemorySource::new("an image without layers", Bytes::new()));
-            let digest = Digest::Ignore;
-            layers.push(Layer { source, digest });
+            layers.push(Layer {
+                source,
+                digest: Digest::Ignore,
+                published_index: None,
+            });
         }
         Ok(Sources { layers, is_layered })
     }
@@ -379,17 +415,85 @@ impl OpenContext {
             return None;
         }
         let shown = self.shown_version.as_deref().unwrap_or_default();
-        let locator = source::locator(url, &self.source)?;
-        let store = Store::new(self.archive.cache_dir.as_ref()?);
-        let files = store.files().ok()?.into_iter();
-        let versions = files.filter_map(|file| {
-            let saved = file.origin()?.locator;
-            let is_shown = shown.contains(&saved.fingerprint);
-            let version = Fingerprint::parse_strong_etag(&saved.fingerprint)?;
-            (saved.canonical == locator).then_some((is_shown, file.used, version))
-        });
+        let versions = self
+            .saved_indexes(url)
+            .into_iter()
+            .filter_map(|(saved, used)| {
+                let is_shown = shown.contains(&saved.fingerprint);
+                let version = Fingerprint::parse_strong_etag(&saved.fingerprint)?;
+                Some((is_shown, used, version))
+            });
         let last = versions.max_by_key(|&(is_shown, used, _)| (is_shown, used));
         last.map(|(.., version)| version)
+    }
+
+    /// Returns the keys of all saved indexes of `url`, and when they were last used.
+    fn saved_indexes(&self, url: &str) -> Vec<(Locator, SystemTime)> {
+        let locator = source::locator(url, &self.source);
+        let store = self.archive.cache_dir.as_deref().map(Store::new);
+        let files = store.and_then(|store| store.files().ok());
+        let files = files.unwrap_or_default().into_iter();
+        let saved = files.filter_map(|file| Some((file.origin()?.locator, file.used)));
+        saved
+            .filter(|(saved, _)| Some(&saved.canonical) == locator.as_ref())
+            .collect()
+    }
+
+    /// Returns where the index of `spec` is published, and starts to open it if none is saved.
+    ///
+    /// A URL with a query is often signed for one object only, so nothing is expected beside it.
+    pub fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
+        let choice = &self.published_index;
+        let location = match (&choice.location, spec) {
+            (Some(named), _) => named.clone(),
+            (None, SourceSpec::Plain(archive)) if choice.is_searched => {
+                let archive = archive.to_str()?;
+                let is_beside = archive != "-" && !archive.contains('?');
+                is_beside.then(|| format!("{archive}{}", published::SUFFIX))?
+            }
+            _ => return None,
+        };
+        let is_required = choice.is_required;
+        let mut options = self.source_options(&location);
+        options.stats = Arc::default();
+        if !is_required {
+            options.timeout = options.timeout.min(PUBLISHED_INDEX_TIMEOUT);
+            options.retry.attempts = 1;
+        }
+        let is_saved = match spec {
+            SourceSpec::Plain(archive) => archive
+                .to_str()
+                .is_some_and(|archive| !self.saved_indexes(archive).is_empty()),
+            _ => false,
+        };
+        let network = self.network.clone();
+        let open = move || {
+            let (location, options) = (location.clone(), options.clone());
+            async move { source::open(&location, options).await }
+        };
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "its result is awaited, or not needed"
+        )]
+        let early = (choice.is_searched_early && !is_saved).then(|| network.spawn(open()));
+        let early = Mutex::new(early);
+        let find = move || match early.lock().take() {
+            // The task fails only if the runtime ends.
+            Some(task) => network.block_on(task).unwrap_or_else(|_| {
+                Err(source::Error::new(
+                    "the published index",
+                    source::Cause::Cancelled,
+                ))
+            }),
+            None => network.block_on(open()),
+        };
+        Some(PublishedIndex {
+            find: Arc::new(find),
+            network: self.network.clone(),
+            stats: Arc::clone(&self.source.stats),
+            is_required,
+            sha256: choice.sha256,
+        })
     }
 
     /// Memory of each of `count` enclosing archives.

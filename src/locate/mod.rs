@@ -17,6 +17,6 @@ mod context;
 mod error;
 mod spec;
 
-pub use context::{OpenContext, ProgressFn, Sources};
+pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};
 pub use error::Error;
 pub use spec::{SourceSpec, TreeSpec};

@@ -29,6 +29,7 @@ mod assemble;
 mod error;
 mod header;
 pub(crate) mod limits;
+mod member_search;
 mod old_sparse;
 mod parser;
 mod pax;
@@ -39,6 +40,7 @@ use crate::base::extent::{Extent, Plain};
 
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
 pub use limits::Limits;
+pub(crate) use member_search::member_before_payload;
 pub use parser::{Event, Options, Parser};
 pub(crate) use totals::MemberTotals;
 

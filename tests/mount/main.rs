@@ -29,6 +29,7 @@ mod nested_sources;
 mod network;
 mod offline;
 mod overlay;
+mod published_index;
 mod push;
 mod restart;
 mod secrets;

@@ -5,6 +5,7 @@
 
 pub(super) mod background_scan;
 pub(super) mod opener;
+pub(super) mod published_index;
 pub(super) mod resources;
 pub(super) mod saved_index;
 
@@ -42,7 +43,12 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::open_early(source, options, network, stats)?.wait_until_scanned()
+        let archive = Self::open_early(source, options, network, stats)?.wait_until_scanned()?;
+        let index = archive.reader.live_index.completed();
+        if let Some(Err(error)) = index.map(|index| index.load_all_rows()) {
+            return Err(OpenError::IndexRows(error));
+        }
+        Ok(archive)
     }
 
     /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
@@ -55,7 +61,13 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let resources = Some((resources.clone(), layer));
-        Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
+        let archive = Self::open_with(source, options, resources, network, stats)?;
+        let archive = archive.wait_until_scanned()?;
+        let index = archive.reader.live_index.completed();
+        if let Some(Err(error)) = index.map(|index| index.load_tree_rows()) {
+            return Err(OpenError::IndexRows(std::io::Error::other(error)));
+        }
+        Ok(archive)
     }
 
     fn wait_until_scanned(self) -> Result<Self, OpenError> {
@@ -113,7 +125,10 @@ impl Archive {
                     in_use.touch();
                 }
             }
-            found
+            match found {
+                Some(reader) => Some(reader),
+                None => opener.open_published_index()?,
+            }
         };
         match found {
             Some(reader) => opener.build_archive(Arc::new(reader)),
@@ -163,6 +178,7 @@ impl Opener {
             Some((resources, _)) => Arc::clone(&resources.read_threads),
             None => resources::start_read_threads().map_err(OpenError::Threads)?,
         };
+        published_index::load_in_background(&reader, &read_threads);
         Ok(Archive {
             background_scan: None,
             prefetch: OnceLock::new(),

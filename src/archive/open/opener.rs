@@ -188,6 +188,8 @@ impl Opener {
             Err(
                 ReadError::Damaged { .. }
                 | ReadError::Index
+                | ReadError::IndexUnavailable
+                | ReadError::IndexMismatch
                 | ReadError::Unscanned
                 | ReadError::NotAFile,
             ) => Err(foreign_index(path, &*self.source)),
@@ -263,6 +265,14 @@ impl Opener {
 
     /// Opens an earlier mount's disk cache for a saved index, or a new one that reads fill.
     fn open_disk_cache(&self, index: &Index) -> Option<Arc<DiskCache>> {
+        self.open_disk_cache_named(index, &disk_cache_name(index.origin()))
+    }
+
+    pub(super) fn open_disk_cache_named(
+        &self,
+        index: &Index,
+        name: &str,
+    ) -> Option<Arc<DiskCache>> {
         let disk_cache_dir = self.options.disk_cache_dir()?;
         if !should_cache_spans(&*self.source, Some(index.origin().compression)) {
             return None;
@@ -271,8 +281,7 @@ impl Opener {
             // Private to this process, because the source may have changed since others read it.
             DiskCache::create(disk_cache_dir, self.disk_cache_options())
         } else {
-            let name = disk_cache_name(index.origin());
-            DiskCache::open(disk_cache_dir, &name, self.disk_cache_options())
+            DiskCache::open(disk_cache_dir, name, self.disk_cache_options())
         };
         usable_disk_cache(disk_cache)
     }
@@ -309,6 +318,7 @@ impl Opener {
             memory_bytes: budgets.memory_bytes,
             stats: Arc::clone(&self.stats),
             first_read_hashes: FirstReadHashes::default(),
+            header_checks: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }
@@ -336,26 +346,23 @@ impl SavedIndex {
     /// # Errors
     /// When the given index file is not an index, or belongs to another archive.
     pub fn find(source: &dyn Source, options: &OpenOptions) -> Result<Option<Self>, OpenError> {
+        let fingerprint = source.fingerprint().clone();
         let location = match (&options.index_file, &options.cache_dir) {
             (Some(path), _) => {
                 let index = read_index_file(path, source, &options.index_memory)?;
                 IndexLocation::File(Arc::new(index))
             }
-            (None, Some(directory)) if source.fingerprint().is_strong() => IndexLocation::Store(
-                Store::new(directory),
-                locator(source, options),
-                options.index_memory.clone(),
-            ),
-            (None, _) => return Ok(None),
-        };
-        let digest = match options.scan.for_source(source).sha256 {
-            Digest::Expect(digest) => Some(digest),
-            Digest::Compute | Digest::Ignore => None,
+            _ if !fingerprint.is_strong() => return Ok(None),
+            (None, Some(directory)) => IndexLocation::Store(Store::new(directory)),
+            (None, None) => IndexLocation::Nowhere,
         };
         Ok(Some(Self {
             location,
-            packed_len: source.fingerprint().len,
-            digest,
+            published: options.published_index.clone(),
+            locator: locator(source, options),
+            limit: options.index_memory.clone(),
+            fingerprint,
+            digest: options.scan.for_source(source).sha256.expected(),
         }))
     }
 }
@@ -388,8 +395,13 @@ fn usable_disk_cache(opened: Result<DiskCache, DiskCacheError>) -> Option<Arc<Di
 pub(crate) fn disk_cache_name(origin: &Origin) -> String {
     if origin.content_id == [0; 32] {
         // Part of the archive was not read, so only its location and version identify it.
-        let name = origin.locator.file_name();
-        return name.trim_end_matches(".idx").to_owned();
+        return disk_cache_name_of(&origin.locator);
     }
     blake3::Hash::from(origin.content_id).to_hex().to_string()
+}
+
+/// The name of a disk cache of the archive at a place, in one version, whatever its content is.
+pub(super) fn disk_cache_name_of(locator: &Locator) -> String {
+    let name = locator.file_name();
+    name.trim_end_matches(".idx").to_owned()
 }

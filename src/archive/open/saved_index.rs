@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::published_index;
+use crate::archive::options::PublishedIndex;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::Packed;
 use crate::base::sha256::Sha256;
@@ -10,32 +12,36 @@ use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, ExpectedSpan, SeekRange};
 use crate::index::store::Store;
 use crate::index::{Index, Ino, Locator, MemoryLimit};
+use crate::source::Fingerprint;
 
 /// A saved index of the source's current version, if one exists. Loaded only for a stream that benefits.
 #[derive(Clone, Debug)]
 pub struct SavedIndex {
     pub(super) location: IndexLocation,
-    pub(super) packed_len: Option<u64>,
+    /// Where an index is published, for use if none is saved.
+    pub(super) published: Option<PublishedIndex>,
+    pub(super) locator: Locator,
+    pub(super) limit: MemoryLimit,
+    pub(super) fingerprint: Fingerprint,
     /// Expected digest of the packed bytes, if any.
     pub(super) digest: Option<Sha256>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum IndexLocation {
-    Store(Store, Locator, MemoryLimit),
+    Store(Store),
     File(Arc<Index>),
+    /// There is no directory for saved indexes.
+    Nowhere,
 }
 
 impl SavedIndex {
     /// Whether the archive may contain one of `paths`, or an entry below it.
     ///
     /// True if a path's first component exists, or a member has no place in the tree. `None` without an
-    /// index, and with an index file, which has not been compared with the archive yet.
+    /// index, and with one that is not compared with the archive yet: an index file, or a published index.
     pub fn may_have_any(&self, paths: &[ArchivePath]) -> Option<bool> {
-        if matches!(self.location, IndexLocation::File(_)) {
-            return None;
-        }
-        let index = self.load()?;
+        let index = self.load_saved()?;
         let may_have = |path: &ArchivePath| {
             let first = path.components().next();
             first.is_none_or(|first| index.lookup(Ino::ROOT, first).is_some())
@@ -43,15 +49,25 @@ impl SavedIndex {
         Some(index.problem_count() > 0 || paths.iter().any(may_have))
     }
 
-    fn load(&self) -> Option<Arc<Index>> {
-        match &self.location {
-            IndexLocation::File(index) => Some(Arc::clone(index)),
-            IndexLocation::Store(store, locator, limit) => store
-                .find_locked(locator, limit)
-                .inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"))
-                .ok()?
-                .map(|(index, _)| Arc::new(index)),
-        }
+    fn load_saved(&self) -> Option<Arc<Index>> {
+        let IndexLocation::Store(store) = &self.location else {
+            return None;
+        };
+        let found = store.find_locked(&self.locator, &self.limit);
+        let found =
+            found.inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"));
+        found.ok()?.map(|(index, _)| Arc::new(index))
+    }
+
+    /// Loads all of the published index, if it is proven to be of the source's version.
+    fn load_published(&self) -> Option<Arc<Index>> {
+        let (index, _) = published_index::load(self.published.as_ref()?, &self.limit)
+            .inspect_err(|error| tracing::debug!(%error, "cannot use the published index"))
+            .ok()?;
+        let is_bound = published_index::is_bound(&index, &self.fingerprint, &self.locator);
+        is_bound.filter(|&is_bound| is_bound)?;
+        index.load_all_rows().ok()?;
+        Some(Arc::new(index))
     }
 
     /// Seek ranges for decoding a stream of `compression`; `None` if they would not help.
@@ -60,12 +76,16 @@ impl SavedIndex {
         if !matches!(compression, Compression::Gzip | Compression::Lz4) {
             return None;
         }
-        let packed_len = self.packed_len;
-        let is_file = matches!(self.location, IndexLocation::File(_));
-        let index = self.load()?;
+        let packed_len = self.fingerprint.len;
+        let saved = self.load_saved();
+        let is_foreign = saved.is_none();
+        let index = match &self.location {
+            IndexLocation::File(index) => Some(Arc::clone(index)),
+            _ => saved.or_else(|| self.load_published()),
+        }?;
         let origin = index.origin();
         // A packed digest does not verify data decoded from foreign seek points, or those of other bytes.
-        if self.digest.is_some() && (is_file || origin.sha256 != self.digest) {
+        if self.digest.is_some() && (is_foreign || origin.sha256 != self.digest) {
             return None;
         }
         let fits = origin.compression == compression

@@ -45,25 +45,47 @@ pub(super) fn plan_parts(
     let assembly = Assembly::new(offset, len);
     let mut parts = Vec::new();
     for piece in entry.pieces(offset, len) {
-        let Some(mut wanted) = assembly.wanted(&piece) else {
-            continue;
-        };
-        while !wanted.is_empty() {
-            let span = index.span_at(wanted.start());
-            let span = span.ok_or_else(|| missing(ReadError::Index))?;
-            let extent = index.span_extent(span).ok_or(ReadError::Index)?;
-            let plain = extent.intersection(&wanted).ok_or(ReadError::Index)?;
-            let within = |at: Plain| usize::try_from(at.0 - extent.start().0).unwrap_or(usize::MAX);
-            parts.push(SpanPart {
-                span,
-                piece,
-                plain,
-                range: within(plain.start())..within(plain.end()),
-            });
-            wanted = Extent::new(plain.end(), wanted.end()).ok_or(ReadError::Index)?;
+        if let Some(wanted) = assembly.wanted(&piece) {
+            add_parts(index, piece, wanted, &mut parts).map_err(missing)?;
         }
     }
     Ok((len, parts))
+}
+
+/// Plans the parts of `wanted`, plain bytes that need not belong to a file.
+pub(super) fn plan_plain_parts(
+    index: &Index,
+    wanted: Extent<Plain>,
+) -> Result<Vec<SpanPart>, ReadError> {
+    let piece = Piece {
+        offset: 0,
+        plain: wanted,
+    };
+    let mut parts = Vec::new();
+    add_parts(index, piece, wanted, &mut parts)?;
+    Ok(parts)
+}
+
+fn add_parts(
+    index: &Index,
+    piece: Piece,
+    mut wanted: Extent<Plain>,
+    parts: &mut Vec<SpanPart>,
+) -> Result<(), ReadError> {
+    while !wanted.is_empty() {
+        let span = index.span_at(wanted.start()).ok_or(ReadError::Index)?;
+        let extent = index.span_extent(span).ok_or(ReadError::Index)?;
+        let plain = extent.intersection(&wanted).ok_or(ReadError::Index)?;
+        let within = |at: Plain| usize::try_from(at.0 - extent.start().0).unwrap_or(usize::MAX);
+        parts.push(SpanPart {
+            span,
+            piece,
+            plain,
+            range: within(plain.start())..within(plain.end()),
+        });
+        wanted = Extent::new(plain.end(), wanted.end()).ok_or(ReadError::Index)?;
+    }
+    Ok(())
 }
 
 /// Plain offset that the scan must reach for a read; 0 if the read needs no bytes.

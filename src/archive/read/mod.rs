@@ -15,6 +15,7 @@ mod decode_span;
 pub(super) mod disk_cache_policy;
 mod fill_span;
 pub(super) mod first_read_hashes;
+pub(super) mod header_check;
 mod member_source;
 mod packed;
 pub(super) mod priority;
@@ -31,6 +32,7 @@ use tokio::runtime::Handle;
 
 use self::assemble::{Assembly, SpanPart, plan_parts};
 use self::first_read_hashes::FirstReadHashes;
+use self::header_check::HeaderChecks;
 use self::priority::ReadPriority;
 use self::single_flight::SingleFlight;
 use self::window_layout::{LONG_READ_BYTES, Windows};
@@ -46,6 +48,7 @@ use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, SpanCache, SpanKey};
 use crate::codec::Compression;
 use crate::fetch;
+use crate::index::published::without_loading;
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
 use crate::source::Source;
@@ -75,6 +78,8 @@ pub(crate) struct Reader {
     pub(crate) memory_bytes: u64,
     pub(crate) stats: Arc<Stats>,
     pub(crate) first_read_hashes: FirstReadHashes,
+    /// For a published index, the files whose headers matched.
+    pub(crate) header_checks: Option<HeaderChecks>,
     /// Lock that keeps the saved index from being removed.
     pub(crate) in_use: OnceLock<IndexLock>,
     pub(crate) is_closed: AtomicBool,
@@ -96,6 +101,16 @@ impl Reader {
         offset: u64,
         len: u32,
     ) -> Option<Result<Bytes, ReadError>> {
+        if self.header_checks.is_some() {
+            if self.must_check_header(ino) {
+                return None;
+            }
+            return without_loading(|| self.try_read_rows(ino, offset, len)).unwrap_or(None);
+        }
+        self.try_read_rows(ino, offset, len)
+    }
+
+    fn try_read_rows(&self, ino: Ino, offset: u64, len: u32) -> Option<Result<Bytes, ReadError>> {
         let mut found_spans = 0;
         let bytes = self.read_with(ino, offset, len, |part| {
             if let Some(bytes) = self.cached_part(part)? {
@@ -117,24 +132,43 @@ impl Reader {
 
     /// As [`crate::archive::Archive::read`], on the calling thread.
     pub(crate) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
-        self.read_with(ino, offset, len, |part| {
-            if let Some(bytes) = self.cached_part(part)? {
-                self.stats.memory_hit_spans.increment();
-                return Ok(bytes);
+        if self.must_check_header(ino) {
+            self.check_header(ino)
+                .map_err(|error| self.index_error(error))?;
+        }
+        self.read_with(ino, offset, len, |part| self.load_part(part))
+            .map_err(|error| self.index_error(error.unwrap_or(ReadError::Index)))
+    }
+
+    /// A row of a published index that seems to be wrong may just not be available.
+    fn index_error(&self, error: ReadError) -> ReadError {
+        match error {
+            ReadError::Index | ReadError::NotAFile if self.header_checks.is_some() => {
+                ReadError::IndexUnavailable
             }
-            if let Some(bytes) = self.read_part_from_disk(part, Wait::ForDisk) {
-                return Ok(bytes);
-            }
-            if let Some(bytes) = self.read_windows(part)? {
-                return Ok(bytes);
-            }
-            part.slice_of(&self.load_span(part.span)?)
-        })
-        .map_err(|error| error.unwrap_or(ReadError::Index))
+            error => error,
+        }
+    }
+
+    fn load_part(&self, part: &SpanPart) -> Result<Bytes, Option<ReadError>> {
+        if let Some(bytes) = self.cached_part(part)? {
+            self.stats.memory_hit_spans.increment();
+            return Ok(bytes);
+        }
+        if let Some(bytes) = self.read_part_from_disk(part, Wait::ForDisk) {
+            return Ok(bytes);
+        }
+        if let Some(bytes) = self.read_windows(part)? {
+            return Ok(bytes);
+        }
+        part.slice_of(&self.load_span(part.span)?)
     }
 
     /// As [`Reader::try_read`], for prefetch, but may wait for a local disk; `None` also if it fails.
     pub(crate) fn read_cached(&self, ino: Ino, offset: u64, len: u32) -> Option<Bytes> {
+        if self.must_check_header(ino) {
+            self.check_header(ino).ok()?;
+        }
         let find = |part: &SpanPart| {
             let found = self.cached_part(part)?;
             found
@@ -268,6 +302,7 @@ mod tests {
             memory_bytes: 0,
             stats: Arc::default(),
             first_read_hashes: FirstReadHashes::default(),
+            header_checks: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };

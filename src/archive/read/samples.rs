@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::Reader;
 use crate::archive::error::ReadError;
+use crate::index::{Entry, EntryKind, Ino};
 
 /// Number of random samples, in addition to the front and the end of a source.
 const RANDOM_SAMPLES: u64 = 4;
@@ -46,6 +47,22 @@ impl Reader {
     ) -> Result<(), ReadError> {
         let mut samples = self.sample_spans().into_iter();
         samples.try_for_each(|span| verify(self, span))
+    }
+
+    /// Compares the headers of some random files with the index; returns the first error.
+    pub(crate) fn verify_header_samples(&self) -> Result<(), ReadError> {
+        let count = u64::from(self.live_index.read().last_ino().0).max(1);
+        let random = RandomState::new();
+        // Few numbers are those of files with bytes if the archive holds mostly links or directories.
+        for sample in 0..RANDOM_SAMPLES {
+            let number = u32::try_from(random.hash_one(sample) % count + 1).unwrap_or(u32::MAX);
+            let index = self.live_index.read();
+            let is_file = |entry: Entry<'_>| entry.kind() == EntryKind::File;
+            if index.entry(Ino(number)).is_some_and(is_file) {
+                self.check_header(Ino(number))?;
+            }
+        }
+        Ok(())
     }
 
     /// Numbers of the sampled spans; at least one.

@@ -114,6 +114,16 @@ pub enum Digest {
     Expect(Sha256),
 }
 
+impl Digest {
+    /// The expected digest, if there is one.
+    pub(crate) fn expected(self) -> Option<Sha256> {
+        match self {
+            Self::Expect(expected) => Some(expected),
+            Self::Ignore | Self::Compute => None,
+        }
+    }
+}
+
 /// Minimum memory of a scan, in bytes.
 ///
 /// Half of it must hold everything that a decoder needs before its first output, and the chunks at both ends.

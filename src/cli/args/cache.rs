@@ -1,11 +1,13 @@
 //! Location and size of the cache.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::size::Size;
 use crate::cli::environment;
+use tarfs::Sha256;
+use tarfs::locate::{OpenContext, PublishedIndexChoice};
 
 /// Location of the cache.
 #[derive(Args, Clone, Debug, Default)]
@@ -39,9 +41,47 @@ pub(crate) struct SavedIndexArgs {
     #[command(flatten)]
     pub cache_dir: CacheDirArgs,
 
-    /// Use this index file instead of looking in the cache
-    #[arg(long, value_name = "FILE")]
+    #[arg(
+        long,
+        value_name = "FILE|URL",
+        help = "Use this index instead of looking in the cache and beside SOURCE"
+    )]
     pub index: Option<PathBuf>,
+
+    /// Do not use an index that is published beside SOURCE
+    ///
+    /// Otherwise SOURCE.tarfs is used if it describes SOURCE as it is now. Whoever can write it can choose names
+    /// and attributes, and of gzip and linked lz4 also contents.
+    #[arg(long)]
+    pub no_published_index: bool,
+
+    /// Fail unless the published index has this SHA-256
+    #[arg(long, value_name = "HEX", conflicts_with = "no_published_index")]
+    pub index_sha256: Option<Sha256>,
+}
+
+impl SavedIndexArgs {
+    /// Sets which indexes `context` uses. With `early` an open archive usually needs one.
+    pub(crate) fn apply(&self, context: &mut OpenContext, early: bool) {
+        let url = self.index.as_deref().and_then(Path::to_str);
+        let url = url.filter(|name| name.contains("://"));
+        let is_pinned_file = self.index_sha256.is_some() && self.index.is_some();
+        let location = match (url, &self.index) {
+            (Some(url), _) => Some(url.to_owned()),
+            (None, Some(path)) if is_pinned_file => Some(path.to_string_lossy().into_owned()),
+            _ => None,
+        };
+        if location.is_none() {
+            context.archive.index_file.clone_from(&self.index);
+        }
+        context.published_index = PublishedIndexChoice {
+            is_searched: !self.no_published_index && self.index.is_none(),
+            is_searched_early: early,
+            is_required: location.is_some() || self.index_sha256.is_some(),
+            location,
+            sha256: self.index_sha256,
+        };
+    }
 }
 
 /// Location and size of the cache of indexes and decoded data.

@@ -37,14 +37,11 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         "each layer of an image has an index of its own (leave out --output)"
     );
     let layers = LayerArgs::default();
-    let volume = open_archive::open_tree(
-        &args.source,
-        &layers,
-        &args.cache,
-        &network,
-        false,
-        args.quiet,
-    )?;
+    let mut cache = args.cache.clone();
+    // A new index describes the archive, and not another index of it.
+    cache.saved.no_published_index = true;
+    let volume =
+        open_archive::open_tree(&args.source, &layers, &cache, &network, false, args.quiet)?;
     if !is_image {
         let notes = volume.archives().into_iter().flat_map(Archive::notes);
         notes.for_each(output::print_error);

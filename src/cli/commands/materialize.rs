@@ -188,8 +188,12 @@ pub(crate) fn run_with(
     args.check_before_opening()?;
     let context = args.open_context(source_args, &network, &stats)?;
     let Sources { layers, is_layered } = args.open_sources(&context, &tree)?;
-    let source = &layers.first().context("there is always SOURCE")?.source;
-    let open_options = context.archive_options(&tree, is_layered);
+    let first = layers.first().context("there is always SOURCE")?;
+    let source = &first.source;
+    let open_options = OpenOptions {
+        published_index: first.published_index.clone(),
+        ..context.archive_options(&tree, is_layered)
+    };
     let saved = SavedIndex::find(&**source, &open_options)?;
     if !args.may_have_paths(saved.as_ref(), &**source)? {
         return Ok(ExitCode::from(output::EXIT_FAILURE));
@@ -260,7 +264,7 @@ impl MaterializeOptions {
         Self {
             saved: SavedIndexArgs {
                 cache_dir,
-                index: None,
+                ..SavedIndexArgs::default()
             },
             directory: Some(directory),
             numeric_owner: true,
@@ -320,7 +324,7 @@ impl MaterializeOptions {
         let (layers, cache_dir) = (&self.layers, &self.saved.cache_dir);
         let mut context =
             open_archive::open_context(source, layers, cache_dir, network, stats, self.quiet)?;
-        context.archive.index_file.clone_from(&self.saved.index);
+        self.saved.apply(&mut context, false);
         if let Some(size) = self.max_unpacked_size {
             context.archive.scan.tar.limits.size = size.0;
         }
@@ -521,7 +525,11 @@ impl Run<'_> {
         for layer in self.layers {
             let mut options = self.open_options.scan.clone();
             options.sha256 = layer.digest;
-            options.saved_index = SavedIndex::find(&*layer.source, self.open_options)?;
+            let open_options = OpenOptions {
+                published_index: layer.published_index.clone(),
+                ..self.open_options.clone()
+            };
+            options.saved_index = SavedIndex::find(&*layer.source, &open_options)?;
             sink.begin_layer();
             if !self.write_layer(sink, &layer.source, &options, &mut left_bytes) {
                 return Ok(false);

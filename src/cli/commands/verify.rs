@@ -207,7 +207,7 @@ impl Sink for VerifyAndIndexSink {
 /// Verifies `layer`, and compares it with `index` if given. Adds the index of a layer to `layers`.
 fn verify(
     args: &VerifyArgs,
-    Layer { source, digest }: &Layer,
+    Layer { source, digest, .. }: &Layer,
     index: Option<Index>,
     layers: Option<&mut VerifiedLayers>,
     scan_options: &scan::Options,

@@ -1,0 +1,230 @@
+//! Published indexes: index files in compressed frames, which a reader loads by ranges.
+//!
+//! docs/index-format.md describes the form. A zstd decoder turns it into the index file.
+
+mod frame_memory;
+mod on_demand;
+mod section;
+
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::Arc;
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use self::frame_memory::FrameMemory;
+use super::format::{self, Error, VERSION};
+use super::memory::{MemoryLimit, TooMuchMemory};
+use super::tree::{Index, Locator};
+
+pub(super) use on_demand::OnDemand;
+pub use on_demand::{MissingRow, PackedIndex, with_loading, without_loading};
+pub(super) use section::{Row, Rows};
+
+/// What follows the name of an archive in the name of its published index.
+pub const SUFFIX: &str = ".tarfs";
+
+/// Bytes of the index file in each frame but the last.
+const FRAME_LEN: u32 = 128 << 10;
+
+/// Lengths of frames that a reader accepts. Longer ones would make a first row expensive.
+const MAX_FRAME_LEN: u32 = 4 << 20;
+
+/// Level of zstd: an index is packed once and fetched often.
+const LEVEL: i32 = 7;
+
+/// Bytes that a reader requests first, as many as [`crate::source`] fetches when it opens a source.
+const FIRST_REQUEST_BYTES: u64 = 64 << 10;
+
+/// Magic of a skippable frame (RFC 8878, section 3.1.2), which zstd decoders ignore.
+const SKIPPABLE_MAGIC: u32 = 0x184D_2A5E;
+const MAGIC: [u8; 8] = *b"TARFSPUB";
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Front {
+    skippable_magic: U32,
+    skippable_len: U32,
+    magic: [u8; 8],
+    version: U32,
+    frame_len: U32,
+    index_bytes: U64,
+}
+
+impl Front {
+    /// For an index file of `index_bytes`; `None` if it is too long for the form.
+    fn new(index_bytes: u64) -> Option<Self> {
+        let mut front = Self {
+            skippable_magic: SKIPPABLE_MAGIC.into(),
+            skippable_len: 0.into(),
+            magic: MAGIC,
+            version: VERSION.into(),
+            frame_len: FRAME_LEN.into(),
+            index_bytes: index_bytes.into(),
+        };
+        front.skippable_len = u32::try_from(front.end() - 8).ok()?.into();
+        Some(front)
+    }
+
+    fn frame_count(&self) -> u64 {
+        let frame_len = u64::from(self.frame_len.get()).max(1);
+        self.index_bytes.get().div_ceil(frame_len)
+    }
+
+    /// End of the table of frames.
+    fn end(&self) -> u64 {
+        size_of::<Self>() as u64 + self.frame_count().saturating_mul(4)
+    }
+
+    fn read(bytes: &[u8]) -> Result<Self, Error> {
+        let (front, _) = Self::read_from_prefix(bytes).map_err(|_| Error::NotAnIndex)?;
+        if front.skippable_magic.get() != SKIPPABLE_MAGIC || front.magic != MAGIC {
+            return Err(Error::NotAnIndex);
+        }
+        if front.version.get() != VERSION {
+            return Err(Error::Version(front.version.get()));
+        }
+        let frame_len = front.frame_len.get();
+        if !frame_len.is_power_of_two()
+            || frame_len > MAX_FRAME_LEN
+            || front.end().checked_sub(8) != Some(front.skippable_len.get().into())
+        {
+            return Err(Error::Malformed("impossible frames"));
+        }
+        Ok(front)
+    }
+}
+
+/// Whether `bytes`, the first of a file, begin a published index.
+pub(super) fn is_published(bytes: &[u8]) -> bool {
+    Front::read_from_prefix(bytes).is_ok_and(|(front, _)| front.magic == MAGIC)
+}
+
+/// Length of the index file in a published index that begins with `bytes`.
+///
+/// # Errors
+/// When it is none, or of another version.
+pub(super) fn index_bytes(bytes: &[u8]) -> Result<u64, Error> {
+    Ok(Front::read(bytes)?.index_bytes.get())
+}
+
+/// Reads the index file in the published index `packed`, from its first byte.
+///
+/// # Errors
+/// When the decoder cannot be made.
+pub(super) fn unpack(packed: impl Read) -> io::Result<impl Read> {
+    zstd::Decoder::new(packed)
+}
+
+/// Writes `index` under the key `locator` in the published form.
+///
+/// # Errors
+/// When `out` fails, a row of `index` cannot be loaded, or it has more frames than the form allows.
+pub fn write(index: &Index, locator: &Locator, out: impl Write + Seek) -> io::Result<()> {
+    let front = Front::new(format::len(index, locator));
+    let front = front.ok_or_else(|| io::Error::other("the index is too long to be published"))?;
+    let mut frames = FrameWriter {
+        out,
+        frame: Vec::with_capacity(FRAME_LEN as usize),
+        table: Vec::new(),
+    };
+    frames.out.seek(SeekFrom::Start(front.end()))?;
+    with_loading(|| format::write(index, locator, &mut frames)).map_err(io::Error::other)??;
+    frames.end_frame()?;
+    let FrameWriter { mut out, table, .. } = frames;
+    out.seek(SeekFrom::Start(0))?;
+    out.write_all(front.as_bytes())?;
+    out.write_all(table.as_bytes())?;
+    out.flush()
+}
+
+struct FrameWriter<W> {
+    out: W,
+    frame: Vec<u8>,
+    /// Packed lengths.
+    table: Vec<U32>,
+}
+
+impl<W: Write> FrameWriter<W> {
+    fn end_frame(&mut self) -> io::Result<()> {
+        if self.frame.is_empty() {
+            return Ok(());
+        }
+        let packed = zstd::bulk::compress(&self.frame, LEVEL)?;
+        let len = u32::try_from(packed.len()).map_err(io::Error::other)?;
+        self.table.push(len.into());
+        self.out.write_all(&packed)?;
+        self.frame.clear();
+        Ok(())
+    }
+}
+
+impl<W: Write> Write for FrameWriter<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = (FRAME_LEN as usize).saturating_sub(self.frame.len());
+        let taken = bytes.get(..room).unwrap_or(bytes);
+        self.frame.extend_from_slice(taken);
+        if self.frame.len() == FRAME_LEN as usize {
+            self.end_frame()?;
+        }
+        Ok(taken.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Opens the published index `packed` of `packed_len` bytes, and loads its front only.
+///
+/// Its whole length counts against `limit`, although only rows that are used take memory.
+///
+/// # Errors
+/// When it cannot be read, is damaged, or too long for the limit.
+pub fn open(
+    packed: Box<dyn PackedIndex>,
+    packed_len: u64,
+    limit: &MemoryLimit,
+) -> Result<Index, Error> {
+    let mut bytes = packed.read(0..packed_len.min(FIRST_REQUEST_BYTES))?;
+    let front = Front::read(&bytes)?;
+    let (index_bytes, table_end) = (front.index_bytes.get(), front.end());
+    if index_bytes > limit.bytes() {
+        let limit = limit.bytes();
+        return Err(TooMuchMemory { limit }.into());
+    }
+    if table_end > packed_len {
+        return Err(Error::Malformed("the table of frames is cut"));
+    }
+    if table_end > bytes.len() as u64 {
+        bytes = packed.read(0..table_end)?;
+    }
+    let table = usize::try_from(table_end).ok();
+    let table = table.and_then(|end| bytes.get(size_of::<Front>()..end));
+    let offsets = offsets(table.unwrap_or_default(), table_end);
+    if offsets.last() != Some(&packed_len) {
+        return Err(Error::Malformed("the frames do not fill the file"));
+    }
+    let no_memory = || Error::Memory(index_bytes);
+    let len = usize::try_from(index_bytes).map_err(|_| no_memory())?;
+    let memory = FrameMemory::new(len, front.frame_len.get() as usize).ok_or_else(no_memory)?;
+    let file = OnDemand::new(memory, offsets, packed).ok_or(Error::Malformed("frames"))?;
+    file.add_packed(0, &bytes)?;
+    let mut index = format::open(&Arc::new(file), index_bytes)?;
+    index.charge_to(limit)?;
+    Ok(index)
+}
+
+/// Offsets of the frames, from `start` on, and their end.
+fn offsets(table: &[u8], start: u64) -> Vec<u64> {
+    let lens = table.chunks_exact(4).map(|len| {
+        let len = U32::read_from_bytes(len).map_or(0, U32::get);
+        u64::from(len)
+    });
+    let mut end = start;
+    let ends = lens.map(|len| {
+        end = end.saturating_add(len);
+        end
+    });
+    std::iter::once(start).chain(ends).collect()
+}

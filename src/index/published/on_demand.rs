@@ -1,0 +1,254 @@
+//! An index file in memory whose frames are loaded when a row is first used.
+
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use super::frame_memory::FrameMemory;
+use crate::base::sync::{Condvar, Mutex};
+
+/// Packed bytes that one use of a missing row requests at least, because a round trip costs more.
+const MIN_REQUEST_BYTES: u64 = 256 << 10;
+
+/// Maximum packed bytes of one request.
+const MAX_REQUEST_BYTES: u64 = 4 << 20;
+
+/// The packed bytes of a published index.
+pub trait PackedIndex: Send + Sync + fmt::Debug {
+    /// Reads `range`. Blocks, with a deadline.
+    ///
+    /// # Errors
+    /// When the bytes are unavailable, or of another version.
+    fn read(&self, range: Range<u64>) -> io::Result<Bytes>;
+}
+
+/// Why a row is missing although the index has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MissingRow {
+    /// It is not loaded, and the caller must not wait.
+    #[error("a part of the index is not loaded yet")]
+    NotLoaded,
+    /// It could not be loaded.
+    #[error("a part of the published index cannot be loaded")]
+    Unavailable,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    Never,
+    ForLoading,
+}
+
+thread_local! {
+    static WAIT: Cell<Wait> = const { Cell::new(Wait::ForLoading) };
+    static MISSING: Cell<Option<MissingRow>> = const { Cell::new(None) };
+}
+
+/// Runs `access` without waiting for rows; an error if one is not in memory. Its result is then incomplete.
+///
+/// # Errors
+/// When a row is not loaded.
+pub fn without_loading<T>(access: impl FnOnce() -> T) -> Result<T, MissingRow> {
+    with_wait(Wait::Never, access)
+}
+
+/// Runs `access`, which may wait for rows; an error if one cannot be loaded. Its result is then incomplete.
+///
+/// # Errors
+/// When a row cannot be loaded.
+pub fn with_loading<T>(access: impl FnOnce() -> T) -> Result<T, MissingRow> {
+    with_wait(Wait::ForLoading, access)
+}
+
+fn with_wait<T>(wait: Wait, access: impl FnOnce() -> T) -> Result<T, MissingRow> {
+    let (outer_wait, outer_missing) = (WAIT.replace(wait), MISSING.take());
+    let result = access();
+    WAIT.set(outer_wait);
+    let missing = MISSING.replace(outer_missing);
+    missing.map_or(Ok(result), Err)
+}
+
+/// The bytes of an index file, of which frames are loaded when they are needed.
+#[derive(Debug)]
+pub(in crate::index) struct OnDemand {
+    memory: FrameMemory,
+    /// Offset of each frame's packed bytes, and their end.
+    offsets: Vec<u64>,
+    packed: Box<dyn PackedIndex>,
+    /// Frames that are being requested.
+    in_flight: Mutex<Vec<Range<usize>>>,
+    landed: Condvar,
+    loaded_bytes: AtomicU64,
+    has_reported: AtomicBool,
+}
+
+impl OnDemand {
+    /// `offsets` holds that of each frame, and the end of the last. `None` if they do not fit the memory.
+    pub(super) fn new(
+        memory: FrameMemory,
+        offsets: Vec<u64>,
+        packed: Box<dyn PackedIndex>,
+    ) -> Option<Self> {
+        (offsets.len() == memory.frame_count() + 1).then(|| Self {
+            memory,
+            offsets,
+            packed,
+            in_flight: Mutex::default(),
+            landed: Condvar::default(),
+            loaded_bytes: AtomicU64::new(0),
+            has_reported: AtomicBool::new(false),
+        })
+    }
+
+    /// Bytes of the file in memory.
+    pub(in crate::index) fn loaded_bytes(&self) -> u64 {
+        self.loaded_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Length of the file.
+    pub(in crate::index) fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Length of the packed frames.
+    pub(in crate::index) fn packed_len(&self) -> u64 {
+        let ends = (self.offsets.first(), self.offsets.last());
+        ends.1.unwrap_or(&0) - ends.0.unwrap_or(&0)
+    }
+
+    /// The bytes of `range`; `None` past the end, or if they cannot be loaded, which
+    /// [`without_loading`] and [`with_loading`] report.
+    pub(in crate::index) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+        if let Some(bytes) = self.memory.get(range.clone()) {
+            return Some(bytes);
+        }
+        if range.start > range.end || range.end > self.memory.len() {
+            return None;
+        }
+        if WAIT.get() == Wait::Never {
+            MISSING.set(Some(MissingRow::NotLoaded));
+            return None;
+        }
+        if let Err(error) = self.load(self.memory.frames(&range)) {
+            MISSING.set(Some(MissingRow::Unavailable));
+            // Once, because every use of a row fails while the server is away.
+            if !self.has_reported.swap(true, Ordering::Relaxed) {
+                tracing::warn!(%error, "cannot load a part of the published index");
+            }
+            return None;
+        }
+        self.memory.get(range)
+    }
+
+    /// Loads the first missing frames, at most one request of them. Returns whether it found any.
+    ///
+    /// # Errors
+    /// When they cannot be read or are damaged.
+    pub(in crate::index) fn load_next(&self) -> io::Result<bool> {
+        let count = self.memory.frame_count();
+        let Some(first) = (0..count).find(|&frame| self.is_missing(frame)) else {
+            return Ok(false);
+        };
+        self.load_run(first, MAX_REQUEST_BYTES)?;
+        Ok(true)
+    }
+
+    /// Stores the frames that `packed` holds, which starts at byte `start` of the packed file.
+    pub(super) fn add_packed(&self, start: u64, packed: &[u8]) -> io::Result<()> {
+        for frame in 0..self.memory.frame_count() {
+            let range = self.packed_range(frame..frame + 1);
+            let bytes = range.start.checked_sub(start).and_then(|from| {
+                let until = range.end.checked_sub(start)?;
+                packed.get(usize::try_from(from).ok()?..usize::try_from(until).ok()?)
+            });
+            let Some(bytes) = bytes else {
+                break;
+            };
+            self.unpack(frame, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn is_missing(&self, frame: usize) -> bool {
+        !self.memory.is_written(frame)
+    }
+
+    fn load(&self, frames: Range<usize>) -> io::Result<()> {
+        let mut rest = frames.clone();
+        while let Some(first) = rest.find(|&frame| self.is_missing(frame)) {
+            let wanted = self.packed_range(first..frames.end);
+            let len = wanted.end - wanted.start;
+            self.load_run(first, len.clamp(MIN_REQUEST_BYTES, MAX_REQUEST_BYTES))?;
+            rest.start = first;
+        }
+        Ok(())
+    }
+
+    /// Loads frame `first` and the missing ones behind it, up to `max_bytes`. Waits for a request of another
+    /// thread that has the frame. Such a request may fail, so the frame may still be missing then.
+    fn load_run(&self, first: usize, max_bytes: u64) -> io::Result<()> {
+        let mut in_flight = self.in_flight.lock();
+        if in_flight.iter().any(|run| run.contains(&first)) {
+            let is_in_flight =
+                |runs: &mut Vec<Range<usize>>| runs.iter().any(|run| run.contains(&first));
+            drop(self.landed.wait_while(in_flight, is_in_flight));
+            return Ok(());
+        }
+        if !self.is_missing(first) {
+            return Ok(());
+        }
+        let is_in_run = |&frame: &usize| {
+            let packed = self.packed_range(first..frame + 1);
+            self.is_missing(frame)
+                && packed.end - packed.start <= max_bytes
+                && !in_flight.iter().any(|run| run.contains(&frame))
+        };
+        let count = self.memory.frame_count();
+        let end = (first + 1..count).find(|frame| !is_in_run(frame));
+        let run = first..end.unwrap_or(count);
+        in_flight.push(run.clone());
+        drop(in_flight);
+        let loaded = self.request(&run);
+        self.in_flight.lock().retain(|other| *other != run);
+        self.landed.notify_all();
+        loaded
+    }
+
+    fn request(&self, run: &Range<usize>) -> io::Result<()> {
+        let range = self.packed_range(run.clone());
+        let bytes = self.packed.read(range.clone())?;
+        for frame in run.clone() {
+            let own = self.packed_range(frame..frame + 1);
+            let within = |at: u64| usize::try_from(at - range.start).unwrap_or(usize::MAX);
+            let bytes = bytes.get(within(own.start)..within(own.end));
+            self.unpack(frame, bytes.ok_or(io::ErrorKind::UnexpectedEof)?)?;
+        }
+        Ok(())
+    }
+
+    fn unpack(&self, frame: usize, packed: &[u8]) -> io::Result<()> {
+        if self.memory.is_written(frame) {
+            return Ok(());
+        }
+        let len = self.memory.len_of(frame);
+        let bytes = zstd::bulk::decompress(packed, len)?;
+        if !self.memory.write(frame, &bytes) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a frame of the index has another length",
+            ));
+        }
+        self.loaded_bytes.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Packed bytes of adjacent frames, which exist.
+    fn packed_range(&self, frames: Range<usize>) -> Range<u64> {
+        let at = |frame: usize| self.offsets.get(frame).copied().unwrap_or_default();
+        at(frames.start)..at(frames.end)
+    }
+}

@@ -1,0 +1,239 @@
+//! Mounts by an index that is published beside the archive.
+
+use std::fs;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::support::fixture::TestMount;
+use crate::support::http::{Resource, Response, Server};
+use crate::support::packing::Packing;
+use crate::support::program::stderr_text;
+use crate::support::raw::{Archive, Header};
+use crate::support::rng::Rng;
+use crate::support::sha256::sha256;
+
+const ARCHIVE: &str = "/archive";
+const INDEX: &str = "/archive.tarfs";
+
+const ETAG: &str = "\"1\"";
+
+/// Enough files that their index is longer than what is loaded when it is opened.
+const FILES: usize = 6000;
+
+type Place = TestMount<Server>;
+
+fn content(number: usize) -> Vec<u8> {
+    Rng::new(number as u64 + 1).bytes(700)
+}
+
+/// Names do not compress, so the index is long.
+fn name(number: usize) -> String {
+    let digits = Rng::new(number as u64).bytes(32);
+    let digits = digits.iter().map(|byte| format!("{byte:02x}"));
+    format!("d{}/{}", number % 10, digits.collect::<String>())
+}
+
+fn archive() -> Archive {
+    let archive = (0..FILES).fold(Archive::new(), |archive, number| {
+        archive.file(&name(number), content(number))
+    });
+    archive
+        .symlink("link", &name(0))
+        .hard_link("hard", &name(1))
+        .directory("empty")
+}
+
+/// A place whose server has `archive` in `packing` with its published index.
+fn published(archive: Archive, packing: Packing) -> Place {
+    let place = TestMount::with(&["cache", "other"], Server::start());
+    let packed = packing.pack(&archive.end().into());
+    place.serve(ARCHIVE, Resource::new(packed).etag(ETAG));
+    publish(&place);
+    place
+}
+
+/// Makes the index of the archive as it is now, with a cache of its own, and publishes it.
+fn publish(place: &Place) {
+    let url = place.url(ARCHIVE);
+    place.succeeds(&["index", "--cache-dir", "other", "--output", "index", &url]);
+    let index = fs::read(place.path("index")).expect("written");
+    place.serve(INDEX, Resource::new(index).etag("\"index\""));
+}
+
+fn mount(place: &Place, flags: &[&str]) {
+    let url = place.url(ARCHIVE);
+    let words = [
+        &["mount", "--log-file", "log", "--prefetch", "none"],
+        flags,
+        &[&url, "mnt"],
+    ];
+    place.succeeds(&words.concat());
+}
+
+#[track_caller]
+fn assert_complete(place: &Place) {
+    for number in 0..FILES {
+        let read = fs::read(place.mounted(name(number))).expect("readable");
+        assert!(read == content(number), "{number}");
+    }
+    let link = fs::read_link(place.mounted("link")).expect("a link");
+    assert_eq!(link.to_string_lossy(), name(0));
+    assert!(fs::read(place.mounted("hard")).expect("readable") == content(1));
+    let names = fs::read_dir(place.mounted("d3")).expect("a directory");
+    assert_eq!(names.count(), FILES / 10);
+    let missing = fs::metadata(place.mounted("d3/none")).expect_err("no such name");
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
+}
+
+fn archive_requests(place: &Place) -> usize {
+    place.requests(ARCHIVE).len()
+}
+
+#[test]
+fn published_index_replaces_the_scan_in_every_format() {
+    for packing in [Packing::None, Packing::Gzip, Packing::Lz4, Packing::Zstd] {
+        let place = published(archive(), packing);
+        let requests = archive_requests(&place);
+        mount(&place, &[]);
+        let listed = fs::read_dir(place.mounted("d1")).expect("a directory");
+        assert_eq!(listed.count(), FILES / 10);
+        assert_eq!(
+            archive_requests(&place),
+            requests + 1,
+            "only its first bytes"
+        );
+        assert_complete(&place);
+        assert_eq!(place.counter("scans"), 0);
+        assert_eq!(place.counter("published_indexes"), 1);
+        assert_eq!(place.counter("index_mismatches"), 0);
+        place.umount();
+    }
+}
+
+#[test]
+fn published_index_of_another_version_is_not_used() {
+    let place = published(Archive::new().file("old", [1; 512]), Packing::None);
+    let new = archive().end();
+    place.serve(ARCHIVE, Resource::new(new).etag("\"2\""));
+    mount(&place, &[]);
+    assert_complete(&place);
+    assert_eq!(place.counter("scans"), 1);
+    assert_eq!(place.counter("published_indexes"), 0);
+    place.umount();
+    let log = fs::read_to_string(place.path("log")).expect("a log");
+    assert!(log.contains("not using the published index"), "{log}");
+}
+
+#[test]
+fn index_of_an_equal_archive_elsewhere_is_used_after_samples() {
+    let place = published(archive(), Packing::Gzip);
+    let packed = Packing::Gzip.pack(&archive().end().into());
+    place.serve(ARCHIVE, Resource::new(packed).etag("\"copy\""));
+    mount(&place, &[]);
+    assert_complete(&place);
+    assert_eq!(place.counter("published_indexes"), 1);
+    place.umount();
+}
+
+#[test]
+fn forged_names_sizes_and_modes_are_not_read() {
+    let true_header = || Header::new("true", b'0').mode(0o644);
+    let forgeries = [
+        Header::new("forged", b'0').mode(0o644),
+        true_header().mode(0o4755),
+    ];
+    for forged in forgeries {
+        let bytes = vec![7; 512];
+        let place = published(Archive::new().add(forged, &bytes), Packing::None);
+        let honest = Archive::new().add(true_header(), &bytes).end();
+        place.serve(ARCHIVE, Resource::new(honest).etag(ETAG));
+        mount(&place, &[]);
+        let listed = fs::read_dir(place.mounted("")).expect("a directory").next();
+        let path = listed.expect("one file").expect("listed").path();
+        let error = fs::read(path).expect_err("forged");
+        assert_eq!(
+            error.raw_os_error(),
+            Some(rustix::io::Errno::IO.raw_os_error())
+        );
+        assert!(place.counter("index_mismatches") > 0);
+        place.umount();
+    }
+}
+
+#[test]
+fn unavailable_part_of_an_index_is_an_error_and_no_missing_name() {
+    let place = TestMount::with(&["cache", "other"], Server::start());
+    place.serve(ARCHIVE, Resource::new(archive().end()).etag(ETAG));
+    publish(&place);
+    let index = Resource::new(fs::read(place.path("index")).expect("written")).etag("\"index\"");
+    let is_down = Arc::new(AtomicBool::new(true));
+    let flag = Arc::clone(&is_down);
+    place.route(INDEX, move |request| {
+        let is_first = request.range().is_some_and(|(start, _)| start == 0);
+        if flag.load(Ordering::SeqCst) && !is_first {
+            return Response::new(503);
+        }
+        index.answer(request)
+    });
+    mount(&place, &["--timeout", "2"]);
+    let missing = fs::metadata(place.mounted(name(FILES - 1))).expect_err("not loaded");
+    assert_ne!(missing.kind(), io::ErrorKind::NotFound);
+    assert!(
+        fs::read_dir(place.mounted("d1"))
+            .and_then(Iterator::collect::<io::Result<Vec<_>>>)
+            .is_err()
+    );
+    is_down.store(false, Ordering::SeqCst);
+    assert_complete(&place);
+    place.umount();
+}
+
+#[test]
+fn pinned_index_is_used_only_with_its_sha256() {
+    let place = published(archive(), Packing::Gzip);
+    let index = fs::read(place.path("index")).expect("written");
+    let digest = sha256(&index);
+    mount(&place, &["--index-sha256", &digest]);
+    assert_complete(&place);
+    assert_eq!(place.counter("published_indexes"), 1);
+    place.umount();
+
+    let url = place.url(ARCHIVE);
+    let other = "0".repeat(64);
+    let done = place.tarfs(&["mount", "--index-sha256", &other, &url, "mnt"]);
+    let error = stderr_text(&done);
+    assert!(!done.status.success() && error.contains(&digest), "{error}");
+    mount(&place, &["--no-published-index"]);
+    assert_eq!(place.counter("published_indexes"), 0);
+    place.umount();
+}
+
+#[test]
+fn named_index_is_used_or_reported() {
+    let place = published(archive(), Packing::Zstd);
+    let requests = place.requests(INDEX).len();
+    let named = place.url("/elsewhere");
+    let index = fs::read(place.path("index")).expect("written");
+    place.serve("/elsewhere", Resource::new(index).etag("\"i\""));
+    mount(&place, &["--index", &named]);
+    assert_complete(&place);
+    assert_eq!(place.counter("published_indexes"), 1);
+    assert_eq!(place.requests(INDEX).len(), requests);
+    place.umount();
+
+    let missing = place.url("/missing");
+    let error = place.error_of(&[
+        "mount",
+        "--cache-dir",
+        "new",
+        "--index",
+        &missing,
+        &place.url(ARCHIVE),
+        "mnt",
+    ]);
+    assert!(
+        error.contains("published index") && error.contains("not found"),
+        "{error}"
+    );
+}
