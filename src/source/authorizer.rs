@@ -7,13 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Method, StatusCode};
 use url::Url;
 
 use super::error::SKEWED;
 use super::http::ServerError;
 use super::{Cause, Denial};
+use crate::base::sha256::Sha256;
 
 /// Error codes about credentials, some of which come with status 400 or 409.
 const CREDENTIAL_CODES: [&str; 7] = [
@@ -33,13 +34,17 @@ const REQUEST_IDS: [&str; 3] = [
     "x-guploader-uploadid",
 ];
 
-/// A GET request without its body.
+/// A request without its body.
 #[derive(Clone, Debug)]
 pub struct Request {
+    /// Its method: GET, or one of an upload.
+    pub method: Method,
     /// Its URL.
     pub url: Url,
     /// Its headers.
     pub headers: HeaderMap,
+    /// Digest of its body, for an upload to an object store.
+    pub content_sha256: Option<Sha256>,
     /// Generation of the credentials that it carries; 0 without any.
     pub generation: u64,
 }
@@ -88,7 +93,8 @@ impl Refusal {
 
 /// Adds credentials to the requests of one source.
 pub trait Authorizer: Send + Sync + fmt::Debug {
-    /// Adds credentials to `request`. It may also change the URL's host, but not its meaning.
+    /// Adds credentials to `request`, and the headers that the server needs for its method. It may also change the
+    /// URL's host, but not its meaning.
     ///
     /// # Errors
     /// [`Cause::Credentials`] if a configured source of credentials fails.
@@ -109,6 +115,11 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
     /// Advice for the user when the server refuses the current credentials.
     fn advice(&self) -> Option<String> {
         None
+    }
+
+    /// As [`advice`](Self::advice), when the server refuses an upload. It names the permission.
+    fn upload_advice(&self) -> Option<String> {
+        self.advice()
     }
 }
 

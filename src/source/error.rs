@@ -6,12 +6,18 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A failed read of a source. `Display` omits the cause, which is the error's `source()`.
+/// A failed read or upload. `Display` omits the cause, which is the error's `source()`.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("cannot read {location}{}", describe_attempts(*.attempts, *.elapsed))]
+#[error(
+    "cannot {} {location}{}",
+    if *.is_upload { "upload to" } else { "read" },
+    describe_attempts(*.attempts, *.elapsed)
+)]
 pub struct Error {
-    /// The source, without secrets.
+    /// The source or destination, without secrets.
     pub location: String,
+    /// Whether it is an upload instead of a read.
+    pub is_upload: bool,
     /// Number of attempts, at least one.
     pub attempts: u32,
     /// Time from the first attempt to the end of the last.
@@ -26,9 +32,19 @@ impl Error {
     pub fn new(location: impl Into<String>, cause: Cause) -> Self {
         Self {
             location: location.into(),
+            is_upload: false,
             attempts: 1,
             elapsed: Duration::ZERO,
             cause,
+        }
+    }
+
+    /// The same failure of an upload.
+    #[must_use]
+    pub(super) fn of_upload(self) -> Self {
+        Self {
+            is_upload: true,
+            ..self
         }
     }
 }
@@ -110,6 +126,9 @@ pub enum Cause {
     /// The server answers with an unusable status.
     #[error("the server answers with status {0}")]
     Http(u16),
+    /// The server does not permit the method of an upload.
+    #[error("the server permits no uploads there (status {0})")]
+    NoUploads(u16),
     /// The server is busy and asks for a pause beyond the timeout.
     #[error("the server is busy and asks for a pause of {} s", .0.as_secs())]
     Busy(Duration),
@@ -175,6 +194,10 @@ impl Cause {
             Self::Damaged(_) => "it is damaged: get another copy",
             Self::Truncated => "it is incomplete: get a whole copy",
             Self::Unreachable { obstacle, .. } => obstacle.hint(),
+            Self::Http(413) => "the server limits the size of uploads: raise the limit",
+            Self::NoUploads(_) => {
+                "upload to a server that permits it, or copy the file there by other means"
+            }
             Self::Http(408 | 425 | 429 | 500..) => "try again later",
             Self::Busy(_) => "try again later, or wait for it with --timeout",
             Self::Http(_) => "check the URL",
@@ -337,6 +360,8 @@ mod tests {
             error.to_string(),
             "cannot read http://host/a (3 attempts in 2.1 s)"
         );
+        let upload = error.clone().of_upload().to_string();
+        assert!(upload.starts_with("cannot upload to http://host/a ("));
         let cause = error.source().map(ToString::to_string);
         assert_eq!(cause.as_deref(), Some("the server answers with status 500"));
     }

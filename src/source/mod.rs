@@ -19,6 +19,7 @@ mod registry;
 mod response;
 mod retry;
 mod slice;
+mod upload;
 
 use std::fmt;
 use std::time::Duration;
@@ -37,7 +38,9 @@ pub(crate) use directory::SourceDirectory;
 pub use error::{Cause, Denial, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Target, Transport};
+pub use http::{
+    Certificates, CertificatesError, Content, Http, RawResponse, RequestBody, Target, Transport,
+};
 pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};
@@ -45,9 +48,13 @@ pub use open::{locator, open};
 pub use options::{DEFAULT_HOSTS_DIR, DEFAULT_TIMEOUT, FirstContact, Options};
 pub use pipe::Pipe;
 pub use read_handle::{Continuation, ReadHandle, RetryForever};
-pub(crate) use registry::Repository;
+pub use registry::{
+    ArtifactLayer, Descriptor, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION,
+    Repository,
+};
 pub use retry::Retry;
 pub(crate) use slice::Slice;
+pub use upload::{UploadContent, put};
 
 /// Immutable bytes that can be read.
 pub trait Source: Send + Sync + fmt::Debug {

@@ -19,40 +19,65 @@ use crate::base::stats::Stats;
 ///
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
-pub async fn open(spec: &str, options: Options) -> Result<Arc<dyn Source>, Error> {
+pub async fn open(spec: &str, mut options: Options) -> Result<Arc<dyn Source>, Error> {
     if spec == "-" {
         return Ok(Arc::new(Pipe::stdin(options.stats)));
     }
-    if !spec.contains("://") {
-        return open_path(PathBuf::from(spec), options.stats).await;
-    }
-    if let Some(target) = credentials::object_target(spec, &options).await {
-        let target = target.map_err(|cause| Error::new(redact(spec), cause))?;
+    if let Some(target) = http_target(spec, &mut options).await? {
         return Ok(Arc::new(Http::open(target, options).await?));
     }
-    // A URL that does not parse may contain secrets, so the error does not repeat it.
-    let malformed = |text: String| Error::new("the URL", Cause::Malformed(text));
-    let url = Url::parse(spec).map_err(|error| malformed(error.to_string()))?;
-    match url.scheme() {
-        "http" | "https" => {
-            let mut options = options;
-            let target = http_target(url, &mut options);
-            let target = target.map_err(|cause| Error::new(redact(spec), cause))?;
-            Ok(Arc::new(Http::open(target, options).await?))
-        }
-        "file" => match url.to_file_path() {
-            Ok(path) => open_path(path, options.stats).await,
-            Err(()) => Err(malformed("a file URL names no other host".to_owned())),
-        },
-        scheme => Err(Error::new(
-            Location::from_url(&url).as_str(),
-            Cause::UnknownScheme(scheme.to_owned()),
-        )),
+    open_path(file_path(spec)?, options.stats).await
+}
+
+/// Returns the path of the local file `spec`, which is a path or a URL.
+///
+/// # Errors
+/// Its scheme is unknown, or it names another host.
+pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
+    if !spec.contains("://") {
+        return Ok(PathBuf::from(spec));
     }
+    let url = parse_url(spec)?;
+    let cause = match (url.scheme(), url.to_file_path()) {
+        ("file", Ok(path)) => return Ok(path),
+        ("file", Err(())) => Cause::Malformed("a file URL names no other host".to_owned()),
+        (scheme, _) => Cause::UnknownScheme(scheme.to_owned()),
+    };
+    Err(Error::new(Location::from_url(&url).as_str(), cause))
+}
+
+/// Parses a URL. It may contain secrets if it does not parse, so the error does not repeat it.
+fn parse_url(spec: &str) -> Result<Url, Error> {
+    Url::parse(spec).map_err(|error| {
+        let malformed = Cause::Malformed(error.to_string());
+        Error::new("the URL", malformed)
+    })
+}
+
+/// Returns the target of a URL of a server; `None` for files.
+///
+/// # Errors
+/// The URL is malformed, or the credentials for it.
+pub(super) async fn http_target(
+    spec: &str,
+    options: &mut Options,
+) -> Result<Option<Target>, Error> {
+    let failed = |cause| Error::new(redact(spec), cause);
+    if !spec.contains("://") {
+        return Ok(None);
+    }
+    if let Some(target) = credentials::object_target(spec, options).await {
+        return target.map(Some).map_err(failed);
+    }
+    let url = parse_url(spec)?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Ok(None);
+    }
+    authorized_target(url, options).map(Some).map_err(failed)
 }
 
 /// Returns the target of `url`, which takes the headers of `options` if they can be loaded again.
-fn http_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
+fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
     let mut target = Target::from(url);
     if let Some(load) = options.reload_headers.take() {
         let headers = parse_headers(&std::mem::take(&mut options.headers))?;

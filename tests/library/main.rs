@@ -19,6 +19,7 @@ mod materialize;
 mod memory_budget;
 mod nested_sources;
 mod offline;
+mod push;
 mod registry;
 mod remote;
 mod resume;
@@ -28,4 +29,5 @@ mod simulation;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod upload;
 mod verify;

@@ -402,7 +402,7 @@ impl Server {
         self.route(path, move |request| resource.answer(request));
     }
 
-    /// Serves `path` with `handler`, from now on.
+    /// Serves `path` with `handler`, from now on. A `*` at its end means all paths without another handler.
     pub(crate) fn route(
         &self,
         path: &str,
@@ -501,7 +501,7 @@ fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
     let client_port = stream.peer_addr()?.port();
     while let Some(mut request) = read_request(&mut reader)? {
         request.client_port = client_port;
-        let handler = lock(&shared.routes).get(&request.path).cloned();
+        let handler = handler_of(&lock(&shared.routes), &request.path);
         let mut in_flight = InFlightGuard::of(shared);
         // Numbered and recorded under one lock, so that no number occurs twice.
         let place = {
@@ -540,6 +540,16 @@ fn handle_connection(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+fn handler_of(routes: &BTreeMap<String, Handler>, path: &str) -> Option<Handler> {
+    let is_below = |route: &str| {
+        let prefix = route.strip_suffix('*');
+        prefix.is_some_and(|prefix| path.starts_with(prefix))
+    };
+    let below = || routes.iter().find(|(route, _)| is_below(route));
+    let found = routes.get(path).or_else(|| Some(below()?.1));
+    found.cloned()
 }
 
 /// Counts a request as in flight until it is dropped.

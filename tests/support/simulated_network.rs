@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
-use reqwest::StatusCode;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use tarfs::source::{Cause, Content, Obstacle, Options, RawResponse, Transport};
+use reqwest::{Method, StatusCode};
+use tarfs::source::{Cause, Content, Obstacle, Options, RawResponse, RequestBody, Transport};
 use url::Url;
 
 use super::http::{End, Request, Response};
@@ -35,7 +35,14 @@ impl fmt::Debug for SimulatedNetwork {
 }
 
 impl Transport for SimulatedNetwork {
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+    fn send(
+        &self,
+        method: Method,
+        url: Url,
+        headers: HeaderMap,
+        body: Option<RequestBody>,
+    ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+        assert!(method == Method::GET && body.is_none(), "only reads");
         let headers = headers.iter().map(|(name, value)| {
             let value = value.to_str().expect("text");
             (name.as_str().to_owned(), value.to_owned())

@@ -65,10 +65,15 @@ pub(super) fn open(
         HeaderName::from_static(VERSION.0),
         HeaderValue::from_static(VERSION.1),
     );
+    let kind = (
+        HeaderName::from_static("x-ms-blob-type"),
+        HeaderValue::from_static("BlockBlob"),
+    );
     let authorizer = SignedRequests {
         signer: RequestSigner::new(),
         cache: CredentialCache::new(providers(account), context, is_same),
         headers: HeaderMap::from_iter([version]),
+        upload_headers: HeaderMap::from_iter([kind]),
     };
     Ok((url, Arc::new(authorizer)))
 }

@@ -58,6 +58,7 @@ pub(super) fn open(
         signer: RequestSigner::new("storage"),
         cache: CredentialCache::new(providers, context, is_same),
         headers: HeaderMap::from_iter([encoding]),
+        upload_headers: HeaderMap::new(),
     };
     Ok((url, Arc::new(authorizer)))
 }

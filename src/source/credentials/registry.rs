@@ -33,6 +33,25 @@ const MAX_TOKEN_LIFETIME: u64 = 366 * 24 * 3600;
 /// Name of this program for servers of tokens.
 const CLIENT: &str = "tarfs";
 
+/// What a login is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// To read.
+    Pull,
+    /// To read and upload.
+    Push,
+}
+
+impl Purpose {
+    /// The actions in the scope of a token.
+    fn actions(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "pull,push",
+        }
+    }
+}
+
 /// Credentials for one repository of a registry.
 pub(crate) struct RegistryLogin {
     shared: Arc<Shared>,
@@ -49,6 +68,7 @@ struct Shared {
     /// The registry's name in files of logins.
     registry: String,
     repository: String,
+    purpose: Purpose,
     /// Whether the registry is reached without TLS.
     is_plain_http: bool,
     commands: Commands,
@@ -63,6 +83,21 @@ struct State {
     origin: Option<String>,
     /// Why the last load failed.
     failure: Option<String>,
+}
+
+impl Shared {
+    /// Scope of the token that answers `challenge`.
+    fn scope(&self, challenge: &Challenge) -> String {
+        match (challenge, self.purpose) {
+            (
+                Challenge::Bearer(TokenServer {
+                    scope: Some(scope), ..
+                }),
+                Purpose::Pull,
+            ) => scope.clone(),
+            _ => format!("repository:{}:{}", self.repository, self.purpose.actions()),
+        }
+    }
 }
 
 /// The value of the header `Authorization`.
@@ -94,26 +129,25 @@ impl RegistryLogin {
     pub(crate) fn new(
         registry: &str,
         repository: &str,
+        purpose: Purpose,
         is_plain_http: bool,
         options: &Options,
     ) -> Self {
-        Self::with_context(
-            registry,
-            repository,
-            is_plain_http,
-            context::context(options),
-        )
+        let context = context::context(options);
+        Self::with_context(registry, repository, purpose, is_plain_http, context)
     }
 
     fn with_context(
         registry: &str,
         repository: &str,
+        purpose: Purpose,
         is_plain_http: bool,
         context: Context,
     ) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.to_owned(),
             repository: repository.to_owned(),
+            purpose,
             is_plain_http,
             commands: Commands::here(),
             state: Mutex::default(),
@@ -185,8 +219,12 @@ impl Authorizer for RegistryLogin {
 
     fn advice(&self) -> Option<String> {
         let registry = &self.shared.registry;
+        let (action, repository) = match self.shared.purpose {
+            Purpose::Pull => ("read", "it"),
+            Purpose::Push => ("push to", &*self.shared.repository),
+        };
         Some(format!(
-            "log in with `docker login {registry}`, and check the name and who may read it"
+            "log in with `docker login {registry}`, and check the name and who may {action} {repository}"
         ))
     }
 }
@@ -216,7 +254,10 @@ impl ProvideCredential for LoginProvider {
             None => (None, Ok(None)),
         };
         let loaded = match login {
-            Ok(login) => authorization(context, &challenge, login, repository).await,
+            Ok(login) => {
+                let scope = shared.scope(&challenge);
+                authorization(context, &challenge, login, &scope).await
+            }
             Err(failure) => Err(failure),
         };
         let mut state = shared.state.lock();
@@ -234,7 +275,7 @@ async fn authorization(
     context: &Context,
     challenge: &Challenge,
     login: Option<Login>,
-    repository: &str,
+    scope: &str,
 ) -> Result<Option<Authorization>, String> {
     let forever = |value| {
         Ok(Some(Authorization {
@@ -252,7 +293,7 @@ async fn authorization(
         }
         (Challenge::Basic, None) => Ok(None),
         (Challenge::Bearer(server), login) => {
-            let token = request_token(context, server, login, repository).await?;
+            let token = request_token(context, server, login, scope).await?;
             Ok(Some(token))
         }
     }
@@ -288,9 +329,9 @@ async fn request_token(
     context: &Context,
     server: &TokenServer,
     login: Option<Login>,
-    repository: &str,
+    scope: &str,
 ) -> Result<Authorization, String> {
-    let request = token_request(server, login, repository)?;
+    let request = token_request(server, login, scope)?;
     let host = server.realm.host_str().unwrap_or_default();
     let asked = Timestamp::now();
     let answer = context.http_send(request).await;
@@ -322,15 +363,13 @@ async fn request_token(
     })
 }
 
-/// The request for a token to pull `repository`: a GET, or a POST that exchanges an identity token.
+/// The request for a token with `scope`: a GET, or a POST that exchanges an identity token.
 fn token_request(
     server: &TokenServer,
     login: Option<Login>,
-    repository: &str,
+    scope: &str,
 ) -> Result<http::Request<Bytes>, String> {
-    let own_scope = || format!("repository:{repository}:pull");
-    let scope = server.scope.clone().unwrap_or_else(own_scope);
-    let mut params = vec![("scope", scope)];
+    let mut params = vec![("scope", scope.to_owned())];
     params.extend(server.service.clone().map(|service| ("service", service)));
     let mut url: Url = server.realm.clone();
     let mut request = http::Request::builder();
@@ -360,18 +399,18 @@ fn token_request(
 mod tests {
     use super::*;
 
-    fn server(scope: Option<&str>) -> TokenServer {
+    fn server() -> TokenServer {
         TokenServer {
             realm: Url::parse("https://auth.example.com/token?a=b").expect("valid"),
             service: Some("a registry".to_owned()),
-            scope: scope.map(str::to_owned),
+            scope: None,
         }
     }
 
     #[test]
     fn token_request_has_scope_service_and_password() {
         let login = Login::Password("me".to_owned(), "pass".to_owned());
-        let request = token_request(&server(None), Some(login), "a/b").expect("valid");
+        let request = token_request(&server(), Some(login), "repository:a/b:pull").expect("valid");
         assert_eq!(
             request.uri(),
             "https://auth.example.com/token?a=b&scope=repository%3Aa%2Fb%3Apull&service=a+registry"
@@ -379,15 +418,25 @@ mod tests {
         assert_eq!(request.headers()[AUTHORIZATION], "Basic bWU6cGFzcw==");
         assert!(request.headers()[AUTHORIZATION].is_sensitive());
 
-        let scope = Some("repository:cache/a/b:pull");
-        let request = token_request(&server(scope), None, "a/b").expect("valid");
-        assert!(
-            request
-                .uri()
-                .query()
-                .is_some_and(|query| query.contains("cache"))
-        );
+        let request = token_request(&server(), None, "x").expect("valid");
         assert!(!request.headers().contains_key(AUTHORIZATION));
+    }
+
+    #[test]
+    fn only_a_login_to_pull_takes_the_scope_of_the_registry() {
+        let scoped = |scope: &str| {
+            let scope = Some(scope.to_owned());
+            Challenge::Bearer(TokenServer { scope, ..server() })
+        };
+        let scope = |purpose, challenge: &Challenge| {
+            let login = RegistryLogin::with_context("x", "a/b", purpose, false, Context::new());
+            login.shared.scope(challenge)
+        };
+        let cache = scoped("repository:cache/a/b:pull");
+        assert_eq!(scope(Purpose::Pull, &cache), "repository:cache/a/b:pull");
+        assert_eq!(scope(Purpose::Push, &cache), "repository:a/b:pull,push");
+        let plain = Challenge::Bearer(server());
+        assert_eq!(scope(Purpose::Pull, &plain), "repository:a/b:pull");
     }
 
     /// An environment of one variable.
@@ -414,7 +463,7 @@ mod tests {
         let file = directory.path().join("auth.json");
         let name = file.display().to_string();
         let context = Context::new().with_env(Variable("REGISTRY_AUTH_FILE", name.clone()));
-        let login = RegistryLogin::with_context("example.com", "a", false, context);
+        let login = RegistryLogin::with_context("example.com", "a", Purpose::Pull, false, context);
         let mut headers = reqwest::header::HeaderMap::new();
         let challenge = HeaderValue::from_static("Basic realm=\"x\"");
         headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);
@@ -425,6 +474,8 @@ mod tests {
         };
         let sent = async || {
             let mut request = Request {
+                method: Method::GET,
+                content_sha256: None,
                 url: Url::parse("https://example.com/v2/a").expect("valid"),
                 headers: reqwest::header::HeaderMap::new(),
                 generation: 0,
@@ -454,7 +505,7 @@ mod tests {
     #[test]
     fn identity_token_is_sent_in_the_body() {
         let login = Login::IdentityToken("s&cret".to_owned());
-        let request = token_request(&server(None), Some(login), "a").expect("valid");
+        let request = token_request(&server(), Some(login), "repository:a:pull").expect("valid");
         assert_eq!(request.method(), Method::POST);
         assert_eq!(request.uri(), "https://auth.example.com/token?a=b");
         let body = std::str::from_utf8(request.body()).expect("UTF-8");

@@ -9,7 +9,7 @@ use reqsign_aws_v4::{
     EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
 };
 use reqsign_core::{Context, ProvideCredential};
-use reqwest::header::AUTHORIZATION;
+use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
@@ -23,6 +23,9 @@ use crate::source::authorizer::{Authorizer, Refusal, Request};
 
 /// Header in which S3 names the bucket's region.
 const BUCKET_REGION: &str = "x-amz-bucket-region";
+
+/// Header with the digest of what is uploaded, which S3 compares.
+const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 
 /// Credentials for one object.
 struct S3 {
@@ -203,6 +206,11 @@ impl S3 {
         let Some(credential) = credential else {
             return Ok(());
         };
+        if let Some(digest) = request.content_sha256
+            && let Ok(digest) = HeaderValue::from_str(&digest.to_string())
+        {
+            request.headers.insert(CONTENT_SHA256, digest);
+        }
         // Proxies may change other headers, so these are not signed.
         let is_signed = |name: &str| name.starts_with("x-amz-");
         let signer = RequestSigner::new("s3", &region);
@@ -229,6 +237,12 @@ impl Authorizer for S3 {
 
     fn credentials_origin(&self) -> String {
         self.cache.origin()
+    }
+
+    fn upload_advice(&self) -> Option<String> {
+        let advice =
+            "check that they are valid and have the permission s3:PutObject for the object";
+        Some(advice.to_owned())
     }
 }
 
@@ -341,6 +355,8 @@ mod tests {
             };
             for is_followed in [true, false] {
                 let mut request = Request {
+                    method: reqwest::Method::GET,
+                    content_sha256: None,
                     url: s3.bucket_url("us-east-1").expect("valid"),
                     headers: reqwest::header::HeaderMap::new(),
                     generation: 0,

@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use reqsign_core::{ErrorKind, SignRequest, SigningCredential};
+use reqwest::Method;
 use reqwest::header::{HOST, HeaderMap};
 
 use super::cache::CredentialCache;
@@ -27,6 +28,7 @@ where
     let unsignable =
         |detail: &dyn Display| Cause::Malformed(format!("the request cannot be signed: {detail}"));
     let mut parts = http::Request::builder()
+        .method(request.method.clone())
         .uri(request.url.as_str())
         .body(())
         .map_err(|error| unsignable(&error))?
@@ -65,6 +67,8 @@ where
     pub(super) cache: CredentialCache<S::Credential>,
     /// Headers of each request.
     pub(super) headers: HeaderMap,
+    /// Headers of each upload.
+    pub(super) upload_headers: HeaderMap,
 }
 
 impl<S: SignRequest> fmt::Debug for SignedRequests<S>
@@ -83,6 +87,9 @@ where
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
         async move {
             request.headers.extend(self.headers.clone());
+            if request.method == Method::PUT {
+                request.headers.extend(self.upload_headers.clone());
+            }
             let (credential, generation) = self.cache.get().await?;
             request.generation = generation;
             match credential {

@@ -1,18 +1,22 @@
 //! One request at a time, with its headers and redirects.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
+use reqwest::Method;
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use url::Url;
 
 use super::error_body::ServerError;
 use super::target::Target;
 use super::transport::{Content, RawResponse, Transport};
+use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
-use crate::source::{Cause, Denial, FirstContact, Options};
+use crate::source::upload::UploadContent;
+use crate::source::{Cause, FirstContact, Options};
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
@@ -26,11 +30,12 @@ const MAX_ERROR_BODY_BYTES: usize = 4 << 10;
 /// Timeout for the body of a refusal, which has the error code.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Sends the requests for one target.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(in crate::source) struct Client {
     transport: Box<dyn Transport>,
     /// The user's URL, with user and password.
-    pub(super) original: Url,
+    pub(in crate::source) original: Url,
     /// Adds credentials for the original's origin.
     authorizer: Option<Arc<dyn Authorizer>>,
     /// The user's headers, for the original's origin only.
@@ -42,6 +47,38 @@ pub(super) struct Client {
     stats: Arc<Stats>,
 }
 
+/// A request other than for a range.
+#[derive(Debug)]
+pub(in crate::source) struct Message<'a> {
+    pub(in crate::source) method: Method,
+    pub(in crate::source) url: Url,
+    /// Headers besides the user's, of which they replace those of the same name.
+    pub(in crate::source) headers: HeaderMap,
+    pub(in crate::source) upload: Option<Upload<'a>>,
+}
+
+impl Message<'_> {
+    /// A message without a body.
+    pub(in crate::source) fn new(method: Method, url: Url) -> Self {
+        Self {
+            method,
+            url,
+            headers: HeaderMap::new(),
+            upload: None,
+        }
+    }
+}
+
+/// The body of a [`Message`].
+#[derive(Debug)]
+pub(in crate::source) struct Upload<'a> {
+    pub(in crate::source) content: &'a UploadContent,
+    /// Its digest, if the server compares that.
+    pub(in crate::source) sha256: Option<Sha256>,
+    /// Incremented by the bytes that were read to be sent.
+    pub(in crate::source) progress: &'a Arc<AtomicU64>,
+}
+
 #[derive(Debug)]
 pub(super) struct Response {
     pub(super) head: ResponseHead,
@@ -51,7 +88,7 @@ pub(super) struct Response {
 }
 
 impl Client {
-    pub(super) fn new(
+    pub(in crate::source) fn new(
         target: &Target,
         options: &Options,
         transport: Box<dyn Transport>,
@@ -114,65 +151,106 @@ impl Client {
         if let Some(etag) = etag {
             conditions.insert(header::IF_MATCH, header_value(etag)?);
         }
-        let mut url = from.clone();
+        let mut message = Message {
+            headers: conditions,
+            ..Message::new(Method::GET, from.clone())
+        };
         for _ in 0..=MAX_REDIRECTS {
-            let (raw, denial) = self.send(&url, &conditions).await?;
-            let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
-            head.denial = denial;
+            let (head, raw) = self.send(&message).await?;
+            let url = &mut message.url;
             let Some(target) = &head.redirect else {
                 return Ok(Response {
                     head,
                     content: raw.content,
-                    url,
+                    url: message.url,
                 });
             };
-            url = resolve_redirect(&url, target, self.allows_insecure_redirects)?;
+            *url = resolve_redirect(url, target, self.allows_insecure_redirects)?;
         }
-        Err(Cause::Protocol(format!(
-            "more than {MAX_REDIRECTS} redirects"
-        )))
+        Err(too_many_redirects())
+    }
+
+    /// Sends `message`, and again after a redirect (307 or 308) within its origin. A redirected HEAD request and
+    /// any other status are returned as a response.
+    pub(in crate::source) async fn exchange(
+        &self,
+        mut message: Message<'_>,
+    ) -> Result<(ResponseHead, RawResponse), Cause> {
+        if self.is_offline {
+            return Err(Cause::Offline);
+        }
+        for _ in 0..=MAX_REDIRECTS {
+            let (head, raw) = self.send(&message).await?;
+            let is_followed = matches!(head.status, 307 | 308) && message.method != Method::HEAD;
+            let Some(target) = head.redirect.as_ref().filter(|_| is_followed) else {
+                return Ok((head, raw));
+            };
+            let url = resolve_redirect(&message.url, target, self.allows_insecure_redirects)?;
+            if url.origin() != message.url.origin() {
+                let refused = "the server redirects the request to another host";
+                return Err(Cause::Protocol(refused.to_owned()));
+            }
+            message.url = url;
+        }
+        Err(too_many_redirects())
     }
 
     /// Sends one request, and again if its credentials are refused and others are found.
-    async fn send(
-        &self,
-        url: &Url,
-        conditions: &HeaderMap,
-    ) -> Result<(RawResponse, Option<Denial>), Cause> {
+    async fn send(&self, message: &Message<'_>) -> Result<(ResponseHead, RawResponse), Cause> {
         let mut resends = 0;
         loop {
-            let mut request = self.request(url, conditions);
+            let mut request = self.request(message);
             let authorizer = self.authorizer.as_ref();
-            let authorizer = authorizer.filter(|_| may_send_credentials(url, &self.original));
+            let authorizer =
+                authorizer.filter(|_| may_send_credentials(&message.url, &self.original));
             if let Some(authorizer) = authorizer {
                 authorizer.authorize(&mut request).await?;
             }
             self.stats.source_requests.increment();
             let (url, headers) = (request.url.clone(), request.headers.clone());
-            let mut raw = self.transport.get(url, headers).await?;
-            let Some(authorizer) = authorizer.filter(|_| !raw.status.is_success()) else {
-                return Ok((raw, None));
-            };
+            let body = message.upload.as_ref().map(|upload| {
+                let progress = Arc::clone(upload.progress);
+                upload.content.body(progress)
+            });
+            let method = message.method.clone();
+            let mut raw = self.transport.send(method, url, headers, body).await?;
+            let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
+            let is_read = message.method == Method::GET;
+            if raw.status.is_success() || (is_read && authorizer.is_none()) {
+                return Ok((head, raw));
+            }
             let refusal = Refusal {
                 status: raw.status,
                 headers: raw.headers.clone(),
                 error: server_error(&mut raw).await,
             };
-            if resends < MAX_RESENDS && authorizer.should_resend(&request, &refusal).await {
+            if let Some(authorizer) = authorizer
+                && resends < MAX_RESENDS
+                && authorizer.should_resend(&request, &refusal).await
+            {
                 resends += 1;
                 self.stats.source_renewed_credentials.increment();
                 continue;
             }
-            let (origin, advice) = (authorizer.credentials_origin(), authorizer.advice());
+            let (origin, advice) = match authorizer {
+                Some(authorizer) if is_read => {
+                    (authorizer.credentials_origin(), authorizer.advice())
+                }
+                Some(authorizer) => (
+                    authorizer.credentials_origin(),
+                    authorizer.upload_advice().or_else(upload_advice),
+                ),
+                None => (origin_in(&request).to_owned(), upload_advice()),
+            };
             let is_denial = refusal.is_denial();
-            let denial = is_denial.then(|| refusal.into_denial(origin, advice));
-            return Ok((raw, denial));
+            head.denial = is_denial.then(|| refusal.into_denial(origin, advice));
+            return Ok((head, raw));
         }
     }
 
-    /// Makes a request with the user's headers, of which `conditions` replace those of the same name.
-    fn request(&self, url: &Url, conditions: &HeaderMap) -> Request {
-        let mut url = url.clone();
+    /// Makes a request with the user's headers, of which those of `message` replace others of the same name.
+    fn request(&self, message: &Message<'_>) -> Request {
+        let mut url = message.url.clone();
         let mut headers = HeaderMap::new();
         if may_send_credentials(&url, &self.original) {
             // reqwest converts them to an Authorization header. Fails only for URLs without a host.
@@ -184,13 +262,42 @@ impl Client {
             let no_cache = HeaderValue::from_static("no-cache");
             headers.insert(header::CACHE_CONTROL, no_cache);
         }
-        headers.extend(conditions.clone());
+        headers.extend(message.headers.clone());
+        let upload = message.upload.as_ref();
+        if let Some(upload) = upload {
+            // Signatures may need it.
+            headers.insert(header::CONTENT_LENGTH, upload.content.len().into());
+        }
         Request {
+            method: message.method.clone(),
             url,
             headers,
+            content_sha256: upload.and_then(|upload| upload.sha256),
             generation: 0,
         }
     }
+}
+
+/// Name of the credentials in a request without an authorizer.
+fn origin_in(request: &Request) -> &'static str {
+    if !request.url.username().is_empty() || request.url.password().is_some() {
+        "user and password of the URL"
+    } else if request.headers.contains_key(header::AUTHORIZATION) {
+        "the header Authorization"
+    } else {
+        "none but the URL"
+    }
+}
+
+/// Advice about uploads to a server that has no other.
+fn upload_advice() -> Option<String> {
+    let advice = "check that they are valid and permit uploads there, by PUT; a signed URL must be \
+                  signed for PUT, and may have expired";
+    Some(advice.to_owned())
+}
+
+fn too_many_redirects() -> Cause {
+    Cause::Protocol(format!("more than {MAX_REDIRECTS} redirects"))
 }
 
 /// Returns the error in the body of a refusal.
@@ -227,7 +334,15 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
         .map_err(|_| Cause::Protocol("a header's value cannot be sent".to_owned()))
 }
 
-fn resolve_redirect(from: &Url, target: &str, allows_insecure: bool) -> Result<Url, Cause> {
+/// Resolves the address `target`, to which the answer for `from` refers.
+///
+/// # Errors
+/// It is not HTTP, or leads from HTTPS to HTTP although that is not allowed.
+pub(in crate::source) fn resolve_redirect(
+    from: &Url,
+    target: &str,
+    allows_insecure: bool,
+) -> Result<Url, Cause> {
     let invalid_target =
         || Cause::Protocol("the server redirects to an address that is not HTTP".to_owned());
     let url = from.join(target).map_err(|_| invalid_target())?;

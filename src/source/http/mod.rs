@@ -28,12 +28,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use url::Url;
 
-use self::client::{Client, Response};
+use self::client::Response;
 use self::concurrency_limit::{ConcurrencyLimiter, Permit};
-use self::receive::{
-    copy, idle_timeout, part_len, receive, receive_piece, silent_server, skip_to, with_idle_timeout,
-};
-use self::retry_state::{Failure, OutageLog, RetryState, protocol_failure};
+use self::receive::{copy, part_len, receive, receive_piece, skip_to, with_idle_timeout};
+use self::retry_state::{OutageLog, RetryState, protocol_failure};
 use self::timer::Timer;
 use super::read_handle::{Continuation, ResponseRest};
 use super::response::{ContentRange, ResponseHead};
@@ -47,9 +45,12 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
+pub(super) use self::client::{Client, Message, Upload, resolve_redirect};
 pub(super) use self::error_body::ServerError;
+pub(super) use self::receive::{idle_timeout, silent_server};
+pub(super) use self::retry_state::Failure;
 pub use self::target::Target;
-pub use self::transport::{Content, RawResponse, Transport};
+pub use self::transport::{Content, RawResponse, RequestBody, Transport};
 pub(super) use self::transport::{NetworkTransport, credentials_client};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
@@ -152,39 +153,10 @@ impl Http {
             .map_err(|cause| Error::new(target.location.as_str(), cause))?;
         let location = target.location;
         let jitter = Arc::new(Jitter::new(options.jitter_seed));
-        let mut retry_state = RetryState::new(
-            options.retry,
-            Arc::clone(&jitter),
-            Arc::clone(&options.stats),
-        );
-        let mut timer = Timer::new(options.timeout, 0, &options.stats);
-        // Do not retry outages, because a wrong address should be reported soon.
-        retry_state.retry.retries_outages = false;
         // A repeated byte does not extend the timeout.
         let received = AtomicU64::new(0);
-        let found = loop {
-            let found = tokio::select! {
-                biased;
-                found = probe(&client, &options, &received) => found,
-                late = timer.wait_until_expired(|| received.load(Ordering::Relaxed), || false) => {
-                    retry_state.count_timeout();
-                    return Err(retry_state.error(location.as_str(), late));
-                }
-            };
-            match found {
-                Ok(found) => break found,
-                Err(failure) => {
-                    if failure.cause.is_outage() {
-                        timer.set_unreachable();
-                    }
-                    let left = timer.update_running(received.load(Ordering::Relaxed));
-                    let next = retry_state.pause_after(failure, 0, left).await;
-                    next.map_err(|cause| retry_state.error(location.as_str(), cause))?;
-                    // The pause counts as waiting time.
-                    timer.update(received.load(Ordering::Relaxed));
-                }
-            }
-        };
+        let probing = || probe(&client, &options, &received);
+        let found = repeat(location.as_str(), &options, &jitter, &received, probing).await?;
         Ok(Self::from_probe(found, client, jitter, location, options))
     }
 
@@ -514,6 +486,46 @@ impl Http {
 
     fn return_to_original_url(&self) {
         self.resolved.lock().clone_from(&self.client.original);
+    }
+}
+
+/// Repeats `attempt` until it succeeds, with the pauses and timeouts of `options`. `progress` counts its bytes.
+///
+/// It does not wait for the end of an outage, because a wrong address should be reported soon.
+pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
+    location: &str,
+    options: &Options,
+    jitter: &Arc<Jitter>,
+    progress: &AtomicU64,
+    mut attempt: impl FnMut() -> A,
+) -> Result<T, Error> {
+    let stats = &options.stats;
+    let mut retry_state = RetryState::new(options.retry, Arc::clone(jitter), Arc::clone(stats));
+    let mut timer = Timer::new(options.timeout, 0, stats);
+    retry_state.retry.retries_outages = false;
+    let progress = || progress.load(Ordering::Relaxed);
+    loop {
+        let done = tokio::select! {
+            biased;
+            done = attempt() => done,
+            late = timer.wait_until_expired(progress, || false) => {
+                retry_state.count_timeout();
+                return Err(retry_state.error(location, late));
+            }
+        };
+        match done {
+            Ok(done) => return Ok(done),
+            Err(failure) => {
+                if failure.cause.is_outage() {
+                    timer.set_unreachable();
+                }
+                let left = timer.update_running(progress());
+                let next = retry_state.pause_after(failure, 0, left).await;
+                next.map_err(|cause| retry_state.error(location, cause))?;
+                // The pause counts as waiting time.
+                timer.update(progress());
+            }
+        }
     }
 }
 

@@ -17,15 +17,17 @@ const MAX_IMMEDIATE_RETRIES: u32 = 2;
 /// Bytes that count as progress, after which failures are counted anew.
 pub(super) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
-pub(super) struct Failure {
-    pub(super) cause: Cause,
-    pub(super) retry_after: Option<Duration>,
+/// A failed attempt.
+#[derive(Debug)]
+pub(in crate::source) struct Failure {
+    pub(in crate::source) cause: Cause,
+    pub(in crate::source) retry_after: Option<Duration>,
     /// Whether the server may have refused the concurrency; the limiter then waits for fewer requests.
-    pub(super) is_for_concurrency: bool,
+    pub(in crate::source) is_for_concurrency: bool,
 }
 
 impl Failure {
-    pub(super) fn from_status(head: &ResponseHead) -> Self {
+    pub(in crate::source) fn from_status(head: &ResponseHead) -> Self {
         Self {
             cause: head.failure_cause(),
             retry_after: head.retry_after,
@@ -127,6 +129,7 @@ impl RetryState {
     pub(super) fn error(&self, location: &str, cause: Cause) -> Error {
         Error {
             location: location.to_owned(),
+            is_upload: false,
             attempts: self.attempts.max(1),
             elapsed: self.started.elapsed(),
             cause,

@@ -3,31 +3,49 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
+use http_body::{Frame, SizeHint};
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
-use reqwest::{Response, StatusCode};
+use reqwest::{Body, Method, Response, StatusCode};
 use url::Url;
 
 use super::certificates;
 use super::connect_time::ConnectTimer;
+use crate::base::sync::Mutex;
 use crate::source::{Cause, Obstacle, Options};
 
 /// Sends requests and returns responses unchecked.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Requests `url` without following redirects, and returns when the head is received, whatever its
+    /// Sends a request without following redirects, and returns when the head is received, whatever its
     /// status. The caller applies the timeouts.
     ///
     /// # Errors
-    /// If no response arrives.
+    /// If no response arrives, or that of `body`.
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request, and dropping the content the rest of the response.
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>>;
+    fn send(
+        &self,
+        method: Method,
+        url: Url,
+        headers: HeaderMap,
+        body: Option<RequestBody>,
+    ) -> BoxFuture<'_, Result<RawResponse, Cause>>;
+
+    /// Sends a GET request, as [`send`](Self::send) does.
+    ///
+    /// # Errors
+    /// As `send`.
+    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+        self.send(Method::GET, url, headers, None)
+    }
 
     /// Time to establish a connection; zero if unknown.
     fn connect_time(&self) -> Duration {
@@ -52,7 +70,16 @@ pub struct RawResponse {
     pub content: Content,
 }
 
-/// The body of a response as a stream.
+/// The body of a request.
+#[derive(Debug)]
+pub struct RequestBody {
+    /// Its length.
+    pub len: u64,
+    /// Its bytes.
+    pub content: Content,
+}
+
+/// The body of a request or response as a stream.
 pub struct Content(BoxStream<'static, Result<Bytes, Cause>>);
 
 impl Content {
@@ -62,7 +89,7 @@ impl Content {
     }
 
     /// Waits for the next bytes; `None` at the end. Cancel safe.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
+    pub(in crate::source) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         self.0.next().await.transpose()
     }
 }
@@ -92,9 +119,22 @@ impl NetworkTransport {
 }
 
 impl Transport for NetworkTransport {
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
+    fn send(
+        &self,
+        method: Method,
+        url: Url,
+        headers: HeaderMap,
+        body: Option<RequestBody>,
+    ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         Box::pin(async {
-            let sent = self.client.get(url).headers(headers).send().await;
+            let mut request = self.client.request(method, url).headers(headers);
+            if let Some(body) = body {
+                request = request.body(Body::wrap(StreamedBody {
+                    remaining: body.len,
+                    content: Mutex::new(body.content),
+                }));
+            }
+            let sent = request.send().await;
             let mut response = sent.map_err(|error| classify_error(&error))?;
             Ok(RawResponse {
                 status: response.status(),
@@ -110,6 +150,39 @@ impl Transport for NetworkTransport {
 
     fn reconnect(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
         Ok(Box::new(Self::new(options)?))
+    }
+}
+
+/// A body of known length for the HTTP client.
+struct StreamedBody {
+    remaining: u64,
+    /// Never locked. It makes the body shareable, which the HTTP client requires.
+    content: Mutex<Content>,
+}
+
+impl http_body::Body for StreamedBody {
+    type Data = Bytes;
+    type Error = Cause;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Cause>>> {
+        let body = self.get_mut();
+        let next = ready!(body.content.get_mut().0.poll_next_unpin(context));
+        Poll::Ready(next.map(|piece| {
+            let piece = piece?;
+            body.remaining = body.remaining.saturating_sub(piece.len() as u64);
+            Ok(Frame::data(piece))
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.remaining == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.remaining)
     }
 }
 
@@ -166,6 +239,10 @@ fn build_client(
 
 /// Classifies a failed request. The result omits the URL, which may contain secrets.
 fn classify_error(error: &reqwest::Error) -> Cause {
+    if let Some(cause) = error_chain(error).find_map(<dyn StdError>::downcast_ref::<Cause>) {
+        // The body of the request cannot be read.
+        return cause.clone();
+    }
     let obstacle = if error.is_timeout() {
         Obstacle::Timeout
     } else if error.is_dns() {

@@ -29,6 +29,8 @@ pub(super) struct Host {
     pub(super) can_pull: bool,
     /// Whether it may be asked which digest a tag means.
     pub(super) can_resolve: bool,
+    /// Whether images and artifacts may be uploaded to it.
+    pub(super) can_push: bool,
     /// Headers of each request.
     pub(super) headers: Vec<(String, String)>,
     /// How TLS trusts it.
@@ -52,6 +54,7 @@ pub(super) async fn load(
         is_origin: true,
         can_pull: true,
         can_resolve: true,
+        can_push: true,
         headers: Vec::new(),
         certificates: certificates.clone(),
     };
@@ -143,6 +146,7 @@ async fn apply(table: &dyn TableLike, mut host: Host, directory: &Path) -> Resul
         let capabilities = strings(table, "capabilities")?;
         let has = |wanted: &str| capabilities.iter().any(|capability| capability == wanted);
         (host.can_pull, host.can_resolve) = (has("pull"), has("resolve"));
+        host.can_push = has("push");
     }
     if let Some(headers) = table.get("header") {
         let headers = headers.as_table_like();

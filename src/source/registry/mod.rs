@@ -1,7 +1,11 @@
-//! Container registries: manifests and blobs of a repository, over the HTTP API `/v2/`.
+//! Container registries: manifests, blobs and referrers of a repository, over the HTTP API `/v2/`.
 
 mod hosts;
+mod push;
 mod reference;
+mod referrers;
 mod repository;
 
-pub(crate) use repository::Repository;
+pub use push::ArtifactLayer;
+pub use referrers::{Descriptor, INDEX_ARTIFACT_TYPE, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION};
+pub use repository::Repository;

@@ -114,7 +114,7 @@ impl Reference {
 }
 
 /// Parses `sha256:` and 64 digits in lower case.
-fn parse_digest(text: &str) -> Option<Sha256> {
+pub(super) fn parse_digest(text: &str) -> Option<Sha256> {
     let digits = text.strip_prefix("sha256:")?;
     let digest: Sha256 = digits.parse().ok()?;
     (digest.to_string() == digits).then_some(digest)

@@ -4,13 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures_util::stream::StreamExt;
+use reqwest::Method;
 use url::Url;
 
 use super::hosts::{self, Host};
 use super::reference::{Reference, Version};
+use super::referrers::{Descriptor, MAX_LIST_BYTES, add_referrers, fallback_tag, next_page};
 use crate::base::sha256::Sha256;
-use crate::source::credentials::RegistryLogin;
-use crate::source::http::NetworkTransport;
+use crate::source::credentials::{Purpose, RegistryLogin};
+use crate::source::http::{Message, NetworkTransport};
+use crate::source::upload::Sender;
 use crate::source::{
     Authorizer, Cause, Error, Fingerprint, Http, Location, Options, Source, Target, Validator,
     redact,
@@ -22,9 +25,15 @@ const ACCEPTED_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.docker.distribution.manifest.v2+json, */*";
 
+/// Statuses of registries without an API for referrers.
+const WITHOUT_REFERRERS: [u16; 4] = [400, 404, 405, 501];
+
+/// Maximum number of requests for one list of referrers.
+const MAX_PAGES: usize = 8;
+
 /// A repository, and which of its images the user wants.
 #[derive(Debug)]
-pub(crate) struct Repository {
+pub struct Repository {
     name: String,
     version: Version,
     /// In the order in which they are tried.
@@ -35,13 +44,15 @@ pub(crate) struct Repository {
 
 /// The repository on one server. Its requests share connections.
 #[derive(Debug)]
-struct Server {
+pub(super) struct Server {
     /// URL of the repository in the API.
     url: Url,
     can_pull: bool,
     can_resolve: bool,
+    can_push: bool,
     transport: NetworkTransport,
     login: Arc<RegistryLogin>,
+    push_login: Arc<RegistryLogin>,
     options: Options,
 }
 
@@ -50,7 +61,7 @@ impl Repository {
     ///
     /// # Errors
     /// The name or a configuration file is malformed, or TLS is unusable.
-    pub(crate) async fn open(spec: &str, options: Options) -> Result<Self, Error> {
+    pub async fn open(spec: &str, options: Options) -> Result<Self, Error> {
         let name = redact(spec);
         let failed = |cause| Error::new(&name, cause);
         let reference = Reference::parse(spec).map_err(failed)?;
@@ -69,12 +80,12 @@ impl Repository {
     }
 
     /// Name for the user, without secrets.
-    pub(crate) fn name(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Digest of the manifest or index, if the user's name has it.
-    pub(crate) fn digest(&self) -> Option<Sha256> {
+    pub fn digest(&self) -> Option<Sha256> {
         match self.version {
             Version::Digest(digest) => Some(digest),
             Version::Tag(_) => None,
@@ -86,11 +97,7 @@ impl Repository {
     ///
     /// # Errors
     /// It is missing or unreadable on the last server.
-    pub(crate) async fn manifest(
-        &self,
-        digest: Option<Sha256>,
-        limit: u64,
-    ) -> Result<Bytes, Error> {
+    pub async fn manifest(&self, digest: Option<Sha256>, limit: u64) -> Result<Bytes, Error> {
         let version = digest.map_or_else(|| self.version.clone(), Version::Digest);
         let chosen = self.chosen.get();
         let is_able = |server: &Server| match version {
@@ -151,16 +158,8 @@ impl Repository {
     ///
     /// # Errors
     /// No server may be asked for blobs.
-    pub(crate) fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
-        let chosen = self
-            .chosen
-            .get()
-            .and_then(|&number| self.servers.get(number));
-        let server = chosen.filter(|server| server.can_pull);
-        let server = server.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
-        let unable = "its hosts.toml has no host with the capability \"pull\"";
-        let unable = || Error::new(&self.name, Cause::Malformed(unable.to_owned()));
-        let server = server.ok_or_else(unable)?;
+    pub fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
+        let server = self.pull_server()?;
         let version = Fingerprint {
             len: Some(len),
             validator: Validator::Digest(digest),
@@ -171,6 +170,96 @@ impl Repository {
         Ok(Arc::new(Http::open_known(
             version, transport, target, options,
         )?))
+    }
+
+    /// The server that served a manifest, or else the last one that may be asked for blobs.
+    fn pull_server(&self) -> Result<&Server, Error> {
+        let chosen = self
+            .chosen
+            .get()
+            .and_then(|&number| self.servers.get(number));
+        let server = chosen.filter(|server| server.can_pull);
+        let server = server.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
+        server.ok_or_else(|| self.unable("pull"))
+    }
+
+    /// The first server to which images and artifacts may be uploaded, as in containerd.
+    pub(super) fn push_server(&self) -> Result<&Server, Error> {
+        let server = self.servers.iter().find(|server| server.can_push);
+        server.ok_or_else(|| self.unable("push"))
+    }
+
+    fn unable(&self, capability: &str) -> Error {
+        let unable = format!("its hosts.toml has no host with the capability \"{capability}\"");
+        Error::new(&self.name, Cause::Malformed(unable))
+    }
+
+    /// Descriptors of the manifests of `artifact_type` that refer to the manifest or index `subject`, in the
+    /// order of the registry; empty if there are none. At most 64 are returned.
+    ///
+    /// It asks the server that served a manifest: by the API of the distribution specification 1.1, or else for
+    /// the tag `sha256-DIGEST`. The caller compares digests.
+    ///
+    /// # Errors
+    /// The server is unreachable, or refuses access.
+    pub async fn referrers(
+        &self,
+        subject: Sha256,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, Error> {
+        let server = self.pull_server()?;
+        let listed = self.listed_referrers(server, subject, artifact_type);
+        if let Some(found) = listed.await? {
+            return Ok(found);
+        }
+        let (options, tag) = (server.options.clone(), fallback_tag(subject));
+        let list = self.read(server, options, &tag, MAX_LIST_BYTES as u64);
+        let list = match list.await {
+            Err(Error {
+                cause: Cause::NotFound,
+                ..
+            }) => return Ok(Vec::new()),
+            read => read?,
+        };
+        let mut found = Vec::new();
+        add_referrers(&mut found, &list, artifact_type).ok_or_else(|| {
+            let malformed = format!("the list of referrers in the tag {tag} is malformed");
+            Error::new(&self.name, Cause::Damaged(malformed))
+        })?;
+        Ok(found)
+    }
+
+    /// As [`referrers`](Self::referrers), by the API; `None` if the registry has none.
+    async fn listed_referrers(
+        &self,
+        server: &Server,
+        subject: Sha256,
+        artifact_type: &str,
+    ) -> Result<Option<Vec<Descriptor>>, Error> {
+        let sender = server.sender(&self.name, &server.login)?;
+        let mut url = server.url("referrers", &format!("sha256:{subject}"));
+        url.query_pairs_mut()
+            .append_pair("artifactType", artifact_type);
+        let mut found = Vec::new();
+        let accepted = [&[200], &WITHOUT_REFERRERS[..]].concat();
+        for page in 0..MAX_PAGES {
+            let ask = || {
+                let message = Message::new(Method::GET, url.clone());
+                sender.send(message, &accepted, MAX_LIST_BYTES)
+            };
+            let answer = sender.repeat(ask).await?;
+            let is_list = answer.status == 200
+                && add_referrers(&mut found, &answer.body, artifact_type).is_some();
+            if !is_list {
+                return Ok((page > 0).then_some(found));
+            }
+            let next = next_page(&answer.headers).and_then(|next| url.join(next).ok());
+            match next.filter(|next| next.origin() == url.origin()) {
+                Some(next) => url = next,
+                None => break,
+            }
+        }
+        Ok(Some(found))
     }
 }
 
@@ -199,26 +288,53 @@ impl Server {
             url.query_pairs_mut().append_pair("ns", &reference.registry);
         }
         let is_plain_http = url.scheme() == "http";
-        let login = RegistryLogin::new(&registry, &reference.repository, is_plain_http, &options);
+        let login = |purpose| {
+            let repository = &reference.repository;
+            let login = RegistryLogin::new(&registry, repository, purpose, is_plain_http, &options);
+            Arc::new(login)
+        };
         Ok(Self {
             url,
             can_pull: host.can_pull,
             can_resolve: host.can_resolve,
+            can_push: host.can_push,
             transport: NetworkTransport::new(&options)?,
-            login: Arc::new(login),
+            login: login(Purpose::Pull),
+            push_login: login(Purpose::Push),
             options,
         })
     }
 
     /// Target of the document `id` of `kind`, one of the names in the API. Users see `name`.
     fn target(&self, name: &str, kind: &str, id: &str) -> Target {
-        let mut url = self.url.clone();
-        url.set_path(&format!("{}/{kind}/{id}", self.url.path()));
+        let url = self.url(kind, id);
         let locator = Location::from_url(&url).locator().to_owned();
         Target {
             url,
             location: Location::with_locator(name, locator),
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
         }
+    }
+
+    /// URL of `id` of `kind`, as [`target`](Self::target) takes them.
+    pub(super) fn url(&self, kind: &str, id: &str) -> Url {
+        let mut url = self.url.clone();
+        url.set_path(&format!("{}/{kind}/{id}", self.url.path()));
+        url
+    }
+
+    /// A sender of requests for uploads.
+    pub(super) fn push_sender(&self, name: &str) -> Result<Sender, Error> {
+        self.sender(name, &self.push_login)
+    }
+
+    fn sender(&self, name: &str, login: &Arc<RegistryLogin>) -> Result<Sender, Error> {
+        let target = Target {
+            url: self.url.clone(),
+            location: Location::from_name(name),
+            authorizer: Some(Arc::clone(login) as Arc<dyn Authorizer>),
+        };
+        let transport = Box::new(self.transport.clone());
+        Sender::new(&target, transport, self.options.clone())
     }
 }

@@ -1,0 +1,232 @@
+//! Lists of the artifacts that refer to a manifest; pure.
+
+use std::collections::BTreeMap;
+
+use reqwest::header::{HeaderMap, LINK};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::value::RawValue;
+
+use super::reference::parse_digest;
+use crate::base::sha256::Sha256;
+use crate::source::Cause;
+
+/// Artifact type of the indexes of an image's layers.
+pub const INDEX_ARTIFACT_TYPE: &str = "application/vnd.tarfs.index.v1";
+
+/// Media type of an index in such an artifact.
+pub const INDEX_BLOB_TYPE: &str = "application/vnd.tarfs.index.v1+zstd";
+
+/// Annotation of such an index, with the digest of the layer: `sha256:` and its digits.
+pub const INDEX_LAYER_ANNOTATION: &str = "io.tarfs.index.layer";
+
+/// Media type of a list of manifests.
+pub(super) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// Maximum length of a list of referrers, or of a page of it.
+pub(super) const MAX_LIST_BYTES: usize = 1 << 20;
+
+/// Maximum number of referrers that are returned.
+const MAX_REFERRERS: usize = 64;
+
+/// A document or blob in a repository.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// Media type of the content.
+    pub media_type: String,
+    /// Digest of its bytes.
+    #[serde(serialize_with = "write_digest", deserialize_with = "read_digest")]
+    pub digest: Sha256,
+    /// Its length in bytes.
+    pub size: u64,
+    /// Type of the artifact whose manifest it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+    /// Its annotations.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+fn write_digest<S: Serializer>(digest: &Sha256, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("sha256:{digest}"))
+}
+
+fn read_digest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Sha256, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    parse_digest(&text).ok_or_else(|| serde::de::Error::custom("it is no SHA-256"))
+}
+
+/// A list of manifests, whose entries are parsed one by one.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct List<'a> {
+    schema_version: u32,
+    media_type: Option<String>,
+    #[serde(borrow)]
+    manifests: Vec<&'a RawValue>,
+    #[serde(borrow, skip_serializing_if = "Option::is_none")]
+    annotations: Option<&'a RawValue>,
+}
+
+impl<'a> List<'a> {
+    fn parse(bytes: &'a [u8]) -> Option<Self> {
+        let bytes = (bytes.len() <= MAX_LIST_BYTES).then_some(bytes)?;
+        let list: Self = serde_json::from_slice(bytes).ok()?;
+        let media_type = list.media_type.as_deref();
+        let is_index = list.schema_version == 2 && media_type.is_none_or(|name| name == OCI_INDEX);
+        is_index.then_some(list)
+    }
+}
+
+/// Adds the artifacts of `artifact_type` in the list `bytes` to `found`; `None` if it is no list.
+///
+/// Entries that cannot be used are ignored, and those above a maximum.
+pub(super) fn add_referrers(
+    found: &mut Vec<Descriptor>,
+    bytes: &[u8],
+    artifact_type: &str,
+) -> Option<()> {
+    let list = List::parse(bytes)?;
+    let entries = list.manifests.into_iter();
+    let parsed = entries.filter_map(|entry| serde_json::from_str::<Descriptor>(entry.get()).ok());
+    for entry in parsed.filter(|entry| entry.artifact_type.as_deref() == Some(artifact_type)) {
+        if found.len() < MAX_REFERRERS {
+            found.push(entry);
+        }
+    }
+    Some(())
+}
+
+/// Tag with the list of referrers of `subject`, in registries without an API for it.
+pub(super) fn fallback_tag(subject: Sha256) -> String {
+    format!("sha256-{subject}")
+}
+
+/// Returns the list `old`, or an empty one, with `entry` in place of the entries of its type.
+///
+/// # Errors
+/// [`Cause::Damaged`] if `old` is no list.
+pub(super) fn with_referrer(old: Option<&[u8]>, entry: &Descriptor) -> Result<Vec<u8>, Cause> {
+    let empty = List {
+        schema_version: 2,
+        media_type: None,
+        manifests: Vec::new(),
+        annotations: None,
+    };
+    let malformed = || {
+        let text = "the tag for its referrers has something else, which is left there";
+        Cause::Damaged(text.to_owned())
+    };
+    let mut list = match old {
+        Some(old) => List::parse(old).ok_or_else(malformed)?,
+        None => empty,
+    };
+    list.manifests.retain(|other| {
+        let other = serde_json::from_str::<Descriptor>(other.get());
+        other.map_or(true, |other| other.artifact_type != entry.artifact_type)
+    });
+    let unwritable = |error: serde_json::Error| Cause::Malformed(error.to_string());
+    let entry = serde_json::value::to_raw_value(entry).map_err(unwritable)?;
+    list.manifests.push(&entry);
+    list.media_type = Some(OCI_INDEX.to_owned());
+    serde_json::to_vec(&list).map_err(unwritable)
+}
+
+/// The address of the next page in `Link` (RFC 8288).
+pub(super) fn next_page(headers: &HeaderMap) -> Option<&str> {
+    let link = headers.get(LINK)?.to_str().ok()?;
+    let (address, params) = link.trim_start().strip_prefix('<')?.split_once('>')?;
+    let is_next = |param: &str| matches!(param.trim(), "rel=next" | "rel=\"next\"");
+    params.split(';').any(is_next).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPE: &str = "application/x-tests";
+
+    fn entry(number: u8, artifact_type: Option<&str>) -> Descriptor {
+        Descriptor {
+            media_type: "m".to_owned(),
+            digest: Sha256([number; 32]),
+            size: 7,
+            artifact_type: artifact_type.map(str::to_owned),
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    fn referrers(list: &str) -> Option<Vec<Descriptor>> {
+        let mut found = Vec::new();
+        add_referrers(&mut found, list.as_bytes(), TYPE)?;
+        Some(found)
+    }
+
+    #[test]
+    fn referrers_of_one_type_are_found_among_unusable_entries() {
+        let text = |entry: &Descriptor| serde_json::to_string(entry).expect("JSON");
+        let (wanted, other) = (entry(1, Some(TYPE)), entry(2, Some("x")));
+        let (plain, sha512) = (entry(3, None), text(&wanted).replace("sha256:", "sha512:"));
+        let list = format!(
+            r#"{{"schemaVersion":2,"x":[],"manifests":[1,{{}},{},{},{sha512},{}]}}"#,
+            text(&other),
+            text(&wanted),
+            text(&plain),
+        );
+        assert_eq!(referrers(&list), Some(vec![wanted.clone()]));
+        let many = format!("{},", text(&wanted)).repeat(100);
+        let list = format!(
+            r#"{{"schemaVersion":2,"manifests":[{many}{}]}}"#,
+            text(&wanted)
+        );
+        assert_eq!(referrers(&list).map(|found| found.len()), Some(64));
+        let long = format!(
+            r#"{{"schemaVersion":2,"manifests":[{}1]}}"#,
+            "1,".repeat(1 << 20)
+        );
+        for malformed in [
+            "",
+            "[]",
+            "<html>",
+            r#"{"schemaVersion":1,"manifests":[]}"#,
+            &long,
+        ] {
+            assert_eq!(referrers(malformed), None);
+        }
+    }
+
+    #[test]
+    fn referrer_replaces_those_of_its_type_and_no_others() {
+        let first = with_referrer(None, &entry(1, Some(TYPE))).expect("JSON");
+        let text = str::from_utf8(&first).expect("UTF-8");
+        assert_eq!(referrers(text), Some(vec![entry(1, Some(TYPE))]));
+        let old = r#"{"schemaVersion":2,"annotations":{"a":"b"},"manifests":[{"x": [1]},OLD]}"#;
+        let older = serde_json::to_string(&entry(1, Some(TYPE))).expect("JSON");
+        let old = old.replace("OLD", &format!("{older},{older}"));
+        let new = with_referrer(Some(old.as_bytes()), &entry(2, Some(TYPE))).expect("JSON");
+        let text = str::from_utf8(&new).expect("UTF-8");
+        assert_eq!(referrers(text), Some(vec![entry(2, Some(TYPE))]));
+        assert!(
+            text.contains(r#"{"x": [1]}"#) && text.contains(r#"{"a":"b"}"#),
+            "{text}"
+        );
+        for other in ["", "{}", r#"{"schemaVersion":2,"layers":[]}"#] {
+            let refused = with_referrer(Some(other.as_bytes()), &entry(1, None));
+            assert!(matches!(refused, Err(Cause::Damaged(_))));
+        }
+    }
+
+    #[test]
+    fn next_page_is_found_in_link_header() {
+        let next = |value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(LINK, value.parse().expect("valid"));
+            next_page(&headers).map(str::to_owned)
+        };
+        assert_eq!(next("</a?b=c>; rel=\"next\""), Some("/a?b=c".to_owned()));
+        assert_eq!(next(" <x>;a=b ; rel=next"), Some("x".to_owned()));
+        for other in ["</a>; rel=prev", "/a; rel=next", "</a", "<>"] {
+            assert_eq!(next(other), None, "{other}");
+        }
+    }
+}
