@@ -113,10 +113,16 @@ impl Archive {
 
     /// Returns notes for the user, one line each.
     pub fn notes(&self) -> Vec<String> {
-        self.background_scan
-            .as_ref()
-            .map(BackgroundScan::notes)
-            .unwrap_or_default()
+        let scan = self.background_scan.as_ref();
+        let mut notes = scan.map(BackgroundScan::notes).unwrap_or_default();
+        if let Some(checks) = &self.reader.header_checks {
+            notes.push(format!(
+                "the tree comes from the published index {}; each file is compared with its header in \
+                 the archive when it is read",
+                checks.location
+            ));
+        }
+        notes
     }
 
     /// Whether some spans have no seek point, so that reads decode from far before them or need a disk cache.

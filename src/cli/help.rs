@@ -16,7 +16,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output long recursive numeric_uid_gid to_stdout dry_run sync json verbose quiet stats",
+        "directory output publish long recursive numeric_uid_gid to_stdout dry_run sync json verbose quiet stats",
     ),
     (
         "Existing files",

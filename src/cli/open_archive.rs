@@ -22,7 +22,7 @@ use tarfs::archive::{DiskCacheMode, Volume, scan};
 use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
-use tarfs::locate::{OpenContext, ProgressFn};
+use tarfs::locate::{OpenContext, ProgressFn, TreeSpec};
 use tarfs::source::{self, Certificates, FirstContact, Retry};
 use tarfs::tar;
 
@@ -181,16 +181,28 @@ pub(crate) fn open_tree(
     allow_skipping: bool,
     quiet: bool,
 ) -> anyhow::Result<Arc<dyn Volume>> {
+    let (tree, mut context) = tree_context(args, layers, cache, network, quiet)?;
+    context.archive.scan.allow_skipping = allow_skipping;
+    Ok(context.open(&tree)?)
+}
+
+/// Returns the tree of SOURCE and its layers, and the settings to open it for a listing. Refuses standard input.
+pub(crate) fn tree_context(
+    args: &SourceArgs,
+    layers: &LayerArgs,
+    cache: &CacheArgs,
+    network: &Runtime,
+    quiet: bool,
+) -> anyhow::Result<(TreeSpec, OpenContext)> {
     let (tree, stats) = (layers.tree(args), Arc::default());
     let cache_dir = &cache.saved.cache_dir;
     let mut context = open_context(args, layers, cache_dir, network, &stats, quiet)?;
     apply_cache_flags(&mut context, cache);
-    context.archive.scan.allow_skipping = allow_skipping;
     ensure!(
         tree.is_layered() || !tree.source.is_stdin(),
         "standard input can only be materialized"
     );
-    Ok(context.open(&tree)?)
+    Ok((tree, context))
 }
 
 pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Result<OpenedArchive> {

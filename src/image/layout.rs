@@ -29,7 +29,7 @@ pub(crate) enum Layout {
     /// An archive, read without unpacking.
     Archive(Arc<Archive>),
     /// A repository, of which one image is wanted.
-    Registry(Repository),
+    Registry(Arc<Repository>),
 }
 
 impl Layout {

@@ -7,6 +7,7 @@ mod bounded_serde;
 mod config;
 mod docker;
 mod error;
+mod layer_indexes;
 mod layout;
 mod manifest;
 mod oci;
@@ -16,6 +17,8 @@ mod runtime_spec;
 mod seccomp;
 mod user_lookup;
 
+use std::sync::Arc;
+
 use tokio::runtime::Handle;
 
 use opener::ImageOpener;
@@ -24,6 +27,7 @@ use crate::source::Repository;
 
 pub use config::{Config, Execution};
 pub use error::{Cause, Error};
+pub(crate) use layer_indexes::LayerIndexes;
 pub(crate) use layout::Layout;
 pub use manifest::Descriptor;
 pub(crate) use opener::Contents;
@@ -73,7 +77,7 @@ pub(crate) fn open(
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.
 pub(crate) fn open_in_registry(
-    repository: Repository,
+    repository: Arc<Repository>,
     platform: Option<&Platform>,
     network: &Handle,
 ) -> Result<Contents, Error> {

@@ -721,7 +721,7 @@ mod tests {
             .find(&crate::base::archive_path::ArchivePath::sanitize(b"d/h").path)
             .unwrap();
         let ino = hard_link.ino().0;
-        for dirent in &mut index.arrays.dirents {
+        for dirent in index.arrays.dirents.vec_mut() {
             if dirent.ino.get() == ino {
                 dirent.ino = 2.into();
             }
@@ -764,7 +764,7 @@ mod tests {
             .children(Ino::ROOT, 0)
             .find(|child| child.name == b"d");
         assert_eq!(index.children_by_name(d.unwrap().ino, 0).count(), 0);
-        index.arrays.by_name.clear();
+        index.arrays.by_name.vec_mut().clear();
         assert!(index.lookup(Ino::ROOT, b"d").is_none());
     }
 

@@ -14,7 +14,7 @@ use super::error::{Error, MAX_LAYERS};
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{
-    Archive, Callback, DiskCacheMode, OpenError, OpenOptions, PublishedIndex, Volume, WaitFor,
+    Archive, Callback, DiskCacheMode, FindIndex, OpenError, OpenOptions, PublishedIndex, Volume, WaitFor,
     detect_compression,
 };
 use crate::base::extent::{Extent, Packed};
@@ -22,7 +22,7 @@ use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::codec::Compression;
-use crate::image::{self, Contents, Image, Layout, Platform, Transport};
+use crate::image::{self, Contents, Image, LayerIndexes, Layout, Platform, Transport};
 use crate::index::published;
 use crate::index::store::Store;
 use crate::index::{Locator, MemoryLimit};
@@ -162,6 +162,10 @@ impl OpenContext {
             let Sources { layers, is_layered } = self.open_sources(tree)?;
             let options = self.archive_options(tree, is_layered);
             if let ([layer], false) = (&*layers, is_layered) {
+                let options = OpenOptions {
+                    published_index: layer.published_index.clone(),
+                    ..options
+                };
                 let source = Arc::clone(&layer.source);
                 return self.open_single(source, &options, open_archive);
             }
@@ -223,7 +227,8 @@ impl OpenContext {
                 });
                 continue;
             }
-            let sources = match self.open_contents(spec, expected, memory)? {
+            let (contents, indexes) = self.open_contents(spec, expected, memory)?;
+            let sources = match contents {
                 Contents::Image(image) => {
                     image.layers.into_iter().map(|layer| layer.source).collect()
                 }
@@ -233,9 +238,9 @@ impl OpenContext {
                 }
             };
             layers.extend(sources.into_iter().map(|source| Layer {
+                published_index: self.index_of_layer(indexes.as_ref(), &*source),
                 source,
                 digest: Digest::Ignore,
-                published_index: None,
             }));
         }
         if layers.len() > MAX_LAYERS {
@@ -259,7 +264,8 @@ impl OpenContext {
     /// It is no image, or the image is unreachable or invalid.
     pub fn open_image(&self, spec: &SourceSpec) -> Result<Image, Error> {
         let memory = self.enclosing_memory(spec.enclosing_archives());
-        match self.open_contents(spec, self.expected_sha256, memory)? {
+        let (contents, _) = self.open_contents(spec, self.expected_sha256, memory)?;
+        match contents {
             Contents::Image(image) => Ok(*image),
             Contents::Artifact { location, .. } => Err(Error::ArtifactAsImage(location)),
         }
@@ -271,10 +277,17 @@ impl OpenContext {
         spec: &SourceSpec,
         expected: Option<Sha256>,
         memory: u64,
-    ) -> Result<Contents, Error> {
-        let contents = match spec {
-            SourceSpec::Registry(name) => self.open_in_registry(name)?,
-            _ => Contents::Image(Box::new(self.open_stored_image(spec, memory)?)),
+    ) -> Result<(Contents, Option<Arc<LayerIndexes>>), Error> {
+        let (contents, indexes) = match spec {
+            SourceSpec::Registry(name) => {
+                let (contents, repository) = self.open_in_registry(name)?;
+                let indexes = self.layer_indexes(&contents, &repository);
+                (contents, Some(Arc::new(indexes)))
+            }
+            _ => {
+                let image = self.open_stored_image(spec, memory)?;
+                (Contents::Image(Box::new(image)), None)
+            }
         };
         let (location, found) = match &contents {
             Contents::Image(image) => (&image.location, image.digest),
@@ -288,21 +301,59 @@ impl OpenContext {
                 expected,
                 found,
             }),
-            _ => Ok(contents),
+            _ => Ok((contents, indexes)),
         }
     }
 
-    fn open_in_registry(&self, name: &OsStr) -> Result<Contents, Error> {
+    /// The indexes that are published for `contents` of a repository.
+    pub(super) fn layer_indexes(
+        &self,
+        contents: &Contents,
+        repository: &Arc<Repository>,
+    ) -> LayerIndexes {
+        let subject = match contents {
+            Contents::Image(image) => image.digest,
+            Contents::Artifact { digest, .. } => *digest,
+        };
+        LayerIndexes::new(Arc::clone(repository), subject, self.network.clone())
+    }
+
+    fn index_of_layer(
+        &self,
+        indexes: Option<&Arc<LayerIndexes>>,
+        layer: &dyn Source,
+    ) -> Option<PublishedIndex> {
+        // With an expected digest of the image, its layers are verified as a whole.
+        if !self.published_index.is_searched || self.expected_sha256.is_some() {
+            return None;
+        }
+        let (indexes, digest) = (Arc::clone(indexes?), layer.fingerprint().sha256()?);
+        let find: FindIndex = Arc::new(move || indexes.open(digest));
+        Some(self.found_index(find))
+    }
+
+    fn found_index(&self, find: FindIndex) -> PublishedIndex {
+        PublishedIndex {
+            find,
+            network: self.network.clone(),
+            stats: Arc::clone(&self.source.stats),
+            is_required: self.published_index.is_required,
+            sha256: self.published_index.sha256,
+        }
+    }
+
+    pub(super) fn open_in_registry(
+        &self,
+        name: &OsStr,
+    ) -> Result<(Contents, Arc<Repository>), Error> {
         self.check_image_options()?;
         let name = name.to_str().ok_or(Error::NotUtf8)?;
         let opening = Repository::open(name, self.source_options(name));
-        let repository = self.network.block_on(opening)?;
+        let repository = Arc::new(self.network.block_on(opening)?);
         let platform = self.platform.as_ref();
-        Ok(image::open_in_registry(
-            repository,
-            platform,
-            &self.network,
-        )?)
+        let contents =
+            image::open_in_registry(Arc::clone(&repository), platform, &self.network)?;
+        Ok((contents, repository))
     }
 
     fn check_image_options(&self) -> Result<(), Error> {
@@ -367,7 +418,7 @@ impl OpenContext {
         match spec {
             SourceSpec::Plain(location) => self.open_location(location),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
-            SourceSpec::Registry(name) => match self.open_in_registry(name)? {
+            SourceSpec::Registry(name) => match self.open_in_registry(name)?.0 {
                 Contents::Image(_) => Err(Error::ImageAsArchive),
                 Contents::Artifact { archive, .. } => Ok(archive),
             },
@@ -398,7 +449,7 @@ impl OpenContext {
     }
 
     /// Returns the options for `location`, without headers if they belong to another host.
-    fn source_options(&self, location: &str) -> source::Options {
+    pub(super) fn source_options(&self, location: &str) -> source::Options {
         let mut options = self.source.clone();
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
@@ -440,23 +491,16 @@ impl OpenContext {
     }
 
     /// Returns where the index of `spec` is published, and starts to open it if none is saved.
-    ///
-    /// A URL with a query is often signed for one object only, so nothing is expected beside it.
-    pub fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
+    fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
         let choice = &self.published_index;
-        let location = match (&choice.location, spec) {
-            (Some(named), _) => named.clone(),
-            (None, SourceSpec::Plain(archive)) if choice.is_searched => {
-                let archive = archive.to_str()?;
-                let is_beside = archive != "-" && !archive.contains('?');
-                is_beside.then(|| format!("{archive}{}", published::SUFFIX))?
-            }
-            _ => return None,
+        let location = match &choice.location {
+            Some(named) => named.clone(),
+            None if choice.is_searched => published_location(spec)?,
+            None => return None,
         };
-        let is_required = choice.is_required;
         let mut options = self.source_options(&location);
         options.stats = Arc::default();
-        if !is_required {
+        if !choice.is_required {
             options.timeout = options.timeout.min(PUBLISHED_INDEX_TIMEOUT);
             options.retry.attempts = 1;
         }
@@ -487,13 +531,7 @@ impl OpenContext {
             }),
             None => network.block_on(open()),
         };
-        Some(PublishedIndex {
-            find: Arc::new(find),
-            network: self.network.clone(),
-            stats: Arc::clone(&self.source.stats),
-            is_required,
-            sha256: choice.sha256,
-        })
+        Some(self.found_index(Arc::new(find)))
     }
 
     /// Memory of each of `count` enclosing archives.
@@ -539,6 +577,18 @@ impl OpenContext {
         Ok(source.access() != Access::Stream
             && detect_compression(&self.network, source)? == Some(Compression::None))
     }
+}
+
+/// The location at which the index of an archive is published; `None` if there is no such place.
+///
+/// A URL with a query is often signed for one object only, so nothing is expected beside it.
+pub(super) fn published_location(spec: &SourceSpec) -> Option<String> {
+    let SourceSpec::Plain(archive) = spec else {
+        return None;
+    };
+    let archive = archive.to_str()?;
+    let is_beside = archive != "-" && !archive.contains('?');
+    is_beside.then(|| format!("{archive}{}", published::SUFFIX))
 }
 
 fn open_slice(

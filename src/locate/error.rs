@@ -103,6 +103,14 @@ pub enum Error {
         "--index cannot be used with an image, because each layer has its own index (leave it out)"
     )]
     IndexOfImage,
+    /// An index is to be published, and there is no place for it.
+    #[error(
+        "--publish needs an archive at a path or at a URL without a query, or an image in a registry          (write the index with --output, and upload that)"
+    )]
+    NoPlaceForIndex,
+    /// An index cannot be brought into the published form.
+    #[error("cannot pack the index")]
+    PackIndex(#[source] std::io::Error),
     /// A compression format is given for an image.
     #[error(
         "--compression cannot be used with an image, because each layer has its own format (leave it \

@@ -15,6 +15,7 @@
 
 mod context;
 mod error;
+mod publish;
 mod spec;
 
 pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};

@@ -381,6 +381,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         scan: minimum_options(),
         cache_dir: Some(cache_dir.to_owned()),
         index_file: None,
+        published_index: None,
         index_memory: tarfs::index::MemoryLimit::default(),
         should_rescan_unproven: false,
         should_log_problems: false,

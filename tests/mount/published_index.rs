@@ -92,7 +92,7 @@ fn archive_requests(place: &Place) -> usize {
 
 #[test]
 fn published_index_replaces_the_scan_in_every_format() {
-    for packing in [Packing::None, Packing::Gzip, Packing::Lz4, Packing::Zstd] {
+    for packing in [Packing::Plain, Packing::Gzip, Packing::Lz4, Packing::Zstd] {
         let place = published(archive(), packing);
         let requests = archive_requests(&place);
         mount(&place, &[]);
@@ -113,7 +113,7 @@ fn published_index_replaces_the_scan_in_every_format() {
 
 #[test]
 fn published_index_of_another_version_is_not_used() {
-    let place = published(Archive::new().file("old", [1; 512]), Packing::None);
+    let place = published(Archive::new().file("old", [1; 512]), Packing::Plain);
     let new = archive().end();
     place.serve(ARCHIVE, Resource::new(new).etag("\"2\""));
     mount(&place, &[]);
@@ -145,7 +145,7 @@ fn forged_names_sizes_and_modes_are_not_read() {
     ];
     for forged in forgeries {
         let bytes = vec![7; 512];
-        let place = published(Archive::new().add(forged, &bytes), Packing::None);
+        let place = published(Archive::new().add(forged, &bytes), Packing::Plain);
         let honest = Archive::new().add(true_header(), &bytes).end();
         place.serve(ARCHIVE, Resource::new(honest).etag(ETAG));
         mount(&place, &[]);

@@ -76,6 +76,7 @@ impl TestEnv {
             scan: scan_options(),
             cache_dir: Some(self.cache.path().to_owned()),
             index_file: None,
+            published_index: None,
             index_memory: tarfs::index::MemoryLimit::default(),
             should_rescan_unproven: false,
             should_log_problems: false,

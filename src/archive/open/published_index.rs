@@ -101,7 +101,7 @@ impl Opener {
         // Named by this archive's place and version, because the index may claim any content ID.
         let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        reader.header_checks = Some(HeaderChecks::default());
+        reader.header_checks = Some(HeaderChecks::new(location.clone()));
         if !is_bound {
             compare_samples(&reader, &location)?;
         }

@@ -24,11 +24,20 @@ const FAR_BYTES: u64 = 1 << 20;
 /// The files whose headers matched, by inode number.
 #[derive(Debug, Default)]
 pub(crate) struct HeaderChecks {
+    /// Location of the published index, without secrets.
+    pub(crate) location: String,
     /// A bit for each number, as long as the highest that matched.
     matched: Mutex<Vec<u64>>,
 }
 
 impl HeaderChecks {
+    pub(crate) fn new(location: String) -> Self {
+        Self {
+            location,
+            matched: Mutex::default(),
+        }
+    }
+
     fn contains(&self, ino: Ino) -> bool {
         let words = self.matched.lock();
         let word = words.get(ino.0 as usize / 64);

@@ -24,6 +24,13 @@ pub(crate) struct IndexArgs {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
 
+    /// Upload the index to where other machines search it
+    ///
+    /// That is SOURCE.tarfs, or for an image its registry. It replaces the index that is there. Machines use it
+    /// without being told; see --no-published-index.
+    #[arg(long)]
+    publish: bool,
+
     /// Show no progress
     #[arg(short, long)]
     quiet: bool,
@@ -34,14 +41,15 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let is_image = args.source.source.is_image();
     ensure!(
         args.output.is_none() || !is_image,
-        "each layer of an image has an index of its own (leave out --output)"
+        "each layer of an image has an index of its own (leave out --output, or use --publish)"
     );
     let layers = LayerArgs::default();
     let mut cache = args.cache.clone();
     // A new index describes the archive, and not another index of it.
     cache.saved.no_published_index = true;
-    let volume =
-        open_archive::open_tree(&args.source, &layers, &cache, &network, false, args.quiet)?;
+    let (tree, context) =
+        open_archive::tree_context(&args.source, &layers, &cache, &network, args.quiet)?;
+    let volume = context.open(&tree)?;
     if !is_image {
         let notes = volume.archives().into_iter().flat_map(Archive::notes);
         notes.for_each(output::print_error);
@@ -49,6 +57,12 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
     let index = volume.index();
     if let Some(path) = &args.output {
         store::write(path, &index).context("cannot write the index")?;
+    }
+    if args.publish {
+        let location = context.publish_index(&args.source.source, &*volume)?;
+        if !args.quiet {
+            println!("published the index at {location}");
+        }
     }
     Ok(output::report_problems(&index))
 }

@@ -265,6 +265,7 @@ impl Place {
             scan: scan_options(),
             cache_dir: Some(self.path("cache")),
             index_file: None,
+            published_index: None,
             index_memory: tarfs::index::MemoryLimit::default(),
             should_rescan_unproven: false,
             should_log_problems: false,

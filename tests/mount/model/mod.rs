@@ -211,6 +211,7 @@ fn options() -> OpenOptions {
         should_log_problems: false,
         layer: None,
         index_file: None,
+        published_index: None,
         index_memory: tarfs::index::MemoryLimit::default(),
         disk_cache: DiskCacheMode::Disabled,
     }

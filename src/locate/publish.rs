@@ -1,0 +1,53 @@
+//! Publishes the indexes of an opened SOURCE beside it.
+
+use std::fs::File;
+use std::io;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::context::{OpenContext, published_location};
+use super::error::Error;
+use super::spec::SourceSpec;
+use crate::archive::{Archive, Volume};
+use crate::index::published;
+use crate::source::{self, UploadContent};
+
+impl OpenContext {
+    /// Uploads the indexes of `volume`, which was opened from `spec`, to where other machines search them:
+    /// beside an archive, or as a referrer of an image in its registry. Returns the location for the user.
+    ///
+    /// # Errors
+    /// `spec` has no such place, or the upload fails.
+    pub fn publish_index(&self, spec: &SourceSpec, volume: &dyn Volume) -> Result<String, Error> {
+        let archives = volume.archives();
+        match spec {
+            SourceSpec::Registry(name) => {
+                let (contents, repository) = self.open_in_registry(name)?;
+                let indexes = self.layer_indexes(&contents, &repository);
+                let contents = archives.into_iter().filter_map(|archive| {
+                    let layer = archive.source().fingerprint().sha256()?;
+                    Some(packed_index(archive).map(|content| (layer, content)))
+                });
+                let contents = contents.collect::<io::Result<Vec<_>>>();
+                indexes.publish(contents.map_err(Error::PackIndex)?)?;
+                Ok(repository.name().to_owned())
+            }
+            _ => {
+                let location = published_location(spec).ok_or(Error::NoPlaceForIndex)?;
+                let archive = archives.first().ok_or(Error::NoPlaceForIndex)?;
+                let content = packed_index(archive).map_err(Error::PackIndex)?;
+                let options = self.source_options(&location);
+                self.network.block_on(source::put(&location, content, options))?;
+                Ok(source::redact(&location))
+            }
+        }
+    }
+}
+
+/// The published form of the archive's index, in memory.
+fn packed_index(archive: &Archive) -> io::Result<UploadContent> {
+    let file = File::from(memfd_create("tarfs-index", MemfdFlags::CLOEXEC)?);
+    let index = archive.index();
+    published::write(&index, &index.origin().locator, io::BufWriter::new(&file))?;
+    UploadContent::from_file(file)
+}
