@@ -66,16 +66,23 @@ impl LayerIndexes {
         let Some(artifact) = self.network.block_on(listing)?.pop() else {
             return Ok(HashMap::new());
         };
-        let reading = self.repository.manifest(Some(artifact.digest), MAX_MANIFEST_BYTES);
+        let reading = self
+            .repository
+            .manifest(Some(artifact.digest), MAX_MANIFEST_BYTES);
         let bytes = self.network.block_on(reading)?;
-        let damaged = || self.error(Cause::Damaged("the list of its indexes is damaged".to_owned()));
+        let damaged = || {
+            self.error(Cause::Damaged(
+                "the list of its indexes is damaged".to_owned(),
+            ))
+        };
         if bytes.len() as u64 > MAX_MANIFEST_BYTES || sha256(&bytes) != artifact.digest {
             return Err(damaged());
         }
         let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
-        let indexes = manifest.layers.into_iter().filter(|blob| {
-            blob.media_type == INDEX_BLOB_TYPE && blob.size <= MAX_INDEX_BYTES
-        });
+        let indexes = manifest
+            .layers
+            .into_iter()
+            .filter(|blob| blob.media_type == INDEX_BLOB_TYPE && blob.size <= MAX_INDEX_BYTES);
         Ok(indexes
             .filter_map(|blob| {
                 let layer = blob.annotations.get(INDEX_LAYER_ANNOTATION)?;
@@ -89,10 +96,13 @@ impl LayerIndexes {
     /// # Errors
     /// The registry is unreachable, or the login may not push.
     pub(crate) fn publish(&self, indexes: Vec<(Sha256, UploadContent)>) -> Result<(), Error> {
-        let reading = self.repository.manifest(Some(self.subject), MAX_MANIFEST_BYTES);
+        let reading = self
+            .repository
+            .manifest(Some(self.subject), MAX_MANIFEST_BYTES);
         let bytes = self.network.block_on(reading)?;
         let media_type = super::manifest::describe(&bytes, self.subject);
-        let media_type = media_type.map_err(|cause| self.error(Cause::Damaged(cause.to_string())))?;
+        let media_type =
+            media_type.map_err(|cause| self.error(Cause::Damaged(cause.to_string())))?;
         let subject = Descriptor {
             media_type: media_type.media_type,
             digest: self.subject,
@@ -105,10 +115,13 @@ impl LayerIndexes {
             .map(|(layer, content)| ArtifactLayer {
                 content,
                 media_type: INDEX_BLOB_TYPE.to_owned(),
-                annotations: [(INDEX_LAYER_ANNOTATION.to_owned(), format!("sha256:{layer}"))].into(),
+                annotations: [(INDEX_LAYER_ANNOTATION.to_owned(), format!("sha256:{layer}"))]
+                    .into(),
             })
             .collect();
-        let pushing = self.repository.push_artifact(&subject, INDEX_ARTIFACT_TYPE, &layers);
+        let pushing = self
+            .repository
+            .push_artifact(&subject, INDEX_ARTIFACT_TYPE, &layers);
         self.network.block_on(pushing).map(drop)
     }
 }

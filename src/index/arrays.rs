@@ -95,7 +95,7 @@ impl Arrays {
         if inode.kind() != FILE {
             return 0;
         }
-        match self.extras.get(inode.extra.get() as usize) {
+        match self.extra(inode.extra.get()) {
             Some(extra) if extra.sparse.get() == 1 => extra.stored_bytes.get(),
             _ => inode.size.get(),
         }
@@ -174,9 +174,16 @@ impl Arrays {
         Some(path)
     }
 
+    /// Row `number` of the extras; `None` for 0, which most entries have, and which need not be loaded.
+    fn extra(&self, number: u32) -> Option<&ExtraRow> {
+        (number != 0)
+            .then(|| self.extras.get(number as usize))
+            .flatten()
+    }
+
     /// The attributes of row `extra`, by name. Stops at the first that is out of range.
     pub(super) fn xattrs(&self, extra: u32) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let rows = self.extras.get(extra as usize).and_then(|extra| {
+        let rows = self.extra(extra).and_then(|extra| {
             let first = extra.xattr.get() as usize;
             self.xattrs
                 .range(first..first.checked_add(extra.xattr_count.get() as usize)?)
@@ -191,7 +198,7 @@ impl Arrays {
 
     /// The sparse map of row `extra`; `None` when there is none, empty when it is out of range.
     pub(super) fn sparse_pieces(&self, extra: u32) -> Option<&[PieceRow]> {
-        let extra = self.extras.get(extra as usize)?;
+        let extra = self.extra(extra)?;
         if extra.sparse.get() != 1 {
             return None;
         }

@@ -14,8 +14,8 @@ use super::error::{Error, MAX_LAYERS};
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{
-    Archive, Callback, DiskCacheMode, FindIndex, OpenError, OpenOptions, PublishedIndex, Volume, WaitFor,
-    detect_compression,
+    Archive, Callback, DiskCacheMode, FindIndex, OpenError, OpenOptions, PublishedIndex, Volume,
+    WaitFor, detect_compression,
 };
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
@@ -351,8 +351,7 @@ impl OpenContext {
         let opening = Repository::open(name, self.source_options(name));
         let repository = Arc::new(self.network.block_on(opening)?);
         let platform = self.platform.as_ref();
-        let contents =
-            image::open_in_registry(Arc::clone(&repository), platform, &self.network)?;
+        let contents = image::open_in_registry(Arc::clone(&repository), platform, &self.network)?;
         Ok((contents, repository))
     }
 

@@ -37,7 +37,8 @@ impl OpenContext {
                 let archive = archives.first().ok_or(Error::NoPlaceForIndex)?;
                 let content = packed_index(archive).map_err(Error::PackIndex)?;
                 let options = self.source_options(&location);
-                self.network.block_on(source::put(&location, content, options))?;
+                self.network
+                    .block_on(source::put(&location, content, options))?;
                 Ok(source::redact(&location))
             }
         }
