@@ -580,13 +580,15 @@ impl OpenContext {
 
 /// The location at which the index of an archive is published; `None` if there is no such place.
 ///
-/// A URL with a query is often signed for one object only, so nothing is expected beside it.
+/// A URL with a query is often signed for one object only, and a fragment can be a generation, so nothing is
+/// expected beside them.
 pub(super) fn published_location(spec: &SourceSpec) -> Option<String> {
     let SourceSpec::Plain(archive) = spec else {
         return None;
     };
     let archive = archive.to_str()?;
-    let is_beside = archive != "-" && !archive.contains('?');
+    let is_versioned = archive.contains("://") && archive.contains(['?', '#']);
+    let is_beside = archive != "-" && !is_versioned;
     is_beside.then(|| format!("{archive}{}", published::SUFFIX))
 }
 
