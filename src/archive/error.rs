@@ -7,6 +7,7 @@ use super::read::single_flight::FlightError;
 use super::scan::options::memory_for_state;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
+use crate::index::published::MissingRow;
 use crate::index::{TooMuchMemory, format, store};
 use crate::{codec, source, tar};
 
@@ -308,7 +309,7 @@ pub enum OpenError {
     PublishedIndex(#[source] Box<PublishedIndexError>),
     /// The published index cannot be loaded.
     #[error("cannot load the published index; leave it out with --no-published-index")]
-    IndexRows(#[source] std::io::Error),
+    IndexRows(#[source] MissingRow),
     /// The source can be read only once, and there is no disk cache to keep its bytes.
     #[error(
         "{location}: the server gives no byte ranges, so files can only be read from a disk cache; \

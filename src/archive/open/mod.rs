@@ -43,12 +43,7 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let archive = Self::open_early(source, options, network, stats)?.wait_until_scanned()?;
-        let index = archive.reader.live_index.completed();
-        if let Some(Err(error)) = index.map(|index| index.load_all_rows()) {
-            return Err(OpenError::IndexRows(error));
-        }
-        Ok(archive)
+        Self::open_early(source, options, network, stats)?.wait_until_scanned()
     }
 
     /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
@@ -61,18 +56,15 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let resources = Some((resources.clone(), layer));
-        let archive = Self::open_with(source, options, resources, network, stats)?;
-        let archive = archive.wait_until_scanned()?;
-        let index = archive.reader.live_index.completed();
-        if let Some(Err(error)) = index.map(|index| index.load_tree_rows()) {
-            return Err(OpenError::IndexRows(std::io::Error::other(error)));
-        }
-        Ok(archive)
+        Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
     }
 
     fn wait_until_scanned(self) -> Result<Self, OpenError> {
         self.reader.live_index.wait_for(WaitFor::End);
         self.check_scan_result()?;
+        if let Some(index) = self.reader.live_index.completed() {
+            index.load_tree_rows().map_err(OpenError::IndexRows)?;
+        }
         Ok(self)
     }
 

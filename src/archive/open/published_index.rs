@@ -67,7 +67,10 @@ impl Opener {
                 Ok(Some(reader))
             }
             Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
-            Err(PublishedIndexError::Source(error)) if is_absent(&error) => Ok(None),
+            Err(error) if is_absent(&error) => {
+                tracing::debug!(error = error_chain(&error), "there is no published index");
+                Ok(None)
+            }
             Err(error) => {
                 let error = error_chain(&error);
                 tracing::warn!("not using the published index: {error}");
@@ -158,12 +161,18 @@ pub(super) fn is_bound(
     (!is_other).then(|| fingerprint.is_strong() && (is_same_version || has_same_digest))
 }
 
-/// Whether there is just no index. Object stores answer so with "forbidden" if a user may not list the bucket.
-fn is_absent(error: &source::Error) -> bool {
-    matches!(
-        error.cause,
-        Cause::NotFound | Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Offline
-    )
+/// Whether there is just no index. Object stores answer so with "forbidden" if a user may not list the bucket, and
+/// other servers with a page.
+fn is_absent(error: &PublishedIndexError) -> bool {
+    match error {
+        PublishedIndexError::Source(error) => matches!(
+            error.cause,
+            Cause::NotFound | Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Offline
+        ),
+        PublishedIndexError::Format { error, .. } => matches!(error, format::Error::NotAnIndex),
+        PublishedIndexError::NoRanges(_) => true,
+        _ => false,
+    }
 }
 
 /// A published index in memory. Its bytes cannot be exchanged after their digest is compared.
