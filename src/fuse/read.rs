@@ -84,8 +84,9 @@ impl FailReply for ReadRequest {
     fn fail(self, why: WaitError) {
         match why {
             WaitError::CallerKilled | WaitError::Closed => self.reply.error(why.errno()),
-            WaitError::IndexUnavailable => self.fail_with(&why, why.errno()),
-            WaitError::TimedOut => self.fail_with(&why, why.errno()),
+            WaitError::TimedOut | WaitError::IndexUnavailable => {
+                self.fail_with(&why, why.errno());
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Indexes of an image's layers that are published in its registry.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use serde::Deserialize;
@@ -19,6 +19,9 @@ const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 /// Maximum length of one index, which only a manifest claims.
 const MAX_INDEX_BYTES: u64 = 1 << 40;
 
+/// Digest and length of each layer's index, by the digest of the layer.
+type Blobs = HashMap<Sha256, (Sha256, u64)>;
+
 /// The indexes of the layers of one image or artifact, searched when the first of them is needed.
 #[derive(Debug)]
 pub(crate) struct LayerIndexes {
@@ -26,8 +29,7 @@ pub(crate) struct LayerIndexes {
     /// Digest of the image's manifest.
     subject: Sha256,
     network: Handle,
-    /// Digest and length of each layer's index, by the digest of the layer.
-    found: OnceLock<Result<HashMap<Sha256, (Sha256, u64)>, Error>>,
+    found: OnceLock<Result<Blobs, Error>>,
 }
 
 #[derive(Deserialize)]
@@ -60,11 +62,11 @@ impl LayerIndexes {
         Error::new(self.repository.name(), cause)
     }
 
-    fn find(&self) -> Result<HashMap<Sha256, (Sha256, u64)>, Error> {
+    fn find(&self) -> Result<Blobs, Error> {
         let listing = self.repository.referrers(self.subject, INDEX_ARTIFACT_TYPE);
         // The last one is the newest in a registry without an API for referrers.
         let Some(artifact) = self.network.block_on(listing)?.pop() else {
-            return Ok(HashMap::new());
+            return Ok(Blobs::new());
         };
         let reading = self
             .repository
@@ -108,7 +110,7 @@ impl LayerIndexes {
             digest: self.subject,
             size: bytes.len() as u64,
             artifact_type: None,
-            annotations: Default::default(),
+            annotations: BTreeMap::default(),
         };
         let layers: Vec<_> = indexes
             .into_iter()

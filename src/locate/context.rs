@@ -278,16 +278,13 @@ impl OpenContext {
         expected: Option<Sha256>,
         memory: u64,
     ) -> Result<(Contents, Option<Arc<LayerIndexes>>), Error> {
-        let (contents, indexes) = match spec {
-            SourceSpec::Registry(name) => {
-                let (contents, repository) = self.open_in_registry(name)?;
-                let indexes = self.layer_indexes(&contents, &repository);
-                (contents, Some(Arc::new(indexes)))
-            }
-            _ => {
-                let image = self.open_stored_image(spec, memory)?;
-                (Contents::Image(Box::new(image)), None)
-            }
+        let (contents, indexes) = if let SourceSpec::Registry(name) = spec {
+            let (contents, repository) = self.open_in_registry(name)?;
+            let indexes = self.layer_indexes(&contents, &repository);
+            (contents, Some(Arc::new(indexes)))
+        } else {
+            let image = self.open_stored_image(spec, memory)?;
+            (Contents::Image(Box::new(image)), None)
         };
         let (location, found) = match &contents {
             Contents::Image(image) => (&image.location, image.digest),

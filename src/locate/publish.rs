@@ -20,28 +20,24 @@ impl OpenContext {
     /// `spec` has no such place, or the upload fails.
     pub fn publish_index(&self, spec: &SourceSpec, volume: &dyn Volume) -> Result<String, Error> {
         let archives = volume.archives();
-        match spec {
-            SourceSpec::Registry(name) => {
-                let (contents, repository) = self.open_in_registry(name)?;
-                let indexes = self.layer_indexes(&contents, &repository);
-                let contents = archives.into_iter().filter_map(|archive| {
-                    let layer = archive.source().fingerprint().sha256()?;
-                    Some(packed_index(archive).map(|content| (layer, content)))
-                });
-                let contents = contents.collect::<io::Result<Vec<_>>>();
-                indexes.publish(contents.map_err(Error::PackIndex)?)?;
-                Ok(repository.name().to_owned())
-            }
-            _ => {
-                let location = published_location(spec).ok_or(Error::NoPlaceForIndex)?;
-                let archive = archives.first().ok_or(Error::NoPlaceForIndex)?;
-                let content = packed_index(archive).map_err(Error::PackIndex)?;
-                let options = self.source_options(&location);
-                self.network
-                    .block_on(source::put(&location, content, options))?;
-                Ok(source::redact(&location))
-            }
+        if let SourceSpec::Registry(name) = spec {
+            let (contents, repository) = self.open_in_registry(name)?;
+            let layers = archives.into_iter().filter_map(|archive| {
+                let layer = archive.source().fingerprint().sha256()?;
+                Some(packed_index(archive).map(|content| (layer, content)))
+            });
+            let layers = layers.collect::<io::Result<Vec<_>>>();
+            let indexes = self.layer_indexes(&contents, &repository);
+            indexes.publish(layers.map_err(Error::PackIndex)?)?;
+            return Ok(repository.name().to_owned());
         }
+        let location = published_location(spec).ok_or(Error::NoPlaceForIndex)?;
+        let archive = archives.first().ok_or(Error::NoPlaceForIndex)?;
+        let content = packed_index(archive).map_err(Error::PackIndex)?;
+        let options = self.source_options(&location);
+        self.network
+            .block_on(source::put(&location, content, options))?;
+        Ok(source::redact(&location))
     }
 }
 

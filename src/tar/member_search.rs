@@ -2,13 +2,11 @@
 
 use bytes::Bytes;
 
-use super::header::{Header, Record};
+use super::header::{Header, RECORD_LEN, Record};
 use super::totals::MemberTotals;
 use super::{Event, Member, Options, Parser, RECORD};
 use crate::base::extent::Plain;
 use crate::base::tar_checksum;
-
-const RECORD_LEN: usize = RECORD as usize;
 
 /// The member whose payload begins at the end of `bytes`, if its header and all its extensions are in them.
 ///

@@ -23,7 +23,7 @@ use crate::base::thread_pool::ThreadPool;
 use crate::fetch;
 use crate::index::published::{self, PackedIndex};
 use crate::index::{Index, Locator, MemoryLimit, TooMuchMemory, format};
-use crate::source::{self, Access, Cause, Fingerprint, Source};
+use crate::source::{Access, Cause, Fingerprint, Source};
 
 /// Longest published index that is loaded as a whole in the background. Of longer ones, only what is used.
 const MAX_BACKGROUND_BYTES: u64 = 16 << 20;

@@ -34,6 +34,29 @@ pub(super) fn configured_endpoint() -> Option<String> {
     })
 }
 
+fn base_url(endpoint: &Endpoint) -> Result<Url, Cause> {
+    match endpoint.url()? {
+        Some(url) => Ok(url),
+        None => Url::parse(ENDPOINT).map_err(|error| Cause::Malformed(error.to_string())),
+    }
+}
+
+/// URL that accepts uploads of `object`, because an emulator takes none at the URL of the object.
+///
+/// # Errors
+/// [`Cause::Malformed`] for an invalid endpoint.
+pub(super) fn upload_url(object: &Object<'_>, endpoint: &Endpoint) -> Result<Url, Cause> {
+    let base = url_below(&base_url(endpoint)?, "upload");
+    let mut url = url_below(&url_below(&base, "storage/v1/b"), object.bucket);
+    url = url_below(&url, "o");
+    let mut query = url.query_pairs_mut();
+    query
+        .append_pair("uploadType", "media")
+        .append_pair("name", object.key);
+    drop(query);
+    Ok(url)
+}
+
 /// URL of `object`, and the authorizer of its requests.
 ///
 /// # Errors
@@ -43,15 +66,10 @@ pub(super) fn open(
     endpoint: &Endpoint,
     context: Context,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
-    let users = endpoint.url()?;
     // Google's own tools send no credentials to an emulator.
-    let is_emulator = users.is_some() && endpoint.is_of_environment;
+    let is_emulator = endpoint.url()?.is_some() && endpoint.is_of_environment;
     let providers = if is_emulator { Vec::new() } else { providers() };
-    let base = match users {
-        Some(url) => url,
-        None => Url::parse(ENDPOINT).map_err(|error| Cause::Malformed(error.to_string()))?,
-    };
-    let url = object.url(&url_below(&base, object.bucket));
+    let url = object.url(&url_below(&base_url(endpoint)?, object.bucket));
     // Otherwise the server decompresses an object with Content-Encoding: gzip, and ignores ranges.
     let encoding = (ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
     let authorizer = SignedRequests {

@@ -40,8 +40,13 @@ async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Ta
         Store::Google => google::open(object, &endpoint, context)?,
         Store::Azure => azure::open(object, &endpoint, context)?,
     };
+    let upload_url = match object.store {
+        Store::Google => Some(google::upload_url(object, &endpoint)?),
+        Store::S3 | Store::Azure => None,
+    };
     Ok(Target {
         url,
+        upload_url,
         location: object.location(spec, &endpoint),
         authorizer: Some(authorizer),
     })

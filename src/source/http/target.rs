@@ -14,6 +14,8 @@ pub struct Target {
     pub url: Url,
     /// Location of the source, which may have another form than the URL.
     pub location: Location,
+    /// URL that accepts uploads by POST, if the server takes none by PUT at `url`.
+    pub upload_url: Option<Url>,
     /// Adds credentials for the URL's origin.
     pub authorizer: Option<Arc<dyn Authorizer>>,
 }
@@ -23,6 +25,7 @@ impl From<Url> for Target {
         Self {
             location: Location::from_url(&url),
             url,
+            upload_url: None,
             authorizer: None,
         }
     }

@@ -312,6 +312,7 @@ impl Server {
         Target {
             url,
             location: Location::with_locator(name, locator),
+            upload_url: None,
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
         }
     }
@@ -332,6 +333,7 @@ impl Server {
         let target = Target {
             url: self.url.clone(),
             location: Location::from_name(name),
+            upload_url: None,
             authorizer: Some(Arc::clone(login) as Arc<dyn Authorizer>),
         };
         let transport = Box::new(self.transport.clone());

@@ -7,6 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use reqwest::Method;
 use url::Url;
 
 use super::http::NetworkTransport;
@@ -55,7 +56,11 @@ async fn store(spec: &str, content: UploadContent, mut options: Options) -> Resu
     let transport = NetworkTransport::new(&options).map_err(failed)?;
     let sender = Sender::new(&target, Box::new(transport), options)?;
     let put = || {
-        let message = sender.put(target.url.clone(), &content, sha256);
+        let url = target.upload_url.as_ref();
+        let mut message = sender.put(url.unwrap_or(&target.url).clone(), &content, sha256);
+        if url.is_some() {
+            message.method = Method::POST;
+        }
         sender.send(message, STORED, MAX_RECEIPT_BYTES)
     };
     sender.repeat(put).await?;
