@@ -511,10 +511,6 @@ impl OpenContext {
             let (location, options) = (location.clone(), options.clone());
             async move { source::open(&location, options).await }
         };
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "its result is awaited, or not needed"
-        )]
         let early = (choice.is_searched_early && !is_saved).then(|| network.spawn(open()));
         let early = Mutex::new(early);
         let find = move || match early.lock().take() {

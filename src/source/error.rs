@@ -194,7 +194,6 @@ impl Cause {
             Self::Damaged(_) => "it is damaged: get another copy",
             Self::Truncated => "it is incomplete: get a whole copy",
             Self::Unreachable { obstacle, .. } => obstacle.hint(),
-            Self::Http(413) => "the server limits the size of uploads: raise the limit",
             Self::NoUploads(_) => {
                 "upload to a server that permits it, or copy the file there by other means"
             }

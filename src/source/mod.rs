@@ -38,9 +38,7 @@ pub(crate) use directory::SourceDirectory;
 pub use error::{Cause, Denial, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use http::{
-    Certificates, CertificatesError, Content, Http, RawResponse, RequestBody, Target, Transport,
-};
+pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Target, Transport};
 pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};

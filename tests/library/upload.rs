@@ -129,18 +129,21 @@ fn refused_upload_names_credentials_and_permission() {
     let (server, upload) = (Server::start(), Upload::new(1_000));
     server.route("/a", |_| Response::new(403).with("x-amz-request-id", "R17"));
     let with_user = server.url("/a").replace("//", "//me:hunter2@");
-    for (url, options, origin) in [
-        (server.url("/a?sig=hunter2"), options(), "none but the URL"),
-        (with_user, options(), "user and password of the URL"),
+    for (url, options) in [
+        (server.url("/a?sig=hunter2"), options()),
+        (with_user, options()),
         (
             server.url("/a"),
             with_header("Authorization", "Bearer hunter2"),
-            "the header Authorization",
         ),
     ] {
         let error = upload.put(&url, options).expect_err("refused");
         let text = format!("{error}: {}; {}", error.cause, hint(&error));
-        for expected in ["status 403, request R17", origin, "permit uploads"] {
+        for expected in [
+            "status 403, request R17",
+            "those in the URL and in --header",
+            "permit uploads",
+        ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }
         assert!(!text.contains("hunter2"), "{text}");
@@ -161,12 +164,7 @@ fn server_without_uploads_is_named_as_such() {
             "{error:?}"
         );
     }
-    server.route("/a", |_| Response::new(413));
-    let error = upload
-        .put(&server.url("/a"), options())
-        .expect_err("refused");
-    assert!(hint(&error).contains("limits the size"), "{}", hint(&error));
-    assert_eq!(server.requests("/a").len(), 3);
+    assert_eq!(server.requests("/a").len(), 2);
 }
 
 #[test]

@@ -147,11 +147,12 @@ fn forged(index: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     let places: Vec<usize> = places.collect();
     assert!(!places.is_empty(), "a place to forge");
     for place in places {
-        file[place..][..to.len()].copy_from_slice(to);
+        let bytes = file.get_mut(place..place + to.len()).expect("inside");
+        bytes.copy_from_slice(to);
     }
     let frame = zstd::bulk::compress(&file, 3).expect("packed");
     assert!(file.len() <= 128 << 10, "one frame");
-    let mut forged = index[..32].to_vec();
+    let mut forged = index.get(..32).expect("a front").to_vec();
     forged.extend(u32::try_from(frame.len()).expect("short").to_le_bytes());
     forged.extend(frame);
     forged

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::{Method, StatusCode};
-use tarfs::source::{Cause, Content, Obstacle, Options, RawResponse, RequestBody, Transport};
+use tarfs::source::{Cause, Content, Obstacle, Options, RawResponse, Transport};
 use url::Url;
 
 use super::http::{End, Request, Response};
@@ -40,7 +40,7 @@ impl Transport for SimulatedNetwork {
         method: Method,
         url: Url,
         headers: HeaderMap,
-        body: Option<RequestBody>,
+        body: Option<Content>,
     ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         assert!(method == Method::GET && body.is_none(), "only reads");
         let headers = headers.iter().map(|(name, value)| {

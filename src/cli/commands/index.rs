@@ -59,10 +59,7 @@ pub(crate) fn run(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         store::write(path, &index).context("cannot write the index")?;
     }
     if args.publish {
-        let location = context.publish_index(&args.source.source, &*volume)?;
-        if !args.quiet {
-            println!("published the index at {location}");
-        }
+        context.publish_index(&args.source.source, &*volume)?;
     }
     Ok(output::report_problems(&index))
 }

@@ -19,7 +19,7 @@ use super::{Cause, Location, Options};
 
 pub(super) use context::read_optional;
 pub(super) use headers::ReloadedHeaders;
-pub(super) use registry::{Purpose, RegistryLogin};
+pub(super) use registry::{PULL, PUSH, RegistryLogin};
 
 /// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.
 ///

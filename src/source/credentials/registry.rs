@@ -30,27 +30,14 @@ const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(1);
 /// Maximum lifetime of a token that is believed.
 const MAX_TOKEN_LIFETIME: u64 = 366 * 24 * 3600;
 
+/// Actions of a token to read.
+pub(crate) const PULL: &str = "pull";
+
+/// Actions of a token to read and upload.
+pub(crate) const PUSH: &str = "pull,push";
+
 /// Name of this program for servers of tokens.
 const CLIENT: &str = "tarfs";
-
-/// What a login is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Purpose {
-    /// To read.
-    Pull,
-    /// To read and upload.
-    Push,
-}
-
-impl Purpose {
-    /// The actions in the scope of a token.
-    fn actions(self) -> &'static str {
-        match self {
-            Self::Pull => "pull",
-            Self::Push => "pull,push",
-        }
-    }
-}
 
 /// Credentials for one repository of a registry.
 pub(crate) struct RegistryLogin {
@@ -68,7 +55,8 @@ struct Shared {
     /// The registry's name in files of logins.
     registry: String,
     repository: String,
-    purpose: Purpose,
+    /// Actions in the scope of a token: [`PULL`] or [`PUSH`].
+    actions: &'static str,
     /// Whether the registry is reached without TLS.
     is_plain_http: bool,
     commands: Commands,
@@ -88,15 +76,11 @@ struct State {
 impl Shared {
     /// Scope of the token that answers `challenge`.
     fn scope(&self, challenge: &Challenge) -> String {
-        match (challenge, self.purpose) {
-            (
-                Challenge::Bearer(TokenServer {
-                    scope: Some(scope), ..
-                }),
-                Purpose::Pull,
-            ) => scope.clone(),
-            _ => format!("repository:{}:{}", self.repository, self.purpose.actions()),
+        match challenge {
+            Challenge::Bearer(server) if self.actions == PULL => server.scope.clone(),
+            _ => None,
         }
+        .unwrap_or_else(|| format!("repository:{}:{}", self.repository, self.actions))
     }
 }
 
@@ -129,25 +113,25 @@ impl RegistryLogin {
     pub(crate) fn new(
         registry: &str,
         repository: &str,
-        purpose: Purpose,
+        actions: &'static str,
         is_plain_http: bool,
         options: &Options,
     ) -> Self {
         let context = context::context(options);
-        Self::with_context(registry, repository, purpose, is_plain_http, context)
+        Self::with_context(registry, repository, actions, is_plain_http, context)
     }
 
     fn with_context(
         registry: &str,
         repository: &str,
-        purpose: Purpose,
+        actions: &'static str,
         is_plain_http: bool,
         context: Context,
     ) -> Self {
         let shared = Arc::new(Shared {
             registry: registry.to_owned(),
             repository: repository.to_owned(),
-            purpose,
+            actions,
             is_plain_http,
             commands: Commands::here(),
             state: Mutex::default(),
@@ -219,12 +203,12 @@ impl Authorizer for RegistryLogin {
 
     fn advice(&self) -> Option<String> {
         let registry = &self.shared.registry;
-        let (action, repository) = match self.shared.purpose {
-            Purpose::Pull => ("read", "it"),
-            Purpose::Push => ("push to", &*self.shared.repository),
+        let action = match self.shared.actions {
+            PUSH => "push to it",
+            _ => "read it",
         };
         Some(format!(
-            "log in with `docker login {registry}`, and check the name and who may {action} {repository}"
+            "log in with `docker login {registry}`, and check the name and who may {action}"
         ))
     }
 }
@@ -428,15 +412,15 @@ mod tests {
             let scope = Some(scope.to_owned());
             Challenge::Bearer(TokenServer { scope, ..server() })
         };
-        let scope = |purpose, challenge: &Challenge| {
-            let login = RegistryLogin::with_context("x", "a/b", purpose, false, Context::new());
+        let scope = |actions, challenge: &Challenge| {
+            let login = RegistryLogin::with_context("x", "a/b", actions, false, Context::new());
             login.shared.scope(challenge)
         };
         let cache = scoped("repository:cache/a/b:pull");
-        assert_eq!(scope(Purpose::Pull, &cache), "repository:cache/a/b:pull");
-        assert_eq!(scope(Purpose::Push, &cache), "repository:a/b:pull,push");
+        assert_eq!(scope(PULL, &cache), "repository:cache/a/b:pull");
+        assert_eq!(scope(PUSH, &cache), "repository:a/b:pull,push");
         let plain = Challenge::Bearer(server());
-        assert_eq!(scope(Purpose::Pull, &plain), "repository:a/b:pull");
+        assert_eq!(scope(PULL, &plain), "repository:a/b:pull");
     }
 
     /// An environment of one variable.
@@ -463,7 +447,7 @@ mod tests {
         let file = directory.path().join("auth.json");
         let name = file.display().to_string();
         let context = Context::new().with_env(Variable("REGISTRY_AUTH_FILE", name.clone()));
-        let login = RegistryLogin::with_context("example.com", "a", Purpose::Pull, false, context);
+        let login = RegistryLogin::with_context("example.com", "a", PULL, false, context);
         let mut headers = reqwest::header::HeaderMap::new();
         let challenge = HeaderValue::from_static("Basic realm=\"x\"");
         headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);

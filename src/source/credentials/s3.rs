@@ -249,6 +249,7 @@ impl Authorizer for S3 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::sha256::Sha256;
 
     fn s3(bucket: &str, region: &str, variant: Variant, endpoint: Option<&str>) -> S3 {
         S3 {
@@ -325,6 +326,38 @@ mod tests {
             let url = s3(bucket, region, variant, endpoint).bucket_url(region);
             assert_eq!(url.expect("valid").as_str(), expected);
         }
+    }
+
+    #[tokio::test]
+    async fn upload_is_signed_with_the_digest_of_its_body() {
+        let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
+        let env = reqsign_core::StaticEnv {
+            home_dir: None,
+            envs: keys
+                .map(|(name, value)| (name.to_owned(), value.to_owned()))
+                .into(),
+        };
+        let context = Context::new().with_env(env);
+        let mut s3 = s3("b", "us-east-1", PLAIN, None);
+        s3.cache = CredentialCache::new(providers(&context), context, is_same);
+        let digest = Sha256([0xab; 32]);
+        for content_sha256 in [None, Some(digest)] {
+            let mut request = Request {
+                method: reqwest::Method::PUT,
+                url: s3.bucket_url("us-east-1").expect("valid"),
+                headers: reqwest::header::HeaderMap::new(),
+                content_sha256,
+                generation: 0,
+            };
+            s3.authorize(&mut request).await.expect("signed");
+            let header = |name| request.headers[name].to_str().expect("text").to_owned();
+            let expected = content_sha256.map(|digest| digest.to_string());
+            let expected = expected.unwrap_or_else(|| "UNSIGNED-PAYLOAD".to_owned());
+            assert_eq!(header("x-amz-content-sha256"), expected);
+            assert!(header("authorization").contains(";x-amz-content-sha256;"));
+        }
+        let advice = s3.upload_advice().unwrap_or_default();
+        assert!(advice.contains("s3:PutObject"), "{advice}");
     }
 
     #[tokio::test]

@@ -1,7 +1,6 @@
 //! One request at a time, with its headers and redirects.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime};
 
 use reqwest::Method;
@@ -16,7 +15,7 @@ use crate::base::stats::Stats;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
 use crate::source::upload::UploadContent;
-use crate::source::{Cause, FirstContact, Options};
+use crate::source::{Cause, Denial, FirstContact, Options};
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
@@ -47,14 +46,17 @@ pub(in crate::source) struct Client {
     stats: Arc<Stats>,
 }
 
-/// A request other than for a range.
+/// A request apart from the user's headers and credentials.
 #[derive(Debug)]
 pub(in crate::source) struct Message<'a> {
     pub(in crate::source) method: Method,
     pub(in crate::source) url: Url,
-    /// Headers besides the user's, of which they replace those of the same name.
+    /// They replace the user's of the same name.
     pub(in crate::source) headers: HeaderMap,
-    pub(in crate::source) upload: Option<Upload<'a>>,
+    /// Its body.
+    pub(in crate::source) content: Option<&'a UploadContent>,
+    /// Digest of the body, if the server compares it.
+    pub(in crate::source) sha256: Option<Sha256>,
 }
 
 impl Message<'_> {
@@ -64,19 +66,10 @@ impl Message<'_> {
             method,
             url,
             headers: HeaderMap::new(),
-            upload: None,
+            content: None,
+            sha256: None,
         }
     }
-}
-
-/// The body of a [`Message`].
-#[derive(Debug)]
-pub(in crate::source) struct Upload<'a> {
-    pub(in crate::source) content: &'a UploadContent,
-    /// Its digest, if the server compares that.
-    pub(in crate::source) sha256: Option<Sha256>,
-    /// Incremented by the bytes that were read to be sent.
-    pub(in crate::source) progress: &'a Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -133,9 +126,6 @@ impl Client {
         range: Option<(u64, u64)>,
         etag: Option<&str>,
     ) -> Result<Response, Cause> {
-        if self.is_offline {
-            return Err(Cause::Offline);
-        }
         let mut conditions = HeaderMap::new();
         if let Some((start, end)) = range {
             let last = end.saturating_sub(1);
@@ -151,72 +141,70 @@ impl Client {
         if let Some(etag) = etag {
             conditions.insert(header::IF_MATCH, header_value(etag)?);
         }
-        let mut message = Message {
-            headers: conditions,
-            ..Message::new(Method::GET, from.clone())
-        };
-        for _ in 0..=MAX_REDIRECTS {
-            let (head, raw) = self.send(&message).await?;
-            let url = &mut message.url;
-            let Some(target) = &head.redirect else {
-                return Ok(Response {
-                    head,
-                    content: raw.content,
-                    url: message.url,
-                });
-            };
-            *url = resolve_redirect(url, target, self.allows_insecure_redirects)?;
-        }
-        Err(too_many_redirects())
+        let mut message = Message::new(Method::GET, from.clone());
+        message.headers = conditions;
+        let (head, raw, url) = self.exchange(&message).await?;
+        Ok(Response {
+            head,
+            content: raw.content,
+            url,
+        })
     }
 
-    /// Sends `message`, and again after a redirect (307 or 308) within its origin. A redirected HEAD request and
-    /// any other status are returned as a response.
+    /// Sends `message` and follows redirects: all of a read, and those of an upload that permit it (307 and 308)
+    /// within the host. It returns any other status as a response, and the URL that it is from.
     pub(in crate::source) async fn exchange(
         &self,
-        mut message: Message<'_>,
-    ) -> Result<(ResponseHead, RawResponse), Cause> {
+        message: &Message<'_>,
+    ) -> Result<(ResponseHead, RawResponse, Url), Cause> {
         if self.is_offline {
             return Err(Cause::Offline);
         }
+        let is_read = message.method == Method::GET;
+        let mut url = message.url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let (head, raw) = self.send(&message).await?;
-            let is_followed = matches!(head.status, 307 | 308) && message.method != Method::HEAD;
+            let (head, raw) = self.send(message, &url).await?;
+            let is_followed =
+                is_read || message.content.is_some() && matches!(head.status, 307 | 308);
             let Some(target) = head.redirect.as_ref().filter(|_| is_followed) else {
-                return Ok((head, raw));
+                return Ok((head, raw, url));
             };
-            let url = resolve_redirect(&message.url, target, self.allows_insecure_redirects)?;
-            if url.origin() != message.url.origin() {
-                let refused = "the server redirects the request to another host";
+            let next = resolve_redirect(&url, target, self.allows_insecure_redirects)?;
+            if !is_read && next.origin() != url.origin() {
+                let refused = "the server redirects the upload to another host";
                 return Err(Cause::Protocol(refused.to_owned()));
             }
-            message.url = url;
+            url = next;
         }
-        Err(too_many_redirects())
+        Err(Cause::Protocol(format!(
+            "more than {MAX_REDIRECTS} redirects"
+        )))
     }
 
     /// Sends one request, and again if its credentials are refused and others are found.
-    async fn send(&self, message: &Message<'_>) -> Result<(ResponseHead, RawResponse), Cause> {
+    async fn send(
+        &self,
+        message: &Message<'_>,
+        url: &Url,
+    ) -> Result<(ResponseHead, RawResponse), Cause> {
+        let authorizer = self.authorizer.as_ref();
+        let authorizer = authorizer.filter(|_| may_send_credentials(url, &self.original));
         let mut resends = 0;
         loop {
-            let mut request = self.request(message);
-            let authorizer = self.authorizer.as_ref();
-            let authorizer =
-                authorizer.filter(|_| may_send_credentials(&message.url, &self.original));
+            let mut request = self.request(message, url);
             if let Some(authorizer) = authorizer {
                 authorizer.authorize(&mut request).await?;
             }
             self.stats.source_requests.increment();
-            let (url, headers) = (request.url.clone(), request.headers.clone());
-            let body = message.upload.as_ref().map(|upload| {
-                let progress = Arc::clone(upload.progress);
-                upload.content.body(progress)
-            });
-            let method = message.method.clone();
-            let mut raw = self.transport.send(method, url, headers, body).await?;
+            let (method, headers) = (request.method.clone(), request.headers.clone());
+            let body = message.content.map(UploadContent::body);
+            let sent = self
+                .transport
+                .send(method, request.url.clone(), headers, body);
+            let mut raw = sent.await?;
             let mut head = ResponseHead::new(raw.status, &raw.headers, unix_time());
             let is_read = message.method == Method::GET;
-            if raw.status.is_success() || (is_read && authorizer.is_none()) {
+            if raw.status.is_success() || is_read && authorizer.is_none() {
                 return Ok((head, raw));
             }
             let refusal = Refusal {
@@ -232,25 +220,16 @@ impl Client {
                 self.stats.source_renewed_credentials.increment();
                 continue;
             }
-            let (origin, advice) = match authorizer {
-                Some(authorizer) if is_read => {
-                    (authorizer.credentials_origin(), authorizer.advice())
-                }
-                Some(authorizer) => (
-                    authorizer.credentials_origin(),
-                    authorizer.upload_advice().or_else(upload_advice),
-                ),
-                None => (origin_in(&request).to_owned(), upload_advice()),
-            };
-            let is_denial = refusal.is_denial();
-            head.denial = is_denial.then(|| refusal.into_denial(origin, advice));
+            if refusal.is_denial() {
+                head.denial = Some(describe(refusal, authorizer, is_read));
+            }
             return Ok((head, raw));
         }
     }
 
-    /// Makes a request with the user's headers, of which those of `message` replace others of the same name.
-    fn request(&self, message: &Message<'_>) -> Request {
-        let mut url = message.url.clone();
+    /// Makes a request with the user's headers for `message` at `url`.
+    fn request(&self, message: &Message<'_>, url: &Url) -> Request {
+        let mut url = url.clone();
         let mut headers = HeaderMap::new();
         if may_send_credentials(&url, &self.original) {
             // reqwest converts them to an Authorization header. Fails only for URLs without a host.
@@ -263,41 +242,34 @@ impl Client {
             headers.insert(header::CACHE_CONTROL, no_cache);
         }
         headers.extend(message.headers.clone());
-        let upload = message.upload.as_ref();
-        if let Some(upload) = upload {
+        if let Some(content) = message.content {
             // Signatures may need it.
-            headers.insert(header::CONTENT_LENGTH, upload.content.len().into());
+            headers.insert(header::CONTENT_LENGTH, content.size().into());
         }
         Request {
             method: message.method.clone(),
             url,
             headers,
-            content_sha256: upload.and_then(|upload| upload.sha256),
+            content_sha256: message.sha256,
             generation: 0,
         }
     }
 }
 
-/// Name of the credentials in a request without an authorizer.
-fn origin_in(request: &Request) -> &'static str {
-    if !request.url.username().is_empty() || request.url.password().is_some() {
-        "user and password of the URL"
-    } else if request.headers.contains_key(header::AUTHORIZATION) {
-        "the header Authorization"
+/// Describes a refusal for the user. Without an authorizer it is one of an upload.
+fn describe(refusal: Refusal, authorizer: Option<&Arc<dyn Authorizer>>, is_read: bool) -> Denial {
+    let origin = authorizer.map(|authorizer| authorizer.credentials_origin());
+    let origin = origin.unwrap_or_else(|| "those in the URL and in --header, if any".to_owned());
+    let advice = if is_read {
+        authorizer.and_then(|authorizer| authorizer.advice())
     } else {
-        "none but the URL"
-    }
-}
-
-/// Advice about uploads to a server that has no other.
-fn upload_advice() -> Option<String> {
-    let advice = "check that they are valid and permit uploads there, by PUT; a signed URL must be \
-                  signed for PUT, and may have expired";
-    Some(advice.to_owned())
-}
-
-fn too_many_redirects() -> Cause {
-    Cause::Protocol(format!("more than {MAX_REDIRECTS} redirects"))
+        let advice = authorizer.and_then(|authorizer| authorizer.upload_advice());
+        advice.or_else(|| {
+            let advice = "check that they are valid and permit uploads there, by PUT; a signed URL may have expired";
+            Some(advice.to_owned())
+        })
+    };
+    refusal.into_denial(origin, advice)
 }
 
 /// Returns the error in the body of a refusal.

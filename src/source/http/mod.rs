@@ -45,12 +45,12 @@ use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
-pub(super) use self::client::{Client, Message, Upload, resolve_redirect};
+pub(super) use self::client::{Client, Message, resolve_redirect};
 pub(super) use self::error_body::ServerError;
 pub(super) use self::receive::{idle_timeout, silent_server};
 pub(super) use self::retry_state::Failure;
 pub use self::target::Target;
-pub use self::transport::{Content, RawResponse, RequestBody, Transport};
+pub use self::transport::{Content, RawResponse, Transport};
 pub(super) use self::transport::{NetworkTransport, credentials_client};
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
@@ -499,11 +499,10 @@ pub(super) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
     progress: &AtomicU64,
     mut attempt: impl FnMut() -> A,
 ) -> Result<T, Error> {
-    let stats = &options.stats;
+    let (stats, progress) = (&options.stats, || progress.load(Ordering::Relaxed));
     let mut retry_state = RetryState::new(options.retry, Arc::clone(jitter), Arc::clone(stats));
-    let mut timer = Timer::new(options.timeout, 0, stats);
+    let mut timer = Timer::new(options.timeout, progress(), stats);
     retry_state.retry.retries_outages = false;
-    let progress = || progress.load(Ordering::Relaxed);
     loop {
         let done = tokio::select! {
             biased;

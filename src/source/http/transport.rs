@@ -4,13 +4,13 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
-use http_body::{Frame, SizeHint};
+use http_body::Frame;
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
@@ -27,7 +27,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// status. The caller applies the timeouts.
     ///
     /// # Errors
-    /// If no response arrives, or that of `body`.
+    /// If no response arrives, or the error of `body`, whose length is in `headers`.
     ///
     /// # Cancel safety
     /// Dropping the future cancels the request, and dropping the content the rest of the response.
@@ -36,16 +36,8 @@ pub trait Transport: Send + Sync + fmt::Debug {
         method: Method,
         url: Url,
         headers: HeaderMap,
-        body: Option<RequestBody>,
+        body: Option<Content>,
     ) -> BoxFuture<'_, Result<RawResponse, Cause>>;
-
-    /// Sends a GET request, as [`send`](Self::send) does.
-    ///
-    /// # Errors
-    /// As `send`.
-    fn get(&self, url: Url, headers: HeaderMap) -> BoxFuture<'_, Result<RawResponse, Cause>> {
-        self.send(Method::GET, url, headers, None)
-    }
 
     /// Time to establish a connection; zero if unknown.
     fn connect_time(&self) -> Duration {
@@ -70,27 +62,18 @@ pub struct RawResponse {
     pub content: Content,
 }
 
-/// The body of a request.
-#[derive(Debug)]
-pub struct RequestBody {
-    /// Its length.
-    pub len: u64,
-    /// Its bytes.
-    pub content: Content,
-}
-
 /// The body of a request or response as a stream.
-pub struct Content(BoxStream<'static, Result<Bytes, Cause>>);
+pub struct Content(Mutex<BoxStream<'static, Result<Bytes, Cause>>>);
 
 impl Content {
     /// Wraps `pieces`, which end with the first error.
     pub fn new(pieces: impl Stream<Item = Result<Bytes, Cause>> + Send + 'static) -> Self {
-        Self(pieces.boxed())
+        Self(Mutex::new(pieces.boxed()))
     }
 
     /// Waits for the next bytes; `None` at the end. Cancel safe.
     pub(in crate::source) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
-        self.0.next().await.transpose()
+        self.0.get_mut().next().await.transpose()
     }
 }
 
@@ -124,15 +107,12 @@ impl Transport for NetworkTransport {
         method: Method,
         url: Url,
         headers: HeaderMap,
-        body: Option<RequestBody>,
+        body: Option<Content>,
     ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         Box::pin(async {
             let mut request = self.client.request(method, url).headers(headers);
             if let Some(body) = body {
-                request = request.body(Body::wrap(StreamedBody {
-                    remaining: body.len,
-                    content: Mutex::new(body.content),
-                }));
+                request = request.body(Body::wrap(body));
             }
             let sent = request.send().await;
             let mut response = sent.map_err(|error| classify_error(&error))?;
@@ -153,14 +133,7 @@ impl Transport for NetworkTransport {
     }
 }
 
-/// A body of known length for the HTTP client.
-struct StreamedBody {
-    remaining: u64,
-    /// Never locked. It makes the body shareable, which the HTTP client requires.
-    content: Mutex<Content>,
-}
-
-impl http_body::Body for StreamedBody {
+impl http_body::Body for Content {
     type Data = Bytes;
     type Error = Cause;
 
@@ -168,21 +141,8 @@ impl http_body::Body for StreamedBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Cause>>> {
-        let body = self.get_mut();
-        let next = ready!(body.content.get_mut().0.poll_next_unpin(context));
-        Poll::Ready(next.map(|piece| {
-            let piece = piece?;
-            body.remaining = body.remaining.saturating_sub(piece.len() as u64);
-            Ok(Frame::data(piece))
-        }))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.remaining == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.remaining)
+        let next = self.get_mut().0.get_mut().poll_next_unpin(context);
+        next.map(|piece| piece.map(|piece| piece.map(Frame::data)))
     }
 }
 

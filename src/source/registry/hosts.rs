@@ -20,6 +20,10 @@ const MAX_HOSTS: usize = 32;
 
 /// A server that has a registry's images.
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a property of its own"
+)]
 pub(super) struct Host {
     /// URL of its API, without a slash at the end.
     pub(super) api: Url,

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use reqwest::header::{HeaderMap, LINK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::reference::parse_digest;
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
+use crate::source::upload::MAX_ANSWER_BYTES;
 
 /// Artifact type of the indexes of an image's layers.
 pub const INDEX_ARTIFACT_TYPE: &str = "application/vnd.tarfs.index.v1";
@@ -22,8 +22,7 @@ pub const INDEX_LAYER_ANNOTATION: &str = "io.tarfs.index.layer";
 /// Media type of a list of manifests.
 pub(super) const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// Maximum length of a list of referrers, or of a page of it.
-pub(super) const MAX_LIST_BYTES: usize = 1 << 20;
+const EMPTY_LIST: &[u8] = br#"{"schemaVersion":2,"manifests":[]}"#;
 
 /// Maximum number of referrers that are returned.
 const MAX_REFERRERS: usize = 64;
@@ -70,31 +69,18 @@ struct List<'a> {
 
 impl<'a> List<'a> {
     fn parse(bytes: &'a [u8]) -> Option<Self> {
-        let bytes = (bytes.len() <= MAX_LIST_BYTES).then_some(bytes)?;
+        let bytes = (bytes.len() <= MAX_ANSWER_BYTES).then_some(bytes)?;
         let list: Self = serde_json::from_slice(bytes).ok()?;
-        let media_type = list.media_type.as_deref();
-        let is_index = list.schema_version == 2 && media_type.is_none_or(|name| name == OCI_INDEX);
-        is_index.then_some(list)
+        (list.schema_version == 2).then_some(list)
     }
 }
 
-/// Adds the artifacts of `artifact_type` in the list `bytes` to `found`; `None` if it is no list.
-///
-/// Entries that cannot be used are ignored, and those above a maximum.
-pub(super) fn add_referrers(
-    found: &mut Vec<Descriptor>,
-    bytes: &[u8],
-    artifact_type: &str,
-) -> Option<()> {
-    let list = List::parse(bytes)?;
-    let entries = list.manifests.into_iter();
+/// The first artifacts of `artifact_type` in the list `bytes`; `None` if it is no list.
+pub(super) fn parse_referrers(bytes: &[u8], artifact_type: &str) -> Option<Vec<Descriptor>> {
+    let entries = List::parse(bytes)?.manifests.into_iter();
     let parsed = entries.filter_map(|entry| serde_json::from_str::<Descriptor>(entry.get()).ok());
-    for entry in parsed.filter(|entry| entry.artifact_type.as_deref() == Some(artifact_type)) {
-        if found.len() < MAX_REFERRERS {
-            found.push(entry);
-        }
-    }
-    Some(())
+    let wanted = parsed.filter(|entry| entry.artifact_type.as_deref() == Some(artifact_type));
+    Some(wanted.take(MAX_REFERRERS).collect())
 }
 
 /// Tag with the list of referrers of `subject`, in registries without an API for it.
@@ -107,20 +93,11 @@ pub(super) fn fallback_tag(subject: Sha256) -> String {
 /// # Errors
 /// [`Cause::Damaged`] if `old` is no list.
 pub(super) fn with_referrer(old: Option<&[u8]>, entry: &Descriptor) -> Result<Vec<u8>, Cause> {
-    let empty = List {
-        schema_version: 2,
-        media_type: None,
-        manifests: Vec::new(),
-        annotations: None,
-    };
-    let malformed = || {
+    let old = old.unwrap_or(EMPTY_LIST);
+    let mut list = List::parse(old).ok_or_else(|| {
         let text = "the tag for its referrers has something else, which is left there";
         Cause::Damaged(text.to_owned())
-    };
-    let mut list = match old {
-        Some(old) => List::parse(old).ok_or_else(malformed)?,
-        None => empty,
-    };
+    })?;
     list.manifests.retain(|other| {
         let other = serde_json::from_str::<Descriptor>(other.get());
         other.map_or(true, |other| other.artifact_type != entry.artifact_type)
@@ -130,14 +107,6 @@ pub(super) fn with_referrer(old: Option<&[u8]>, entry: &Descriptor) -> Result<Ve
     list.manifests.push(&entry);
     list.media_type = Some(OCI_INDEX.to_owned());
     serde_json::to_vec(&list).map_err(unwritable)
-}
-
-/// The address of the next page in `Link` (RFC 8288).
-pub(super) fn next_page(headers: &HeaderMap) -> Option<&str> {
-    let link = headers.get(LINK)?.to_str().ok()?;
-    let (address, params) = link.trim_start().strip_prefix('<')?.split_once('>')?;
-    let is_next = |param: &str| matches!(param.trim(), "rel=next" | "rel=\"next\"");
-    params.split(';').any(is_next).then_some(address)
 }
 
 #[cfg(test)]
@@ -157,9 +126,7 @@ mod tests {
     }
 
     fn referrers(list: &str) -> Option<Vec<Descriptor>> {
-        let mut found = Vec::new();
-        add_referrers(&mut found, list.as_bytes(), TYPE)?;
-        Some(found)
+        parse_referrers(list.as_bytes(), TYPE)
     }
 
     #[test]
@@ -213,20 +180,6 @@ mod tests {
         for other in ["", "{}", r#"{"schemaVersion":2,"layers":[]}"#] {
             let refused = with_referrer(Some(other.as_bytes()), &entry(1, None));
             assert!(matches!(refused, Err(Cause::Damaged(_))));
-        }
-    }
-
-    #[test]
-    fn next_page_is_found_in_link_header() {
-        let next = |value: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(LINK, value.parse().expect("valid"));
-            next_page(&headers).map(str::to_owned)
-        };
-        assert_eq!(next("</a?b=c>; rel=\"next\""), Some("/a?b=c".to_owned()));
-        assert_eq!(next(" <x>;a=b ; rel=next"), Some("x".to_owned()));
-        for other in ["</a>; rel=prev", "/a; rel=next", "</a", "<>"] {
-            assert_eq!(next(other), None, "{other}");
         }
     }
 }

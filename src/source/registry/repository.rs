@@ -9,9 +9,9 @@ use url::Url;
 
 use super::hosts::{self, Host};
 use super::reference::{Reference, Version};
-use super::referrers::{Descriptor, MAX_LIST_BYTES, add_referrers, fallback_tag, next_page};
+use super::referrers::{Descriptor, fallback_tag, parse_referrers};
 use crate::base::sha256::Sha256;
-use crate::source::credentials::{Purpose, RegistryLogin};
+use crate::source::credentials::{PULL, PUSH, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport};
 use crate::source::upload::Sender;
 use crate::source::{
@@ -25,11 +25,8 @@ const ACCEPTED_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.docker.distribution.manifest.v2+json, */*";
 
-/// Statuses of registries without an API for referrers.
-const WITHOUT_REFERRERS: [u16; 4] = [400, 404, 405, 501];
-
-/// Maximum number of requests for one list of referrers.
-const MAX_PAGES: usize = 8;
+/// Statuses of a list of referrers, and of registries without an API for it.
+const LISTED_OR_NOT: &[u16] = &[200, 400, 404, 405, 501];
 
 /// A repository, and which of its images the user wants.
 #[derive(Debug)]
@@ -52,7 +49,7 @@ pub(super) struct Server {
     can_push: bool,
     transport: NetworkTransport,
     login: Arc<RegistryLogin>,
-    push_login: Arc<RegistryLogin>,
+    pub(super) push_login: Arc<RegistryLogin>,
     options: Options,
 }
 
@@ -195,10 +192,10 @@ impl Repository {
     }
 
     /// Descriptors of the manifests of `artifact_type` that refer to the manifest or index `subject`, in the
-    /// order of the registry; empty if there are none. At most 64 are returned.
+    /// order of the registry. They are empty if there are none or the list is unusable, and at most 64.
     ///
     /// It asks the server that served a manifest: by the API of the distribution specification 1.1, or else for
-    /// the tag `sha256-DIGEST`. The caller compares digests.
+    /// the tag `sha256-DIGEST`. The caller reads the manifests and compares their digests.
     ///
     /// # Errors
     /// The server is unreachable, or refuses access.
@@ -208,58 +205,22 @@ impl Repository {
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, Error> {
         let server = self.pull_server()?;
-        let listed = self.listed_referrers(server, subject, artifact_type);
-        if let Some(found) = listed.await? {
-            return Ok(found);
-        }
-        let (options, tag) = (server.options.clone(), fallback_tag(subject));
-        let list = self.read(server, options, &tag, MAX_LIST_BYTES as u64);
-        let list = match list.await {
-            Err(Error {
-                cause: Cause::NotFound,
-                ..
-            }) => return Ok(Vec::new()),
-            read => read?,
-        };
-        let mut found = Vec::new();
-        add_referrers(&mut found, &list, artifact_type).ok_or_else(|| {
-            let malformed = format!("the list of referrers in the tag {tag} is malformed");
-            Error::new(&self.name, Cause::Damaged(malformed))
-        })?;
-        Ok(found)
-    }
-
-    /// As [`referrers`](Self::referrers), by the API; `None` if the registry has none.
-    async fn listed_referrers(
-        &self,
-        server: &Server,
-        subject: Sha256,
-        artifact_type: &str,
-    ) -> Result<Option<Vec<Descriptor>>, Error> {
         let sender = server.sender(&self.name, &server.login)?;
-        let mut url = server.url("referrers", &format!("sha256:{subject}"));
-        url.query_pairs_mut()
+        let mut listed = server.url("referrers", &format!("sha256:{subject}"));
+        listed
+            .query_pairs_mut()
             .append_pair("artifactType", artifact_type);
-        let mut found = Vec::new();
-        let accepted = [&[200], &WITHOUT_REFERRERS[..]].concat();
-        for page in 0..MAX_PAGES {
-            let ask = || {
-                let message = Message::new(Method::GET, url.clone());
-                sender.send(message, &accepted, MAX_LIST_BYTES)
-            };
-            let answer = sender.repeat(ask).await?;
-            let is_list = answer.status == 200
-                && add_referrers(&mut found, &answer.body, artifact_type).is_some();
-            if !is_list {
-                return Ok((page > 0).then_some(found));
-            }
-            let next = next_page(&answer.headers).and_then(|next| url.join(next).ok());
-            match next.filter(|next| next.origin() == url.origin()) {
-                Some(next) => url = next,
-                None => break,
+        let tagged = server.url("manifests", &fallback_tag(subject));
+        for url in [listed, tagged] {
+            let message = Message::new(Method::GET, url);
+            let answer = sender.request(message, LISTED_OR_NOT);
+            let answer = answer.await?;
+            let found = (answer.status == 200).then_some(&answer.body);
+            if let Some(found) = found.and_then(|list| parse_referrers(list, artifact_type)) {
+                return Ok(found);
             }
         }
-        Ok(Some(found))
+        Ok(Vec::new())
     }
 }
 
@@ -288,9 +249,9 @@ impl Server {
             url.query_pairs_mut().append_pair("ns", &reference.registry);
         }
         let is_plain_http = url.scheme() == "http";
-        let login = |purpose| {
+        let login = |actions| {
             let repository = &reference.repository;
-            let login = RegistryLogin::new(&registry, repository, purpose, is_plain_http, &options);
+            let login = RegistryLogin::new(&registry, repository, actions, is_plain_http, &options);
             Arc::new(login)
         };
         Ok(Self {
@@ -299,8 +260,8 @@ impl Server {
             can_resolve: host.can_resolve,
             can_push: host.can_push,
             transport: NetworkTransport::new(&options)?,
-            login: login(Purpose::Pull),
-            push_login: login(Purpose::Push),
+            login: login(PULL),
+            push_login: login(PUSH),
             options,
         })
     }
@@ -324,12 +285,7 @@ impl Server {
         url
     }
 
-    /// A sender of requests for uploads.
-    pub(super) fn push_sender(&self, name: &str) -> Result<Sender, Error> {
-        self.sender(name, &self.push_login)
-    }
-
-    fn sender(&self, name: &str, login: &Arc<RegistryLogin>) -> Result<Sender, Error> {
+    pub(super) fn sender(&self, name: &str, login: &Arc<RegistryLogin>) -> Result<Sender, Error> {
         let target = Target {
             url: self.url.clone(),
             location: Location::from_name(name),

@@ -10,12 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use futures_util::stream;
 use ring::digest::{Context, SHA256};
-use rustix::fs::{CWD, ResolveFlags};
 
-use crate::base::regular_file;
 use crate::base::sha256::Sha256;
 use crate::source::Cause;
-use crate::source::http::{Content, RequestBody};
+use crate::source::http::Content;
 
 /// Bytes of a file that are read at a time.
 const PIECE_LEN: usize = 256 << 10;
@@ -24,7 +22,8 @@ const PIECE_LEN: usize = 256 << 10;
 #[derive(Clone, Debug)]
 pub struct UploadContent {
     bytes: Stored,
-    len: u64,
+    size: u64,
+    progress: Arc<AtomicU64>,
 }
 
 #[derive(Clone, Debug)]
@@ -35,50 +34,56 @@ enum Stored {
 
 impl From<Bytes> for UploadContent {
     fn from(bytes: Bytes) -> Self {
-        Self {
-            len: bytes.len() as u64,
-            bytes: Stored::Memory(bytes),
-        }
+        let size = bytes.len() as u64;
+        Self::new(Stored::Memory(bytes), size)
     }
 }
 
 impl UploadContent {
-    /// Opens the regular file at `path`.
+    fn new(bytes: Stored, size: u64) -> Self {
+        Self {
+            bytes,
+            size,
+            progress: Arc::default(),
+        }
+    }
+
+    /// The contents of the regular file at `path`, which must not change.
     ///
     /// # Errors
     /// It cannot be opened, or is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let name = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?;
-        let file = regular_file::open(CWD, name, ResolveFlags::empty())?;
-        Self::from_file(file.ok_or_else(|| io::Error::other("it is not a regular file"))?)
+        // Opening a named pipe would wait.
+        if !path.metadata()?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        Self::from_file(File::open(path)?)
     }
 
-    /// All bytes of the open `file`, wherever its cursor is. The file must not change.
+    /// All bytes of the open `file`, wherever its cursor is.
     ///
     /// # Errors
     /// Its length is unknown.
     pub fn from_file(file: File) -> io::Result<Self> {
-        Ok(Self {
-            len: file.metadata()?.len(),
-            bytes: Stored::File(Arc::new(file)),
-        })
+        let size = file.metadata()?.len();
+        Ok(Self::new(Stored::File(Arc::new(file)), size))
     }
 
     /// Number of bytes.
-    pub fn len(&self) -> u64 {
-        self.len
+    pub fn size(&self) -> u64 {
+        self.size
     }
 
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Counter of the bytes that were read to be sent, also repeatedly.
+    pub(in crate::source) fn progress(&self) -> &Arc<AtomicU64> {
+        &self.progress
     }
 
     /// Computes the digest of the bytes.
     ///
     /// # Errors
     /// The file cannot be read, or has become shorter.
-    pub(in crate::source) async fn sha256(&self) -> io::Result<Sha256> {
+    pub(in crate::source) async fn sha256(&self) -> Result<Sha256, Cause> {
         let content = self.clone();
         let hashing = tokio::task::spawn_blocking(move || {
             let mut context = Context::new(&SHA256);
@@ -86,11 +91,11 @@ impl UploadContent {
                 context.update(piece);
                 Ok(())
             })?;
-            let digest = context.finish();
-            let digest = digest.as_ref().try_into();
+            let digest = context.finish().as_ref().try_into();
             digest.map(Sha256).map_err(io::Error::other)
         });
-        hashing.await.map_err(io::Error::other)?
+        // The task fails only if the runtime ends.
+        Ok(hashing.await.map_err(|_| Cause::Cancelled)??)
     }
 
     /// Passes all bytes to `consume`. Blocks on the disk.
@@ -102,7 +107,7 @@ impl UploadContent {
         mut consume: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let mut offset = 0;
-        while offset < self.len {
+        while offset < self.size {
             let piece = self.read_piece(offset)?;
             offset += piece.len() as u64;
             consume(&piece)?;
@@ -110,48 +115,39 @@ impl UploadContent {
         Ok(())
     }
 
-    /// The bytes as the body of a request. `progress` is incremented by those that were read.
-    pub(in crate::source) fn body(&self, progress: Arc<AtomicU64>) -> RequestBody {
+    /// The bytes as the body of a request.
+    pub(in crate::source) fn body(&self) -> Content {
         let content = self.clone();
-        let pieces = stream::try_unfold(0, move |offset| {
-            let (content, progress) = (content.clone(), Arc::clone(&progress));
-            async move {
-                if offset >= content.len {
+        Content::new(stream::try_unfold(
+            (content, 0),
+            |(content, offset)| async move {
+                if offset >= content.size {
                     return Ok(None);
                 }
-                let reading = tokio::task::spawn_blocking(move || content.read_piece(offset));
-                // The task fails only if the runtime ends.
+                let reader = content.clone();
+                let reading = tokio::task::spawn_blocking(move || reader.read_piece(offset));
                 let piece = reading.await.map_err(|_| Cause::Cancelled)??;
-                progress.fetch_add(piece.len() as u64, Ordering::Relaxed);
-                let next = offset + piece.len() as u64;
-                Ok(Some((piece, next)))
-            }
-        });
-        RequestBody {
-            len: self.len,
-            content: Content::new(pieces),
-        }
+                let len = piece.len() as u64;
+                content.progress.fetch_add(len, Ordering::Relaxed);
+                Ok(Some((piece, (content, offset + len))))
+            },
+        ))
     }
 
     /// Reads the next bytes at `offset`, at least one.
     fn read_piece(&self, offset: u64) -> io::Result<Bytes> {
-        match &self.bytes {
-            Stored::Memory(bytes) => {
-                let start = usize::try_from(offset).unwrap_or(usize::MAX);
-                Ok(bytes.slice(start.min(bytes.len())..))
-            }
-            Stored::File(file) => {
-                let left = usize::try_from(self.len - offset).unwrap_or(usize::MAX);
-                let mut piece = vec![0; left.min(PIECE_LEN)];
-                file.read_exact_at(&mut piece, offset)
-                    .map_err(|error| match error.kind() {
-                        io::ErrorKind::UnexpectedEof => {
-                            io::Error::other("the file became shorter while it was uploaded")
-                        }
-                        _ => error,
-                    })?;
-                Ok(piece.into())
-            }
+        let file = match &self.bytes {
+            // They are one piece.
+            Stored::Memory(bytes) => return Ok(bytes.clone()),
+            Stored::File(file) => file,
+        };
+        let left = usize::try_from(self.size - offset).unwrap_or(usize::MAX);
+        let mut piece = vec![0; left.min(PIECE_LEN)];
+        match file.read_exact_at(&mut piece, offset) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(io::Error::other(
+                "the file became shorter while it was uploaded",
+            )),
+            read => read.map(|()| piece.into()),
         }
     }
 }

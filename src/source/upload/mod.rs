@@ -10,19 +10,16 @@ use std::path::{Path, PathBuf};
 use reqwest::Method;
 use url::Url;
 
-use super::http::NetworkTransport;
+use super::http::{Message, NetworkTransport};
 use super::open::{file_path, http_target};
 use super::{Cause, Error, Options, redact};
 use crate::base::publish::publish;
 
 pub use self::content::UploadContent;
-pub(super) use self::sender::{Answer, Sender};
+pub(super) use self::sender::{Answer, MAX_ANSWER_BYTES, Sender};
 
 /// Statuses of a successful PUT.
-const STORED: &[u16] = &[200, 201, 204];
-
-/// Maximum length of an answer that is received. It has no use.
-pub(super) const MAX_RECEIPT_BYTES: usize = 4 << 10;
+pub(super) const STORED: &[u16] = &[200, 201, 204];
 
 /// Stores `content` at `spec`: a path, a URL (`file://`, `http://`, `https://`), or an object.
 ///
@@ -43,27 +40,22 @@ async fn store(spec: &str, content: UploadContent, mut options: Options) -> Resu
     let Some(target) = http_target(spec, &mut options).await? else {
         return write_file(file_path(spec)?, content).await;
     };
-    let mut sha256 = None;
+    let mut message = match &target.upload_url {
+        Some(url) => Message::new(Method::POST, url.clone()),
+        None => Message::new(Method::PUT, target.url.clone()),
+    };
+    message.content = Some(&content);
     let is_object = !Url::parse(spec).is_ok_and(|url| url.scheme().starts_with("http"));
     if is_object {
         if target.url.query().is_some() {
             let refused = "an upload makes a version, and cannot name one";
             return Err(failed(Cause::Malformed(refused.to_owned())));
         }
-        let digest = content.sha256().await;
-        sha256 = Some(digest.map_err(|error| failed(error.into()))?);
+        message.sha256 = Some(content.sha256().await.map_err(failed)?);
     }
     let transport = NetworkTransport::new(&options).map_err(failed)?;
     let sender = Sender::new(&target, Box::new(transport), options)?;
-    let put = || {
-        let url = target.upload_url.as_ref();
-        let mut message = sender.put(url.unwrap_or(&target.url).clone(), &content, sha256);
-        if url.is_some() {
-            message.method = Method::POST;
-        }
-        sender.send(message, STORED, MAX_RECEIPT_BYTES)
-    };
-    sender.repeat(put).await?;
+    sender.request(message, STORED).await?;
     Ok(())
 }
 

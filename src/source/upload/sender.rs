@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
-use url::Url;
 
-use super::content::UploadContent;
-use crate::base::sha256::Sha256;
 use crate::source::http::{
-    Client, Failure, Message, RawResponse, Transport, Upload, idle_timeout, repeat, silent_server,
+    Client, Failure, Message, Transport, idle_timeout, repeat, silent_server,
 };
 use crate::source::retry::Jitter;
 use crate::source::{Cause, Error, Options, Target};
+
+/// Maximum length of an answer that can be used.
+pub(in crate::source) const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 /// Sends requests for one target.
 #[derive(Debug)]
@@ -23,8 +23,6 @@ pub(in crate::source) struct Sender {
     location: String,
     options: Options,
     jitter: Arc<Jitter>,
-    /// Increases with each byte that is read to be sent, or received.
-    progress: Arc<AtomicU64>,
 }
 
 /// A response with its body.
@@ -32,7 +30,7 @@ pub(in crate::source) struct Sender {
 pub(in crate::source) struct Answer {
     pub(in crate::source) status: u16,
     pub(in crate::source) headers: HeaderMap,
-    /// At most one byte more than the limit of the request.
+    /// It may be cut, but is then longer than [`MAX_ANSWER_BYTES`].
     pub(in crate::source) body: Bytes,
 }
 
@@ -47,94 +45,83 @@ impl Sender {
         options: Options,
     ) -> Result<Self, Error> {
         let location = target.location.to_string();
-        let client = Client::new(target, &options, transport)
-            .map_err(|cause| Error::new(&location, cause))?;
+        let client = Client::new(target, &options, transport);
         Ok(Self {
-            client,
+            client: client.map_err(|cause| Error::new(&location, cause))?,
             location,
             jitter: Arc::new(Jitter::new(options.jitter_seed)),
             options,
-            progress: Arc::default(),
         })
     }
 
-    /// A PUT of `content` at `url`, with its digest if the server compares that.
-    pub(in crate::source) fn put<'a>(
-        &'a self,
-        url: Url,
-        content: &'a UploadContent,
-        sha256: Option<Sha256>,
-    ) -> Message<'a> {
-        let upload = Upload {
-            content,
-            sha256,
-            progress: &self.progress,
-        };
-        Message {
-            upload: Some(upload),
-            ..Message::new(Method::PUT, url)
-        }
-    }
-
-    /// Repeats `attempt`, which sends requests, until it succeeds.
+    /// Repeats `attempt`, which sends requests, until it succeeds. `progress` counts the bytes that it sends.
     ///
     /// # Errors
     /// It fails finally, or too often, or too late.
     pub(in crate::source) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
         &self,
+        progress: &AtomicU64,
         attempt: impl FnMut() -> A,
     ) -> Result<T, Error> {
         let (options, jitter) = (&self.options, &self.jitter);
-        repeat(&self.location, options, jitter, &self.progress, attempt).await
+        repeat(&self.location, options, jitter, progress, attempt).await
     }
 
-    /// Sends one request, and receives at most `limit` bytes of the answer, and one more if it is longer.
+    /// Repeats [`send`](Self::send) until it succeeds.
+    ///
+    /// # Errors
+    /// As [`repeat`](Self::repeat).
+    pub(in crate::source) async fn request(
+        &self,
+        message: Message<'_>,
+        accepted: &[u16],
+    ) -> Result<Answer, Error> {
+        let none = AtomicU64::new(0);
+        let progress = message.content.map_or(&none, |content| content.progress());
+        let attempt = || self.send(&message, accepted);
+        self.repeat(progress, attempt).await
+    }
+
+    /// Sends `message` once, and receives the answer.
     ///
     /// # Errors
     /// The status of the answer is not one of `accepted`, or there is none in time.
     pub(in crate::source) async fn send(
         &self,
-        message: Message<'_>,
+        message: &Message<'_>,
         accepted: &[u16],
-        limit: usize,
     ) -> Result<Answer, Failure> {
-        let is_upload = message.method != Method::GET;
-        let exchange = async {
-            let (head, raw) = self.client.exchange(message).await?;
-            if !accepted.contains(&head.status) {
-                let mut failure = Failure::from_status(&head);
-                if is_upload && matches!(head.status, 405 | 501) {
-                    failure.cause = Cause::NoUploads(head.status);
-                }
-                return Err(failure);
-            }
-            Ok(self.receive(raw, limit).await?)
+        let sent = || {
+            let content = message.content;
+            content.map_or(0, |content| content.progress().load(Ordering::Relaxed))
         };
-        let mut exchange = std::pin::pin!(exchange);
-        let idle = idle_timeout(&self.options);
+        let mut exchange = std::pin::pin!(self.exchange(message, accepted));
         loop {
-            let before = self.progress.load(Ordering::Relaxed);
-            match tokio::time::timeout(idle, &mut exchange).await {
+            let before = sent();
+            match tokio::time::timeout(idle_timeout(&self.options), &mut exchange).await {
                 Ok(done) => return done,
-                Err(_) if self.progress.load(Ordering::Relaxed) > before => {}
+                Err(_) if sent() > before => {}
                 Err(_) => return Err(silent_server().into()),
             }
         }
     }
 
-    async fn receive(&self, raw: RawResponse, limit: usize) -> Result<Answer, Cause> {
-        let mut content = raw.content;
+    async fn exchange(&self, message: &Message<'_>, accepted: &[u16]) -> Result<Answer, Failure> {
+        let (head, mut raw, _) = self.client.exchange(message).await?;
+        if message.method != Method::GET && matches!(head.status, 405 | 501) {
+            return Err(Cause::NoUploads(head.status).into());
+        }
+        if !accepted.contains(&head.status) {
+            return Err(Failure::from_status(&head));
+        }
         let mut body = Vec::new();
-        while body.len() <= limit
-            && let Some(piece) = content.next().await?
+        while body.len() <= MAX_ANSWER_BYTES
+            && let Some(piece) = raw.content.next().await?
         {
-            self.progress
-                .fetch_add(piece.len() as u64, Ordering::Relaxed);
             body.extend_from_slice(&piece);
         }
-        body.truncate(limit.saturating_add(1));
         Ok(Answer {
-            status: raw.status.as_u16(),
+            status: head.status,
             headers: raw.headers,
             body: body.into(),
         })
