@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::open::published_index::PublishedIndexError;
 use super::read::single_flight::FlightError;
 use super::scan::options::memory_for_state;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::index::published::MissingRow;
-use crate::index::{TooMuchMemory, format, store};
+use crate::index::{TooMuchMemory, store};
 use crate::{codec, source, tar};
 
 /// Maximum number of consecutive zeros outside of file contents, if the source has no known length. No tape
@@ -238,42 +239,6 @@ impl FlightError for ReadError {
             | Self::IndexMismatch => false,
         }
     }
-}
-
-/// Why a published index is not used.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishedIndexError {
-    /// It cannot be opened.
-    #[error(transparent)]
-    Source(#[from] source::Error),
-    /// It is no index, damaged, or of another version.
-    #[error("{location}")]
-    Format {
-        /// Its location, without secrets.
-        location: String,
-        /// The reason.
-        #[source]
-        error: format::Error,
-    },
-    /// Its server gives no byte ranges.
-    #[error("{0}: its server gives no byte ranges")]
-    NoRanges(String),
-    /// It describes another archive, another version of it, or one read with other options.
-    #[error("{0} does not belong to the archive as it is now, or to these options")]
-    Foreign(String),
-    /// It has another SHA-256 than the user expects.
-    #[error("{location} has the SHA-256 {found}, and --index-sha256 is {expected}")]
-    Sha256 {
-        /// Its location, without secrets.
-        location: String,
-        /// Of its bytes.
-        found: Sha256,
-        /// By the user.
-        expected: Sha256,
-    },
-    /// The archive cannot be compared with it.
-    #[error("cannot compare the archive with its published index")]
-    Read(#[source] ReadError),
 }
 
 /// Reason why an archive cannot be opened.

@@ -28,15 +28,13 @@ use read::Reader;
 use read::assemble::required_scan_end;
 
 pub use crate::cache::DiskCacheUsage;
-pub use error::{
-    Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, PublishedIndexError,
-    ReadError,
-};
+pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
+pub use open::published_index::{FindIndex, PublishedIndex, PublishedIndexError};
 pub(crate) use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
-pub use options::{DiskCacheMode, FindIndex, OpenOptions, PublishedIndex};
+pub use options::{DiskCacheMode, OpenOptions};
 pub use prefetch::access_log::AccessedRange;
 pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,

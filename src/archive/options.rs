@@ -1,18 +1,12 @@
 //! Options for opening an archive.
 
-use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use tokio::runtime::Handle;
-
+use super::open::published_index::PublishedIndex;
 use super::scan;
 use super::scan::options::MIN_MEMORY;
-use crate::base::sha256::Sha256;
-use crate::base::stats::Stats;
 use crate::cache::DiskCacheDir;
 use crate::index::{MemoryLimit, WhiteoutFormat};
-use crate::source::{self, Source};
 
 /// Options for opening an archive.
 #[derive(Clone, Default, Debug)]
@@ -69,31 +63,4 @@ pub enum DiskCacheMode {
     },
     /// Fetches and decodes spans again whenever they are read.
     Disabled,
-}
-
-/// Opens the source of a published index. Blocks, with a deadline.
-pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Send + Sync>;
-
-/// Where the index of an archive is published.
-#[derive(Clone)]
-pub struct PublishedIndex {
-    /// Opens its source.
-    pub find: FindIndex,
-    /// Runtime that reads it.
-    pub network: Handle,
-    /// Counters of its reads.
-    pub stats: Arc<Stats>,
-    /// Whether the user named it, so that the archive is not opened without it.
-    pub is_required: bool,
-    /// SHA-256 of the whole published index, if the user pins it.
-    pub sha256: Option<Sha256>,
-}
-
-impl fmt::Debug for PublishedIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PublishedIndex")
-            .field("is_required", &self.is_required)
-            .field("sha256", &self.sha256)
-            .finish_non_exhaustive()
-    }
 }

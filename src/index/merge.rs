@@ -140,10 +140,6 @@ pub(crate) fn merge(
     let problem_count = layers.iter().map(|index| index.totals.problems);
     let problem_count = problem_count.fold(plan.problem_count, u64::saturating_add);
     let problems = problems(layers, plan);
-    let layer_problems = problems.iter().map(|(layer, problem)| Problem {
-        what: format!("layer {}: {}", layer + 1, problem.what),
-        ..problem.clone()
-    });
     let mut index = Index {
         totals: Totals::of(&arrays, problem_count),
         arrays,
@@ -156,7 +152,7 @@ pub(crate) fn merge(
         // Readers fetch and verify bytes layer by layer.
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
-        problems: layer_problems.collect(),
+        problems: problems.iter().map(with_layer).collect(),
         file: None,
         charge: MemoryLimit::none().charge(),
     };
@@ -168,6 +164,14 @@ pub(crate) fn merge(
         layer_inos,
         numbers,
     })
+}
+
+/// A problem whose description names its layer.
+fn with_layer((layer, problem): &(usize, Problem)) -> Problem {
+    Problem {
+        what: format!("layer {}: {}", layer + 1, problem.what),
+        ..problem.clone()
+    }
 }
 
 fn problems(layers: &[&Index], plan: &MergePlan<'_>) -> Vec<(usize, Problem)> {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::fs::{FlockOperation, MemfdFlags, Mode, OFlags, flock, fstat, memfd_create, openat};
 use rustix::io::Errno;
 
 use super::format::{self, Error as Cause};
@@ -336,6 +336,17 @@ pub fn read(path: &Path, limit: &MemoryLimit) -> Result<Index, Error> {
     let loaded = open(path).and_then(|file| load(file, limit));
     let path = path.to_owned();
     loaded.map_err(|cause| Error { path, cause })
+}
+
+/// The published form of `index` in a file without a name, in memory.
+///
+/// # Errors
+/// When it cannot be written, or a row of `index` cannot be loaded.
+pub fn write_unnamed(index: &Index) -> io::Result<File> {
+    let file = File::from(memfd_create("tarfs-index", MemfdFlags::CLOEXEC)?);
+    let out = BufWriter::with_capacity(BUFFER_BYTES, &file);
+    published::write(index, &index.origin.locator, out)?;
+    Ok(file)
 }
 
 /// Writes `index` in its published form to `path` atomically, over an existing file, into an existing directory.

@@ -1,15 +1,12 @@
 //! Publishes the indexes of an opened SOURCE beside it.
 
-use std::fs::File;
 use std::io;
-
-use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::context::{OpenContext, published_location};
 use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::{Archive, Volume};
-use crate::index::published;
+use crate::index::store;
 use crate::source::{self, UploadContent};
 
 impl OpenContext {
@@ -43,8 +40,5 @@ impl OpenContext {
 
 /// The published form of the archive's index, in memory.
 fn packed_index(archive: &Archive) -> io::Result<UploadContent> {
-    let file = File::from(memfd_create("tarfs-index", MemfdFlags::CLOEXEC)?);
-    let index = archive.index();
-    published::write(&index, &index.origin().locator, io::BufWriter::new(&file))?;
-    UploadContent::from_file(file)
+    UploadContent::from_file(store::write_unnamed(&archive.index())?)
 }

@@ -6,6 +6,7 @@
 pub(super) mod background_scan;
 pub(super) mod opener;
 pub(super) mod published_index;
+mod published_opener;
 pub(super) mod resources;
 pub(super) mod saved_index;
 
@@ -170,7 +171,7 @@ impl Opener {
             Some((resources, _)) => Arc::clone(&resources.read_threads),
             None => resources::start_read_threads().map_err(OpenError::Threads)?,
         };
-        published_index::load_in_background(&reader, &read_threads);
+        published_opener::load_in_background(&reader, &read_threads);
         Ok(Archive {
             background_scan: None,
             prefetch: OnceLock::new(),

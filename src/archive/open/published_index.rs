@@ -1,32 +1,87 @@
-//! An index that is published beside an archive, and its use instead of a scan.
+//! Loads an index that is published beside an archive.
 
+use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
 
-use super::opener::{Opener, disk_cache_name_of};
-use crate::archive::error::{OpenError, PublishedIndexError, ReadError};
-use crate::archive::live_index::LiveIndex;
-use crate::archive::options::PublishedIndex;
-use crate::archive::read::Reader;
-use crate::archive::read::header_check::HeaderChecks;
 use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
-use crate::base::thread_pool::ThreadPool;
 use crate::fetch;
 use crate::index::published::{self, PackedIndex};
 use crate::index::{Index, Locator, MemoryLimit, TooMuchMemory, format};
-use crate::source::{Access, Cause, Fingerprint, Source};
+use crate::source::{self, Access, Fingerprint, Source};
 
-/// Longest published index that is loaded as a whole in the background. Of longer ones, only what is used.
-const MAX_BACKGROUND_BYTES: u64 = 16 << 20;
+/// Opens the source of a published index. Blocks, with a deadline.
+pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Send + Sync>;
+
+/// Where the index of an archive is published.
+#[derive(Clone)]
+pub struct PublishedIndex {
+    /// Opens its source.
+    pub find: FindIndex,
+    /// Runtime that reads it.
+    pub network: Handle,
+    /// Counters of its reads.
+    pub stats: Arc<Stats>,
+    /// Whether the user named it, so that the archive is not opened without it.
+    pub is_required: bool,
+    /// SHA-256 of the whole published index, if the user pins it.
+    pub sha256: Option<Sha256>,
+}
+
+impl fmt::Debug for PublishedIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublishedIndex")
+            .field("is_required", &self.is_required)
+            .field("sha256", &self.sha256)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a published index is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishedIndexError {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Source(#[from] source::Error),
+    /// It is no index, damaged, or of another version.
+    #[error("{location}")]
+    Format {
+        /// Its location, without secrets.
+        location: String,
+        /// The reason.
+        #[source]
+        error: format::Error,
+    },
+    /// Its server gives no byte ranges.
+    #[error("{0}: its server gives no byte ranges")]
+    NoRanges(String),
+    /// It describes another archive, another version of it, or one read with other options.
+    #[error("{0} does not belong to the archive as it is now, or to these options")]
+    Foreign(String),
+    /// It has another SHA-256 than the user expects.
+    #[error("{location} has the SHA-256 {found}, and --index-sha256 is {expected}")]
+    Sha256 {
+        /// Its location, without secrets.
+        location: String,
+        /// Of its bytes.
+        found: Sha256,
+        /// By the user.
+        expected: Sha256,
+    },
+    /// The archive cannot be compared with it.
+    #[error("cannot compare the archive with its published index")]
+    Compare(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
 
 /// The packed bytes of a published index, from its source.
 #[derive(Debug)]
@@ -34,81 +89,32 @@ struct SourceIndex {
     source: Arc<dyn Source>,
     network: Handle,
     stats: Arc<Stats>,
+    has_reported: AtomicBool,
+    /// All bytes of a pinned index, which cannot be exchanged after their digest is compared.
+    pinned: Option<Bytes>,
 }
 
 impl PackedIndex for SourceIndex {
+    /// Once, because every use of a row fails while the server is away.
+    fn report_failure(&self, error: &io::Error) {
+        if !self.has_reported.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "cannot load a part of the published index");
+        }
+    }
+
     fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
+        if let Some(pinned) = &self.pinned {
+            let place = |at| usize::try_from(at).unwrap_or(usize::MAX);
+            let range = place(range.start)..place(range.end);
+            let bytes = pinned.get(range).map(|bytes| pinned.slice_ref(bytes));
+            return bytes.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+        }
         let extent = Extent::with_len(Packed(range.start), range.end.saturating_sub(range.start));
         self.stats.index_reads.increment();
         self.stats.index_read_bytes.add(extent.len());
         let pool = BufferPool::new(extent.len().max(1));
         let read = fetch::read(&self.network, &self.source, extent, &pool);
         read.map_err(|error| io::Error::other(error_chain(&error)))
-    }
-}
-
-impl Opener {
-    /// Opens the archive by its published index, if there is one that matches.
-    ///
-    /// # Errors
-    /// When the user requires it, and it is missing, unusable or does not match.
-    pub(super) fn open_published_index(&self) -> Result<Option<Reader>, OpenError> {
-        let Some(published) = &self.options.published_index else {
-            return Ok(None);
-        };
-        if !self.may_trust_published(published) {
-            return Ok(None);
-        }
-        let reader = self.try_published_index(published);
-        match reader {
-            Ok(reader) => {
-                self.check_entry_count(&reader.live_index.read())?;
-                self.stats.published_indexes.increment();
-                Ok(Some(reader))
-            }
-            Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
-            Err(error) if is_absent(&error) => {
-                tracing::debug!(error = error_chain(&error), "there is no published index");
-                Ok(None)
-            }
-            Err(error) => {
-                let error = error_chain(&error);
-                tracing::warn!("not using the published index: {error}");
-                Ok(None)
-            }
-        }
-    }
-
-    /// Whether an index may replace reading the archive. A digest that the user expects must be computed,
-    /// unless the user also pins the index. The digest by which a source is known may be claimed by an index.
-    fn may_trust_published(&self, published: &PublishedIndex) -> bool {
-        let fingerprint = self.source.fingerprint();
-        let scan = &self.options.scan;
-        let is_own = scan.sha256.expected() == fingerprint.sha256()
-            && scan.plain_sha256.expected() == fingerprint.plain_sha256();
-        let is_proven = fingerprint.doubt().is_none() || !self.options.should_rescan_unproven;
-        (is_own || published.sha256.is_some())
-            && is_proven
-            && self.source.access() == Access::Ranges
-    }
-
-    fn try_published_index(
-        &self,
-        published: &PublishedIndex,
-    ) -> Result<Reader, PublishedIndexError> {
-        let limit = &self.options.index_memory;
-        let (index, location) = load(published, limit)?;
-        let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
-            return Err(PublishedIndexError::Foreign(location));
-        };
-        // Named by this archive's place and version, because the index may claim any content ID.
-        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
-        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        reader.header_checks = Some(HeaderChecks::new(location.clone()));
-        if !is_bound {
-            compare_samples(&reader, &location)?;
-        }
-        Ok(reader)
     }
 }
 
@@ -127,19 +133,19 @@ pub(super) fn load(
         location: location.clone(),
         error,
     };
-    let packed = SourceIndex {
+    let mut packed = SourceIndex {
         source,
         network: published.network.clone(),
         stats: Arc::clone(&published.stats),
+        has_reported: AtomicBool::new(false),
+        pinned: None,
     };
-    let index = match published.sha256 {
-        None => published::open(Box::new(packed), len, limit).map_err(unusable)?,
-        Some(expected) => {
-            let bytes = read_all(&packed, len, limit.bytes()).map_err(unusable)?;
-            check_sha256(&bytes, expected, &location)?;
-            published::open(Box::new(LoadedIndex(bytes)), len, limit).map_err(unusable)?
-        }
-    };
+    if let Some(expected) = published.sha256 {
+        let bytes = read_all(&packed, len, limit.bytes()).map_err(unusable)?;
+        check_sha256(&bytes, expected, &location)?;
+        packed.pinned = Some(bytes);
+    }
+    let index = published::open(Box::new(packed), len, limit).map_err(unusable)?;
     Ok((index, location))
 }
 
@@ -159,35 +165,6 @@ pub(super) fn is_bound(
     let sha256 = fingerprint.sha256();
     let has_same_digest = sha256.is_some() && sha256 == origin.sha256;
     (!is_other).then(|| fingerprint.is_strong() && (is_same_version || has_same_digest))
-}
-
-/// Whether there is just no index. Object stores answer so with "forbidden" if a user may not list the bucket, and
-/// other servers with a page.
-fn is_absent(error: &PublishedIndexError) -> bool {
-    match error {
-        PublishedIndexError::Source(error) => matches!(
-            error.cause,
-            Cause::NotFound | Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Offline
-        ),
-        PublishedIndexError::Format { error, .. } => matches!(error, format::Error::NotAnIndex),
-        PublishedIndexError::NoRanges(_) => true,
-        _ => false,
-    }
-}
-
-/// A published index in memory. Its bytes cannot be exchanged after their digest is compared.
-#[derive(Debug)]
-struct LoadedIndex(Bytes);
-
-impl PackedIndex for LoadedIndex {
-    fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
-        let place = |at| usize::try_from(at).map_err(|_| io::ErrorKind::UnexpectedEof);
-        let (start, end) = (place(range.start)?, place(range.end)?);
-        if start > end || end > self.0.len() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(self.0.slice(start..end))
-    }
 }
 
 /// Reads all of a published index of at most `limit` bytes.
@@ -212,41 +189,4 @@ fn check_sha256(
         found,
         expected,
     })
-}
-
-/// Compares samples of the archive with an index whose version is not proven.
-fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndexError> {
-    let compared = published::with_loading(|| {
-        reader.verify_samples(Reader::verify_source)?;
-        reader.verify_header_samples()
-    });
-    match compared {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::IndexMismatch)) => {
-            Err(PublishedIndexError::Foreign(location.to_owned()))
-        }
-        Ok(Err(error)) => Err(PublishedIndexError::Read(error)),
-        Err(_) => Err(PublishedIndexError::Read(ReadError::IndexUnavailable)),
-    }
-}
-
-/// Loads all rows of a short published index on `threads`, so that later uses need not wait.
-pub(super) fn load_in_background(reader: &Reader, threads: &Arc<ThreadPool>) {
-    let index = reader.live_index.completed();
-    if let Some(index) = index.filter(|index| index.is_on_demand())
-        && index.published_bytes() <= MAX_BACKGROUND_BYTES
-    {
-        submit_load(threads, Arc::downgrade(index));
-    }
-}
-
-/// Loads one request of rows, and then submits itself again. Ends with the archive, and at an error.
-fn submit_load(threads: &Arc<ThreadPool>, index: Weak<Index>) {
-    let weak_threads = Arc::downgrade(threads);
-    threads.submit(move || {
-        let loaded = index.upgrade().map(|index| index.load_next_rows());
-        if let (Some(Ok(true)), Some(threads)) = (loaded, weak_threads.upgrade()) {
-            submit_load(&threads, index);
-        }
-    });
 }

@@ -50,8 +50,8 @@ pub(crate) struct SavedIndexArgs {
 
     /// Do not use an index that is published beside SOURCE
     ///
-    /// Otherwise SOURCE.tarfs is used if it describes SOURCE as it is now. Whoever can write it can choose names
-    /// and attributes, and of gzip and linked lz4 also contents.
+    /// Otherwise SOURCE.tarfs is used if it describes SOURCE as it is now. Its author chooses names and attributes,
+    /// and of gzip and linked lz4 also contents.
     #[arg(long)]
     pub no_published_index: bool,
 

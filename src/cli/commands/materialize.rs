@@ -189,13 +189,12 @@ pub(crate) fn run_with(
     let context = args.open_context(source_args, &network, &stats)?;
     let Sources { layers, is_layered } = args.open_sources(&context, &tree)?;
     let first = layers.first().context("there is always SOURCE")?;
-    let source = &first.source;
     let open_options = OpenOptions {
         published_index: first.published_index.clone(),
         ..context.archive_options(&tree, is_layered)
     };
-    let saved = SavedIndex::find(&**source, &open_options)?;
-    if !args.may_have_paths(saved.as_ref(), &**source)? {
+    let saved = SavedIndex::find(&*first.source, &open_options)?;
+    if !args.may_have_paths(saved.as_ref(), &*first.source)? {
         return Ok(ExitCode::from(output::EXIT_FAILURE));
     }
     let run = Run {
@@ -209,7 +208,7 @@ pub(crate) fn run_with(
         open_options: &open_options,
         network: &network,
         stats: &stats,
-        source,
+        source: &first.source,
         layers: &layers,
         reporter: Arc::new(TerminalReporter {
             prints_entries: args.verbose || args.dry_run,

@@ -21,7 +21,7 @@ pub(super) use on_demand::OnDemand;
 pub use on_demand::{MissingRow, PackedIndex, with_loading, without_loading};
 pub(super) use section::{Row, Rows};
 
-/// What follows the name of an archive in the name of its published index.
+/// Suffix of the name of an archive's published index.
 pub const SUFFIX: &str = ".tarfs";
 
 /// Bytes of the index file in each frame but the last.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 
@@ -24,6 +24,9 @@ pub trait PackedIndex: Send + Sync + fmt::Debug {
     /// # Errors
     /// When the bytes are unavailable, or of another version.
     fn read(&self, range: Range<u64>) -> io::Result<Bytes>;
+
+    /// Reports that rows are missing, because they could not be read or are damaged.
+    fn report_failure(&self, error: &io::Error);
 }
 
 /// Why a row is missing although the index has it.
@@ -83,7 +86,6 @@ pub(in crate::index) struct OnDemand {
     in_flight: Mutex<Vec<Range<usize>>>,
     landed: Condvar,
     loaded_bytes: AtomicU64,
-    has_reported: AtomicBool,
 }
 
 impl OnDemand {
@@ -100,7 +102,6 @@ impl OnDemand {
             in_flight: Mutex::default(),
             landed: Condvar::default(),
             loaded_bytes: AtomicU64::new(0),
-            has_reported: AtomicBool::new(false),
         })
     }
 
@@ -135,10 +136,7 @@ impl OnDemand {
         }
         if let Err(error) = self.load(self.memory.frames(&range)) {
             MISSING.set(Some(MissingRow::Unavailable));
-            // Once, because every use of a row fails while the server is away.
-            if !self.has_reported.swap(true, Ordering::Relaxed) {
-                tracing::warn!(%error, "cannot load a part of the published index");
-            }
+            self.packed.report_failure(&error);
             return None;
         }
         self.memory.get(range)

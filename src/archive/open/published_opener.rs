@@ -1,0 +1,136 @@
+//! Opens an archive by its published index, instead of a scan.
+
+use std::sync::{Arc, Weak};
+
+use super::opener::{Opener, disk_cache_name_of};
+use super::published_index::{PublishedIndex, PublishedIndexError, is_bound, load};
+use crate::archive::error::{OpenError, ReadError};
+use crate::archive::live_index::LiveIndex;
+use crate::archive::read::Reader;
+use crate::archive::read::header_check::HeaderChecks;
+use crate::base::error_chain::error_chain;
+use crate::base::thread_pool::ThreadPool;
+use crate::index::published::{MissingRow, with_loading};
+use crate::index::{Index, format};
+use crate::source::{Access, Cause};
+
+/// Longest published index that is loaded as a whole in the background. Of longer ones, only what is used.
+const MAX_BACKGROUND_BYTES: u64 = 16 << 20;
+
+impl Opener {
+    /// Opens the archive by its published index, if there is one that matches.
+    ///
+    /// # Errors
+    /// When the user requires it, and it is missing, unusable or does not match.
+    pub(super) fn open_published_index(&self) -> Result<Option<Reader>, OpenError> {
+        let Some(published) = &self.options.published_index else {
+            return Ok(None);
+        };
+        if !self.may_trust_published(published) {
+            return Ok(None);
+        }
+        let reader = self.try_published_index(published);
+        match reader {
+            Ok(reader) => {
+                self.check_entry_count(&reader.live_index.read())?;
+                self.stats.published_indexes.increment();
+                Ok(Some(reader))
+            }
+            Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
+            Err(error) if is_absent(&error) => {
+                tracing::debug!(error = error_chain(&error), "there is no published index");
+                Ok(None)
+            }
+            Err(error) => {
+                let error = error_chain(&error);
+                tracing::warn!("not using the published index: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Whether an index may replace reading the archive. A digest that the user expects must be computed,
+    /// unless the user also pins the index. The digest by which a source is known may be claimed by an index.
+    fn may_trust_published(&self, published: &PublishedIndex) -> bool {
+        let fingerprint = self.source.fingerprint();
+        let scan = &self.options.scan;
+        let is_own = scan.sha256.expected() == fingerprint.sha256()
+            && scan.plain_sha256.expected() == fingerprint.plain_sha256();
+        let is_proven = fingerprint.doubt().is_none() || !self.options.should_rescan_unproven;
+        (is_own || published.sha256.is_some())
+            && is_proven
+            && self.source.access() == Access::Ranges
+    }
+
+    fn try_published_index(
+        &self,
+        published: &PublishedIndex,
+    ) -> Result<Reader, PublishedIndexError> {
+        let limit = &self.options.index_memory;
+        let (index, location) = load(published, limit)?;
+        let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
+            return Err(PublishedIndexError::Foreign(location));
+        };
+        // Named by this archive's place and version, because the index may claim any content ID.
+        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
+        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        reader.header_checks = Some(HeaderChecks::new(location.clone()));
+        if !is_bound {
+            compare_samples(&reader, &location)?;
+        }
+        Ok(reader)
+    }
+}
+
+/// Whether there is just no index. Object stores answer so with "forbidden" if a user may not list the bucket, and
+/// other servers with a page.
+fn is_absent(error: &PublishedIndexError) -> bool {
+    match error {
+        PublishedIndexError::Source(error) => matches!(
+            error.cause,
+            Cause::NotFound | Cause::Unauthorized(_) | Cause::Denied(_) | Cause::Offline
+        ),
+        PublishedIndexError::Format { error, .. } => matches!(error, format::Error::NotAnIndex),
+        PublishedIndexError::NoRanges(_) => true,
+        _ => false,
+    }
+}
+
+/// Compares samples of the archive with an index whose version is not proven.
+fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndexError> {
+    let compared = with_loading(|| {
+        reader.verify_samples(Reader::verify_source)?;
+        reader.verify_header_samples()
+    });
+    match compared {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(ReadError::Damaged { .. } | ReadError::Index | ReadError::IndexMismatch)) => {
+            Err(PublishedIndexError::Foreign(location.to_owned()))
+        }
+        Ok(Err(error)) => Err(PublishedIndexError::Compare(error.into())),
+        Err(missing @ (MissingRow::NotLoaded | MissingRow::Unavailable)) => {
+            Err(PublishedIndexError::Compare(missing.into()))
+        }
+    }
+}
+
+/// Loads all rows of a short published index on `threads`, so that later uses need not wait.
+pub(super) fn load_in_background(reader: &Reader, threads: &Arc<ThreadPool>) {
+    let index = reader.live_index.completed();
+    if let Some(index) = index.filter(|index| index.is_on_demand())
+        && index.published_bytes() <= MAX_BACKGROUND_BYTES
+    {
+        submit_load(threads, Arc::downgrade(index));
+    }
+}
+
+/// Loads one request of rows, and then submits itself again. Ends with the archive, and at an error.
+fn submit_load(threads: &Arc<ThreadPool>, index: Weak<Index>) {
+    let weak_threads = Arc::downgrade(threads);
+    threads.submit(move || {
+        let loaded = index.upgrade().map(|index| index.load_next_rows());
+        if let (Some(Ok(true)), Some(threads)) = (loaded, weak_threads.upgrade()) {
+            submit_load(&threads, index);
+        }
+    });
+}
