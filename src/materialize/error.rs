@@ -13,6 +13,7 @@ use crate::base::archive_path::ArchivePath;
 use crate::base::resolve::PathError;
 use crate::base::sync::Mutex;
 use crate::index::TooMuchMemory;
+use crate::index::published::MissingRow;
 
 /// Maximum number of problems kept for the summary. Only the [`Reporter`] sees the others.
 const MAX_KEPT_PROBLEMS: usize = 100;
@@ -121,6 +122,9 @@ pub enum Error {
     /// The sync failed, so the written data may not be on disk.
     #[error("{}: cannot sync to disk", .0.display())]
     Sync(PathBuf, #[source] Errno),
+    /// A part of the published index that describes the tree cannot be loaded.
+    #[error("cannot list the tree")]
+    IndexRows(#[source] MissingRow),
     /// A writer thread cannot be started.
     #[error("cannot start a writer thread")]
     Thread(#[source] Arc<io::Error>),
@@ -200,6 +204,7 @@ impl Error {
             }
             Self::Staging { .. } => Some("choose another place, or do without --atomic"),
             Self::Leftover { .. } => Some("remove it by hand"),
+            Self::IndexRows(_) => Some("do without the published index (--no-published-index)"),
             Self::NotACopy { .. } => Some("name an empty directory; what is there is left alone"),
             Self::InUse { .. } => Some("name another directory, or unmount that one first"),
             Self::Ledger { .. } => Some("choose a directory whose parent belongs to you"),

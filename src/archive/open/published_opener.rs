@@ -7,7 +7,7 @@ use super::published_index::{PublishedIndex, PublishedIndexError, is_bound, load
 use crate::archive::error::{OpenError, ReadError};
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
-use crate::archive::read::header_check::HeaderChecks;
+use crate::archive::read::checked_headers::HeaderChecks;
 use crate::base::error_chain::error_chain;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::published::{MissingRow, with_loading};

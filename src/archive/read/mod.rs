@@ -11,11 +11,12 @@
 
 pub(super) mod assemble;
 mod batch;
+pub(super) mod checked_headers;
 mod decode_span;
 pub(super) mod disk_cache_policy;
 mod fill_span;
 pub(super) mod first_read_hashes;
-pub(super) mod header_check;
+mod header_check;
 mod member_source;
 mod packed;
 pub(super) mod priority;
@@ -31,8 +32,8 @@ use bytes::Bytes;
 use tokio::runtime::Handle;
 
 use self::assemble::{Assembly, SpanPart, plan_parts};
+use self::checked_headers::HeaderChecks;
 use self::first_read_hashes::FirstReadHashes;
-use self::header_check::HeaderChecks;
 use self::priority::ReadPriority;
 use self::single_flight::SingleFlight;
 use self::window_layout::{LONG_READ_BYTES, Windows};

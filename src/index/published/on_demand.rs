@@ -77,7 +77,7 @@ fn with_wait<T>(wait: Wait, access: impl FnOnce() -> T) -> Result<T, MissingRow>
 
 /// The bytes of an index file, of which frames are loaded when they are needed.
 #[derive(Debug)]
-pub(in crate::index) struct OnDemand {
+pub(crate) struct OnDemand {
     memory: FrameMemory,
     /// Offset of each frame's packed bytes, and their end.
     offsets: Vec<u64>,
@@ -106,24 +106,24 @@ impl OnDemand {
     }
 
     /// Bytes of the file in memory.
-    pub(in crate::index) fn loaded_bytes(&self) -> u64 {
+    pub(crate) fn loaded_bytes(&self) -> u64 {
         self.loaded_bytes.load(Ordering::Relaxed)
     }
 
     /// Length of the file.
-    pub(in crate::index) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.memory.len()
     }
 
     /// Length of the packed frames.
-    pub(in crate::index) fn packed_len(&self) -> u64 {
+    pub(crate) fn packed_len(&self) -> u64 {
         let ends = (self.offsets.first(), self.offsets.last());
         ends.1.unwrap_or(&0) - ends.0.unwrap_or(&0)
     }
 
     /// The bytes of `range`; `None` past the end, or if they cannot be loaded, which
     /// [`without_loading`] and [`with_loading`] report.
-    pub(in crate::index) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
+    pub(crate) fn bytes(&self, range: Range<usize>) -> Option<&[u8]> {
         if let Some(bytes) = self.memory.get(range.clone()) {
             return Some(bytes);
         }
@@ -146,7 +146,7 @@ impl OnDemand {
     ///
     /// # Errors
     /// When they cannot be read or are damaged.
-    pub(in crate::index) fn load_next(&self) -> io::Result<bool> {
+    pub(crate) fn load_next(&self) -> io::Result<bool> {
         let count = self.memory.frame_count();
         let Some(first) = (0..count).find(|&frame| self.is_missing(frame)) else {
             return Ok(false);

@@ -12,7 +12,7 @@ use super::on_demand::OnDemand;
 ///
 /// [`get`](Self::get) and [`range`](Self::range) load what they return. Use as a slice loads all rows.
 #[derive(Clone, Debug)]
-pub(in crate::index) enum Rows<T> {
+pub(crate) enum Rows<T> {
     /// Under construction, or loaded as a whole.
     InMemory(Vec<T>),
     /// A part of an index file.
@@ -21,17 +21,14 @@ pub(in crate::index) enum Rows<T> {
 
 /// Whole rows of an index file, which is at least so long.
 #[derive(Clone, Debug)]
-pub(in crate::index) struct Section<T> {
+pub(crate) struct Section<T> {
     file: Arc<OnDemand>,
     bytes: Range<usize>,
     rows: PhantomData<T>,
 }
 
 /// Types that an index file holds as they are.
-pub(in crate::index) trait Row:
-    FromBytes + Immutable + KnownLayout + Unaligned
-{
-}
+pub(crate) trait Row: FromBytes + Immutable + KnownLayout + Unaligned {}
 
 impl<T: FromBytes + Immutable + KnownLayout + Unaligned> Row for T {}
 
@@ -49,7 +46,7 @@ impl<T> From<Vec<T>> for Rows<T> {
 
 impl<T: Row> Rows<T> {
     /// The rows in `bytes` of `file`; `None` if they are not whole rows.
-    pub(in crate::index) fn on_demand(file: &Arc<OnDemand>, bytes: Range<usize>) -> Option<Self> {
+    pub(crate) fn on_demand(file: &Arc<OnDemand>, bytes: Range<usize>) -> Option<Self> {
         bytes.len().is_multiple_of(size_of::<T>()).then(|| {
             Self::OnDemand(Section {
                 file: Arc::clone(file),
@@ -60,19 +57,19 @@ impl<T: Row> Rows<T> {
     }
 
     /// Number of rows.
-    pub(in crate::index) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Self::InMemory(rows) => rows.len(),
             Self::OnDemand(section) => section.bytes.len() / size_of::<T>(),
         }
     }
 
-    pub(in crate::index) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Row `number`; `None` past the last.
-    pub(in crate::index) fn get(&self, number: usize) -> Option<&T> {
+    pub(crate) fn get(&self, number: usize) -> Option<&T> {
         match self {
             Self::InMemory(rows) => rows.get(number),
             Self::OnDemand(_) => self.range(number..number.checked_add(1)?)?.first(),
@@ -80,7 +77,7 @@ impl<T: Row> Rows<T> {
     }
 
     /// Adjacent rows; `None` past the last.
-    pub(in crate::index) fn range(&self, numbers: Range<usize>) -> Option<&[T]> {
+    pub(crate) fn range(&self, numbers: Range<usize>) -> Option<&[T]> {
         match self {
             Self::InMemory(rows) => rows.get(numbers),
             Self::OnDemand(section) => {
@@ -96,14 +93,14 @@ impl<T: Row> Rows<T> {
     }
 
     /// Loads all rows, if they are loaded on demand.
-    pub(in crate::index) fn load(&self) {
+    pub(crate) fn load(&self) {
         if let Self::OnDemand(_) = self {
             self.range(0..self.len());
         }
     }
 
     /// The rows as a vector, to change them.
-    pub(in crate::index) fn vec_mut(&mut self) -> &mut Vec<T> {
+    pub(crate) fn vec_mut(&mut self) -> &mut Vec<T> {
         if let Self::OnDemand(_) = self {
             // Only a builder changes rows, and its rows are in memory.
             *self = Self::default();
@@ -115,7 +112,7 @@ impl<T: Row> Rows<T> {
     }
 
     /// Bytes of the vector, with its spare capacity. Rows on demand are counted with their file.
-    pub(in crate::index) fn capacity_bytes(&self) -> usize {
+    pub(crate) fn capacity_bytes(&self) -> usize {
         match self {
             Self::InMemory(rows) => rows.capacity() * size_of::<T>(),
             Self::OnDemand(_) => 0,

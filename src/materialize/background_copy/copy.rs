@@ -86,6 +86,8 @@ impl BackgroundCopy {
         stats: &Arc<Stats>,
     ) -> Result<RunningCopy, Error> {
         let status = Arc::clone(&self.status);
+        let loaded = index.load_tree_rows().map_err(Error::IndexRows);
+        loaded.inspect_err(|error| status.halt(error))?;
         let task = self.build_task(index, root, read, stats);
         let task = Arc::new(task.inspect_err(|error| status.halt(error))?);
         if self.task.set(Arc::clone(&task)).is_err() {

@@ -31,10 +31,10 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sends the requests for one target.
 #[derive(Debug)]
-pub(in crate::source) struct Client {
+pub(crate) struct Client {
     transport: Box<dyn Transport>,
     /// The user's URL, with user and password.
-    pub(in crate::source) original: Url,
+    pub(crate) original: Url,
     /// Adds credentials for the original's origin.
     authorizer: Option<Arc<dyn Authorizer>>,
     /// The user's headers, for the original's origin only.
@@ -48,20 +48,20 @@ pub(in crate::source) struct Client {
 
 /// A request apart from the user's headers and credentials.
 #[derive(Debug)]
-pub(in crate::source) struct Message<'a> {
-    pub(in crate::source) method: Method,
-    pub(in crate::source) url: Url,
+pub(crate) struct Message<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
     /// They replace the user's of the same name.
-    pub(in crate::source) headers: HeaderMap,
+    pub(crate) headers: HeaderMap,
     /// Its body.
-    pub(in crate::source) content: Option<&'a UploadContent>,
+    pub(crate) content: Option<&'a UploadContent>,
     /// Digest of the body, if the server compares it.
-    pub(in crate::source) sha256: Option<Sha256>,
+    pub(crate) sha256: Option<Sha256>,
 }
 
 impl Message<'_> {
     /// A message without a body.
-    pub(in crate::source) fn new(method: Method, url: Url) -> Self {
+    pub(crate) fn new(method: Method, url: Url) -> Self {
         Self {
             method,
             url,
@@ -81,7 +81,7 @@ pub(super) struct Response {
 }
 
 impl Client {
-    pub(in crate::source) fn new(
+    pub(crate) fn new(
         target: &Target,
         options: &Options,
         transport: Box<dyn Transport>,
@@ -153,7 +153,7 @@ impl Client {
 
     /// Sends `message` and follows redirects: all of a read, and those of an upload that permit it (307 and 308)
     /// within the host. It returns any other status as a response, and the URL that it is from.
-    pub(in crate::source) async fn exchange(
+    pub(crate) async fn exchange(
         &self,
         message: &Message<'_>,
     ) -> Result<(ResponseHead, RawResponse, Url), Cause> {
@@ -310,7 +310,7 @@ fn header_value(text: &str) -> Result<HeaderValue, Cause> {
 ///
 /// # Errors
 /// It is not HTTP, or leads from HTTPS to HTTP although that is not allowed.
-pub(in crate::source) fn resolve_redirect(
+pub(crate) fn resolve_redirect(
     from: &Url,
     target: &str,
     allows_insecure: bool,

@@ -26,12 +26,12 @@ pub(super) fn part_len(
 }
 
 /// Timeout without any byte, before a response and within it.
-pub(in crate::source) fn idle_timeout(options: &Options) -> Duration {
+pub(crate) fn idle_timeout(options: &Options) -> Duration {
     options.idle_timeout.min(options.timeout / 2)
 }
 
 /// Error of a server that does not answer, or stopped sending.
-pub(in crate::source) fn silent_server() -> Cause {
+pub(crate) fn silent_server() -> Cause {
     Cause::Unreachable {
         obstacle: Obstacle::Timeout,
         detail: String::new(),

@@ -19,15 +19,15 @@ pub(super) const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
 /// A failed attempt.
 #[derive(Debug)]
-pub(in crate::source) struct Failure {
-    pub(in crate::source) cause: Cause,
-    pub(in crate::source) retry_after: Option<Duration>,
+pub(crate) struct Failure {
+    pub(crate) cause: Cause,
+    pub(crate) retry_after: Option<Duration>,
     /// Whether the server may have refused the concurrency; the limiter then waits for fewer requests.
-    pub(in crate::source) is_for_concurrency: bool,
+    pub(crate) is_for_concurrency: bool,
 }
 
 impl Failure {
-    pub(in crate::source) fn from_status(head: &ResponseHead) -> Self {
+    pub(crate) fn from_status(head: &ResponseHead) -> Self {
         Self {
             cause: head.failure_cause(),
             retry_after: head.retry_after,

@@ -72,7 +72,7 @@ impl Content {
     }
 
     /// Waits for the next bytes; `None` at the end. Cancel safe.
-    pub(in crate::source) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Cause> {
         self.0.get_mut().next().await.transpose()
     }
 }

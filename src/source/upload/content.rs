@@ -75,7 +75,7 @@ impl UploadContent {
     }
 
     /// Counter of the bytes that were read to be sent, also repeatedly.
-    pub(in crate::source) fn progress(&self) -> &Arc<AtomicU64> {
+    pub(crate) fn progress(&self) -> &Arc<AtomicU64> {
         &self.progress
     }
 
@@ -83,7 +83,7 @@ impl UploadContent {
     ///
     /// # Errors
     /// The file cannot be read, or has become shorter.
-    pub(in crate::source) async fn sha256(&self) -> Result<Sha256, Cause> {
+    pub(crate) async fn sha256(&self) -> Result<Sha256, Cause> {
         let content = self.clone();
         let hashing = tokio::task::spawn_blocking(move || {
             let mut context = Context::new(&SHA256);
@@ -116,7 +116,7 @@ impl UploadContent {
     }
 
     /// The bytes as the body of a request.
-    pub(in crate::source) fn body(&self) -> Content {
+    pub(crate) fn body(&self) -> Content {
         let content = self.clone();
         Content::new(stream::try_unfold(
             (content, 0),

@@ -14,11 +14,11 @@ use crate::source::retry::Jitter;
 use crate::source::{Cause, Error, Options, Target};
 
 /// Maximum length of an answer that can be used.
-pub(in crate::source) const MAX_ANSWER_BYTES: usize = 1 << 20;
+pub(crate) const MAX_ANSWER_BYTES: usize = 1 << 20;
 
 /// Sends requests for one target.
 #[derive(Debug)]
-pub(in crate::source) struct Sender {
+pub(crate) struct Sender {
     client: Client,
     location: String,
     options: Options,
@@ -27,11 +27,11 @@ pub(in crate::source) struct Sender {
 
 /// A response with its body.
 #[derive(Debug)]
-pub(in crate::source) struct Answer {
-    pub(in crate::source) status: u16,
-    pub(in crate::source) headers: HeaderMap,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
     /// It may be cut, but is then longer than [`MAX_ANSWER_BYTES`].
-    pub(in crate::source) body: Bytes,
+    pub(crate) body: Bytes,
 }
 
 impl Sender {
@@ -39,7 +39,7 @@ impl Sender {
     ///
     /// # Errors
     /// A header of `options` is malformed.
-    pub(in crate::source) fn new(
+    pub(crate) fn new(
         target: &Target,
         transport: Box<dyn Transport>,
         options: Options,
@@ -58,7 +58,7 @@ impl Sender {
     ///
     /// # Errors
     /// It fails finally, or too often, or too late.
-    pub(in crate::source) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
+    pub(crate) async fn repeat<T, A: Future<Output = Result<T, Failure>>>(
         &self,
         progress: &AtomicU64,
         attempt: impl FnMut() -> A,
@@ -71,7 +71,7 @@ impl Sender {
     ///
     /// # Errors
     /// As [`repeat`](Self::repeat).
-    pub(in crate::source) async fn request(
+    pub(crate) async fn request(
         &self,
         message: Message<'_>,
         accepted: &[u16],
@@ -86,7 +86,7 @@ impl Sender {
     ///
     /// # Errors
     /// The status of the answer is not one of `accepted`, or there is none in time.
-    pub(in crate::source) async fn send(
+    pub(crate) async fn send(
         &self,
         message: &Message<'_>,
         accepted: &[u16],
