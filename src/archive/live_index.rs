@@ -68,6 +68,8 @@ pub enum WaitFor {
     Name(Ino, Vec<u8>),
     /// Plain bytes up to this offset, with the whole span of the last one.
     Plain(Plain),
+    /// The complete index. The scan may still have to save it.
+    Index,
     /// The end of the scan.
     End,
 }
@@ -246,7 +248,7 @@ impl LiveIndex {
         self.run_callbacks(due);
     }
 
-    /// Completes the index. [`end_scan`](Self::end_scan) then wakes the remaining waiters.
+    /// Completes the index, and wakes its waiters. [`end_scan`](Self::end_scan) then wakes the remaining ones.
     pub(super) fn finish(&self, origin: Origin) {
         // A separate call, so that the watcher receives these changes.
         self.grow(Builder::resolve_forward_links);
@@ -259,6 +261,8 @@ impl LiveIndex {
                 "there is one builder"
             );
         }
+        drop(growing);
+        self.notify_waiters();
     }
 
     /// Marks the scan as over and runs all callbacks. The index may be complete or not.
@@ -283,6 +287,7 @@ fn is_available(index: &Index, awaited: &WaitFor) -> bool {
         WaitFor::Member => index.entry_count() > 1,
         WaitFor::Name(parent, name) => index.lookup(*parent, name).is_some(),
         WaitFor::Plain(offset) => index.origin().plain_bytes >= offset.0,
+        WaitFor::Index => index.is_complete(),
         WaitFor::End => false,
     }
 }
@@ -363,13 +368,14 @@ mod tests {
             counting_callback(&done),
         );
         live_index.on_available(WaitFor::End, counting_callback(&done));
+        live_index.on_available(WaitFor::Index, counting_callback(&done));
         live_index.finish(Origin::default());
-        assert_eq!(done.load(Ordering::SeqCst), 0, "the scan is not over");
+        assert_eq!(done.load(Ordering::SeqCst), 1, "the scan is not over");
         assert!(live_index.read().is_complete());
         live_index.end_scan();
-        assert_eq!(done.load(Ordering::SeqCst), 2);
-        live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
         assert_eq!(done.load(Ordering::SeqCst), 3);
+        live_index.on_available(WaitFor::Plain(Plain(10)), counting_callback(&done));
+        assert_eq!(done.load(Ordering::SeqCst), 4);
         assert_eq!(live_index.grow(|_| ()), None);
     }
 

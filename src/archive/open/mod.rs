@@ -27,7 +27,7 @@ use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
 use crate::index::store::Store;
 use crate::index::{self, Builder};
-use crate::source::Source;
+use crate::source::{Access, Source};
 
 /// Maximum number of damaged members that are logged. All are counted.
 const MAX_LOGGED_PROBLEMS: u64 = 10_000;
@@ -44,11 +44,12 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::open_early(source, options, network, stats)?.wait_until_scanned()
+        Self::open_early(source, options, network, stats)?.wait_for(WaitFor::End)
     }
 
     /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
-    /// scan the archive also has the memory that `options` give.
+    /// scan the archive also has the memory that `options` give. Returns when the tree is known, and saves
+    /// the index in the background.
     pub(crate) fn open_layer(
         source: Arc<dyn Source>,
         options: &OpenOptions,
@@ -57,11 +58,12 @@ impl Archive {
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
         let resources = Some((resources.clone(), layer));
-        Self::open_with(source, options, resources, network, stats)?.wait_until_scanned()
+        let awaited = whole_tree(&*source);
+        Self::open_with(source, options, resources, network, stats)?.wait_for(awaited)
     }
 
-    fn wait_until_scanned(self) -> Result<Self, OpenError> {
-        self.reader.live_index.wait_for(WaitFor::End);
+    fn wait_for(self, awaited: WaitFor) -> Result<Self, OpenError> {
+        self.reader.live_index.wait_for(awaited);
         self.check_scan_result()?;
         if let Some(index) = self.reader.live_index.completed() {
             index.load_tree_rows().map_err(OpenError::IndexRows)?;
@@ -130,6 +132,15 @@ impl Archive {
     }
 }
 
+/// The event after which the whole tree of `source` is known, and all its bytes can be read.
+fn whole_tree(source: &dyn Source) -> WaitFor {
+    match source.access() {
+        // Its bytes are only in the disk cache, which the scan checks last.
+        Access::Stream => WaitFor::End,
+        Access::Ranges => WaitFor::Index,
+    }
+}
+
 impl Opener {
     fn start_scan(self) -> Result<Archive, OpenError> {
         let disk_cache = self.create_disk_cache()?;
@@ -152,7 +163,7 @@ impl Opener {
         let reader = Arc::new(self.build_reader(LiveIndex::growing(builder), disk_cache));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {
-            WaitFor::End
+            whole_tree(&*self.source)
         } else {
             WaitFor::Member
         };
