@@ -11,7 +11,6 @@ pub mod scan;
 mod sink;
 mod volume;
 
-use std::io;
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
@@ -35,6 +34,7 @@ pub use open::published_index::{FindIndex, PublishedIndex, PublishedIndexError};
 pub(crate) use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
 pub use options::{DiskCacheMode, OpenOptions};
+pub(crate) use prefetch::access_log::AccessLog;
 pub use prefetch::access_log::AccessedRange;
 pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
@@ -147,16 +147,6 @@ impl Archive {
         self.reader.span_cache.cached_bytes()
     }
 
-    /// Starts to prefetch as `options` say. A second call has no effect.
-    ///
-    /// # Errors
-    /// When the system cannot start a thread.
-    pub fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
-        let prefetcher = Prefetcher::start(Arc::clone(&self.reader), options)?;
-        drop(self.prefetch.set(prefetcher));
-        Ok(())
-    }
-
     /// Whether prefetch has handled all reads reported to it. Pushes to the page cache may still be pending.
     pub fn is_prefetch_idle(&self) -> bool {
         self.prefetch.get().is_none_or(Prefetcher::is_idle)
@@ -165,11 +155,6 @@ impl Archive {
     /// Progress of prefetch; `None` if it was not started.
     pub fn prefetch_progress(&self) -> Option<PrefetchProgress> {
         Some(self.prefetch.get()?.progress())
-    }
-
-    /// Recorded accesses and the number of reads, if more than `reads`; `None` also without recording.
-    pub fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
-        self.prefetch.get()?.accesses_since(reads)
     }
 
     /// Reads as [`Archive::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the

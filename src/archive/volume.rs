@@ -1,13 +1,15 @@
 //! The tree and bytes of one archive or of several layers.
 
-use std::fmt;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use bytes::Bytes;
 
 use super::{
-    Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, ReadError, WaitFor, Watcher,
+    AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, PrefetchOptions,
+    ReadError, WaitFor, Watcher,
 };
+use super::prefetch::Prefetcher;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino};
 
@@ -58,6 +60,20 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// # Errors
     /// When the bytes are unavailable, or differ from the indexed ones.
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError>;
+
+    /// Starts to prefetch in all archives as `options` say. The rate is for all of them together. A second
+    /// call has no effect.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    fn start_prefetch(&self, _options: PrefetchOptions) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Recorded accesses and the number of reads, if more than `reads`; `None` also without recording.
+    fn accesses_since(&self, _reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+        None
+    }
 
     /// Reports a read of `len` bytes at `offset` of `ino` to prefetch. Never blocks.
     fn note_read(&self, _ino: Ino, _offset: u64, _len: u32) {}
@@ -120,6 +136,16 @@ impl Volume for Archive {
 
     fn read_blocking(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         self.reader.read(ino, offset, len)
+    }
+
+    fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
+        let prefetcher = Prefetcher::start(Arc::clone(&self.reader), options)?;
+        drop(self.prefetch.set(prefetcher));
+        Ok(())
+    }
+
+    fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+        self.prefetch.get()?.accesses_since(reads)
     }
 
     fn note_read(&self, ino: Ino, offset: u64, len: u32) {

@@ -214,11 +214,6 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     let shows_progress = args.waits_for_index() || is_layered;
     let quiet = !(args.foreground || shows_progress && io::stderr().is_terminal());
     let context = mount_context(args, &network, &stats, quiet)?;
-    // A profile does not contain the layer of a file, nor its name there.
-    ensure!(
-        !is_layered || args.prefetch.record.is_none() && args.prefetch.replay.is_none(),
-        "--record and --replay are for a single archive"
-    );
     let retry_forever = &context.archive.scan.retry_forever;
     if args.shown_version.is_some() && !is_layered {
         // Callers wait, but the supervisor does not count the time of an outage.

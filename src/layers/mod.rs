@@ -6,14 +6,15 @@ mod merge;
 mod open;
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
 use crate::archive::{
-    Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, ReadError, ReadReply, Volume,
-    WaitFor,
+    AccessLog, AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache,
+    PrefetchMode, PrefetchOptions, ReadError, ReadReply, Volume, WaitFor,
 };
+use crate::base::sync::Mutex;
 use crate::index::{Index, Ino, LayerIno, MergedIndex};
 
 pub use crate::index::WhiteoutFormat;
@@ -26,6 +27,8 @@ pub struct LayeredArchive {
     /// From the bottom.
     layers: Vec<Arc<Archive>>,
     merged: Arc<MergedIndex>,
+    /// Accesses to files of all layers in one order, if they are recorded.
+    access_log: OnceLock<Mutex<AccessLog>>,
 }
 
 impl LayeredArchive {
@@ -33,6 +36,19 @@ impl LayeredArchive {
     fn locate(&self, ino: Ino) -> Option<(&Arc<Archive>, Ino)> {
         let layer_ino = self.merged.layer_ino(ino)?;
         Some((self.layers.get(layer_ino.layer as usize)?, layer_ino.ino))
+    }
+
+    /// Divides `accesses` among the layers, from the bottom, with the inode numbers of each.
+    fn split_accesses(&self, accesses: Vec<AccessedRange>) -> Vec<Vec<AccessedRange>> {
+        let mut of_layers = vec![Vec::new(); self.layers.len()];
+        for access in accesses {
+            if let Some(LayerIno { layer, ino }) = self.merged.layer_ino(access.ino)
+                && let Some(of_layer) = of_layers.get_mut(layer as usize)
+            {
+                of_layer.push(AccessedRange { ino, ..access });
+            }
+        }
+        of_layers
     }
 }
 
@@ -72,7 +88,40 @@ impl Volume for LayeredArchive {
         layer.read_blocking(ino, offset, len)
     }
 
+    /// Resolves the profile at once. Each layer replays its part in order, at the same time as the others.
+    fn start_prefetch(&self, options: PrefetchOptions) -> io::Result<()> {
+        if options.record {
+            self.access_log.get_or_init(Mutex::default);
+        }
+        let accesses = options.replay.map(|profile| profile(&self.merged.index));
+        let replays = self.split_accesses(accesses.unwrap_or_default());
+        let layers = self.layers.len() as u64;
+        let busy_layers = match options.mode {
+            PrefetchMode::All => layers,
+            _ => replays.iter().filter(|replay| !replay.is_empty()).count() as u64,
+        };
+        for (layer, replay) in self.layers.iter().zip(replays) {
+            layer.start_prefetch(PrefetchOptions {
+                mode: options.mode,
+                bytes_per_second: options.bytes_per_second.map(|rate| rate.div_ceil(layers)),
+                replay: (!replay.is_empty()).then(|| Box::new(move |_: &Index| replay) as _),
+                record: false,
+                other_archives: busy_layers.saturating_sub(1),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+        self.access_log.get()?.lock().ranges_since(reads)
+    }
+
     fn note_read(&self, ino: Ino, offset: u64, len: u32) {
+        if let Some(access_log) = self.access_log.get() {
+            let size = self.merged.index.entry(ino).map(|entry| entry.size());
+            let size = size.unwrap_or_default();
+            access_log.lock().add_read(ino, size, offset, len);
+        }
         if let Some((layer, ino)) = self.locate(ino) {
             layer.note_read(ino, offset, len);
         }
@@ -85,6 +134,9 @@ impl Volume for LayeredArchive {
     }
 
     fn set_page_cache(&self, pages: Arc<dyn PageCache>) {
+        if self.access_log.get().is_some() {
+            return;
+        }
         for (number, layer) in (0_u32..).zip(&self.layers) {
             layer.set_page_cache(Arc::new(LayerPageCache {
                 layer: number,

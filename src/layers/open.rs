@@ -1,6 +1,6 @@
 //! Opens all layers, as many at once as memory allows, and merges them.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tokio::runtime::Handle;
 
@@ -100,7 +100,11 @@ impl LayeredArchive {
         let indexes: Vec<&Index> = indexes.iter().map(|index| &**index).collect();
         let merged = with_loading(|| merge(&indexes, whiteouts, &options.index_memory));
         let merged = Arc::new(merged.map_err(LayeredArchiveError::IndexRows)??);
-        Ok(Self { layers, merged })
+        Ok(Self {
+            layers,
+            merged,
+            access_log: OnceLock::new(),
+        })
     }
 }
 

@@ -20,15 +20,20 @@ pub struct AccessedRange {
 
 /// Records reads. Adjacent or overlapping reads of one file become one range.
 #[derive(Debug, Default)]
-pub(super) struct AccessLog {
+pub(crate) struct AccessLog {
     /// Ranges by file and start, with their end and the number of their first read.
     ranges: BTreeMap<(Ino, u64), (u64, u64)>,
     /// Number of recorded reads. The ranges do not change while it stays the same.
-    pub(super) reads: u64,
+    reads: u64,
 }
 
 impl AccessLog {
-    pub(crate) fn add(&mut self, ino: Ino, offset: u64, len: u64) {
+    /// Adds a read of up to `len` bytes at `offset` of a file of `size` bytes.
+    pub(crate) fn add_read(&mut self, ino: Ino, size: u64, offset: u64, len: u32) {
+        self.add(ino, offset, u64::from(len).min(size.saturating_sub(offset)));
+    }
+
+    fn add(&mut self, ino: Ino, offset: u64, len: u64) {
         let (mut start, mut end) = (offset, offset.saturating_add(len));
         if end == start {
             return;
@@ -56,8 +61,13 @@ impl AccessLog {
         }
     }
 
+    /// Returns the ranges and the number of reads, if more than `reads`.
+    pub(crate) fn ranges_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
+        (self.reads > reads).then(|| (self.ranges(), self.reads))
+    }
+
     /// Returns the ranges, in the order of their first reads.
-    pub(crate) fn ranges(&self) -> Vec<AccessedRange> {
+    fn ranges(&self) -> Vec<AccessedRange> {
         let mut ranges: Vec<_> = self.ranges.iter().collect();
         ranges.sort_unstable_by_key(|(_, (_, first))| *first);
         let ranges = ranges

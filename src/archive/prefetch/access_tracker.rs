@@ -57,6 +57,8 @@ pub(super) struct AccessTracker {
     last_disk_check: Option<Instant>,
     replay: Replay,
     full_prefetch: Option<FullPrefetch>,
+    /// Memory that prefetch may use, in bytes.
+    span_cache_bytes: u64,
     shared: Arc<Shared>,
     push_jobs: VecDeque<PushJob>,
     max_push_bytes: u64,
@@ -89,6 +91,7 @@ impl AccessTracker {
             last_disk_check: None,
             replay: Replay::default(),
             full_prefetch: None,
+            span_cache_bytes: reader.span_cache.budget() / options.other_archives.saturating_add(1),
             fill_workers: FillWorkers::start(reader, shared, options.bytes_per_second)?,
             shared: Arc::clone(shared),
             reader: Arc::clone(reader),
@@ -293,7 +296,12 @@ impl AccessTracker {
 
     fn begin(&mut self, index: &Index) {
         let accessed = self.profile.take().map(|profile| profile(index));
-        self.replay = build_replay(&self.reader, index, &accessed.unwrap_or_default());
+        let free_bytes = self.free_cache_bytes(index);
+        self.replay = build_replay(index, &accessed.unwrap_or_default());
+        if free_bytes.is_some_and(|free_bytes| self.replay.bytes() > free_bytes) {
+            // The span cache evicts a filled but unread span once as many bytes have been read since.
+            self.replay.max_ahead_bytes = Some(self.span_cache_bytes / 8 * 3);
+        }
         let spans = u64::try_from(self.replay.len()).unwrap_or(u64::MAX);
         self.shared.replay.total.store(spans, Ordering::SeqCst);
         let spans = index.span_count().into();
@@ -301,9 +309,19 @@ impl AccessTracker {
         self.full_prefetch = (self.shared.mode == PrefetchMode::All).then(|| FullPrefetch {
             next: 0,
             // The rest of the span cache is for the replay.
-            free_bytes: free_cache_bytes(&self.reader, index)
+            free_bytes: free_bytes
                 .map(|free_bytes| free_bytes.saturating_sub(self.replay.bytes())),
         });
+    }
+
+    /// Bytes of the span cache that prefetch may fill; `None` if spans are cached on disk.
+    fn free_cache_bytes(&self, index: &Index) -> Option<u64> {
+        // All spans are like the first. Spans without a hash are not cached on disk.
+        let is_kept = index.is_hashed()
+            && index
+                .span(0)
+                .is_some_and(|span| self.reader.should_cache_on_disk(&span));
+        (!is_kept).then(|| self.span_cache_bytes / 4 * 3)
     }
 
     /// Continues the first push window, or else the scan pusher; returns true if it must wait.
@@ -371,7 +389,7 @@ fn limits(reader: &Reader, mode: PrefetchMode) -> Limits {
     }
 }
 
-fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> Replay {
+fn build_replay(index: &Index, accessed: &[AccessedRange]) -> Replay {
     let spans = accessed.iter().flat_map(|accessed| {
         let entry = index.entry(accessed.ino);
         let file_read = entry.and_then(|entry| FileRead::new(entry, accessed.offset, accessed.len));
@@ -380,24 +398,7 @@ fn build_replay(reader: &Reader, index: &Index, accessed: &[AccessedRange]) -> R
             .flat_map(|file_read| spans_covering(index, file_read.wanted))
     });
     let spans = spans.filter_map(|number| Some((number, index.span_extent(number)?.len())));
-    let mut replay = Replay::new(spans, None);
-    if let Some(free_bytes) = free_cache_bytes(reader, index)
-        && replay.bytes() > free_bytes
-    {
-        // The span cache evicts a filled but unread span once as many bytes have been read since.
-        replay.max_ahead_bytes = Some(reader.span_cache.budget() / 8 * 3);
-    }
-    replay
-}
-
-/// Bytes of the span cache that prefetch may fill; `None` if spans are cached on disk.
-fn free_cache_bytes(reader: &Reader, index: &Index) -> Option<u64> {
-    // All spans are like the first. Spans without a hash are not cached on disk.
-    let is_kept = index.is_hashed()
-        && index
-            .span(0)
-            .is_some_and(|span| reader.should_cache_on_disk(&span));
-    (!is_kept).then(|| reader.span_cache.budget() / 4 * 3)
+    Replay::new(spans, None)
 }
 
 /// Progress of [`PrefetchMode::All`] through the archive, from front to back.

@@ -85,11 +85,8 @@ impl Prefetcher {
             let index = self.reader.live_index.read();
             let size = index.entry(ino).map(|entry| entry.size());
             drop(index);
-            let len = size
-                .unwrap_or_default()
-                .saturating_sub(offset)
-                .min(len.into());
-            access_log.lock().add(ino, offset, len);
+            let size = size.unwrap_or_default();
+            access_log.lock().add_read(ino, size, offset, len);
         }
         if !self.is_tracking {
             return;
@@ -136,8 +133,7 @@ impl Prefetcher {
     }
 
     pub(crate) fn accesses_since(&self, reads: u64) -> Option<(Vec<AccessedRange>, u64)> {
-        let access_log = self.access_log.as_ref()?.lock();
-        (access_log.reads > reads).then(|| (access_log.ranges(), access_log.reads))
+        self.access_log.as_ref()?.lock().ranges_since(reads)
     }
 
     pub(crate) fn progress(&self) -> PrefetchProgress {

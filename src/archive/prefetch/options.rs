@@ -28,9 +28,11 @@ pub struct PrefetchOptions {
     pub replay: Option<Profile>,
     /// Whether to record accesses. Disables pushes, because the kernel reports no reads from its page cache.
     pub record: bool,
+    /// Number of other archives whose prefetch fills the same memory, in equal parts.
+    pub other_archives: u64,
 }
 
-/// Looks up the accesses of a profile in the index of an archive.
+/// Looks up the accesses of a profile in an index, which is that of the whole tree.
 pub type Profile = Box<dyn FnOnce(&Index) -> Vec<AccessedRange> + Send>;
 
 impl fmt::Debug for PrefetchOptions {

@@ -18,11 +18,11 @@ pub(crate) struct PrefetchArgs {
     pub prefetch_rate: Option<Size>,
 
     /// Write the ranges of files that are read to FILE, for --replay
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"])]
+    #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
 
     /// Prefetch the ranges in FILE, which --record wrote; a path or URL
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["layers", "whiteouts"])]
+    #[arg(long, value_name = "FILE")]
     pub replay: Option<String>,
 }
 

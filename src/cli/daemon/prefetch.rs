@@ -31,14 +31,14 @@ const RECORDING_INTERVAL: Duration = Duration::from_secs(3);
 /// Returns notes for the user; called for each status.
 pub(crate) type NotesFn = Box<dyn Fn() -> Vec<String>>;
 
-/// Starts prefetch, for one archive also replay and recording. Returns the recording, if any, and notes.
+/// Starts prefetch, replay and recording. Returns the recording, if any, and notes.
 pub(crate) fn start(
     args: &PrefetchArgs,
     context: &OpenContext,
     volume: &Arc<dyn Volume>,
 ) -> anyhow::Result<(Option<Recording>, NotesFn)> {
     let notes = Arc::<Mutex<Vec<String>>>::default();
-    let mut replay = args.replay.as_deref().and_then(|location| {
+    let replay = args.replay.as_deref().and_then(|location| {
         // A profile is only a hint, so its errors become notes.
         match fetch_profile(location, context) {
             Ok(text) => Some(resolve_replay(
@@ -52,24 +52,20 @@ pub(crate) fn start(
             }
         }
     });
-    let archives = volume.archives();
-    // Layers fetch at the same time and share the rate.
-    let count = archives.len() as u64;
-    for archive in archives {
-        let options = PrefetchOptions {
-            mode: match args.prefetch {
-                Mode::None => PrefetchMode::Off,
-                Mode::Ahead => PrefetchMode::ReadAhead,
-                Mode::All => PrefetchMode::All,
-            },
-            bytes_per_second: args.prefetch_rate.map(|rate| rate.0.div_ceil(count)),
-            replay: replay.take(),
-            record: args.record.is_some(),
-        };
-        archive
-            .start_prefetch(options)
-            .context("cannot start a thread")?;
-    }
+    let options = PrefetchOptions {
+        mode: match args.prefetch {
+            Mode::None => PrefetchMode::Off,
+            Mode::Ahead => PrefetchMode::ReadAhead,
+            Mode::All => PrefetchMode::All,
+        },
+        bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
+        replay,
+        record: args.record.is_some(),
+        other_archives: 0,
+    };
+    volume
+        .start_prefetch(options)
+        .context("cannot start a thread")?;
     let record = args.record.as_deref();
     let recording = record
         .map(|path| Recording::start(path, Arc::clone(volume)))
@@ -161,9 +157,7 @@ impl Recording {
             loop {
                 let is_over =
                     ended.recv_timeout(RECORDING_INTERVAL) != Err(RecvTimeoutError::Timeout);
-                let mut archives = volume.archives().into_iter();
-                let accesses = archives.find_map(|archive| archive.accesses_since(reads));
-                if let Some((ranges, now)) = accesses {
+                if let Some((ranges, now)) = volume.accesses_since(reads) {
                     let ranges = [&earlier[..], &ranges].concat();
                     match write_profile(&path, &*volume, &ranges) {
                         Ok(()) => reads = now,

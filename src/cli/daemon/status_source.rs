@@ -98,9 +98,8 @@ impl StatusSource {
                     state: one.state.min(other.state),
                     done_spans: one.done_spans + other.done_spans,
                     total_spans: one.total_spans + other.total_spans,
-                    // A profile exists only for a single archive.
-                    replayed_spans: 0,
-                    replay_spans: 0,
+                    replayed_spans: one.replayed_spans + other.replayed_spans,
+                    replay_spans: one.replay_spans + other.replay_spans,
                 }
             });
         sum.map(prefetch_status).unwrap_or_default()
