@@ -5,11 +5,11 @@ use std::{fmt, io};
 
 use bytes::Bytes;
 
+use super::prefetch::Prefetcher;
 use super::{
     AccessedRange, Archive, Callback, IndexGuard, IsWanted, MemoryUse, PageCache, PrefetchOptions,
     ReadError, WaitFor, Watcher,
 };
-use super::prefetch::Prefetcher;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, Ino};
 

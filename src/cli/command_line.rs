@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::{
-    bundle, cache, generate, image, index, ls, materialize, status, umount, verify,
+    bundle, cache, generate, image, index, ls, materialize, profile, status, umount, verify,
 };
 use super::{args, help};
 
@@ -39,6 +39,8 @@ pub(crate) enum Verb {
     Index(index::IndexArgs),
     /// Read an archive to its end and check it for damage
     Verify(verify::VerifyArgs),
+    /// Merge profiles of `mount --record`, and cut them at a size
+    Profile(profile::ProfileArgs),
     /// Show and clean the disk cache
     Cache(cache::CacheVerbArgs),
     /// Write man pages or shell completions for a package

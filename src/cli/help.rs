@@ -32,7 +32,10 @@ const HEADINGS: [(&str, &str); 12] = [
         "foreground wait_index restart restart_timeout log_file metrics",
     ),
     ("Container", "terminal cap_add cap_drop security_opt"),
-    ("Prefetch", "prefetch prefetch_rate record replay"),
+    (
+        "Prefetch",
+        "prefetch prefetch_rate record replay max_profile_size",
+    ),
     (
         "Cache",
         "cache_dir index no_published_index index_sha256 offline cache_size no_disk_cache max_size older_than",
@@ -55,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 10] = [
+const VERBS: [VerbHelp; 11] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -194,6 +197,20 @@ const VERBS: [VerbHelp; 10] = [
             (
                 "tarfs verify --index data.idx data.tar.gz",
                 "compare an index with its archive",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "profile",
+        short: "",
+        examples: &[
+            (
+                "tarfs profile --output both start.profile stop.profile",
+                "merge two profiles",
+            ),
+            (
+                "tarfs profile --max-size 50MiB --output small both",
+                "keep the first 50 MiB",
             ),
         ],
     },

@@ -18,7 +18,7 @@ use clap_complete::CompleteEnv;
 
 use command_line::Verb;
 use commands::{
-    bundle, cache, generate, image, index, ls, materialize, mount, status, umount, verify,
+    bundle, cache, generate, image, index, ls, materialize, mount, profile, status, umount, verify,
 };
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
@@ -60,6 +60,7 @@ pub(crate) fn run() -> ExitCode {
         Verb::Bundle(args) => bundle::run(&args),
         Verb::Index(args) => index::run(&args),
         Verb::Verify(args) => verify::run(&args),
+        Verb::Profile(args) => profile::run(&args),
         Verb::Cache(args) => cache::run(&args),
         Verb::Generate(args) => generate::run(&args, command_line::command()),
     };

@@ -5,7 +5,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -574,4 +574,49 @@ fn link_as_source_or_destination_is_followed() {
     symlink("out", place.path("link")).expect("fresh");
     place.succeeds(&["materialize", "link.tar", "-C", "link"]);
     assert!(place.path("out/top/a").exists());
+}
+
+#[test]
+fn profiles_are_merged_and_cut() {
+    let place = Place::new();
+    place.put("one", "# tarfs profile 1\n0 10 a\n0 30 b\n");
+    place.put(
+        "other",
+        "# tarfs profile 1\n# a remark\n0 20 c\\ d\n5 10 a\n",
+    );
+    let merged = "# tarfs profile 1\n0 10 a\n0 20 c\\ d\n0 30 b\n10 5 a\n";
+    assert_eq!(
+        place.succeeds(&["profile", "one", "other"]).output,
+        merged.as_bytes()
+    );
+    let cut = ["profile", "one", "other", "--max-size", "32", "-o", "cut"];
+    assert_eq!(place.succeeds(&cut).output, b"");
+    let text = fs::read_to_string(place.path("cut")).expect("written");
+    assert_eq!(text, "# tarfs profile 1\n0 10 a\n0 20 c\\ d\n0 2 b\n");
+    let mode = fs::metadata(place.path("cut")).expect("written").mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn invalid_profile_is_not_merged() {
+    let place = Place::new();
+    place.put("one", "# tarfs profile 1\n0 10 a\n");
+    place.put("bad", "# tarfs profile 1\n0 10 a\n0 x a\n");
+    place.put("text", "hello\n");
+    let huge = fs::File::create(place.path("huge")).expect("made");
+    huge.set_len((64 << 20) + 1).expect("sparse");
+    for (name, word) in [
+        ("bad", "line 3 of the profile"),
+        ("text", "not a profile"),
+        ("missing", "No such file"),
+        ("huge", "longer than a profile may be"),
+        ("out", "Is a directory"),
+    ] {
+        place.fails(
+            &["profile", "one", name, "-o", "merged"],
+            &[&format!("{name}: "), word],
+        );
+    }
+    assert!(!place.path("merged").exists());
+    assert_eq!(place.run(&["profile"]).code, 64);
 }

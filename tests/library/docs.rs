@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 12] = [
+const VERBS: [&[&str]; 13] = [
     &["mount"],
     &["umount"],
     &["status"],
@@ -15,6 +15,7 @@ const VERBS: [&[&str]; 12] = [
     &["bundle"],
     &["index"],
     &["verify"],
+    &["profile"],
     &["cache", "list"],
     &["cache", "prune"],
     &["cache", "clear"],

@@ -116,9 +116,7 @@ fn whiteout_stored_as_link_needs_no_target() {
 fn flags_in_conflict_with_layers_are_rejected() {
     let place = Place::of_steps(&[bottom(), vec![File("n", "above")]]);
     for (verb, words) in [
-        ("mount", &["--record", "r", "mnt"][..]),
-        ("mount", &["--replay", "r", "mnt"]),
-        ("mount", &["--index", "i", "mnt"]),
+        ("mount", &["--index", "i", "mnt"][..]),
         ("mount", &["--compression", "gzip", "mnt"]),
         ("ls", &["--index", "i"]),
         ("materialize", &["--resume", "-C", "out"]),

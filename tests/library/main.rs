@@ -14,6 +14,7 @@ mod destination;
 mod docs;
 mod hints;
 mod image;
+mod layered_archive;
 mod layers;
 mod materialize;
 mod memory_budget;

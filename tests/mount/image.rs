@@ -16,6 +16,7 @@ use crate::support::raw::{Archive, Header};
 use crate::support::rng::Rng;
 use crate::support::sample_images::{image_sources, layer, names_in, one, two};
 use crate::support::sha256::sha256;
+use crate::support::wait;
 
 #[test]
 fn image_inside_an_archive_is_a_source() {
@@ -64,6 +65,69 @@ fn mount_of_image_serves_its_layers() {
         assert_eq!(below.expect("readable"), b"below", "{source}");
         assert!(!gone, "{source}");
     }
+}
+
+#[test]
+fn image_with_saved_indexes_is_mounted_without_its_layers() {
+    let place = TestMount::new(&["out"]);
+    for source in image_sources(&place, &two()) {
+        place.succeeds(&["mount", &source, "mnt"]);
+        place.umount();
+        place.succeeds(&["mount", &source, "mnt"]);
+        let counters =
+            ["scans", "decoded_bytes", "source_requests"].map(|name| place.counter(name));
+        let read_bytes = place.counter("source_read_bytes");
+        place.umount();
+        assert_eq!(counters, [0; 3], "{source}");
+        // The upper layer has 3 MiB of noise.
+        assert!(read_bytes < 2 << 20, "{source}: {read_bytes}");
+    }
+}
+
+#[test]
+fn profile_of_image_is_recorded_and_replayed() {
+    let place = TestMount::new(&["out"]);
+    let image = two().packed(Packing::Gzip);
+    place.put("oci.tar", image::oci(std::slice::from_ref(&image)).tar());
+    place.put("docker.tar", image::docker(&image).end());
+    let source = "oci-archive:oci.tar";
+    place.succeeds(&["mount", source, "mnt", "--record", "profile"]);
+    for name in ["d/text", "low", "d/noise"] {
+        fs::read(place.path("mnt").join(name)).expect("readable");
+    }
+    place.umount();
+    let profile = fs::read_to_string(place.path("profile")).expect("written");
+    let expected = "# tarfs profile 1\n0 9 d/text\n0 5 low\n0 3145728 d/noise\n";
+    assert_eq!(profile, expected);
+
+    // The same tree, with its layers in other files.
+    let source = "docker-archive:docker.tar";
+    place.put("profile", profile + "0 5 d/gone\n");
+    let words = [
+        "mount",
+        source,
+        "mnt",
+        "--replay",
+        "profile",
+        "--cache-dir",
+        "other",
+    ];
+    place.succeeds(&[&words[..], &["--no-disk-cache"]].concat());
+    let number = |status: &Value, name: &str| {
+        let number = status.pointer(&format!("/prefetch/{name}"));
+        number.and_then(Value::as_u64).expect("a number")
+    };
+    wait::wait_until("all is replayed", || {
+        let status = place.status();
+        let all = number(&status, "replay_spans");
+        all > 1 && number(&status, "replayed_spans") == all
+    });
+    let notes = place.status()["notes"].to_string();
+    assert!(
+        notes.contains("1 ranges of profile are in files"),
+        "{notes}"
+    );
+    place.umount();
 }
 
 #[test]

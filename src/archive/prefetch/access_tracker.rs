@@ -309,8 +309,7 @@ impl AccessTracker {
         self.full_prefetch = (self.shared.mode == PrefetchMode::All).then(|| FullPrefetch {
             next: 0,
             // The rest of the span cache is for the replay.
-            free_bytes: free_bytes
-                .map(|free_bytes| free_bytes.saturating_sub(self.replay.bytes())),
+            free_bytes: free_bytes.map(|free_bytes| free_bytes.saturating_sub(self.replay.bytes())),
         });
     }
 

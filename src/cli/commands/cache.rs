@@ -1,11 +1,9 @@
 //! `tarfs cache`: lists and removes data that is on disk between mounts.
 
-use std::io::{self, Write, stdout};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -80,7 +78,7 @@ pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
             } else {
                 table(&all, SystemTime::now())
             };
-            print(&text)?;
+            output::print_text(&text)?;
             Ok(ExitCode::SUCCESS)
         }
         CacheVerb::Prune(args) => {
@@ -102,7 +100,7 @@ pub(crate) fn run(args: &CacheVerbArgs) -> anyhow::Result<ExitCode> {
 fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow::Result<ExitCode> {
     if dry_run {
         let entries: Vec<_> = entries.iter().map(|&entry| entry.clone()).collect();
-        print(&table(&entries, SystemTime::now()))?;
+        output::print_text(&table(&entries, SystemTime::now()))?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut removed = Totals::default();
@@ -122,16 +120,8 @@ fn remove(all: &[CacheEntry], entries: &[&CacheEntry], dry_run: bool) -> anyhow:
     let mut remaining = Totals::of(all);
     remaining.files = remaining.files.saturating_sub(removed.files);
     remaining.bytes = remaining.bytes.saturating_sub(removed.bytes);
-    print(&format!("removed {removed}, kept {remaining}\n"))?;
+    output::print_text(&format!("removed {removed}, kept {remaining}\n"))?;
     Ok(code)
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    match stdout().write_all(text.as_bytes()) {
-        // The reader of the pipe has ended.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.context("cannot write the list"),
-    }
 }
 
 /// Number of files and their size on disk.

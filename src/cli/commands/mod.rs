@@ -9,6 +9,7 @@ pub(crate) mod index;
 pub(crate) mod ls;
 pub(crate) mod materialize;
 pub(crate) mod mount;
+pub(crate) mod profile;
 pub(crate) mod status;
 pub(crate) mod umount;
 pub(crate) mod verify;

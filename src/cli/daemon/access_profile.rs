@@ -1,8 +1,10 @@
-//! Access profiles: the ranges of an archive that were read, in order. Pure.
+//! Access profiles: the ranges of a tree's files that were read, in order. Pure.
 //!
 //! The first line identifies the format. Each other one holds a range's offset, its length, and the file's
-//! path, escaped as by `tarfs ls` on a terminal. Lines that begin with `#` are comments.
+//! path, escaped as by `tarfs ls` on a terminal. Lines that begin with `#` are comments. Paths are those of the
+//! merged tree, so that a profile of an image fits any division into layers.
 
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 
 use tarfs::ArchivePath;
@@ -12,6 +14,9 @@ use tarfs::list::escape;
 
 const HEADER_LINE: &str = "# tarfs profile 1";
 
+/// Maximum length of a profile, in bytes.
+pub(crate) const MAX_PROFILE_BYTES: usize = 64 << 20;
+
 const MAX_RANGES: usize = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -20,6 +25,14 @@ pub(crate) enum ProfileError {
     NotAProfile,
     #[error("line {0} of the profile is not an offset, a length and a path")]
     InvalidLine(usize),
+}
+
+/// A range of a profile.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ProfileRange {
+    pub path: ArchivePath,
+    pub offset: u64,
+    pub len: u64,
 }
 
 /// A profile's ranges, in its order, resolved in an archive.
@@ -33,55 +46,123 @@ pub(crate) struct ResolvedProfile {
 pub(crate) fn format_profile(index: &Index, ranges: &[AccessedRange]) -> String {
     let mut text = format!("{HEADER_LINE}\n");
     for range in ranges {
-        let Some(path) = index.path(range.ino) else {
-            continue;
-        };
-        let path = escape(path.as_bytes());
-        let written = writeln!(text, "{} {} {path}", range.offset, range.len);
-        debug_assert!(written.is_ok(), "a String takes everything");
+        if let Some(path) = index.path(range.ino) {
+            push_range(&mut text, &path, (range.offset, range.len));
+        }
     }
     text
+}
+
+fn push_range(text: &mut String, path: &ArchivePath, (offset, len): (u64, u64)) {
+    let path = escape(path.as_bytes());
+    let written = writeln!(text, "{offset} {len} {path}");
+    debug_assert!(written.is_ok(), "a String takes everything");
 }
 
 pub(crate) fn resolve_profile(
     profile: &str,
     index: &Index,
 ) -> Result<ResolvedProfile, ProfileError> {
-    let mut lines = profile.lines().enumerate();
-    if lines
-        .next()
-        .is_none_or(|(_, first)| first.trim_end() != HEADER_LINE)
-    {
-        return Err(ProfileError::NotAProfile);
-    }
     let mut found = ResolvedProfile {
         ranges: Vec::new(),
         missing_ranges: 0,
     };
-    for (number, line) in lines {
-        if line.starts_with('#') || line.is_empty() {
-            continue;
-        }
-        let (offset, len, path) = parse_range(line).ok_or(ProfileError::InvalidLine(number + 1))?;
-        let path = ArchivePath::sanitize(&path).path;
+    for range in parse_profile(profile)? {
+        let ProfileRange { path, offset, len } = range?;
         match index.find(&path) {
-            Some(entry) if found.ranges.len() < MAX_RANGES => found.ranges.push(AccessedRange {
+            Some(entry) => found.ranges.push(AccessedRange {
                 ino: entry.ino(),
                 offset,
                 len: len.min(entry.size().saturating_sub(offset)),
             }),
-            Some(_) => break,
             None => found.missing_ranges += 1,
         }
     }
     Ok(found)
 }
 
-fn parse_range(line: &str) -> Option<(u64, u64, Vec<u8>)> {
+/// Parses `profile`, one range at a time. Ignores ranges beyond [`MAX_RANGES`].
+pub(crate) fn parse_profile(
+    profile: &str,
+) -> Result<impl Iterator<Item = Result<ProfileRange, ProfileError>>, ProfileError> {
+    let mut lines = (1..).zip(profile.lines());
+    let first = lines.next().map(|(_, first)| first.trim_end());
+    if first != Some(HEADER_LINE) {
+        return Err(ProfileError::NotAProfile);
+    }
+    let lines = lines.filter(|(_, line)| !line.starts_with('#') && !line.is_empty());
+    let parse = |(number, line)| parse_range(line).ok_or(ProfileError::InvalidLine(number));
+    Ok(lines.take(MAX_RANGES).map(parse))
+}
+
+fn parse_range(line: &str) -> Option<ProfileRange> {
     let mut words = line.splitn(3, ' ');
     let offset = words.next()?.parse().ok()?;
     let len = words.next()?.parse().ok()?;
-    Some((offset, len, unescape(words.next()?)?))
+    let path = ArchivePath::sanitize(&unescape(words.next()?)?).path;
+    Some(ProfileRange { path, offset, len })
+}
+
+/// Merges `profiles` into one of at most `max_bytes` bytes of files. Sorts the ranges by the number of bytes
+/// before them in their own profiles. Bytes that several ranges contain come once, where they come first.
+pub(crate) fn merge_profiles(profiles: Vec<Vec<ProfileRange>>, max_bytes: u64) -> String {
+    let mut ranges = Vec::new();
+    for profile in profiles {
+        let mut bytes_before = 0_u64;
+        for range in profile {
+            let len = range.len;
+            ranges.push((bytes_before, range));
+            bytes_before = bytes_before.saturating_add(len);
+        }
+    }
+    // A stable sort, so that equal places have the order of the profiles.
+    ranges.sort_by_key(|(bytes_before, _)| *bytes_before);
+    let mut text = format!("{HEADER_LINE}\n");
+    let mut left = max_bytes;
+    let mut covered = HashMap::<ArchivePath, BTreeMap<u64, u64>>::new();
+    for (_, range) in ranges {
+        let (start, end) = (range.offset, range.offset.saturating_add(range.len));
+        let covered = covered.entry(range.path.clone()).or_default();
+        for (start, end) in cover(covered, start, end) {
+            let len = (end - start).min(left);
+            if len == 0 {
+                return text;
+            }
+            left -= len;
+            push_range(&mut text, &range.path, (start, len));
+        }
+    }
+    text
+}
+
+/// Adds the range from `start` to `end` to `covered`, the ends of disjoint ranges by start. Returns the parts
+/// that it did not contain.
+fn cover(covered: &mut BTreeMap<u64, u64>, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let mut parts = Vec::new();
+    let mut from = start;
+    let mut whole = (start, end);
+    if let Some((&before, &until)) = covered.range(..start).next_back()
+        && until >= start
+    {
+        whole = (before, end.max(until));
+        from = until;
+        covered.remove(&before);
+    }
+    while let Some((&next, &until)) = covered.range(start..=end).next() {
+        if next > from {
+            parts.push((from, next));
+        }
+        from = from.max(until);
+        whole.1 = whole.1.max(until);
+        covered.remove(&next);
+    }
+    if end > from {
+        parts.push((from, end));
+    }
+    if whole.1 > whole.0 {
+        covered.insert(whole.0, whole.1);
+    }
+    parts
 }
 
 /// Reverses [`escape`]; `None` for text that is not escaped correctly.
@@ -194,6 +275,49 @@ mod tests {
         }
     }
 
+    fn parsed(text: &str) -> Vec<ProfileRange> {
+        let text = format!("{HEADER_LINE}\n{text}");
+        let ranges = parse_profile(&text).expect("a profile");
+        ranges.collect::<Result<_, _>>().expect("valid lines")
+    }
+
+    fn merged(profiles: &[&str], max_bytes: u64) -> String {
+        let profiles = profiles.iter().map(|text| parsed(text)).collect();
+        let text = merge_profiles(profiles, max_bytes);
+        let ranges = text.strip_prefix(HEADER_LINE).expect("a profile");
+        ranges.trim_start().to_owned()
+    }
+
+    #[test]
+    fn merged_profiles_have_the_order_of_bytes_before() {
+        let one = "0 10 a\n0 30 b\n0 5 c\n";
+        let other = "0 20 x\n0 10 /a\n7 9 y\\ z\n";
+        let expected = "0 10 a\n0 20 x\n0 30 b\n7 9 y\\ z\n0 5 c\n";
+        assert_eq!(merged(&[one, other], u64::MAX), expected);
+        assert_eq!(merged(&[one], u64::MAX), one);
+        assert_eq!(merged(&[], u64::MAX), "");
+    }
+
+    #[test]
+    fn overlapping_ranges_are_merged_at_the_first() {
+        let one = "10 10 a\n0 1 b\n30 10 a\n";
+        let other = "0 0 c\n5 30 a\n0 50 a\n";
+        let expected = "10 10 a\n5 5 a\n20 15 a\n0 1 b\n35 5 a\n0 5 a\n40 10 a\n";
+        assert_eq!(merged(&[one, other], u64::MAX), expected);
+    }
+
+    #[test]
+    fn merged_profile_is_cut_at_a_size() {
+        let profile = "0 10 a\n0 30 b\n0 5 c\n";
+        assert_eq!(merged(&[profile], 45), profile);
+        assert_eq!(merged(&[profile, profile], 40), "0 10 a\n0 30 b\n");
+        assert_eq!(merged(&[profile], 12), "0 10 a\n0 2 b\n");
+        assert_eq!(merged(&[profile], 0), "");
+        let huge = format!("{} 9 a\n5 {} a\n0 1 b\n", u64::MAX - 1, u64::MAX);
+        let expected = format!("{} 1 a\n5 1 a\n", u64::MAX - 1);
+        assert_eq!(merged(&[&huge], 2), expected);
+    }
+
     #[test]
     fn missing_file_is_left_out_of_the_profile() {
         let index = index(&[b"a"]);
@@ -206,6 +330,32 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn merged_profile_covers_each_byte_once(
+            reads in prop::collection::vec((0..2_usize, 0..3_u8, 0..60_u64, 0..20_u64), 0..30)
+        ) {
+            let bytes = |ranges: &[ProfileRange]| {
+                let bytes = ranges.iter().flat_map(|range| {
+                    let bytes = range.offset..range.offset + range.len;
+                    bytes.map(|byte| (range.path.clone(), byte))
+                });
+                let mut bytes: Vec<_> = bytes.collect();
+                bytes.sort_unstable();
+                bytes
+            };
+            let mut profiles = [Vec::new(), Vec::new()];
+            for (profile, name, offset, len) in reads {
+                let path = ArchivePath::sanitize(&[b'a' + name]).path;
+                profiles[profile].push(ProfileRange { path, offset, len });
+            }
+            let mut expected = bytes(&profiles.concat());
+            expected.dedup();
+            let merged = merge_profiles(profiles.to_vec(), u64::MAX);
+            let merged = parse_profile(&merged).expect("a profile");
+            let merged: Vec<_> = merged.collect::<Result<_, _>>().expect("valid lines");
+            prop_assert_eq!(bytes(&merged), expected);
+        }
+
         #[test]
         fn escaped_name_is_unescaped(name in prop::collection::vec(any::<u8>(), 0..30)) {
             prop_assert_eq!(unescape(&escape(&name)), Some(name));

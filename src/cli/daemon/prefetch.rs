@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use super::access_profile;
+use super::access_profile::{self, MAX_PROFILE_BYTES};
 use crate::cli::args::{Mode, PrefetchArgs};
 use crate::cli::environment::{self, Role};
 use tarfs::Packed;
@@ -22,8 +22,6 @@ use tarfs::internal::sync::Mutex;
 use tarfs::internal::thread::Thread;
 use tarfs::locate::{OpenContext, SourceSpec};
 use tarfs::source::{self, FirstContact};
-
-const MAX_PROFILE_BYTES: usize = 64 << 20;
 
 /// Interval at which new reads are written to the recording.
 const RECORDING_INTERVAL: Duration = Duration::from_secs(3);

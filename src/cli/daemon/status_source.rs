@@ -92,15 +92,13 @@ impl StatusSource {
         let archives = self.volume.archives().into_iter();
         let sum = archives
             .filter_map(Archive::prefetch_progress)
-            .reduce(|one, other| {
-                PrefetchProgress {
-                    mode: one.mode,
-                    state: one.state.min(other.state),
-                    done_spans: one.done_spans + other.done_spans,
-                    total_spans: one.total_spans + other.total_spans,
-                    replayed_spans: one.replayed_spans + other.replayed_spans,
-                    replay_spans: one.replay_spans + other.replay_spans,
-                }
+            .reduce(|one, other| PrefetchProgress {
+                mode: one.mode,
+                state: one.state.min(other.state),
+                done_spans: one.done_spans + other.done_spans,
+                total_spans: one.total_spans + other.total_spans,
+                replayed_spans: one.replayed_spans + other.replayed_spans,
+                replay_spans: one.replay_spans + other.replay_spans,
             });
         sum.map(prefetch_status).unwrap_or_default()
     }

@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 use std::error::Error;
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{self, IsTerminal, Write, stderr, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::logging;
@@ -40,6 +41,14 @@ pub(crate) fn print_error(text: impl std::fmt::Display) {
 /// Prints a warning as [`print_error`] prints an error.
 pub(crate) fn print_warning(text: impl std::fmt::Display) {
     print_error(format_args!("warning: {text}"));
+}
+
+/// Prints `text` to standard output. A reader that wants no more of it is no error.
+pub(crate) fn print_text(text: &str) -> anyhow::Result<()> {
+    match stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.context("cannot write to standard output"),
+    }
 }
 
 /// Prints an error with its causes and its hint on one line. Returns [`EXIT_FAILURE`].

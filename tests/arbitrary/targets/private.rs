@@ -36,7 +36,7 @@ mod response_head;
 pub(crate) const NAMES: [&[u8]; 4] = [b"a", b"dir/b c", b"gr\xfcn\n", b"dir/\\"];
 
 /// A profile of arbitrary bytes: its ranges are in files of the archive, and survive being written and
-/// parsed.
+/// parsed. Merged with itself and cut, it is a profile of at most that size.
 pub(super) fn profile(bytes: &[u8]) {
     static INDEX: LazyLock<Index> = LazyLock::new(index);
     let text = String::from_utf8_lossy(bytes);
@@ -48,6 +48,12 @@ pub(super) fn profile(bytes: &[u8]) {
         let size = INDEX.entry(range.ino).expect("of the archive").size();
         assert!(range.len <= size.saturating_sub(range.offset));
     }
+    let parsed = profile_file::parse_profile(&text).expect("resolved before");
+    let parsed: Vec<_> = parsed.collect::<Result<_, _>>().expect("resolved before");
+    let merged = profile_file::merge_profiles(vec![parsed.clone(), parsed], 1000);
+    let merged = profile_file::parse_profile(&merged).expect("just written");
+    let lens = merged.map(|range| range.expect("just written").len);
+    assert!(lens.sum::<u64>() <= 1000);
     let again = profile_file::format_profile(&INDEX, &found.ranges);
     let again = profile_file::resolve_profile(&again, &INDEX).expect("just written");
     assert_eq!((again.missing_ranges, again.ranges), (0, found.ranges));
