@@ -9,6 +9,12 @@ use crate::index::{
     WhiteoutFormat,
 };
 
+const REDIRECTED: &str =
+    "what it is lies elsewhere in the layers below: redirects and metacopies are not followed";
+
+pub(super) const MISSING_ENTRY: &str =
+    "the index of its layer is damaged and lacks it; delete it and mount again";
+
 /// Stands for all names in a removal: an opaque directory.
 const ALL_NAMES: &[u8] = b"";
 
@@ -85,44 +91,45 @@ impl<'a> Layers<'a> {
         kind == Some(EntryKind::Directory)
     }
 
-    /// Applies `action` to `parts`, the entries of `name` so far; `false` for an unsupported redirect.
+    /// Applies `action` to `parts`, the entries of `name` so far.
+    ///
+    /// # Errors
+    /// The reason, for the user, why the name has no entry of this layer.
     pub(super) fn apply(
         &self,
         parts: &mut Parts,
         layer: u32,
         name: &[u8],
         action: LayerAction,
-    ) -> bool {
+    ) -> Result<(), &'static str> {
         let layer_ino = match action {
             LayerAction::Remove => {
                 parts.clear();
-                return true;
+                return Ok(());
             }
             LayerAction::Entry(ino) => LayerIno { layer, ino },
             LayerAction::Link(layer_ino) => layer_ino,
         };
-        let Some(entry) = self.entry(layer_ino) else {
-            return true;
-        };
+        let entry = self.entry(layer_ino).ok_or(MISSING_ENTRY)?;
         if let LayerAction::Entry(_) = action {
             if self.whiteouts.is_reserved_name(name) || self.whiteouts.is_whiteout(&entry) {
-                return true;
+                return Ok(());
             }
             if self.whiteouts.is_redirected(&entry) {
-                return false;
+                return Err(REDIRECTED);
             }
         }
         let below = parts.last();
         let is_over_directory = below.is_some_and(|&below| self.is_directory(below));
         if entry.is_whiteout_only() && !is_over_directory {
             // It only hides names of a directory that does not exist below.
-            return true;
+            return Ok(());
         }
         if !is_over_directory || entry.kind() != EntryKind::Directory {
             parts.clear();
         }
         parts.push(layer_ino);
-        true
+        Ok(())
     }
 
     /// The `parts` of a directory from the highest opaque one up.
@@ -143,7 +150,8 @@ impl<'a> Layers<'a> {
                 self.link(part, name).map(LayerAction::Link),
             ];
             for action in actions.into_iter().flatten() {
-                self.apply(&mut named, part.layer, name, action);
+                // The planner applies it, too, and records the problem.
+                self.apply(&mut named, part.layer, name, action).ok();
             }
         }
         named

@@ -172,16 +172,14 @@ impl<'a> Planner<'a, '_> {
 
     /// As [`Layers::apply`], and records a problem if `name` in directory `part` is unsupported.
     fn apply(&mut self, parts: &mut Parts, part: LayerIno, name: &[u8], action: LayerAction) {
-        const REDIRECTED: &str = "what it is lies elsewhere in the layers below: redirects and \
-                                 metacopies are not followed";
-        if self.layers.apply(parts, part.layer, name, action) {
+        let Err(problem) = self.layers.apply(parts, part.layer, name, action) else {
             return;
-        }
+        };
         self.plan.problem_count += 1;
         if self.plan.problems.len() < Options::default().max_problems {
             let index = self.layers.index(part.layer);
             let path = index.and_then(|index| index.path(part.ino));
-            let problem = problem_at(path.unwrap_or_default(), name, REDIRECTED);
+            let problem = problem_at(path.unwrap_or_default(), name, problem);
             self.plan.problems.push((part.layer as usize, problem));
         }
     }
@@ -197,7 +195,7 @@ mod tests {
     use crate::index::{Ino, TooMuchMemory};
     use crate::tar::{self, Device, Member};
     use cross_links::{MISSING_TARGET, Resolver, TOO_MUCH_WORK, Target};
-    use layer_stack::ActionsByName;
+    use layer_stack::{ActionsByName, MISSING_ENTRY};
 
     /// Few names, so that layers collide.
     const NAMES: [&str; 8] = ["a", "b", "d", "d/a", "d/b", "d/d", "d/d/a", "l/a"];
@@ -414,6 +412,29 @@ mod tests {
         assert!(limit.charge().add(LIMIT - bytes + 1).is_err());
         drop(merged);
         assert_eq!(limit.charge().add(LIMIT), Ok(()));
+    }
+
+    #[test]
+    fn entry_that_a_damaged_index_lacks_is_a_problem() {
+        let layers = layers(&[&[file("a", 0..1)]]);
+        let indexes: Vec<_> = layers.iter().collect();
+        let (limit, mut work) = (MemoryLimit::none(), WorkBudget::new(100));
+        let stack = link_layers(&indexes, WhiteoutFormat::Oci, &limit, &mut work).expect("small");
+        let mut planner = Planner {
+            layers: &stack,
+            plan: MergePlan::default(),
+            pending: Vec::new(),
+            charge: limit.charge(),
+        };
+        let root = LayerIno {
+            layer: 0,
+            ino: Ino::ROOT,
+        };
+        let mut parts = Parts::new();
+        planner.apply(&mut parts, root, b"x", LayerAction::Entry(Ino(99)));
+        assert_eq!((parts.len(), planner.plan.problem_count), (0, 1));
+        let (_, problem) = planner.plan.problems.first().expect("recorded");
+        assert_eq!(problem.to_string(), format!("x: {MISSING_ENTRY}"));
     }
 
     #[test]
