@@ -68,6 +68,7 @@ fn open(env: &TestEnv, layers: u64, options: &OpenOptions) -> (LayeredArchive, A
         Layer {
             source: source.expect("a source"),
             digest: Digest::Ignore,
+            published_index: None,
         }
     };
     let layers: Vec<_> = (0..layers).map(open_layer).collect();
