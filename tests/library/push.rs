@@ -21,7 +21,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const ROOT: &str = "/v2/me/tool/";
 
-/// Abilities of a registry besides storing blobs and manifests.
+/// What a registry does besides storing blobs and manifests.
 #[derive(Clone, Copy, Default)]
 struct Behaviour {
     has_referrers: bool,
@@ -270,8 +270,8 @@ fn second_push_sends_new_blobs_and_replaces_its_referrer() {
     assert_eq!(registry.uploads(), 3, "two blobs and the configuration");
     let pushed = registry.push(&["one", "three"]).expect("pushed");
     assert_eq!(registry.uploads(), 4);
-    let found = registry.referrers().expect("found");
-    assert_eq!(found, std::slice::from_ref(&pushed));
+    assert_eq!(registry.referrers().expect("found").first(), Some(&pushed));
+    assert_eq!(registry.referrers().expect("found").len(), 1);
     let again = registry.push(&["one", "three"]).expect("pushed");
     assert_eq!(again, pushed);
     let list = registry.manifest(&tag()).expect("there");

@@ -228,3 +228,178 @@ fn offsets(table: &[u8], start: u64) -> Vec<u64> {
     });
     std::iter::once(start).chain(ends).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+    use std::ops::Range;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+
+    use super::super::test_support::{self, file};
+    use super::super::{Ino, tree::Child};
+    use super::*;
+
+    /// Enough entries for several frames, and more than one request.
+    const FILES: usize = 60_000;
+
+    #[derive(Clone, Debug)]
+    struct Stored {
+        bytes: Bytes,
+        is_away: Arc<AtomicBool>,
+        reads: Arc<AtomicUsize>,
+        failures: Arc<AtomicUsize>,
+    }
+
+    impl Stored {
+        fn new(bytes: Vec<u8>) -> Self {
+            Self {
+                bytes: bytes.into(),
+                is_away: Arc::default(),
+                reads: Arc::default(),
+                failures: Arc::default(),
+            }
+        }
+
+        fn open(&self, limit: u64) -> Result<Index, Error> {
+            let len = self.bytes.len() as u64;
+            open(Box::new(self.clone()), len, &MemoryLimit::new(limit))
+        }
+    }
+
+    impl PackedIndex for Stored {
+        fn read(&self, range: Range<u64>) -> io::Result<Bytes> {
+            self.reads.fetch_add(1, Ordering::SeqCst);
+            if self.is_away.load(Ordering::SeqCst) {
+                return Err(io::ErrorKind::HostUnreachable.into());
+            }
+            let at = |offset| usize::try_from(offset).expect("small");
+            let bytes = self.bytes.get(at(range.start)..at(range.end));
+            Ok(self
+                .bytes
+                .slice_ref(bytes.ok_or(io::ErrorKind::UnexpectedEof)?))
+        }
+
+        fn report_failure(&self, _error: &io::Error) {
+            self.failures.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// A name that does not compress well.
+    fn name(number: usize) -> String {
+        let hash = blake3::hash(&number.to_le_bytes()).to_hex();
+        format!("d{}/{hash}", number % 7)
+    }
+
+    fn index() -> Index {
+        let names: Vec<String> = (0..FILES).map(name).collect();
+        let members: Vec<_> = names.iter().map(|name| file(name, 0..1)).collect();
+        test_support::index(&members)
+    }
+
+    fn packed(index: &Index) -> Vec<u8> {
+        let mut out = Cursor::new(Vec::new());
+        write(index, &index.origin.locator, &mut out).expect("written");
+        out.into_inner()
+    }
+
+    fn names(index: &Index) -> Vec<Vec<u8>> {
+        let inos = 1..=index.last_ino().0;
+        let children = inos.flat_map(|ino| index.children(Ino(ino), 0));
+        children
+            .map(|child: Child<'_>| child.name.to_vec())
+            .collect()
+    }
+
+    #[test]
+    fn published_index_reads_back_as_written() {
+        let (index, stored) = (index(), Stored::new(packed(&index())));
+        let opened = stored.open(u64::MAX).expect("opened");
+        assert!(opened.is_on_demand());
+        assert_eq!(opened.origin(), index.origin());
+        let loaded = opened.memory_bytes();
+        assert!(
+            loaded < index.memory_bytes() / 4,
+            "only the front: {loaded}"
+        );
+        assert_eq!(names(&opened), names(&index));
+        assert_eq!(opened.entry_count(), index.entry_count());
+        opened.load_all_rows().expect("loaded");
+        assert!(!opened.load_next_rows().expect("nothing left"));
+        assert_eq!(packed(&opened), packed(&index));
+    }
+
+    #[test]
+    fn zstd_unpacks_a_published_index_to_the_index_file() {
+        let index = index();
+        let (mut plain, mut unpacked) = (Vec::new(), Vec::new());
+        format::write(&index, &index.origin.locator, &mut plain).expect("written");
+        let packed = packed(&index);
+        assert_eq!(index_bytes(&packed).expect("a front"), plain.len() as u64);
+        unpack(&*packed)
+            .and_then(|mut frames| frames.read_to_end(&mut unpacked))
+            .expect("frames");
+        assert!(unpacked == plain && is_published(&packed) && !is_published(&plain));
+    }
+
+    #[test]
+    fn missing_row_is_reported_to_its_user_and_loaded_later() {
+        let stored = Stored::new(packed(&index()));
+        let opened = stored.open(u64::MAX).expect("opened");
+        let reads = stored.reads.load(Ordering::SeqCst);
+        let wanted = name(FILES - 1);
+        let path = crate::base::archive_path::ArchivePath::sanitize(wanted.as_bytes()).path;
+        let find = || opened.find(&path).is_some();
+        assert_eq!(without_loading(find), Err(MissingRow::NotLoaded));
+        assert_eq!(stored.reads.load(Ordering::SeqCst), reads);
+        stored.is_away.store(true, Ordering::SeqCst);
+        assert_eq!(with_loading(find), Err(MissingRow::Unavailable));
+        assert!(stored.failures.load(Ordering::SeqCst) > 0);
+        stored.is_away.store(false, Ordering::SeqCst);
+        assert_eq!(with_loading(find), Ok(true));
+        assert_eq!(without_loading(find), Ok(true));
+    }
+
+    #[test]
+    fn threads_that_miss_the_same_rows_share_one_request() {
+        let stored = Stored::new(packed(&index()));
+        let opened = stored.open(u64::MAX).expect("opened");
+        let alone = Stored::new(stored.bytes.to_vec());
+        names(&alone.open(u64::MAX).expect("opened"));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| assert_eq!(names(&opened).len(), FILES + 7));
+            }
+        });
+        let (shared, single) = (&stored.reads, &alone.reads);
+        assert!(shared.load(Ordering::SeqCst) <= single.load(Ordering::SeqCst) + 8);
+    }
+
+    #[test]
+    fn hostile_published_index_is_an_error_or_harmless() {
+        let members = [file("a", 0..1), file("b", 1..2)];
+        let packed = packed(&test_support::index(&members));
+        for position in 0..packed.len() {
+            for value in [0, 1, 0x40, 0x7f, 0xff] {
+                let mut damaged = packed.clone();
+                damaged[position] = value;
+                if let Ok(opened) = Stored::new(damaged).open(1 << 20) {
+                    drop(with_loading(|| names(&opened)));
+                    drop(opened.load_all_rows());
+                }
+            }
+        }
+        for len in 0..packed.len() {
+            assert!(Stored::new(packed[..len].to_vec()).open(1 << 20).is_err());
+        }
+    }
+
+    #[test]
+    fn published_index_beyond_the_memory_limit_is_refused() {
+        let stored = Stored::new(packed(&index()));
+        let refused = stored.open(1000).expect_err("too long");
+        assert!(matches!(refused, Error::TooMuchMemory(_)), "{refused}");
+    }
+}
