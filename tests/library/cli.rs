@@ -254,7 +254,11 @@ fn network_errors_are_described_in_words() {
     );
     let (plain, _server) = plain_server();
     place.fails(
-        &["ls", &format!("https://{plain}/a.tar")],
+        &[
+            "ls",
+            "--no-published-index",
+            &format!("https://{plain}/a.tar"),
+        ],
         &["no secure connection", "speaks TLS"],
     );
     let port = TcpListener::bind("127.0.0.1:0")

@@ -17,7 +17,7 @@ fn list_with(flags: &[&str], object: &str, variables: &[(&str, &str)]) -> Output
     let place = TestDir::new(&["cache"]);
     let mut command = Command::new(PROGRAM);
     command
-        .args(["ls", "--retries", "0", object])
+        .args(["ls", "--retries", "0", "--no-published-index", object])
         .args(flags)
         .env_clear()
         .env("HOME", place.root())
