@@ -71,6 +71,11 @@ impl Opener {
         let Some(is_bound) = is_bound(&index, self.source.fingerprint(), &self.locator) else {
             return Err(PublishedIndexError::Foreign(location));
         };
+        // A pinned index is trusted, but it must have been made from bytes with the expected digest.
+        let expected = self.options.scan.sha256.expected();
+        if expected.is_some() && index.origin().sha256 != expected {
+            return Err(PublishedIndexError::Foreign(location));
+        }
         // Named by this archive's place and version, because the index may claim any content ID.
         let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
