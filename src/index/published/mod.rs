@@ -7,6 +7,7 @@ mod on_demand;
 mod section;
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use zerocopy::little_endian::{U32, U64};
@@ -27,8 +28,8 @@ pub const SUFFIX: &str = ".tarfs";
 /// Bytes of the index file in each frame but the last.
 const FRAME_LEN: u32 = 128 << 10;
 
-/// Lengths of frames that a reader accepts. Longer ones would make a first row expensive.
-const MAX_FRAME_LEN: u32 = 4 << 20;
+/// Lengths of frames that a reader accepts. Longer ones would make a first row expensive, and shorter ones the table.
+const FRAME_LENS: RangeInclusive<u32> = 4 << 10..=4 << 20;
 
 /// Level of zstd: an index is packed once and fetched often.
 const LEVEL: i32 = 7;
@@ -86,7 +87,7 @@ impl Front {
         }
         let frame_len = front.frame_len.get();
         if !frame_len.is_power_of_two()
-            || frame_len > MAX_FRAME_LEN
+            || !FRAME_LENS.contains(&frame_len)
             || front.end().checked_sub(8) != Some(front.skippable_len.get().into())
         {
             return Err(Error::Malformed("impossible frames"));
@@ -393,6 +394,16 @@ mod tests {
         }
         for len in 0..packed.len() {
             assert!(Stored::new(packed[..len].to_vec()).open(1 << 20).is_err());
+        }
+    }
+
+    #[test]
+    fn frames_of_other_lengths_are_refused() {
+        let packed = packed(&test_support::index(&[file("a", 0..1)]));
+        for len in [0, 1, 2 << 10, 8 << 20, 100_000_u32] {
+            let mut other = packed.clone();
+            other[20..24].copy_from_slice(&len.to_le_bytes());
+            assert!(Stored::new(other).open(1 << 20).is_err(), "{len}");
         }
     }
 
