@@ -21,7 +21,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const ROOT: &str = "/v2/me/tool/";
 
-/// What a registry does besides storing blobs and manifests.
+/// Abilities of a registry besides storing blobs and manifests.
 #[derive(Clone, Copy, Default)]
 struct Behaviour {
     has_referrers: bool,
