@@ -6,7 +6,7 @@ use std::io::Write;
 
 use flate2::write::GzEncoder;
 use serde_json::Value;
-use tarfs::index::{Index, format};
+use tarfs::index::{Index, MemoryLimit, store};
 use tarfs::{Extent, Plain};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -75,8 +75,7 @@ fn index(place: &Place) -> Index {
         "--output",
         "file.idx",
     ]);
-    let file = fs::read(place.path("file.idx")).expect("written");
-    format::read(file.as_slice(), file.len() as u64).expect("an index")
+    store::read(&place.path("file.idx"), &MemoryLimit::none()).expect("an index")
 }
 
 /// Serves and indexes an archive, and then one that differs in two words of each span but has the
