@@ -387,8 +387,8 @@ impl Index {
             .set((self.memory_bytes()).max(file_bytes) as u64)
     }
 
-    /// Whether rows are loaded when they are used. [`published::without_loading`] and
-    /// [`published::with_loading`] find out whether one is missing.
+    /// Whether rows are loaded when they are used. [`without_loading`](super::published::without_loading) and
+    /// [`with_loading`] find out whether one is missing.
     pub fn is_on_demand(&self) -> bool {
         self.file.is_some()
     }
