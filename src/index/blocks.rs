@@ -7,6 +7,7 @@
 use blake3::Hasher;
 use blake3::hazmat::{HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
 
+use super::published::Rows;
 use crate::base::extent::{Extent, Packed};
 
 /// The digest of a block, or of the front of one.
@@ -179,7 +180,7 @@ pub struct Blocks {
 impl Blocks {
     /// The blocks of `extent` up to `digested`; `None` for none of it. If `is_final`, the stream ends there.
     pub(super) fn new(
-        digests: &[BlockDigest],
+        digests: &Rows<BlockDigest>,
         block_len: u64,
         digested: Packed,
         extent: Extent<Packed>,
@@ -190,7 +191,7 @@ impl Blocks {
         let blocks_end = end.checked_next_multiple_of(block_len)?.min(digested.0);
         let extent = Extent::new(Packed(first * block_len), Packed(blocks_end))?;
         let rows = usize::try_from(first).ok()?..usize::try_from(end.div_ceil(block_len)).ok()?;
-        let digests = digests.get(rows)?;
+        let digests = digests.range(rows)?;
         (!digests.is_empty()).then(|| Self {
             block_len,
             extent,

@@ -6,6 +6,7 @@ use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
 use zerocopy::little_endian::U64;
 
+use super::published::Rows;
 use crate::base::extent::{Extent, Plain};
 use crate::codec::seek_point::MAX_SPAN_LEN;
 
@@ -19,7 +20,7 @@ pub(crate) struct SpanChecksums<'a> {
 impl<'a> SpanChecksums<'a> {
     /// The checksums of a span from row `first` of `checksums` on; `None` in a damaged index.
     pub(super) fn new(
-        checksums: &'a [U64],
+        checksums: &'a Rows<U64>,
         first: u64,
         extent: Extent<Plain>,
         block_len: u64,
@@ -33,7 +34,7 @@ impl<'a> SpanChecksums<'a> {
         Some(Self {
             extent,
             block_len: usize::try_from(block_len).ok()?,
-            checksums: checksums.get(first..first.checked_add(count)?)?,
+            checksums: checksums.range(first..first.checked_add(count)?)?,
         })
     }
 
