@@ -39,6 +39,12 @@ fn archive() -> Archive {
         archive.file(&name(number), content(number))
     });
     archive
+        .pax(&[
+            ("GNU.sparse.size", "8192"),
+            ("GNU.sparse.numblocks", "2"),
+            ("GNU.sparse.map", "0,512,4096,512"),
+        ])
+        .file("sparse", [3; 1024])
         .symlink("link", &name(0))
         .hard_link("hard", &name(1))
         .directory("empty")
@@ -79,6 +85,9 @@ fn assert_complete(place: &Place) {
     }
     let link = fs::read_link(place.mounted("link")).expect("a link");
     assert_eq!(link.to_string_lossy(), name(0));
+    let sparse = fs::read(place.mounted("sparse")).expect("readable");
+    let parts = [[3; 512].as_slice(), &[0; 3584], &[3; 512], &[0; 3584]];
+    assert!(sparse == parts.concat());
     assert!(fs::read(place.mounted("hard")).expect("readable") == content(1));
     let names = fs::read_dir(place.mounted("d3")).expect("a directory");
     assert_eq!(names.count(), FILES / 10);

@@ -4,6 +4,8 @@
 //! So the reader parses the header of each file before the first read of it. The header is usually in the
 //! span that the read needs.
 
+use std::slice;
+
 use bytes::Bytes;
 
 use super::Reader;
@@ -11,8 +13,8 @@ use super::assemble::plan_plain_parts;
 use crate::archive::error::ReadError;
 use crate::base::archive_path::ArchivePath;
 use crate::base::extent::{Extent, Plain};
-use crate::index::{EntryKind, Index, Ino};
-use crate::tar::{self, Member, MemberKind};
+use crate::index::{Entry, EntryKind, Index, Ino, Piece};
+use crate::tar::{self, Member, MemberKind, Segment};
 
 /// Plain bytes before a payload in which its header is searched first.
 const NEAR_BYTES: u64 = 8 << 10;
@@ -27,29 +29,13 @@ impl Reader {
         checks.is_some_and(|checks| !checks.contains(ino))
     }
 
-    /// Compares the header of `ino` with its entry. May wait for the source.
+    /// Compares the header of `ino` with its entry, and remembers that they match. May wait for the source.
     ///
     /// # Errors
-    /// When they differ, or the header is unavailable.
+    /// When they differ, or the header or rows of the index are unavailable.
     pub(super) fn check_header(&self, ino: Ino) -> Result<(), ReadError> {
-        let index = self.live_index.read();
-        let entry = index.entry(ino);
-        let piece = entry.and_then(|entry| entry.pieces(0, entry.size()).next());
-        let matches = match piece {
-            // A file of holes only has no bytes, and its size is not compared.
-            None => true,
-            Some(piece) => {
-                let payload = piece.plain.start();
-                let member = self.member_before(&index, payload, NEAR_BYTES)?;
-                let member = match member {
-                    None => self.member_before(&index, payload, FAR_BYTES)?,
-                    near => near,
-                };
-                member.is_some_and(|member| is_same_file(&index, ino, &member))
-            }
-        };
-        if !matches {
-            let path = index.path(ino).unwrap_or_default();
+        if !self.with_rows(|| self.matches_header(ino))? {
+            let path = self.live_index.read().path(ino).unwrap_or_default();
             tracing::error!("{path}: the published index contradicts the archive");
             self.stats.index_mismatches.increment();
             return Err(ReadError::IndexMismatch);
@@ -58,6 +44,22 @@ impl Reader {
             checks.insert(ino);
         }
         Ok(())
+    }
+
+    fn matches_header(&self, ino: Ino) -> Result<bool, ReadError> {
+        let index = self.live_index.read();
+        let entry = index.entry(ino).ok_or(ReadError::NotAFile)?;
+        // A file of holes only has no bytes, and its size is not compared.
+        let Some(piece) = entry.pieces(0, entry.size()).next() else {
+            return Ok(true);
+        };
+        let payload = piece.plain.start();
+        let near = self.member_before(&index, payload, NEAR_BYTES)?;
+        let member = match near {
+            Some(near) => Some(near),
+            None => self.member_before(&index, payload, FAR_BYTES)?,
+        };
+        Ok(member.is_some_and(|member| is_same_file(&index, entry, &member)))
     }
 
     /// The member whose payload begins at `payload`, searched in at most `len` bytes before.
@@ -85,23 +87,40 @@ impl Reader {
     }
 }
 
-/// Whether `member` is the file `ino` of `index`. Owner and time are not compared, because global pax headers
+/// Whether `member` is the file `entry` of `index`. Owner and time are not compared, because global pax headers
 /// anywhere in the archive may replace them.
-fn is_same_file(index: &Index, ino: Ino, member: &Member) -> bool {
-    let Some(entry) = index.entry(ino) else {
-        return false;
-    };
-    let mut pieces = entry.pieces(0, entry.size());
-    let payload = member.payload.start();
-    let starts_there = pieces
-        .next()
-        .is_some_and(|piece| piece.plain.start() == payload);
+fn is_same_file(index: &Index, entry: Entry<'_>, member: &Member) -> bool {
     entry.kind() == EntryKind::File
         && member.kind == MemberKind::File
-        && starts_there
         && entry.size() == member.size
         && entry.mode() == member.mode
-        && is_same_name(index, ino, &ArchivePath::sanitize(&member.name).path)
+        && entry.pieces(0, entry.size()).eq(stored_pieces(member))
+        && is_same_name(
+            index,
+            entry.ino(),
+            &ArchivePath::sanitize(&member.name).path,
+        )
+}
+
+/// The stored pieces of a file, which follow each other in its payload.
+fn stored_pieces(member: &Member) -> impl Iterator<Item = Piece> {
+    let whole = Segment {
+        offset: 0,
+        len: member.size,
+    };
+    let segments = member.sparse.as_deref().unwrap_or(slice::from_ref(&whole));
+    let mut start = member.payload.start().0;
+    let pieces: Vec<_> = segments
+        .iter()
+        .map(|segment| {
+            let plain = Extent::with_len(Plain(start), segment.len);
+            start = plain.end().0;
+            let offset = segment.offset;
+            Piece { offset, plain }
+        })
+        .filter(|piece| !piece.plain.is_empty())
+        .collect();
+    pieces.into_iter()
 }
 
 /// Whether `path` is or was the name of `ino`: its path, perhaps through links, or a later entry replaced it.
@@ -123,4 +142,25 @@ fn is_same_name(index: &Index, ino: Ino, path: &ArchivePath) -> bool {
         }
     }
     at >= ino
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_a_member_follow_each_other_in_its_payload() {
+        let mut member = Member::new("a", MemberKind::File);
+        member.payload = Extent::with_len(Plain(512), 7);
+        member.size = 7;
+        let piece = |offset, start, len| Piece {
+            offset,
+            plain: Extent::with_len(Plain(start), len),
+        };
+        assert!(stored_pieces(&member).eq([piece(0, 512, 7)]));
+        let segments = [(0, 0), (10, 3), (20, 4)];
+        let segments = segments.map(|(offset, len)| Segment { offset, len });
+        member.sparse = Some(segments.to_vec());
+        assert!(stored_pieces(&member).eq([piece(10, 512, 3), piece(20, 515, 4)]));
+    }
 }

@@ -49,7 +49,7 @@ use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, SpanCache, SpanKey};
 use crate::codec::Compression;
 use crate::fetch;
-use crate::index::published::without_loading;
+use crate::index::published::{with_loading, without_loading};
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
 use crate::source::Source;
@@ -134,20 +134,26 @@ impl Reader {
     /// As [`crate::archive::Archive::read`], on the calling thread.
     pub(crate) fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Bytes, ReadError> {
         if self.must_check_header(ino) {
-            self.check_header(ino)
-                .map_err(|error| self.index_error(error))?;
+            self.check_header(ino)?;
         }
-        self.read_with(ino, offset, len, |part| self.load_part(part))
-            .map_err(|error| self.index_error(error.unwrap_or(ReadError::Index)))
+        self.with_rows(|| {
+            self.read_with(ino, offset, len, |part| self.load_part(part))
+                .map_err(|error| error.unwrap_or(ReadError::Index))
+        })
     }
 
-    /// A row of a published index that seems to be wrong may just not be available.
-    fn index_error(&self, error: ReadError) -> ReadError {
-        match error {
-            ReadError::Index | ReadError::NotAFile if self.header_checks.is_some() => {
-                ReadError::IndexUnavailable
+    /// Runs `read`, which may load rows of a published index. An absent row would look like a hole, a missing
+    /// file or a damaged index, so without all rows there is no result.
+    fn with_rows<T>(&self, read: impl FnOnce() -> Result<T, ReadError>) -> Result<T, ReadError> {
+        if self.header_checks.is_none() {
+            return read();
+        }
+        match with_loading(read) {
+            // Another thread, whose span this one shares, may have missed a row.
+            Ok(Err(ReadError::Index | ReadError::NotAFile)) | Err(_) => {
+                Err(ReadError::IndexUnavailable)
             }
-            error => error,
+            Ok(result) => result,
         }
     }
 
@@ -176,7 +182,8 @@ impl Reader {
                 .or_else(|| self.read_part_from_disk(part, Wait::ForDisk))
                 .ok_or(None)
         };
-        self.read_with(ino, offset, len, find).ok()
+        let read = || Ok(self.read_with(ino, offset, len, find).ok());
+        self.with_rows(read).ok().flatten()
     }
 
     /// Reads `part` from a local disk, with at most its whole blocks.
