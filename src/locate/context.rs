@@ -353,8 +353,12 @@ impl OpenContext {
     }
 
     fn check_image_options(&self) -> Result<(), Error> {
-        if self.archive.index_file.is_some() {
-            return Err(Error::IndexOfImage);
+        let published = &self.published_index;
+        if self.archive.index_file.is_some() || published.location.is_some() {
+            return Err(Error::IndexOfImage("--index"));
+        }
+        if published.sha256.is_some() {
+            return Err(Error::IndexOfImage("--index-sha256"));
         }
         if self.archive.scan.compression.is_some() {
             return Err(Error::CompressionOfImage);
@@ -445,7 +449,7 @@ impl OpenContext {
     }
 
     /// Returns the options for `location`, without headers if they belong to another host.
-    pub(super) fn source_options(&self, location: &str) -> source::Options {
+    fn source_options(&self, location: &str) -> source::Options {
         let mut options = self.source.clone();
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
@@ -489,12 +493,11 @@ impl OpenContext {
     /// Returns where the index of `spec` is published, and starts to open it if none is saved.
     fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
         let choice = &self.published_index;
-        let location = match &choice.location {
-            Some(named) => named.clone(),
-            None if choice.is_searched => published_location(spec)?,
+        let (location, mut options) = match &choice.location {
+            Some(named) => (named.clone(), self.source_options(named)),
+            None if choice.is_searched => self.place_beside(spec)?,
             None => return None,
         };
-        let mut options = self.source_options(&location);
         options.stats = Arc::default();
         if !choice.is_required {
             options.timeout = options.timeout.min(PUBLISHED_INDEX_TIMEOUT);
@@ -524,6 +527,25 @@ impl OpenContext {
             None => network.block_on(open()),
         };
         Some(self.found_index(Arc::new(find)))
+    }
+
+    /// Returns the location at which the index of an archive is published, and the options for it, which are those
+    /// of the archive; `None` if there is no such place.
+    ///
+    /// A URL with a query is often signed for one object only, and a fragment can be a generation, so nothing is
+    /// expected beside them.
+    pub(super) fn place_beside(&self, spec: &SourceSpec) -> Option<(String, source::Options)> {
+        let SourceSpec::Plain(archive) = spec else {
+            return None;
+        };
+        let archive = archive.to_str()?;
+        let is_versioned = archive.contains("://") && archive.contains(['?', '#']);
+        let is_beside = archive != "-" && !is_versioned;
+        let place = || {
+            let location = format!("{archive}{}", published::SUFFIX);
+            (location, self.source_options(archive))
+        };
+        is_beside.then(place)
     }
 
     /// Memory of each of `count` enclosing archives.
@@ -569,20 +591,6 @@ impl OpenContext {
         Ok(source.access() != Access::Stream
             && detect_compression(&self.network, source)? == Some(Compression::None))
     }
-}
-
-/// The location at which the index of an archive is published; `None` if there is no such place.
-///
-/// A URL with a query is often signed for one object only, and a fragment can be a generation, so nothing is
-/// expected beside them.
-pub(super) fn published_location(spec: &SourceSpec) -> Option<String> {
-    let SourceSpec::Plain(archive) = spec else {
-        return None;
-    };
-    let archive = archive.to_str()?;
-    let is_versioned = archive.contains("://") && archive.contains(['?', '#']);
-    let is_beside = archive != "-" && !is_versioned;
-    is_beside.then(|| format!("{archive}{}", published::SUFFIX))
 }
 
 fn open_slice(

@@ -100,9 +100,9 @@ pub enum Error {
     },
     /// An index file is given for an image.
     #[error(
-        "--index cannot be used with an image, because each layer has its own index (leave it out)"
+        "{0} cannot be used with an image, because each layer has its own index (leave it out)"
     )]
-    IndexOfImage,
+    IndexOfImage(&'static str),
     /// An index is to be published, and there is no place for it.
     #[error(
         "--publish needs an archive at a path or at a URL without a query, or an image in a registry          (write the index with --output, and upload that)"

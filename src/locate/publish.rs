@@ -2,7 +2,7 @@
 
 use std::io;
 
-use super::context::{OpenContext, published_location};
+use super::context::OpenContext;
 use super::error::Error;
 use super::spec::SourceSpec;
 use crate::archive::{Archive, Volume};
@@ -28,10 +28,9 @@ impl OpenContext {
             indexes.publish(layers.map_err(Error::PackIndex)?)?;
             return Ok(());
         }
-        let location = published_location(spec).ok_or(Error::NoPlaceForIndex)?;
+        let (location, options) = self.place_beside(spec).ok_or(Error::NoPlaceForIndex)?;
         let archive = archives.first().ok_or(Error::NoPlaceForIndex)?;
         let content = packed_index(archive).map_err(Error::PackIndex)?;
-        let options = self.source_options(&location);
         self.network
             .block_on(source::put(&location, content, options))?;
         Ok(())

@@ -217,7 +217,9 @@ fn amazon_headers_of_the_user_are_signed() {
     ];
     let done = list(&server, "s3://bucket/a.tar", &payer);
     assert!(done.status.success(), "{}", stderr_text(&done));
-    for seen in server.requests("/bucket/a.tar") {
+    let index = server.requests("/bucket/a.tar.tarfs");
+    assert!(!index.is_empty());
+    for seen in server.requests("/bucket/a.tar").iter().chain(&index) {
         let header = |name| seen.request.header(name).unwrap_or_default().to_owned();
         assert_eq!(header("x-amz-request-payer"), "requester");
         assert_eq!(header("x-other"), "1");
