@@ -114,6 +114,7 @@ impl BuildTree {
                 ..Totals::default()
             },
             problems: Vec::new(),
+            is_published: false,
             file: None,
             charge: MemoryLimit::none().charge(),
         };

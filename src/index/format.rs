@@ -26,6 +26,7 @@ const END_MAGIC: [u8; 8] = *b"XDISFRAT";
 /// Number of sections of an index file.
 pub const SECTIONS: u32 = 16;
 const HAS_XATTRS: u32 = 1;
+const IS_PUBLISHED: u32 = 2;
 const HAS_SHA256: u32 = 1;
 
 /// Maximum bytes of text that [`read_origin`] reads. Real locators are much shorter.
@@ -129,7 +130,7 @@ pub fn write(index: &Index, locator: &Locator, out: impl Write) -> io::Result<()
     let problems = problem::encode(&index.problems);
     let sections = sections(index, &layer, &texts, &problems);
     let mut out = HashingStream::new(out);
-    out.write(Header::of(&index.totals, &sections).as_bytes())?;
+    out.write(Header::of(index, &sections).as_bytes())?;
     for section in sections {
         out.write(section)?;
     }
@@ -146,7 +147,7 @@ pub(super) fn len(index: &Index, locator: &Locator) -> u64 {
     let (layer, texts) = (Layer::of(index), encode_texts(locator));
     let problems = problem::encode(&index.problems);
     let sections = sections(index, &layer, &texts, &problems);
-    Header::of(&index.totals, &sections).file_bytes.get()
+    Header::of(index, &sections).file_bytes.get()
 }
 
 fn sections<'a>(
@@ -292,6 +293,7 @@ impl Contents {
                 problems: header.problems.get(),
             },
             problems: problem::decode(&problems).ok_or(Error::Malformed("a problem is cut"))?,
+            is_published: file.is_some() || header.flags.get() & IS_PUBLISHED != 0,
             file: file.cloned(),
             charge: MemoryLimit::none().charge(),
         };
@@ -364,7 +366,7 @@ pub fn read_origin(input: impl Read, len: u64) -> Result<Origin, Error> {
 }
 
 impl Header {
-    fn of(totals: &Totals, contents: &[&[u8]; SECTIONS as usize]) -> Self {
+    fn of(index: &Index, contents: &[&[u8]; SECTIONS as usize]) -> Self {
         let mut offset = size_of::<Self>() as u64;
         let sections = contents.map(|content| {
             let section = Section {
@@ -374,6 +376,9 @@ impl Header {
             offset += content.len() as u64;
             section
         });
+        let totals = &index.totals;
+        let has_xattrs = if totals.has_xattrs { HAS_XATTRS } else { 0 };
+        let is_published = if index.is_published { IS_PUBLISHED } else { 0 };
         Self {
             magic: MAGIC,
             version: VERSION.into(),
@@ -382,7 +387,7 @@ impl Header {
             entries: totals.entries.into(),
             stored_bytes: totals.stored_bytes.into(),
             problems: totals.problems.into(),
-            flags: if totals.has_xattrs { HAS_XATTRS } else { 0 }.into(),
+            flags: (has_xattrs | is_published).into(),
             reserved: 0.into(),
             sections,
         }

@@ -153,6 +153,7 @@ pub(crate) fn merge(
         block_len: MIN_BLOCK_LEN,
         digested: Packed(0),
         problems: problems.iter().map(with_layer).collect(),
+        is_published: false,
         file: None,
         charge: MemoryLimit::none().charge(),
     };

@@ -159,6 +159,23 @@ impl Store {
         written.map(|()| locked.map(|locked| IndexLock { locked }))
     }
 
+    /// Removes the index for `locator`, although processes may use it, because it is wrong.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn discard(&self, locator: &Locator) -> Result<(), Error> {
+        let removed = self.open_directory().and_then(|directory| {
+            let _lock = lock_directory(&directory);
+            directory.remove(&locator.file_name())
+        });
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(store_error(&self.path(locator), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// All index files, including unfinished ones and those of other versions.
     ///
     /// # Errors

@@ -80,6 +80,8 @@ pub struct Index {
     pub(super) totals: Totals,
     /// The first, up to [`Options::max_problems`](super::Options::max_problems).
     pub(super) problems: Vec<Problem>,
+    /// Whether it was found beside the archive, instead of made from its bytes.
+    pub(super) is_published: bool,
     /// The file whose rows are loaded on demand.
     pub(super) file: Option<Arc<OnDemand>>,
     pub(super) charge: Charge,
@@ -385,6 +387,12 @@ impl Index {
         let file_bytes = self.file.as_ref().map_or(0, |file| file.len());
         self.charge
             .set((self.memory_bytes()).max(file_bytes) as u64)
+    }
+
+    /// Whether it was found beside the archive, instead of made from its bytes, so that its entries must be
+    /// compared with the archive. Index files keep this.
+    pub fn is_published(&self) -> bool {
+        self.is_published
     }
 
     /// Whether rows are loaded when they are used. [`without_loading`](super::published::without_loading) and

@@ -12,6 +12,7 @@ use crate::support::program::stderr_text;
 use crate::support::raw::{Archive, Header};
 use crate::support::rng::Rng;
 use crate::support::sha256::sha256;
+use crate::support::wait;
 
 const ARCHIVE: &str = "/archive";
 const INDEX: &str = "/archive.tarfs";
@@ -116,6 +117,55 @@ fn published_index_replaces_the_scan_in_every_format() {
         assert_eq!(place.counter("scans"), 0);
         assert_eq!(place.counter("published_indexes"), 1);
         assert_eq!(place.counter("index_mismatches"), 0);
+        place.umount();
+    }
+}
+
+#[test]
+fn published_index_is_saved_for_mounts_without_the_network() {
+    let place = published(archive(), Packing::Gzip);
+    mount(&place, &[]);
+    let index_files = || fs::read_dir(place.path("cache/index")).map_or(0, Iterator::count);
+    wait::wait_until("the index is saved", || index_files() == 1);
+    assert_complete(&place);
+    place.umount();
+    let requests = || archive_requests(&place) + place.requests(INDEX).len();
+    let before = requests();
+    mount(&place, &["--offline"]);
+    assert_complete(&place);
+    assert_eq!(place.counter("scans"), 0);
+    assert_eq!(place.counter("published_indexes"), 0);
+    place.umount();
+    assert_eq!(requests(), before);
+    let refused = place.tarfs(&[
+        "ls",
+        "--no-published-index",
+        "--offline",
+        &place.url(ARCHIVE),
+    ]);
+    assert!(
+        !refused.status.success(),
+        "it was not made from the archive"
+    );
+}
+
+#[test]
+fn saved_copy_of_a_forged_index_is_not_read() {
+    let name = "0000000000000000";
+    let place = published(Archive::new().file(name, [7; 512]), Packing::Plain);
+    let index = fs::read(place.path("index")).expect("written");
+    let forged = forged(&index, name.as_bytes(), b"1111111111111111");
+    place.serve(INDEX, Resource::new(forged).etag("\"forged\""));
+    for (is_saved, is_read) in [(false, false), (true, true), (false, false)] {
+        mount(&place, &[]);
+        let published = place.counter("published_indexes");
+        assert_eq!(published, u64::from(!is_saved), "the server's is used");
+        let index_files = || fs::read_dir(place.path("cache/index")).map_or(0, Iterator::count);
+        wait::wait_until("the index is saved", || index_files() == 1);
+        if is_read {
+            fs::read(place.mounted("1111111111111111")).expect_err("forged");
+            assert!(place.counter("index_mismatches") > 0);
+        }
         place.umount();
     }
 }

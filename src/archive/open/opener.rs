@@ -107,6 +107,10 @@ impl Opener {
                 return Ok(None);
             }
         };
+        if index.is_published() {
+            let reader = self.open_saved_published_index(index);
+            return Ok(reader.inspect(|reader| hold_index(reader, in_use)));
+        }
         if !self.matches_expected_digest(&index)? {
             return Ok(None);
         }

@@ -26,7 +26,7 @@ impl Opener {
         let Some(published) = &self.options.published_index else {
             return Ok(None);
         };
-        if !self.may_trust_published(published) {
+        if !self.may_trust_published(published.sha256.is_some()) {
             return Ok(None);
         }
         let reader = self.try_published_index(published);
@@ -51,15 +51,13 @@ impl Opener {
 
     /// Whether an index may replace reading the archive. A digest that the user expects must be computed,
     /// unless the user also pins the index. The digest by which a source is known may be claimed by an index.
-    fn may_trust_published(&self, published: &PublishedIndex) -> bool {
+    fn may_trust_published(&self, is_pinned: bool) -> bool {
         let fingerprint = self.source.fingerprint();
         let scan = &self.options.scan;
         let is_own = scan.sha256.expected() == fingerprint.sha256()
             && scan.plain_sha256.expected() == fingerprint.plain_sha256();
         let is_proven = fingerprint.doubt().is_none() || !self.options.should_rescan_unproven;
-        (is_own || published.sha256.is_some())
-            && is_proven
-            && self.source.access() == Access::Ranges
+        (is_own || is_pinned) && is_proven && self.source.access() == Access::Ranges
     }
 
     fn try_published_index(
@@ -76,14 +74,34 @@ impl Opener {
         if expected.is_some() && index.origin().sha256 != expected {
             return Err(PublishedIndexError::Foreign(location));
         }
-        // Named by this archive's place and version, because the index may claim any content ID.
-        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
-        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
-        reader.header_checks = Some(HeaderChecks::new(location.clone()));
+        let reader = self.checking_reader(index, location.clone());
         if !is_bound {
             compare_samples(&reader, &location)?;
         }
         Ok(reader)
+    }
+
+    /// Opens the archive by a copy of the published index that another run saved; `None` if the user wants
+    /// another index or none.
+    pub(super) fn open_saved_published_index(&self, index: Index) -> Option<Reader> {
+        let published = self.options.published_index.as_ref();
+        let is_wanted = published.is_some_and(|one| !one.is_required && one.sha256.is_none());
+        let is_bound = self.source.fingerprint().is_strong();
+        let path = self.store.as_ref()?.path(&self.locator);
+        let is_used = is_wanted && is_bound && self.may_trust_published(false);
+        is_used.then(|| self.checking_reader(index, path.display().to_string()))
+    }
+
+    /// Builds a reader that compares the entries of `index`, from `location`, with the archive.
+    fn checking_reader(&self, index: Index, location: String) -> Reader {
+        // Named by this archive's place and version, because the index may claim any content ID.
+        let disk_cache = self.open_disk_cache_named(&index, &disk_cache_name_of(&self.locator));
+        let is_bound = is_bound(&index, self.source.fingerprint(), &self.locator) == Some(true);
+        let copy = self.store.clone().filter(|_| is_bound);
+        let copy = copy.map(|store| (store, self.locator.clone()));
+        let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
+        reader.header_checks = Some(HeaderChecks::new(location, copy));
+        reader
     }
 }
 
@@ -119,23 +137,34 @@ fn compare_samples(reader: &Reader, location: &str) -> Result<(), PublishedIndex
     }
 }
 
-/// Loads all rows of a short published index on `threads`, so that later uses need not wait.
-pub(super) fn load_in_background(reader: &Reader, threads: &Arc<ThreadPool>) {
+/// Loads all rows of a short published index on `threads`, so that later uses need not wait, and saves it.
+pub(super) fn load_in_background(reader: &Arc<Reader>, threads: &Arc<ThreadPool>) {
     let index = reader.live_index.completed();
     if let Some(index) = index.filter(|index| index.is_on_demand())
         && index.published_bytes() <= MAX_BACKGROUND_BYTES
     {
-        submit_load(threads, Arc::downgrade(index));
+        submit_load(threads, Arc::downgrade(reader));
     }
 }
 
 /// Loads one request of rows, and then submits itself again. Ends with the archive, and at an error.
-fn submit_load(threads: &Arc<ThreadPool>, index: Weak<Index>) {
+fn submit_load(threads: &Arc<ThreadPool>, reader: Weak<Reader>) {
     let weak_threads = Arc::downgrade(threads);
     threads.submit(move || {
-        let loaded = index.upgrade().map(|index| index.load_next_rows());
-        if let (Some(Ok(true)), Some(threads)) = (loaded, weak_threads.upgrade()) {
-            submit_load(&threads, index);
+        let Some(open) = reader.upgrade() else {
+            return;
+        };
+        let Some(index) = open.live_index.completed() else {
+            return;
+        };
+        match (index.load_next_rows(), weak_threads.upgrade()) {
+            (Ok(true), Some(threads)) => submit_load(&threads, reader),
+            (Ok(false), _) => {
+                if let Some(checks) = &open.header_checks {
+                    checks.save(index);
+                }
+            }
+            _ => {}
         }
     });
 }

@@ -55,7 +55,8 @@ impl SavedIndex {
         let found = store.find_locked(&self.locator, &self.limit);
         let found =
             found.inspect_err(|error| tracing::debug!(%error, "cannot use the saved index"));
-        found.ok()?.map(|(index, _)| Arc::new(index))
+        let (index, _) = found.ok()??;
+        (!index.is_published()).then(|| Arc::new(index))
     }
 
     /// Loads all of the published index, if it is proven to be of the source's version.

@@ -1,7 +1,11 @@
 //! The files of a published index whose headers were compared with the archive.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
-use crate::index::Ino;
+use crate::index::store::Store;
+use crate::index::{Index, Ino, Locator};
 
 /// The files whose headers matched, by inode number.
 #[derive(Debug, Default)]
@@ -10,13 +14,51 @@ pub(crate) struct HeaderChecks {
     pub(crate) location: String,
     /// A bit for each number, as long as the highest that matched.
     matched: Mutex<Vec<u64>>,
+    /// Place of the index in the cache, if it is proven to be of the archive's version.
+    copy: Option<(Store, Locator)>,
+    has_mismatch: AtomicBool,
 }
 
 impl HeaderChecks {
-    pub(crate) fn new(location: String) -> Self {
+    pub(crate) fn new(location: String, copy: Option<(Store, Locator)>) -> Self {
         Self {
             location,
-            matched: Mutex::default(),
+            copy,
+            ..Self::default()
+        }
+    }
+
+    /// Saves `index` for later runs, unless a header differed.
+    pub(crate) fn save(&self, index: &Index) {
+        let Some((store, locator)) = &self.copy else {
+            return;
+        };
+        if self.has_mismatch.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Err(error) = store.publish(locator, index) {
+            tracing::warn!(
+                error = error_chain(&error),
+                "cannot save the published index"
+            );
+        }
+        if self.has_mismatch.load(Ordering::SeqCst) {
+            self.remove_copy();
+        }
+    }
+
+    /// Records that a header differs, so that the next run asks for the published index again.
+    pub(super) fn record_mismatch(&self) {
+        if !self.has_mismatch.swap(true, Ordering::SeqCst) {
+            self.remove_copy();
+        }
+    }
+
+    fn remove_copy(&self) {
+        if let Some((store, locator)) = &self.copy
+            && let Err(error) = store.discard(locator)
+        {
+            tracing::warn!(error = error_chain(&error), "cannot remove the saved index");
         }
     }
 

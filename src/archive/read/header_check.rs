@@ -38,6 +38,9 @@ impl Reader {
             let path = self.live_index.read().path(ino).unwrap_or_default();
             tracing::error!("{path}: the published index contradicts the archive");
             self.stats.index_mismatches.increment();
+            if let Some(checks) = &self.header_checks {
+                checks.record_mismatch();
+            }
             return Err(ReadError::IndexMismatch);
         }
         if let Some(checks) = &self.header_checks {

@@ -317,8 +317,8 @@ mod tests {
     #[test]
     fn published_index_reads_back_as_written() {
         let (index, stored) = (index(), Stored::new(packed(&index())));
-        let opened = stored.open(u64::MAX).expect("opened");
-        assert!(opened.is_on_demand());
+        let mut opened = stored.open(u64::MAX).expect("opened");
+        assert!(opened.is_on_demand() && opened.is_published());
         assert_eq!(opened.origin(), index.origin());
         let loaded = opened.memory_bytes();
         assert!(
@@ -329,6 +329,7 @@ mod tests {
         assert_eq!(opened.entry_count(), index.entry_count());
         opened.load_all_rows().expect("loaded");
         assert!(!opened.load_next_rows().expect("nothing left"));
+        opened.is_published = false;
         assert_eq!(packed(&opened), packed(&index));
     }
 
