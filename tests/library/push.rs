@@ -168,13 +168,13 @@ fn answer(request: &Request, state: &mut State, behaviour: Behaviour, base: &str
             Some(bytes) => Response::new(200).with_body(bytes.clone()),
             None => Response::new(404),
         },
-        ("GET", "referrers") if behaviour.has_referrers => list(state),
+        ("GET", "referrers") if behaviour.has_referrers => list(request, state),
         _ => Response::new(404),
     }
 }
 
-/// A list of all artifacts, as of a registry that ignores the wanted type.
-fn list(state: &State) -> Response {
+/// A page with one of the artifacts, as of a registry that ignores the wanted type. The first page is empty.
+fn list(request: &Request, state: &State) -> Response {
     let artifacts = state.manifests.iter().filter_map(|(name, bytes)| {
         let manifest: Value = serde_json::from_slice(bytes).ok()?;
         let artifact_type = manifest.get("artifactType")?.as_str()?;
@@ -183,8 +183,18 @@ fn list(state: &State) -> Response {
                      "artifactType": artifact_type }),
         )
     });
-    let list = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": artifacts.collect::<Vec<_>>() });
-    Response::new(200).with_body(list.to_string())
+    let artifacts: Vec<_> = artifacts.collect();
+    let page = request.query.strip_prefix("page=").unwrap_or("0");
+    let page: usize = page.parse().expect("a number");
+    let shown = page.checked_sub(1).and_then(|number| artifacts.get(number));
+    let shown: Vec<_> = shown.into_iter().collect();
+    let list = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": shown });
+    let response = Response::new(200).with_body(list.to_string());
+    if page < artifacts.len() {
+        let next = format!("<{}?page={}>; rel=\"next\"", request.path, page + 1);
+        return response.with("Link", next);
+    }
+    response
 }
 
 fn subject() -> Descriptor {
@@ -362,6 +372,21 @@ fn unusable_lists_of_referrers_are_ignored_and_not_replaced() {
     registry.server.route(&list, |_| Response::new(403));
     let error = registry.referrers().expect_err("refused");
     assert!(matches!(error.cause, Cause::Denied(_)), "{error:?}");
+}
+
+#[test]
+fn pages_of_referrers_end_although_the_registry_names_more() {
+    let registry = Registry::new(Behaviour::default());
+    let list = format!("{ROOT}referrers/sha256:{}", subject().digest);
+    let body = r#"{"schemaVersion":2,"manifests":[]}"#;
+    for (link, pages) in [("?again", 16), ("http://example.com/", 1)] {
+        let link = format!("<{link}>; rel=\"next\"");
+        let answer = Response::new(200).with_body(body).with("Link", link);
+        registry.server.route(&list, move |_| answer.clone());
+        let before = registry.server.requests(&list).len();
+        assert_eq!(registry.referrers().expect("none"), []);
+        assert_eq!(registry.server.requests(&list).len() - before, pages);
+    }
 }
 
 #[test]

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use reqwest::header::{HeaderMap, LINK};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
+use url::Url;
 
 use super::reference::parse_digest;
 use crate::base::sha256::Sha256;
@@ -81,6 +83,22 @@ pub(super) fn parse_referrers(bytes: &[u8], artifact_type: &str) -> Option<Vec<D
     let parsed = entries.filter_map(|entry| serde_json::from_str::<Descriptor>(entry.get()).ok());
     let wanted = parsed.filter(|entry| entry.artifact_type.as_deref() == Some(artifact_type));
     Some(wanted.take(MAX_REFERRERS).collect())
+}
+
+/// URL of the page after the one at `url`, which the header `Link` names (RFC 8288), on the same server.
+pub(super) fn next_page(headers: &HeaderMap, url: &Url) -> Option<Url> {
+    let links = headers.get_all(LINK).into_iter();
+    let mut links = links
+        .filter_map(|links| links.to_str().ok())
+        .flat_map(|links| links.split(','));
+    let target = links.find_map(|link| {
+        let (target, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
+        let mut parameters = parameters.split(';').map(str::trim);
+        let is_next = |parameter: &str| matches!(parameter, r#"rel="next""# | "rel=next");
+        parameters.any(is_next).then_some(target)
+    })?;
+    let next = url.join(target).ok()?;
+    (next.origin() == url.origin()).then_some(next)
 }
 
 /// Tag with the list of referrers of `subject`, in registries without an API for it.

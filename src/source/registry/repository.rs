@@ -9,7 +9,7 @@ use url::Url;
 
 use super::hosts::{self, Host};
 use super::reference::{Reference, Version};
-use super::referrers::{Descriptor, fallback_tag, parse_referrers};
+use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::{PULL, PUSH, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport};
@@ -27,6 +27,9 @@ const ACCEPTED_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
 
 /// Statuses of a list of referrers, and of registries without an API for it.
 const LISTED_OR_NOT: &[u16] = &[200, 400, 404, 405, 501];
+
+/// Maximum number of pages of a list of referrers that are read.
+const MAX_REFERRER_PAGES: usize = 16;
 
 /// A repository, and which of its images the user wants.
 #[derive(Debug)]
@@ -192,7 +195,7 @@ impl Repository {
     }
 
     /// Descriptors of the manifests of `artifact_type` that refer to the manifest or index `subject`, in the
-    /// order of the registry. They are empty if there are none or the list is unusable, and at most 64.
+    /// order of the registry. They are empty if there are none or the list is unusable, and at most 64 a page.
     ///
     /// It asks the server that served a manifest: by the API of the distribution specification 1.1, or else for
     /// the tag `sha256-DIGEST`. The caller reads the manifests and compares their digests.
@@ -212,11 +215,20 @@ impl Repository {
             .append_pair("artifactType", artifact_type);
         let tagged = server.url("manifests", &fallback_tag(subject));
         for url in [listed, tagged] {
-            let message = Message::new(Method::GET, url);
-            let answer = sender.request(message, LISTED_OR_NOT);
-            let answer = answer.await?;
-            let found = (answer.status == 200).then_some(&answer.body);
-            if let Some(found) = found.and_then(|list| parse_referrers(list, artifact_type)) {
+            let (mut found, mut page) = (None, Some(url));
+            for _ in 0..MAX_REFERRER_PAGES {
+                let Some(url) = page.take() else {
+                    break;
+                };
+                let message = Message::new(Method::GET, url.clone());
+                let answer = sender.request(message, LISTED_OR_NOT).await?;
+                let list = (answer.status == 200).then_some(&answer.body);
+                if let Some(more) = list.and_then(|list| parse_referrers(list, artifact_type)) {
+                    found.get_or_insert_with(Vec::new).extend(more);
+                    page = next_page(&answer.headers, &url);
+                }
+            }
+            if let Some(found) = found {
                 return Ok(found);
             }
         }
