@@ -57,6 +57,8 @@ pub struct CacheEntry {
 pub enum Kind {
     /// The index of an archive.
     Index,
+    /// A manifest or configuration of an image in a registry.
+    Document,
     /// Decoded data of an archive.
     DiskCache,
     /// An index or a disk cache that is not finished.
@@ -127,10 +129,10 @@ pub fn list(cache_dir: &Path) -> Result<Vec<CacheEntry>, InventoryError> {
 
 fn index_entry(stored: IndexFile, origin: Option<&Origin>) -> CacheEntry {
     CacheEntry {
-        kind: if stored.is_finished {
-            Kind::Index
-        } else {
-            Kind::Unfinished
+        kind: match (stored.is_finished, stored.is_document()) {
+            (true, false) => Kind::Index,
+            (true, true) => Kind::Document,
+            (false, _) => Kind::Unfinished,
         },
         path: Path::new("index").join(&stored.name),
         source: origin.map(|origin| origin.locator.canonical.clone()),
@@ -190,7 +192,7 @@ pub fn surplus(
         .map(|entry| retention::RetainedItem {
             last_used: match entry.kind {
                 Kind::Unfinished => SystemTime::UNIX_EPOCH,
-                Kind::Index | Kind::DiskCache => entry.used,
+                Kind::Index | Kind::Document | Kind::DiskCache => entry.used,
             },
             bytes: entry.held_bytes,
             in_use: entry.in_use,

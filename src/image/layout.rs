@@ -9,10 +9,12 @@ use super::error::{Cause, Error};
 use super::manifest::{self, Descriptor, DescriptorKind};
 use crate::archive::{Archive, sha256};
 use crate::base::buffer_pool::BufferPool;
+use crate::base::error_chain::error_chain;
 use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::fetch;
-use crate::source::{self, Repository, Source, SourceDirectory};
+use crate::index::store::Store;
+use crate::source::{self, FirstContact, Repository, Source, SourceDirectory};
 
 /// Maximum bytes of one document. The specification suggests 4 MiB for registries.
 const MAX_DOCUMENT_LEN: u64 = 4 << 20;
@@ -28,8 +30,8 @@ pub(crate) enum Layout {
     Directory(SourceDirectory),
     /// An archive, read without unpacking.
     Archive(Arc<Archive>),
-    /// A repository, of which one image is wanted.
-    Registry(Arc<Repository>),
+    /// A repository, of which one image is wanted, and the store with the documents of earlier runs.
+    Registry(Arc<Repository>, Option<Store>),
 }
 
 impl Layout {
@@ -38,7 +40,7 @@ impl Layout {
         match self {
             Self::Directory(folder) => folder.name(),
             Self::Archive(archive) => archive.source().location(),
-            Self::Registry(repository) => repository.name(),
+            Self::Registry(repository, _) => repository.name(),
         }
     }
 
@@ -55,7 +57,7 @@ impl Layout {
             Self::Directory(folder) => folder.open_file(path),
             Self::Archive(archive) => archive.file(path),
             // Only layouts have files with names.
-            Self::Registry(_) => return Err(self.error(path, Cause::Missing)),
+            Self::Registry(..) => return Err(self.error(path, Cause::Missing)),
         };
         file.map_err(|error| match error.cause {
             source::Cause::NotFound => self.error(path, Cause::Missing),
@@ -68,11 +70,11 @@ impl Layout {
         let path = descriptor.blob_path();
         let (expected, limit) = (descriptor.size, MAX_BLOB_LEN);
         let file = match self {
-            Self::Registry(_) if expected > limit => {
+            Self::Registry(..) if expected > limit => {
                 let len = expected;
                 return Err(self.error(&path, Cause::TooLong { len, limit }));
             }
-            Self::Registry(repository) => repository
+            Self::Registry(repository, _) => repository
                 .blob(descriptor.digest, expected)
                 .map_err(|error| self.error(&path, error))?,
             Self::Directory(_) | Self::Archive(_) => self.file(&path)?,
@@ -118,9 +120,16 @@ impl Layout {
     ) -> Result<Bytes, Error> {
         let path = descriptor.blob_path();
         self.check_document_len(&path, descriptor.size)?;
+        if let Some(bytes) = self.saved_document(&path)
+            && sha256(&bytes) == descriptor.digest
+        {
+            return Ok(bytes);
+        }
         let bytes = match (self, descriptor.kind()) {
-            (Self::Registry(repository), DescriptorKind::Index | DescriptorKind::Manifest) => {
-                self.read_manifest(repository, Some(descriptor.digest), network)?
+            (Self::Registry(repository, _), DescriptorKind::Index | DescriptorKind::Manifest) => {
+                let reading = repository.manifest(Some(descriptor.digest), MAX_DOCUMENT_LEN);
+                let bytes = network.block_on(reading);
+                bytes.map_err(|error| self.error(MANIFEST, error))?
             }
             _ => self.read_file(&path, &self.blob(descriptor)?, network)?,
         };
@@ -129,6 +138,7 @@ impl Layout {
             return Err(self.error(&path, Cause::SizeMismatch { expected, found }));
         }
         self.check_digest(&path, &bytes, descriptor.digest)?;
+        self.save_document(&path, &bytes);
         Ok(bytes)
     }
 
@@ -140,31 +150,62 @@ impl Layout {
         Ok(())
     }
 
-    fn read_manifest(
-        &self,
-        repository: &Repository,
-        digest: Option<Sha256>,
-        network: &Handle,
-    ) -> Result<Bytes, Error> {
-        let reading = repository.manifest(digest, MAX_DOCUMENT_LEN);
-        let bytes = network.block_on(reading);
-        let bytes = bytes.map_err(|error| self.error(MANIFEST, error))?;
-        self.check_document_len(MANIFEST, bytes.len() as u64)?;
-        Ok(bytes)
+    fn saved_document(&self, name: &str) -> Option<Bytes> {
+        let Self::Registry(_, Some(store)) = self else {
+            return None;
+        };
+        store.document(name, MAX_DOCUMENT_LEN).map(Bytes::from)
+    }
+
+    fn save_document(&self, name: &str, bytes: &[u8]) {
+        if let Self::Registry(_, Some(store)) = self
+            && let Err(error) = store.save_document(name, bytes)
+        {
+            tracing::warn!(
+                error = error_chain(&error),
+                "cannot save a document of the image"
+            );
+        }
     }
 
     /// Reads the index or manifest that the user's name in a registry means, and describes it. `None` for
-    /// other layouts.
+    /// other layouts. While the registry cannot be reached, it is that of the last use.
     pub(super) fn read_root(&self, network: &Handle) -> Result<Option<(Descriptor, Bytes)>, Error> {
-        let Self::Registry(repository) = self else {
+        let Self::Registry(repository, _) = self else {
             return Ok(None);
         };
-        let bytes = self.read_manifest(repository, None, network)?;
+        let (name, contact) = (repository.name(), repository.first_contact());
+        let reading = repository.manifest(None, MAX_DOCUMENT_LEN);
+        let timeout = contact.timeout();
+        let read = network.block_on(async { tokio::time::timeout(timeout, reading).await });
+        let read = read.unwrap_or_else(|_| Err(repository.silent_error()));
+        let is_unreachable = |error: &source::Error| {
+            contact != FirstContact::Required
+                && (error.cause.is_outage() || matches!(error.cause, source::Cause::Offline))
+        };
+        let is_new = read.is_ok();
+        let bytes = match read {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                let saved = Some(()).filter(|()| is_unreachable(&error));
+                let saved = saved.and_then(|()| self.saved_document(name));
+                let saved = saved.ok_or_else(|| self.error(MANIFEST, error.clone()))?;
+                tracing::warn!(
+                    "{error}: {}; using the manifest of the last use",
+                    error.cause
+                );
+                saved
+            }
+        };
+        self.check_document_len(MANIFEST, bytes.len() as u64)?;
         if let Some(expected) = repository.digest() {
             self.check_digest(MANIFEST, &bytes, expected)?;
         }
         let root = manifest::describe(&bytes, sha256(&bytes));
         let root = root.map_err(|cause| self.error(MANIFEST, cause))?;
+        if is_new {
+            self.save_document(name, &bytes);
+        }
         Ok(Some((root, bytes)))
     }
 }

@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 
 use opener::ImageOpener;
 
+use crate::index::store::Store;
 use crate::source::Repository;
 
 pub use config::{Config, Execution};
@@ -72,17 +73,18 @@ pub(crate) fn open(
 }
 
 /// Opens the image for `platform`, or else for this machine, or the artifact that `repository` names. Only for
-/// threads outside the runtime.
+/// threads outside the runtime. `store` has the documents of earlier runs.
 ///
 /// # Errors
 /// When it is missing, invalid, or does not match its digests.
 pub(crate) fn open_in_registry(
     repository: Arc<Repository>,
+    store: Option<Store>,
     platform: Option<&Platform>,
     network: &Handle,
 ) -> Result<Contents, Error> {
     oci::open_contents(&ImageOpener {
-        layout: &Layout::Registry(repository),
+        layout: &Layout::Registry(repository, store),
         network,
         transport: Transport::Oci,
         name: None,

@@ -6,7 +6,7 @@
 //! each other.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, BufWriter};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +36,9 @@ const SHARED_LOCK: FlockOperation = FlockOperation::NonBlockingLockShared;
 const MAX_REOPENS: usize = 8;
 
 const DIRECTORY_NAME: &str = "index";
+
+/// Suffix of the names of documents.
+const DOCUMENT_SUFFIX: &str = ".json";
 
 const BUFFER_BYTES: usize = 64 << 10;
 
@@ -149,13 +152,7 @@ impl Store {
         if written.is_err() {
             directory.remove(&temporary).ok();
         }
-        let name = locator.file_name();
-        // Ignores failures, because the next publication tries again.
-        for surplus in expired(&files(&directory).unwrap_or_default()) {
-            if surplus.name != name {
-                surplus.remove().ok();
-            }
-        }
+        evict(&directory, &locator.file_name());
         written.map(|()| locked.map(|locked| IndexLock { locked }))
     }
 
@@ -174,6 +171,42 @@ impl Store {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Saves `bytes`, a short document about archives, under `name`, and evicts files as
+    /// [`publish`](Self::publish) does.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or other users have access to the directory.
+    pub fn save_document(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
+        let name = document_name(name);
+        let save = || {
+            let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY_NAME)?;
+            let directory = Arc::new(directory);
+            let temporary = temporary_name();
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            let saved = directory
+                .file(&temporary, flags)
+                .and_then(|mut file| file.write_all(bytes))
+                .and_then(|()| directory.rename(&temporary, &name));
+            if saved.is_err() {
+                directory.remove(&temporary).ok();
+            }
+            evict(&directory, &name);
+            saved
+        };
+        let path = self.cache_dir.join(DIRECTORY_NAME).join(&name);
+        save().map_err(|error| store_error(&path, error))
+    }
+
+    /// The document that was saved last under `name`, if it has at most `limit` bytes. The caller checks it.
+    pub fn document(&self, name: &str, limit: u64) -> Option<Vec<u8>> {
+        let directory = self.open_directory().ok()?;
+        let file = directory.file(&document_name(name), OFlags::RDONLY).ok()?;
+        file.set_modified(SystemTime::now()).ok();
+        let mut bytes = Vec::new();
+        file.take(limit + 1).read_to_end(&mut bytes).ok()?;
+        (bytes.len() as u64 <= limit).then_some(bytes)
     }
 
     /// All index files, including unfinished ones and those of other versions.
@@ -214,6 +247,11 @@ impl IndexFile {
         let file = self.directory.file(&self.name, OFlags::RDONLY).ok()?;
         let len = file.metadata().ok()?.len();
         format::read_origin(BufReader::new(file), len).ok()
+    }
+
+    /// Whether it is a document instead of an index.
+    pub fn is_document(&self) -> bool {
+        self.name.ends_with(DOCUMENT_SUFFIX)
     }
 
     /// Whether a process uses it, or may still be writing it.
@@ -304,7 +342,7 @@ fn lock_with_timeout(file: impl AsFd, operation: FlockOperation) -> rustix::io::
 
 fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
     let files = directory.names()?.into_iter().filter_map(|name| {
-        let is_finished = is_index(&name);
+        let is_finished = is_finished(&name);
         if !is_finished && !name.starts_with(TEMPORARY_PREFIX) {
             return None;
         }
@@ -321,8 +359,25 @@ fn files(directory: &Arc<TrustedDir>) -> io::Result<Vec<IndexFile>> {
     Ok(files.collect())
 }
 
-fn is_index(name: &str) -> bool {
+/// Removes expired files but `name`. Ignores failures, because the next publication tries again.
+fn evict(directory: &Arc<TrustedDir>, name: &str) {
+    for surplus in expired(&files(directory).unwrap_or_default()) {
+        if surplus.name != name {
+            surplus.remove().ok();
+        }
+    }
+}
+
+fn document_name(name: &str) -> String {
+    format!(
+        "{}{DOCUMENT_SUFFIX}",
+        blake3::hash(name.as_bytes()).to_hex()
+    )
+}
+
+fn is_finished(name: &str) -> bool {
     let digits = name.strip_suffix(".idx");
+    let digits = digits.or_else(|| name.strip_suffix(DOCUMENT_SUFFIX));
     digits.is_some_and(|digits| {
         digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })

@@ -348,7 +348,9 @@ impl OpenContext {
         let opening = Repository::open(name, self.source_options(name));
         let repository = Arc::new(self.network.block_on(opening)?);
         let platform = self.platform.as_ref();
-        let contents = image::open_in_registry(Arc::clone(&repository), platform, &self.network)?;
+        let store = self.archive.cache_dir.as_deref().map(Store::new);
+        let image = Arc::clone(&repository);
+        let contents = image::open_in_registry(image, store, platform, &self.network)?;
         Ok((contents, repository))
     }
 

@@ -26,7 +26,7 @@ pub enum FirstContact {
 
 impl FirstContact {
     /// Timeout for the answer, after which the saved version is assumed.
-    pub(super) fn timeout(self) -> Duration {
+    pub(crate) fn timeout(self) -> Duration {
         match self {
             Self::Required => Duration::MAX,
             Self::UnlessUnreachable => Duration::from_secs(10),

@@ -171,8 +171,47 @@ fn layers_with_saved_indexes_are_not_requested() {
     assert!(before.iter().all(|&requests| requests > 0));
     succeeds(&place, &["ls", &source]);
     assert_eq!(layers.map(|layer| registry.requests(&blob(layer))), before);
-    assert_eq!(registry.requests(&blob(config)), 2, "one a run");
+    assert_eq!(registry.requests(&blob(config)), 1, "it is saved");
     assert_eq!(registry.requests(&manifest("1")), 2, "one a run");
+}
+
+#[test]
+fn image_of_the_last_use_is_listed_without_the_registry() {
+    let registry = Registry::with(&two());
+    let (place, source) = (TestDir::new(&["cache"]), registry.name(":1"));
+    let refused = error_of(&place, &["ls", "--offline", &source]);
+    assert!(refused.contains("--offline"), "{refused}");
+    let listed = succeeds(&place, &["ls", "-R", &source]);
+    let requests = registry.requests(&manifest("1"));
+    let offline = ["ls", "-R", "--offline", &source];
+    assert_eq!(succeeds(&place, &offline), listed);
+    assert_eq!(registry.requests(&manifest("1")), requests);
+    registry.serve(&manifest("1"), Resource::new("").without_ranges());
+    let changed = error_of(&place, &["ls", &source]);
+    assert!(!changed.contains("the last use"), "{changed}");
+    drop(registry);
+    let done = run(&place, &["ls", "-R", "--retries", "0", &source]);
+    let text = stderr_text(&done);
+    assert_eq!(String::from_utf8_lossy(&done.stdout), listed, "{text}");
+    assert!(text.contains("the manifest of the last use"), "{text}");
+    let cached = succeeds(&place, &["cache", "list"]);
+    assert_eq!(cached.matches("document").count(), 3, "{cached}");
+    succeeds(&place, &["cache", "clear"]);
+    error_of(&place, &offline);
+}
+
+#[test]
+fn saved_documents_of_an_image_are_compared_with_their_digests() {
+    let registry = Registry::with(&two());
+    let (place, source) = (TestDir::new(&["cache"]), registry.name(":1"));
+    let listed = succeeds(&place, &["ls", "-R", &source]);
+    for file in fs::read_dir(place.path("cache/index")).expect("a directory") {
+        let path = file.expect("readable").path();
+        if path.extension().is_some_and(|suffix| suffix == "json") {
+            fs::write(path, b"{}").expect("written");
+        }
+    }
+    assert_eq!(succeeds(&place, &["ls", "-R", &source]), listed);
 }
 
 #[test]

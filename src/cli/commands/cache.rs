@@ -161,6 +161,7 @@ impl std::fmt::Display for Totals {
 fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::Index => "index",
+        Kind::Document => "document",
         Kind::DiskCache => "disk-cache",
         Kind::Unfinished => "unfinished",
     }

@@ -12,11 +12,11 @@ use super::reference::{Reference, Version};
 use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::{PULL, PUSH, RegistryLogin};
-use crate::source::http::{Message, NetworkTransport};
+use crate::source::http::{Message, NetworkTransport, silent_server};
 use crate::source::upload::Sender;
 use crate::source::{
-    Authorizer, Cause, Error, Fingerprint, Http, Location, Options, Source, Target, Validator,
-    redact,
+    Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
+    Validator, redact,
 };
 
 /// Media types of manifests and indexes. Without them, old registries convert manifests to older formats.
@@ -40,6 +40,7 @@ pub struct Repository {
     servers: Vec<Server>,
     /// Index of the server that served a manifest first. It serves the rest of the image.
     chosen: OnceLock<usize>,
+    first_contact: FirstContact,
 }
 
 /// The repository on one server. Its requests share connections.
@@ -76,7 +77,18 @@ impl Repository {
             name,
             servers,
             chosen: OnceLock::new(),
+            first_contact: options.first_contact,
         })
+    }
+
+    /// Whether the registry must answer, although the documents of an earlier run are known.
+    pub(crate) fn first_contact(&self) -> FirstContact {
+        self.first_contact
+    }
+
+    /// The error of a registry that does not answer in the time of [`first_contact`](Self::first_contact).
+    pub(crate) fn silent_error(&self) -> Error {
+        Error::new(&self.name, silent_server())
     }
 
     /// Name for the user, without secrets.
