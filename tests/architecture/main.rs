@@ -65,10 +65,10 @@ const LAYERS: &[Layer] = &[
         name: "materialize",
         imports: &["base", "tar", "index", "archive", "layers"],
     },
-    // `fetch` and `codec` for a document's bytes, and for whether a layer is packed.
+    // `fetch` and `codec` for a document's bytes, and for whether a layer is packed, `index` for its store.
     Layer {
         name: "image",
-        imports: &["base", "source", "codec", "fetch", "archive"],
+        imports: &["base", "source", "codec", "fetch", "index", "archive"],
     },
     Layer {
         name: "list",

@@ -195,7 +195,7 @@ fn image_of_the_last_use_is_listed_without_the_registry() {
     assert_eq!(String::from_utf8_lossy(&done.stdout), listed, "{text}");
     assert!(text.contains("the manifest of the last use"), "{text}");
     let cached = succeeds(&place, &["cache", "list"]);
-    assert_eq!(cached.matches("document").count(), 3, "{cached}");
+    assert_eq!(cached.matches("document").count(), 2, "{cached}");
     succeeds(&place, &["cache", "clear"]);
     error_of(&place, &offline);
 }
