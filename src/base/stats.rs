@@ -106,6 +106,12 @@ stats! {
     source_retries,
     /// Requests sent again with renewed credentials, or to the region that the server named.
     source_renewed_credentials,
+    /// Reads continued at another mirror because one failed or was slow.
+    source_mirror_switches,
+    /// Mirrors not used because their bytes differ from those of SOURCE.
+    source_rejected_mirrors,
+    /// Failures of the caching proxy, after which the origin was asked.
+    source_via_failures,
     /// Requests cut because they were too slow, and retried for the rest.
     source_straggler_retries,
     /// Requests cancelled and sent again because the server answered later requests before them.
@@ -251,6 +257,9 @@ mod tests {
             "source_reused_responses",
             "source_retries",
             "source_renewed_credentials",
+            "source_mirror_switches",
+            "source_via_failures",
+            "source_rejected_mirrors",
             "source_starved_retries",
             "source_straggler_retries",
             "source_hedges",

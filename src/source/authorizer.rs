@@ -137,6 +137,10 @@ impl HeaderLoader {
         Self(Arc::new(load))
     }
 
+    /// Loads the headers.
+    ///
+    /// # Errors
+    /// The text of the loader.
     pub(super) fn load(&self) -> Result<Vec<(String, String)>, String> {
         (self.0)()
     }

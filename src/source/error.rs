@@ -182,7 +182,9 @@ impl Cause {
     fn static_hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::NotFound | Self::Malformed(_) => "check how it is spelled",
-            Self::Unauthorized(401) => "send credentials: --header 'Authorization: …'",
+            Self::Unauthorized(401) => {
+                "send credentials: --header 'Authorization: …', or an entry in ~/.netrc"
+            }
             Self::Unauthorized(_) => "check the credentials; a signed URL may have expired",
             Self::Denied(denial) if denial.code.as_deref() == Some(SKEWED) => {
                 "check the clock of this machine"

@@ -49,6 +49,8 @@ pub enum Validator {
         /// Length and validator of the packed bytes.
         packed: Box<Fingerprint>,
     },
+    /// Versions of the sources that are joined in this order.
+    Joined(Vec<Fingerprint>),
     /// Version of the whole of which this is a part.
     Part {
         /// Offset of the part in the whole.
@@ -95,6 +97,7 @@ impl Fingerprint {
             Validator::StrongEtag(_) | Validator::Digest(_) => true,
             Validator::File { doubt, .. } => doubt.is_none(),
             Validator::Part { whole, .. } => whole.is_strong(),
+            Validator::Joined(parts) => parts.iter().all(Self::is_strong),
             Validator::PlainDigest { packed, .. } => packed.is_strong(),
             Validator::Weak { .. } | Validator::None => false,
         }
@@ -105,6 +108,7 @@ impl Fingerprint {
         match &self.validator {
             Validator::File { doubt, .. } => *doubt,
             Validator::Part { whole, .. } => whole.doubt(),
+            Validator::Joined(parts) => parts.iter().find_map(Self::doubt),
             Validator::PlainDigest { packed, .. } => packed.doubt(),
             Validator::None => Some(Doubt::NoValidator),
             Validator::StrongEtag(_) | Validator::Weak { .. } | Validator::Digest(_) => None,
@@ -175,6 +179,7 @@ impl fmt::Display for Fingerprint {
             Validator::PlainDigest { sha256, packed } => {
                 write!(f, " plain-sha256={sha256} of {packed}")
             }
+            Validator::Joined(parts) => write!(f, " joined={}", hash_texts(parts.iter())),
             Validator::Part { start, whole } => write!(f, " start={start} of {whole}"),
             Validator::None => Ok(()),
         }
@@ -193,6 +198,15 @@ impl Validator {
             },
         }
     }
+}
+
+/// Hashes `texts`, which may be many.
+pub(super) fn hash_texts(texts: impl Iterator<Item: fmt::Display>) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for text in texts {
+        hasher.update(format!("{text}\n").as_bytes());
+    }
+    hasher.finalize()
 }
 
 /// Whether `etag` is quoted without `W/`. A tag without quotes promises nothing.

@@ -89,6 +89,9 @@ impl fmt::Display for Location {
 
 /// Redacts secrets in `spec` (see [`open`](super::open)).
 pub fn redact(spec: &str) -> String {
+    if spec.contains("join:") && spec.contains(',') && spec.contains("://") {
+        return redact_parts(spec);
+    }
     let Some(colon) = spec.find("://") else {
         return spec.to_owned();
     };
@@ -123,6 +126,18 @@ fn is_registry_name(url: &str) -> bool {
             .iter()
             .any(|part| part.contains(['@', '?', '#']))
     })
+}
+
+/// Redacts each part of a joined source.
+fn redact_parts(spec: &str) -> String {
+    // A comma in a query ends the part, so the rest of the query looks like a path.
+    let hides_paths = spec.contains('?');
+    let parts = spec.split(',').map(|part| match part.contains("://") {
+        true => redact(part),
+        false if hides_paths => "…".to_owned(),
+        false => part.to_owned(),
+    });
+    parts.collect::<Vec<_>>().join(",")
 }
 
 fn locator(url: &Url) -> String {
@@ -162,7 +177,8 @@ fn without_user(url: &Url) -> Url {
     url
 }
 
-fn is_secret(pair: &str) -> bool {
+/// Whether the parameter `pair` of a query has a signature or a credential.
+pub(super) fn is_secret(pair: &str) -> bool {
     let name = pair
         .split('=')
         .next()
@@ -246,6 +262,18 @@ mod tests {
             ("oci://h/a?secret", "oci://h/a?…"),
             ("abfss://data@h/a", "abfss://data@h/a"),
             ("abfss://data:secret@h/a?secret", "abfss://data@h/a?…"),
+            (
+                "tar:join:a,http://me:secret@h/b,http://h/c!/d",
+                "tar:join:a,http://h/b,http://h/c!/d",
+            ),
+            (
+                "join:http://h/a?b,secret,http://h/c",
+                "join:http://h/a?…,…,http://h/c",
+            ),
+            (
+                "--layer=join:a,http://me:secret@h/b",
+                "--layer=join:a,http://h/b",
+            ),
         ] {
             assert_eq!(crate::source::redact(spec), shown);
         }

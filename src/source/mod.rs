@@ -9,8 +9,10 @@ mod error;
 mod file;
 mod fingerprint;
 mod http;
+mod join;
 mod location;
 mod memory;
+mod mirrors;
 mod open;
 mod options;
 mod pipe;
@@ -38,7 +40,11 @@ pub(crate) use directory::SourceDirectory;
 pub use error::{Cause, Denial, Error, Obstacle};
 pub use file::File;
 pub use fingerprint::{Doubt, Fingerprint, Validator};
-pub use http::{Certificates, CertificatesError, Content, Http, RawResponse, Target, Transport};
+pub use http::{
+    Certificates, CertificatesError, ClientCertificate, ClientCertificateError, Content, Http,
+    RawResponse, Target, Transport, Via,
+};
+pub(crate) use join::Join;
 pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};

@@ -4,12 +4,16 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use reqwest::header::AUTHORIZATION;
 use url::Url;
 
 use super::authorizer::parse_headers;
-use super::credentials::{self, ReloadedHeaders};
+use super::credentials::{self, Netrc, ReloadedHeaders};
 use super::location::redact;
-use super::{Cause, Error, Http, Location, Options, Pipe, Source, Target, file};
+use super::{
+    Cause, Error, FirstContact, HeaderLoader, Http, Location, Options, Pipe, Source, Target, file,
+    mirrors,
+};
 use crate::base::stats::Stats;
 
 /// Opens `spec`: a URL (`http://`, `https://`, `file://`), an object (`s3://`, `gs://`, `az://`, `abfss://`), a path,
@@ -20,6 +24,10 @@ use crate::base::stats::Stats;
 /// # Errors
 /// If it is malformed, missing, unreachable, or not supported as a source.
 pub async fn open(spec: &str, mut options: Options) -> Result<Arc<dyn Source>, Error> {
+    let mirror_urls = std::mem::take(&mut options.mirror_urls);
+    if !mirror_urls.is_empty() && options.first_contact != FirstContact::Never {
+        return open_mirrors(spec, &mirror_urls, options).await;
+    }
     if spec == "-" {
         return Ok(Arc::new(Pipe::stdin(options.stats)));
     }
@@ -44,6 +52,29 @@ pub(super) fn file_path(spec: &str) -> Result<PathBuf, Error> {
         (scheme, _) => Cause::UnknownScheme(scheme.to_owned()),
     };
     Err(Error::new(Location::from_url(&url).as_str(), cause))
+}
+
+/// Opens the URL `spec` with its mirrors. Headers and client certificate are only for its own origin.
+async fn open_mirrors(
+    spec: &str,
+    mirror_urls: &[String],
+    options: Options,
+) -> Result<Arc<dyn Source>, Error> {
+    let mut targets = Vec::new();
+    for place in std::iter::once(spec).chain(mirror_urls.iter().map(String::as_str)) {
+        let mut options = options.clone();
+        if place != spec {
+            options.known_version = None;
+            if !is_same_origin(spec, place) {
+                options.remove_credentials();
+            }
+        }
+        let no_url = "mirrors and their SOURCE are URLs of servers or of objects";
+        let no_url = || Error::new(redact(place), Cause::Malformed(no_url.to_owned()));
+        let target = http_target(place, &mut options).await?;
+        targets.push((target.ok_or_else(no_url)?, options));
+    }
+    mirrors::open(targets).await
 }
 
 /// Parses a URL. It may contain secrets if it does not parse, so the error does not repeat it.
@@ -73,15 +104,33 @@ pub(super) async fn http_target(
     if !matches!(url.scheme(), "http" | "https") {
         return Ok(None);
     }
-    authorized_target(url, options).map(Some).map_err(failed)
+    let target = authorized_target(url, options).await;
+    target.map(Some).map_err(failed)
 }
 
 /// Returns the target of `url`, which takes the headers of `options` if they can be loaded again.
-fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
+///
+/// Without a password in the URL and the header Authorization, it adds that of the netrc file.
+async fn authorized_target(url: Url, options: &mut Options) -> Result<Target, Cause> {
     let mut target = Target::from(url);
-    if let Some(load) = options.reload_headers.take() {
-        let headers = parse_headers(&std::mem::take(&mut options.headers))?;
-        target.authorizer = Some(Arc::new(ReloadedHeaders::new(headers, load)));
+    let mut headers = parse_headers(&options.headers)?;
+    let netrc = options.netrc.take();
+    let netrc = netrc.filter(|_| !headers.contains_key(AUTHORIZATION));
+    let netrc = netrc.and_then(|path| Netrc::new(path, &target.url));
+    let mut load = options.reload_headers.take();
+    let mut origin = "the headers of --header and TARFS_HEADERS".to_owned();
+    if let Some((netrc, file)) = netrc.map(|netrc| (netrc.clone(), netrc))
+        && let Ok(Some(value)) = tokio::task::spawn_blocking(move || file.authorization()).await
+    {
+        origin = netrc.file();
+        let fixed = options.headers.clone();
+        let others = load.unwrap_or_else(|| HeaderLoader::new(move || Ok(fixed.clone())));
+        load = Some(netrc.loader(others));
+        headers.extend(parse_headers(&[("authorization".to_owned(), value)])?);
+    }
+    if let Some(load) = load {
+        options.headers.clear();
+        target.authorizer = Some(Arc::new(ReloadedHeaders::new(headers, load, origin)));
     }
     Ok(target)
 }

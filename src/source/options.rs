@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Certificates, Fingerprint, HeaderLoader, Retry};
+use super::{Certificates, ClientCertificate, Fingerprint, HeaderLoader, Retry, Via};
 use crate::base::stats::Stats;
 
 /// Default timeout of a read without bytes. A server restart and a short network failure end sooner.
@@ -46,10 +46,18 @@ pub struct Options {
     pub headers: Vec<(String, String)>,
     /// Loads the headers again when the server refuses them; see [`HeaderLoader`].
     pub reload_headers: Option<HeaderLoader>,
+    /// File with the passwords of HTTP servers, in the format of netrc.
+    pub netrc: Option<PathBuf>,
     /// Whether redirects from HTTPS to HTTP are followed.
     pub allow_insecure_redirects: bool,
     /// Certificates trusted besides the system's.
     pub certificates: Certificates,
+    /// Certificate of the client for servers that ask for it, sent to the origin of the URL, and to no other.
+    pub client_certificate: Option<ClientCertificate>,
+    /// URLs of the same bytes, which are also read.
+    pub mirror_urls: Vec<String>,
+    /// Caching proxy that is asked before the origin.
+    pub via: Option<Via>,
     /// Endpoint of the object store, instead of the cloud's own.
     pub endpoint_url: Option<String>,
     /// Directory with containerd's `HOST/hosts.toml` of registries.
@@ -74,13 +82,26 @@ pub struct Options {
     pub stats: Arc<Stats>,
 }
 
+impl Options {
+    /// Removes what identifies the user to the origin of one URL.
+    pub(crate) fn remove_credentials(&mut self) {
+        self.headers.clear();
+        self.reload_headers = None;
+        self.client_certificate = None;
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
         Self {
             headers: Vec::new(),
             reload_headers: None,
+            netrc: None,
             allow_insecure_redirects: false,
             certificates: Certificates::default(),
+            client_certificate: None,
+            mirror_urls: Vec::new(),
+            via: None,
             endpoint_url: None,
             hosts_dir: PathBuf::from(DEFAULT_HOSTS_DIR),
             known_version: None,

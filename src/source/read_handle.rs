@@ -36,6 +36,8 @@ pub struct Continuation(Mutex<Option<ResponseRest>>);
 
 #[derive(Debug)]
 pub(super) struct ResponseRest {
+    /// Identity of the source. Two sources have different bytes at one offset.
+    pub(super) source: Arc<()>,
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) buffered: Bytes,
@@ -43,11 +45,12 @@ pub(super) struct ResponseRest {
 }
 
 impl Continuation {
-    /// Takes the stored rest, if it begins at `start` or slightly before.
-    pub(super) fn take(&self, start: u64) -> Option<ResponseRest> {
+    /// Takes the stored rest of `source`, if it begins at `start` or slightly before.
+    pub(super) fn take(&self, source: &Arc<()>, start: u64) -> Option<ResponseRest> {
         let is_near = |rest: &mut ResponseRest| {
             let gap = start.checked_sub(rest.start);
-            rest.end > start && gap.is_some_and(|gap| gap <= MAX_SKIPPED_GAP)
+            let is_near = rest.end > start && gap.is_some_and(|gap| gap <= MAX_SKIPPED_GAP);
+            is_near && Arc::ptr_eq(&rest.source, source)
         };
         self.0.lock().take_if(is_near)
     }
@@ -111,6 +114,20 @@ impl ReadHandle {
             continuation: Some((bytes, continuation)),
             ..self
         }
+    }
+
+    /// Returns the handle of a read of the same kind in a part of the source.
+    pub(super) fn for_part(&self) -> Self {
+        Self {
+            is_stream_read: self.is_stream_read,
+            retry_forever: self.retry_forever.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a request is in flight.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.state.lock().is_in_flight
     }
 
     /// Whether the read continues past its deadline.

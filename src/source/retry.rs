@@ -4,6 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::Cause;
 
 /// Retry policy of a source.
@@ -58,6 +60,44 @@ impl Retry {
         }
         let pause = retry_after.unwrap_or_default() + jitter.spread(self.pause(failures));
         if pause < left { Ok(pause) } else { Err(cause) }
+    }
+}
+
+/// Time for which a server that has a substitute is not asked after a failure; doubled after each further one.
+const INITIAL_BLOCK: Duration = Duration::from_secs(5);
+const MAX_BLOCK: Duration = Duration::from_mins(1);
+
+/// Failures of a server that has a substitute.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FailureBlock {
+    failures: u32,
+    failed_at: Option<Instant>,
+    until: Option<Instant>,
+}
+
+impl FailureBlock {
+    /// End of the time in which it is not asked; `None` if it may be asked.
+    pub(super) fn until(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|&until| until > now)
+    }
+
+    /// Records the success of a request that `started` then. After a failure, older ones prove nothing.
+    pub(super) fn record_success(&mut self, started: Instant) {
+        if self.failed_at.is_none_or(|failed| failed <= started) {
+            *self = Self::default();
+        }
+    }
+
+    /// Blocks the server, and for `min_block` at least. Requests that fail together count once. Returns whether it
+    /// is the first failure in a row.
+    pub(super) fn record_failure(&mut self, now: Instant, min_block: Duration) -> bool {
+        let is_new = self.until(now).is_none();
+        self.failures += u32::from(is_new);
+        self.failed_at = Some(now);
+        let doublings = self.failures.saturating_sub(1).min(6);
+        let block = (INITIAL_BLOCK * (1 << doublings)).min(MAX_BLOCK);
+        self.until = self.until.max(Some(now + block.max(min_block)));
+        is_new && self.failures == 1
     }
 }
 

@@ -96,7 +96,7 @@ pub(crate) async fn read_optional(path: impl Into<PathBuf>) -> io::Result<Option
 }
 
 /// Reads a regular file. Others may wait for ever.
-fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }

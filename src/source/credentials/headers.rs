@@ -13,6 +13,8 @@ use crate::source::authorizer::{Authorizer, HeaderLoader, Refusal, Request, pars
 /// Headers that a file holds, such as a bearer token that another program renews.
 pub(crate) struct ReloadedHeaders {
     load: HeaderLoader,
+    /// Name of their place in errors.
+    origin: String,
     state: Arc<Mutex<State>>,
 }
 
@@ -29,11 +31,12 @@ impl fmt::Debug for ReloadedHeaders {
 }
 
 impl ReloadedHeaders {
-    /// Sends `headers` until the server refuses them.
-    pub(crate) fn new(headers: HeaderMap, load: HeaderLoader) -> Self {
+    /// Sends `headers`, which are from `origin`, until the server refuses them.
+    pub(crate) fn new(headers: HeaderMap, load: HeaderLoader, origin: String) -> Self {
         let state = State { headers, number: 0 };
         Self {
             load,
+            origin,
             state: Arc::new(Mutex::new(state)),
         }
     }
@@ -89,6 +92,6 @@ impl Authorizer for ReloadedHeaders {
     }
 
     fn credentials_origin(&self) -> String {
-        "the headers of --header and TARFS_HEADERS".to_owned()
+        self.origin.clone()
     }
 }

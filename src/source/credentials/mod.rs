@@ -7,6 +7,7 @@ mod context;
 mod docker_config;
 mod google;
 mod headers;
+mod netrc;
 mod object;
 mod profile;
 mod registry;
@@ -19,6 +20,7 @@ use super::{Cause, Location, Options};
 
 pub(super) use context::read_optional;
 pub(super) use headers::ReloadedHeaders;
+pub(super) use netrc::Netrc;
 pub(super) use registry::{PULL, PUSH, RegistryLogin};
 
 /// Returns the target of the object that `spec` names; `None` unless it has the scheme of an object store.

@@ -8,28 +8,21 @@ use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, Server
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{self, CryptoProvider};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
+use super::client_certificate::ClientCertificate;
 use crate::base::time::Civil;
 use crate::source::Obstacle;
 
-/// Certificates trusted besides the system's, and other settings of TLS for one server.
+/// Certificates trusted besides the system's.
 #[derive(Clone, Debug, Default)]
 pub struct Certificates {
     trusted: Vec<CertificateDer<'static>>,
-    client: Option<Arc<ClientIdentity>>,
     is_unverified: bool,
-}
-
-/// A client's certificate chain and its key.
-#[derive(Debug)]
-struct ClientIdentity {
-    chain: Vec<CertificateDer<'static>>,
-    key: PrivateKeyDer<'static>,
 }
 
 /// A file of certificates is unusable.
@@ -44,9 +37,6 @@ pub enum CertificatesError {
         /// Its number, counted from 1.
         number: usize,
     },
-    /// A client's key is missing or malformed.
-    #[error("its key is missing or malformed (a PEM file has lines `-----BEGIN PRIVATE KEY-----`)")]
-    Key,
 }
 
 impl Certificates {
@@ -55,19 +45,14 @@ impl Certificates {
     /// # Errors
     /// If there is none, or one is malformed.
     pub fn from_pem(pem: &[u8]) -> Result<Self, CertificatesError> {
-        let mut certificates = Vec::new();
+        let trusted = parse_certificates(pem)?;
         let mut scratch = RootCertStore::empty();
-        for (index, certificate) in CertificateDer::pem_slice_iter(pem).enumerate() {
+        for (index, certificate) in trusted.iter().enumerate() {
             let malformed = CertificatesError::Malformed { number: index + 1 };
-            let certificate = certificate.map_err(|_| malformed.clone())?;
             scratch.add(certificate.clone()).map_err(|_| malformed)?;
-            certificates.push(certificate);
-        }
-        if certificates.is_empty() {
-            return Err(CertificatesError::Missing);
         }
         Ok(Self {
-            trusted: certificates,
+            trusted,
             ..Self::default()
         })
     }
@@ -82,19 +67,6 @@ impl Certificates {
         Ok(certificates)
     }
 
-    /// Identifies this client by the certificates in `chain` and the key in `key`.
-    ///
-    /// # Errors
-    /// If one of them is missing or malformed.
-    pub(crate) fn with_client(&self, chain: &[u8], key: &[u8]) -> Result<Self, CertificatesError> {
-        let chain = Self::from_pem(chain)?.trusted;
-        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| CertificatesError::Key)?;
-        Ok(Self {
-            client: Some(Arc::new(ClientIdentity { chain, key })),
-            ..self.clone()
-        })
-    }
-
     /// Trusts any server.
     pub(crate) fn unverified(&self) -> Self {
         Self {
@@ -104,8 +76,28 @@ impl Certificates {
     }
 }
 
+/// Decodes the certificates in `pem`, and ignores anything else in it. There is at least one.
+pub(super) fn parse_certificates(
+    pem: &[u8],
+) -> Result<Vec<CertificateDer<'static>>, CertificatesError> {
+    let mut certificates = Vec::new();
+    for (index, certificate) in CertificateDer::pem_slice_iter(pem).enumerate() {
+        let malformed = CertificatesError::Malformed { number: index + 1 };
+        certificates.push(certificate.map_err(|_| malformed)?);
+    }
+    if certificates.is_empty() {
+        return Err(CertificatesError::Missing);
+    }
+    Ok(certificates)
+}
+
 /// TLS with `more` and the system's (or `SSL_CERT_FILE`'s) certificates. Without any, it trusts no server.
-pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> {
+///
+/// A server that asks for a certificate gets that of `client`.
+pub(super) fn client_config(
+    more: &Certificates,
+    client: Option<&ClientCertificate>,
+) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?;
@@ -121,10 +113,8 @@ pub(super) fn client_config(more: &Certificates) -> Result<ClientConfig, Error> 
             .with_custom_certificate_verifier(verifier),
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
-    let mut config = match &more.client {
-        Some(client) => {
-            builder.with_client_auth_cert(client.chain.clone(), client.key.clone_key())?
-        }
+    let mut config = match client {
+        Some(client) => builder.with_client_cert_resolver(client.resolver()),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -5,17 +5,19 @@ use std::time::{Duration, SystemTime};
 
 use reqwest::Method;
 use reqwest::header::{self, HeaderMap, HeaderValue};
+use tokio::time::Instant;
 use url::Url;
 
 use super::error_body::ServerError;
 use super::target::Target;
 use super::transport::{Content, RawResponse, Transport};
+use super::via::{VIA_TIMEOUT, Via};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::source::authorizer::{Authorizer, Refusal, Request, parse_headers};
 use crate::source::response::ResponseHead;
 use crate::source::upload::UploadContent;
-use crate::source::{Cause, Denial, FirstContact, Options};
+use crate::source::{Cause, Denial, Fingerprint, FirstContact, Options, Validator, redact};
 
 /// Maximum number of redirects of a request. Browsers follow twenty, and curl fifty.
 const MAX_REDIRECTS: usize = 10;
@@ -39,6 +41,7 @@ pub(crate) struct Client {
     authorizer: Option<Arc<dyn Authorizer>>,
     /// The user's headers, for the original's origin only.
     headers: HeaderMap,
+    via: Option<Via>,
     bypasses_caches: bool,
     allows_insecure_redirects: bool,
     /// Whether the user forbids requests.
@@ -89,6 +92,7 @@ impl Client {
         Ok(Self {
             transport,
             headers: parse_headers(&options.headers)?,
+            via: options.via.clone(),
             bypasses_caches: false,
             allows_insecure_redirects: options.allow_insecure_redirects,
             is_offline: options.first_contact == FirstContact::Never,
@@ -106,6 +110,7 @@ impl Client {
             original: self.original.clone(),
             authorizer: self.authorizer.clone(),
             headers: self.headers.clone(),
+            via: None,
             bypasses_caches: true,
             allows_insecure_redirects: self.allows_insecure_redirects,
             is_offline: self.is_offline,
@@ -118,13 +123,15 @@ impl Client {
         self.transport.connect_time()
     }
 
-    /// Requests bytes `start..end`, or all, of the version `etag` at `from`, and follows redirects. It
-    /// returns any other status as a response.
+    /// Requests bytes `start..end`, or all, of `version` at `from`, and follows redirects. It returns any other
+    /// status as a response.
+    ///
+    /// The caching proxy is asked first for a range of a known version.
     pub(super) async fn get(
         &self,
         from: &Url,
         range: Option<(u64, u64)>,
-        etag: Option<&str>,
+        version: Option<&Fingerprint>,
     ) -> Result<Response, Cause> {
         let mut conditions = HeaderMap::new();
         if let Some((start, end)) = range {
@@ -138,11 +145,16 @@ impl Client {
             header::ACCEPT_ENCODING,
             HeaderValue::from_static("identity"),
         );
-        if let Some(etag) = etag {
+        if let Some(Validator::StrongEtag(etag)) = version.map(|version| &version.validator) {
             conditions.insert(header::IF_MATCH, header_value(etag)?);
         }
         let mut message = Message::new(Method::GET, from.clone());
         message.headers = conditions;
+        if let Some(version) = version.filter(|_| range.is_some() && !self.is_offline)
+            && let Some(response) = self.get_via(&message, version).await
+        {
+            return Ok(response);
+        }
         let (head, raw, url) = self.exchange(&message).await?;
         Ok(Response {
             head,
@@ -179,6 +191,55 @@ impl Client {
         Err(Cause::Protocol(format!(
             "more than {MAX_REDIRECTS} redirects"
         )))
+    }
+
+    /// Requests a range of `version` from the caching proxy; `None` if the origin must be asked.
+    async fn get_via(&self, message: &Message<'_>, version: &Fingerprint) -> Option<Response> {
+        let via = self.via.as_ref().filter(|via| via.is_usable())?;
+        let url = &message.url;
+        let mut request = self.request(message, url);
+        if !via.sends_credentials || !may_send_credentials(url, &self.original) {
+            request.headers.clone_from(&message.headers);
+        } else if let Some(authorizer) = &self.authorizer {
+            authorizer.authorize(&mut request).await.ok()?;
+        }
+        // A signature may be part of the query.
+        let proxied = via.url(&request.url)?;
+        self.stats.source_requests.increment();
+        let started = Instant::now();
+        let getting = self
+            .transport
+            .send(Method::GET, proxied, request.headers, None);
+        let reason = match tokio::time::timeout(VIA_TIMEOUT, getting).await {
+            Ok(Ok(raw)) => {
+                let head = ResponseHead::new(raw.status, &raw.headers, unix_time());
+                if head.status == 206 && version.matches(&head.fingerprint()) {
+                    via.block.lock().record_success(started);
+                    return Some(Response {
+                        head,
+                        content: raw.content,
+                        url: url.clone(),
+                    });
+                }
+                format!("status {}, or another version", head.status)
+            }
+            Ok(Err(cause)) => cause.to_string(),
+            Err(_) => "no answer".to_owned(),
+        };
+        self.report_via_failure(&reason);
+        None
+    }
+
+    /// Sends requests to the origin for a while, because the caching proxy failed for `reason`.
+    pub(super) fn report_via_failure(&self, reason: &str) {
+        if let Some(via) = self.via.as_ref().filter(|via| via.is_usable()) {
+            self.stats.source_via_failures.increment();
+            let now = Instant::now();
+            if via.block.lock().record_failure(now, Duration::ZERO) {
+                let name = redact(via.prefix.as_str());
+                tracing::warn!("{name}: {reason}; asking the origin");
+            }
+        }
     }
 
     /// Sends one request, and again if its credentials are refused and others are found.

@@ -9,6 +9,7 @@
 mod as_source;
 mod certificates;
 mod client;
+mod client_certificate;
 mod concurrency_limit;
 mod connect_time;
 mod error_body;
@@ -19,6 +20,7 @@ mod target;
 mod timer;
 mod transport;
 mod unranged;
+mod via;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -46,12 +48,14 @@ use crate::base::sync::Mutex;
 
 pub use self::certificates::{Certificates, CertificatesError};
 pub(super) use self::client::{Client, Message, resolve_redirect};
+pub use self::client_certificate::{ClientCertificate, ClientCertificateError};
 pub(super) use self::error_body::ServerError;
 pub(super) use self::receive::{idle_timeout, silent_server};
 pub(super) use self::retry_state::Failure;
 pub use self::target::Target;
 pub use self::transport::{Content, RawResponse, Transport};
 pub(super) use self::transport::{NetworkTransport, credentials_client};
+pub use self::via::Via;
 
 /// Bytes of the first request, enough to detect a format, and few enough to come with the header.
 const PREFIX_LEN: u64 = 64 << 10;
@@ -62,6 +66,8 @@ const CONNECTION_RETURN_DELAY: Duration = Duration::from_millis(2);
 /// A source over HTTP or HTTPS.
 #[derive(Debug)]
 pub struct Http {
+    /// Identity in [`Continuation`].
+    id: Arc<()>,
     client: Client,
     jitter: Arc<Jitter>,
     idle_timeout: Duration,
@@ -101,7 +107,7 @@ impl Http {
         let contact = options.first_contact;
         let version = options.known_version.clone();
         let version = version.filter(|_| contact != FirstContact::Required);
-        let network = NetworkTransport::new(&options).map_err(failed)?;
+        let network = NetworkTransport::new(&target.url, &options).map_err(failed)?;
         if contact == FirstContact::Never {
             let version = version.ok_or_else(|| failed(Cause::Offline))?;
             return Self::open_known(version, Box::new(network), target, options);
@@ -184,6 +190,7 @@ impl Http {
                 fingerprint,
                 access,
             },
+            id: Arc::default(),
             encoding,
             resolved: Mutex::new(url),
             client,
@@ -241,14 +248,6 @@ impl Http {
                 return Err(silent_server());
             }
         }
-    }
-
-    /// Starts with the full timeout, after `filled` bytes.
-    fn new_attempt(&self, filled: usize) -> (RetryState, Timer) {
-        let mut retry_state = self.new_retry_state();
-        retry_state.progress_mark = filled as u64;
-        let timer = Timer::new(self.options.timeout, filled as u64, &self.stats);
-        (retry_state, timer)
     }
 
     fn new_retry_state(&self) -> RetryState {
@@ -344,7 +343,7 @@ impl Http {
         read_handle: &ReadHandle,
     ) -> Result<(Option<ResponseRest>, bool), Failure> {
         let continuation = read_handle.continuation.as_ref();
-        let kept = continuation.and_then(|(_, kept)| kept.take(start));
+        let kept = continuation.and_then(|(_, kept)| kept.take(&self.id, start));
         if let Some(rest) = kept {
             self.stats.source_reused_responses.increment();
             permit.answered();
@@ -388,6 +387,7 @@ impl Http {
             part_len(&head, wanted, self.encoding(&head)?)?
         };
         let mut rest = ResponseRest {
+            source: Arc::clone(&self.id),
             start: wanted.0,
             end: wanted.0 + len as u64,
             buffered: Bytes::new(),
@@ -450,16 +450,13 @@ impl Http {
 
     /// Sends a request to the last redirect target, and to the original URL if that has expired.
     async fn send(&self, range: Option<(u64, u64)>) -> Result<Response, Cause> {
-        let etag = match &self.info.fingerprint.validator {
-            Validator::StrongEtag(etag) => Some(etag.as_str()),
-            _ => None,
-        };
+        let version = Some(&self.info.fingerprint);
         let resolved = self.resolved.lock().clone();
-        let response = self.client.get(&resolved, range, etag).await?;
+        let response = self.client.get(&resolved, range, version).await?;
         if !response.head.may_be_expired_url() || resolved == self.client.original {
             return Ok(response);
         }
-        self.client.get(&self.client.original, range, etag).await
+        self.client.get(&self.client.original, range, version).await
     }
 
     async fn request_all(&self) -> Result<Content, Failure> {
@@ -484,7 +481,9 @@ impl Http {
         Ok(self.encoding.get().and_then(|encoding| encoding.as_deref()))
     }
 
+    /// Asks the original URL next, and not a caching proxy, after a failure.
     fn return_to_original_url(&self) {
+        self.client.report_via_failure("a request failed");
         self.resolved.lock().clone_from(&self.client.original);
     }
 }
@@ -576,6 +575,7 @@ async fn probe(
                 received.fetch_max(len as u64, Ordering::Relaxed);
             };
             let mut rest = ResponseRest {
+                source: Arc::default(),
                 start: 0,
                 end: len as u64,
                 buffered: Bytes::new(),

@@ -14,9 +14,10 @@ use http_body::Frame;
 use reqwest::header::HeaderMap;
 use reqwest::redirect::Policy;
 use reqwest::{Body, Method, Response, StatusCode};
-use url::Url;
+use url::{Origin, Url};
 
 use super::certificates;
+use super::client_certificate::ClientCertificate;
 use super::connect_time::ConnectTimer;
 use crate::base::sync::Mutex;
 use crate::source::{Cause, Obstacle, Options};
@@ -87,17 +88,30 @@ impl fmt::Debug for Content {
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkTransport {
     client: reqwest::Client,
+    /// A client with the user's certificate, and the origin that may see it.
+    identified: Option<(Origin, reqwest::Client)>,
     connect_timer: ConnectTimer,
 }
 
 impl NetworkTransport {
-    pub(crate) fn new(options: &Options) -> Result<Self, Cause> {
+    /// Connections with `options`. Only the origin of `url` gets their client certificate.
+    pub(crate) fn new(url: &Url, options: &Options) -> Result<Self, Cause> {
         let connect_timer = ConnectTimer::default();
-        let client = build_client(options, connect_timer.clone(), false)?;
+        let build = |certificate| build_client(options, certificate, connect_timer.clone(), false);
+        let certificate = options.client_certificate.as_ref();
+        let identified = certificate.map(|_| build(certificate)).transpose()?;
         Ok(Self {
-            client,
+            client: build(None)?,
+            identified: identified.map(|client| (url.origin(), client)),
             connect_timer,
         })
+    }
+
+    fn client(&self, url: &Url) -> &reqwest::Client {
+        match &self.identified {
+            Some((origin, client)) if *origin == url.origin() => client,
+            _ => &self.client,
+        }
     }
 }
 
@@ -110,7 +124,7 @@ impl Transport for NetworkTransport {
         body: Option<Content>,
     ) -> BoxFuture<'_, Result<RawResponse, Cause>> {
         Box::pin(async {
-            let mut request = self.client.request(method, url).headers(headers);
+            let mut request = self.client(&url).request(method, url).headers(headers);
             if let Some(body) = body {
                 request = request.body(Body::wrap(body));
             }
@@ -128,8 +142,8 @@ impl Transport for NetworkTransport {
         self.connect_timer.fastest()
     }
 
-    fn reconnect(&self, _url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
-        Ok(Box::new(Self::new(options)?))
+    fn reconnect(&self, url: &Url, options: &Options) -> Result<Box<dyn Transport>, Cause> {
+        Ok(Box::new(Self::new(url, options)?))
     }
 }
 
@@ -161,11 +175,12 @@ pub(crate) fn credentials_client(
     options: &Options,
     bypasses_proxies: bool,
 ) -> Result<reqwest::Client, Cause> {
-    build_client(options, ConnectTimer::default(), bypasses_proxies)
+    build_client(options, None, ConnectTimer::default(), bypasses_proxies)
 }
 
 fn build_client(
     options: &Options,
+    certificate: Option<&ClientCertificate>,
     connect_timer: ConnectTimer,
     bypasses_proxies: bool,
 ) -> Result<reqwest::Client, Cause> {
@@ -175,8 +190,8 @@ fn build_client(
         obstacle: Obstacle::Tls,
         detail: root_cause(error).to_string(),
     };
-    let tls =
-        certificates::client_config(&options.certificates).map_err(|error| unusable(&error))?;
+    let tls = certificates::client_config(&options.certificates, certificate);
+    let tls = tls.map_err(|error| unusable(&error))?;
     // HTTP/1.1 moves more bytes per CPU second than HTTP/2. Bodies are not decoded. `Client` follows redirects
     // itself, because it knows to which origin the headers belong.
     let client = reqwest::Client::builder()

@@ -7,7 +7,7 @@ use url::Url;
 
 use super::reference::Reference;
 use crate::source::credentials::read_optional;
-use crate::source::{Cause, Certificates};
+use crate::source::{Cause, Certificates, ClientCertificate};
 
 /// Path of the API below a server.
 const API_PATH: &str = "/v2";
@@ -39,6 +39,8 @@ pub(super) struct Host {
     pub(super) headers: Vec<(String, String)>,
     /// How TLS trusts it.
     pub(super) certificates: Certificates,
+    /// How this client identifies to it.
+    pub(super) client_certificate: Option<ClientCertificate>,
 }
 
 /// Loads the servers of `reference` from `directory`: the mirrors in their order, and then the registry itself.
@@ -61,6 +63,7 @@ pub(super) async fn load(
         can_push: true,
         headers: Vec::new(),
         certificates: certificates.clone(),
+        client_certificate: None,
     };
     let registry = &reference.registry;
     let with_port = registry.replace(':', "_") + "_";
@@ -172,8 +175,9 @@ async fn apply(table: &dyn TableLike, mut host: Host, directory: &Path) -> Resul
             Some(key) => read_pem(directory, key).await?,
             None => pem.clone(),
         };
-        let identified = host.certificates.with_client(&pem, &key_pem);
-        host.certificates = identified.map_err(|error| format!("{certificate}: {error}"))?;
+        let client = ClientCertificate::from_pem(&pem, &key_pem);
+        let client = client.map_err(|error| format!("{certificate}: {error}"))?;
+        host.client_certificate = Some(client);
     }
     if boolean(table, "skip_verify")? {
         host.certificates = host.certificates.unverified();

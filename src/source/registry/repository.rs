@@ -253,12 +253,13 @@ impl Server {
         let mut options = options.clone();
         if !host.is_origin {
             // They are for the registry's own server.
-            options.headers.clear();
+            options.remove_credentials();
         }
         options.headers.extend(host.headers);
         let accept = ("Accept".to_owned(), ACCEPTED_TYPES.to_owned());
         options.headers.push(accept);
         options.certificates = host.certificates;
+        options.client_certificate = host.client_certificate.or(options.client_certificate);
         let mut url = host.api;
         let registry = if host.is_origin {
             reference.registry.clone()
@@ -278,12 +279,13 @@ impl Server {
             let login = RegistryLogin::new(&registry, repository, actions, is_plain_http, &options);
             Arc::new(login)
         };
+        let transport = NetworkTransport::new(&url, &options)?;
         Ok(Self {
             url,
             can_pull: host.can_pull,
             can_resolve: host.can_resolve,
             can_push: host.can_push,
-            transport: NetworkTransport::new(&options)?,
+            transport,
             login: login(PULL),
             push_login: login(PUSH),
             options,

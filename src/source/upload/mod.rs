@@ -53,7 +53,7 @@ async fn store(spec: &str, content: UploadContent, mut options: Options) -> Resu
         }
         message.sha256 = Some(content.sha256().await.map_err(failed)?);
     }
-    let transport = NetworkTransport::new(&options).map_err(failed)?;
+    let transport = NetworkTransport::new(&target.url, &options).map_err(failed)?;
     let sender = Sender::new(&target, Box::new(transport), options)?;
     sender.request(message, STORED).await?;
     Ok(())

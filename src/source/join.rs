@@ -1,0 +1,307 @@
+//! Several sources as one source.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::BoxStream;
+
+use super::fingerprint::hash_texts;
+use super::read_handle::ReadCommand;
+use super::{
+    Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, SourceInfo, Validator,
+};
+use crate::base::buffer_pool::{Buffer, BufferPool};
+use crate::base::extent::Packed;
+
+/// The bytes of several sources, one after the other. Errors name the part, because they arise there.
+#[derive(Debug)]
+pub(crate) struct Join {
+    parts: Vec<Part>,
+    info: SourceInfo,
+}
+
+#[derive(Debug)]
+struct Part {
+    source: Arc<dyn Source>,
+    /// Offsets of its first byte, and of the one after its last, in the whole.
+    start: u64,
+    end: u64,
+}
+
+impl Join {
+    /// Joins `parts` in this order.
+    ///
+    /// # Errors
+    /// If there is none, or one can be read only once or has no known length.
+    pub(crate) fn new(parts: Vec<Arc<dyn Source>>) -> Result<Self, Error> {
+        let (mut len, mut joined) = (0_u64, Vec::new());
+        for source in parts {
+            let refused = |cause| Error::new(source.location(), cause);
+            let part_len = source.fingerprint().len;
+            let part_len = part_len.filter(|_| source.access() == Access::Ranges);
+            let part_len = part_len.ok_or_else(|| refused(Cause::AlreadyRead))?;
+            let too_long = || Cause::Damaged("the parts are too long together".to_owned());
+            let end = len.checked_add(part_len);
+            let end = end.ok_or_else(|| refused(too_long()))?;
+            joined.push(Part {
+                source,
+                start: std::mem::replace(&mut len, end),
+                end,
+            });
+        }
+        let first = joined.first().ok_or_else(|| {
+            let empty = Cause::Malformed("it has no parts".to_owned());
+            Error::new("the joined source", empty)
+        })?;
+        let name = format!("join:{},…", first.source.location());
+        let locators = joined.iter().map(|part| part.source.locator());
+        let locator = format!("join:{}", hash_texts(locators));
+        let versions = joined.iter().map(|part| part.source.fingerprint().clone());
+        Ok(Self {
+            info: SourceInfo {
+                location: Location::with_locator(&name, locator),
+                fingerprint: Fingerprint {
+                    len: Some(len),
+                    validator: Validator::Joined(versions.collect()),
+                },
+                access: Access::Ranges,
+            },
+            parts: joined,
+        })
+    }
+
+    /// Returns the part with the byte at `at`, the offset in it, and how many of `len` bytes it has from there.
+    fn part_at(&self, at: u64, len: usize) -> Result<(&dyn Source, Packed, usize), Error> {
+        let number = self.parts.partition_point(|part| part.end <= at);
+        // A read of no bytes is served by any part.
+        let part = self.parts.get(number).or(self.parts.last());
+        let in_part = part.filter(|part| at < part.end || len == 0 && at == part.end);
+        let part = in_part.ok_or_else(|| Error::new(self.location(), Cause::Truncated))?;
+        let left = usize::try_from(part.end - at).unwrap_or(usize::MAX);
+        Ok((&*part.source, Packed(at - part.start), left.min(len)))
+    }
+
+    /// Reads into `buffer`, part by part, and stops early if `read_handle` says so. Without a handle, it bypasses
+    /// caches.
+    async fn read(
+        &self,
+        offset: u64,
+        mut buffer: Buffer,
+        read_handle: Option<&ReadHandle>,
+    ) -> Result<Bytes, Error> {
+        let len = buffer.len();
+        let end = offset
+            .checked_add(len as u64)
+            .filter(|&end| Some(end) <= self.info.fingerprint.len);
+        let end = end.ok_or_else(|| Error::new(self.location(), Cause::Truncated))?;
+        let (source, start, here) = self.part_at(offset, len)?;
+        if here == len {
+            return match read_handle {
+                Some(read_handle) => source.read_with_handle(start, buffer, read_handle).await,
+                None => source.read_uncached(start, buffer).await,
+            };
+        }
+        let (pool, mut filled) = (BufferPool::new(len as u64), 0);
+        while offset + (filled as u64) < end {
+            let (source, start, here) = self.part_at(offset + filled as u64, len - filled)?;
+            let piece = pool.acquire_async(here).await;
+            let part_handle = read_handle.map(ReadHandle::for_part);
+            let reading = match &part_handle {
+                Some(read_handle) => source.read_with_handle(start, piece, read_handle),
+                None => source.read_uncached(start, piece),
+            };
+            let bytes = tokio::select! {
+                biased;
+                () = wait_for_stop(read_handle) => break,
+                read = reading => read?,
+            };
+            let target = buffer.get_mut(filled..filled + bytes.len());
+            target.unwrap_or_default().copy_from_slice(&bytes);
+            filled += bytes.len();
+            read_handle.inspect(|read_handle| read_handle.set_received(filled));
+            if bytes.len() < here {
+                break;
+            }
+        }
+        buffer.truncate(filled);
+        Ok(buffer.freeze())
+    }
+}
+
+/// Waits until `read_handle` commands to stop. Cancel safe.
+async fn wait_for_stop(read_handle: Option<&ReadHandle>) {
+    match read_handle {
+        // Only a request in flight can be cut, and this handle has none.
+        Some(read_handle) => while read_handle.next_command().await != ReadCommand::Stop {},
+        None => std::future::pending().await,
+    }
+}
+
+impl Source for Join {
+    fn info(&self) -> &SourceInfo {
+        &self.info
+    }
+
+    fn read_at(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        async move {
+            let read_handle = ReadHandle::default();
+            self.read(offset.0, buffer, Some(&read_handle)).await
+        }
+        .boxed()
+    }
+
+    fn read_with_handle<'a>(
+        &'a self,
+        offset: Packed,
+        buffer: Buffer,
+        read_handle: &'a ReadHandle,
+    ) -> BoxFuture<'a, Result<Bytes, Error>> {
+        self.read(offset.0, buffer, Some(read_handle)).boxed()
+    }
+
+    fn read_uncached(&self, offset: Packed, buffer: Buffer) -> BoxFuture<'_, Result<Bytes, Error>> {
+        self.read(offset.0, buffer, None).boxed()
+    }
+
+    fn max_concurrent_reads(&self) -> usize {
+        let limits = self.parts.iter();
+        let limits = limits.map(|part| part.source.max_concurrent_reads());
+        limits.min().unwrap_or(usize::MAX)
+    }
+
+    fn limit_to_one_read(&self) {
+        for part in &self.parts {
+            part.source.limit_to_one_read();
+        }
+    }
+
+    fn response_cost(&self) -> Option<Duration> {
+        let costs = self.parts.iter();
+        costs.filter_map(|part| part.source.response_cost()).max()
+    }
+
+    fn outage(&self) -> Option<&'static str> {
+        self.parts.iter().find_map(|part| part.source.outage())
+    }
+
+    fn is_remote(&self) -> bool {
+        self.parts.iter().any(|part| part.source.is_remote())
+    }
+
+    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
+        super::stream_by_ranges(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use futures_util::StreamExt;
+
+    use super::*;
+    use crate::source::{MemorySource, Pipe};
+
+    fn part(bytes: &'static [u8], etag: Option<&str>) -> Arc<dyn Source> {
+        let source = MemorySource::new("part", bytes);
+        Arc::new(source.with_validator(Validator::from_http(etag, None)))
+    }
+
+    fn join() -> Join {
+        let parts: [&'static [u8]; 5] = [b"012", b"", b"3", b"45678", b"9"];
+        Join::new(parts.map(|bytes| part(bytes, None)).into()).expect("joined")
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(work)
+    }
+
+    fn buffer(len: usize) -> Buffer {
+        BufferPool::new(100).acquire(len).expect("open")
+    }
+
+    #[test]
+    fn reads_of_joined_source_span_its_parts() {
+        let (join, all) = (join(), b"0123456789");
+        assert_eq!(join.fingerprint().len, Some(10));
+        for start in 0..=10 {
+            for end in start..=10 {
+                let (offset, len) = (Packed(start as u64), end - start);
+                let read = block_on(join.read_at(offset, buffer(len)));
+                assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
+                let read = block_on(join.read_uncached(offset, buffer(len)));
+                assert_eq!(read.expect("inside"), all[start..end], "{start}..{end}");
+            }
+        }
+        for (offset, len) in [(0, 11), (10, 1), (u64::MAX, 2)] {
+            let beyond = block_on(join.read_at(Packed(offset), buffer(len)));
+            let beyond = beyond.map_err(|error| error.cause);
+            assert!(matches!(beyond, Err(Cause::Truncated)), "{offset}+{len}");
+        }
+        let pieces: Vec<_> = block_on(join.stream().collect());
+        let bytes: Vec<u8> = pieces.into_iter().flat_map(Result::unwrap).collect();
+        assert_eq!(bytes, all);
+    }
+
+    #[test]
+    fn stopped_read_of_joined_source_returns_a_prefix() {
+        let join = join();
+        let read_handle = ReadHandle::default();
+        read_handle.stop();
+        let read = block_on(join.read_with_handle(Packed(0), buffer(10), &read_handle));
+        assert_eq!(read.expect("stopped"), b""[..]);
+    }
+
+    #[test]
+    fn joined_source_is_identified_by_all_parts_in_order() {
+        let named = |etags: [Option<&str>; 2]| {
+            let parts = etags.map(|etag| part(b"same", etag));
+            Join::new(parts.into()).expect("joined").info
+        };
+        let strong = named([Some("\"a\""), Some("\"b\"")]);
+        assert!(strong.fingerprint.is_strong());
+        let text = strong.fingerprint.to_string();
+        let others = [
+            named([Some("\"b\""), Some("\"a\"")]),
+            named([Some("\"a\""), None]),
+            named([None, None]),
+        ];
+        for other in others {
+            assert_ne!(other.fingerprint.to_string(), text);
+            assert_eq!(
+                other.fingerprint.is_strong(),
+                other.fingerprint.doubt().is_none()
+            );
+        }
+        assert!(!named([Some("\"a\""), None]).fingerprint.is_strong());
+    }
+
+    #[test]
+    fn file_that_changes_is_named() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let paths = ["one", "two"].map(|name| directory.path().join(name));
+        let open = |path: &PathBuf| {
+            std::fs::write(path, "01234").expect("written");
+            let opened = crate::source::file::open(path, Arc::default());
+            opened.expect("a file")
+        };
+        let join = Join::new(paths.iter().map(open).collect()).expect("joined");
+        std::fs::write(&paths[1], "0123456789").expect("written");
+        let read = block_on(join.read_at(Packed(0), buffer(10)));
+        let error = read.expect_err("another version");
+        assert!(matches!(error.cause, Cause::Changed), "{}", error.cause);
+        assert_eq!(error.location, paths[1].display().to_string());
+    }
+
+    #[test]
+    fn part_that_is_read_once_cannot_be_joined() {
+        let once = Arc::new(Pipe::new("pipe", std::io::empty(), Arc::default()));
+        let refused = Join::new(vec![part(b"1", None), once]).expect_err("a pipe");
+        assert!(matches!(refused.cause, Cause::AlreadyRead));
+        assert_eq!(refused.location, "pipe");
+        assert!(Join::new(Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,140 @@
+//! Opening of mirrors, and their comparison with SOURCE.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{Mirror, MirrorList, Mirrors};
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::Packed;
+use crate::base::stats::Stats;
+use crate::base::sync::Mutex;
+use crate::source::{Access, Cause, Error, Http, Options, Source, SourceInfo, Target, Validator};
+
+/// Time for SOURCE, and then for each mirror, to answer before the next one may identify the bytes.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause before a mirror that cannot be opened is opened again; doubled each time.
+const INITIAL_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_mins(5);
+
+/// Length of a sample that is compared.
+const SAMPLE_LEN: u64 = 16 << 10;
+
+/// Samples of a source: one at its start, one at its end, and others between.
+const SAMPLES: u64 = 5;
+
+/// A mirror that is not open.
+type Place = (Target, Options);
+
+/// Opens SOURCE, which is the first place, with its mirrors. If it cannot be opened, or does not answer soon, a
+/// mirror identifies the bytes.
+///
+/// # Errors
+/// If none can be opened.
+pub(crate) async fn open(mut places: Vec<Place>) -> Result<Arc<dyn Source>, Error> {
+    let (http, number) = open_first(&places).await?;
+    let location = places.first().map(|(target, _)| target.location.clone());
+    let location = location.unwrap_or_else(|| http.info().location.clone());
+    if http.access() == Access::Stream {
+        tracing::warn!("{location}: no mirrors are used, because the server has no ranges");
+        return Ok(Arc::new(http));
+    }
+    let (_, Options { stats, .. }) = places.remove(number);
+    let info = SourceInfo {
+        location,
+        ..http.info().clone()
+    };
+    let first = Mirror::new(http);
+    let list = MirrorList::new(Mutex::new(vec![Arc::clone(&first)]));
+    let mut opening = JoinSet::new();
+    for place in places {
+        let (first, list) = (Arc::clone(&first), Arc::clone(&list));
+        opening.spawn(add_mirror(place, first, list, Arc::clone(&stats)));
+    }
+    Ok(Arc::new(Mirrors {
+        info,
+        first,
+        list,
+        stats,
+        _opening: opening,
+    }))
+}
+
+async fn open_http((target, options): &Place) -> Result<Http, Error> {
+    Http::open(target.clone(), options.clone()).await
+}
+
+/// Opens SOURCE, or the first mirror that answers in time if SOURCE does not. Also returns its number.
+async fn open_first(places: &[Place]) -> Result<(Http, usize), Error> {
+    for (number, place) in places.iter().enumerate() {
+        let name = &place.0.location;
+        match timeout(OPEN_TIMEOUT, open_http(place)).await {
+            Ok(Ok(opened)) if number == 0 => return Ok((opened, 0)),
+            Ok(Ok(opened)) if opened.access() == Access::Ranges => {
+                tracing::warn!("using {name} instead of SOURCE");
+                return Ok((opened, number));
+            }
+            Ok(Err(error)) => tracing::warn!("{error}: {}", error.cause),
+            Ok(Ok(_)) | Err(_) => tracing::warn!("{name}: no answer with a range"),
+        }
+    }
+    let no_place = || Error::new("the source", Cause::Malformed("no URL is given".to_owned()));
+    let source = places.first().ok_or_else(no_place)?;
+    Ok((open_http(source).await?, 0))
+}
+
+/// Opens the mirror at `place`, and adds it to `list` unless its bytes differ from those of `first`.
+async fn add_mirror(place: Place, first: Arc<Mirror>, list: MirrorList, stats: Arc<Stats>) {
+    let (name, mut pause) = (&place.0.location, INITIAL_PAUSE);
+    let compared = async || {
+        let mirror = open_http(&place).await?;
+        let is_same = has_same_bytes(&first.http, &mirror).await?;
+        Ok::<_, Error>(is_same.then_some(mirror))
+    };
+    loop {
+        match compared().await {
+            Ok(Some(mirror)) => return list.lock().push(Mirror::new(mirror)),
+            Ok(None) => {
+                stats.source_rejected_mirrors.increment();
+                return tracing::warn!(
+                    "{name} has other bytes than SOURCE, or no ranges, so it is not used"
+                );
+            }
+            Err(error) if pause == INITIAL_PAUSE => tracing::warn!("{error}: {}", error.cause),
+            Err(error) => tracing::debug!(cause = %error.cause, "{error}"),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// Compares lengths, and samples unless the servers give both the same strong entity tag.
+async fn has_same_bytes(first: &Http, mirror: &Http) -> Result<bool, Error> {
+    let (ours, theirs) = (first.fingerprint(), mirror.fingerprint());
+    let len = ours.len.filter(|_| mirror.access() == Access::Ranges);
+    let Some(len) = len.filter(|_| ours.len == theirs.len) else {
+        return Ok(false);
+    };
+    if matches!(ours.validator, Validator::StrongEtag(_)) && ours.validator == theirs.validator {
+        return Ok(true);
+    }
+    let sample_len = SAMPLE_LEN.min(len);
+    let pool = BufferPool::new(2 * sample_len);
+    for number in 0..SAMPLES {
+        let offset = Packed((len - sample_len) / (SAMPLES - 1) * number);
+        let sample = async |source: &Http| {
+            let len = usize::try_from(sample_len).unwrap_or(usize::MAX);
+            let buffer = pool.acquire_async(len).await;
+            source.read_at(offset, buffer).await
+        };
+        let (one, other) = try_join(sample(first), sample(mirror)).await?;
+        if one != other {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
