@@ -8,9 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::runtime::Handle;
 
-use super::error::{Error, MAX_LAYERS};
+use super::error::{Error, MAX_LAYERS, MAX_PARTS};
+use super::glob;
 use super::spec::{SourceSpec, TreeSpec};
 use crate::archive::scan::{self, Digest};
 use crate::archive::{
@@ -28,13 +30,16 @@ use crate::index::store::Store;
 use crate::index::{Locator, MemoryLimit};
 use crate::layers::{Layer, LayeredArchive};
 use crate::source::{
-    self, Access, Fingerprint, FirstContact, MemorySource, Repository, RetryForever, Slice, Source,
-    SourceDirectory,
+    self, Access, Fingerprint, FirstContact, Join, MemorySource, Repository, RetryForever, Slice,
+    Source, SourceDirectory,
 };
 use crate::tar;
 
 /// Divisor of the memory for archives that enclose SOURCE. Uncompressed ones need memory only for the index.
 const ENCLOSING_MEMORY_DIVISOR: u64 = 4;
+
+/// Maximum number of parts of a joined source that are opened at the same time.
+const MAX_CONCURRENT_OPENS: usize = 8;
 
 /// Timeout of a published index for which the user did not ask.
 const PUBLISHED_INDEX_TIMEOUT: Duration = Duration::from_secs(5);
@@ -74,7 +79,7 @@ pub struct Sources {
 pub struct OpenContext {
     /// Runtime of the network. Sources are opened on threads outside of it.
     pub network: Handle,
-    /// Options of each source. Its headers are only sent to the host of `headers_origin`.
+    /// Options of each source. Headers and client certificate are for the host of `headers_origin` only.
     pub source: source::Options,
     /// Location whose host receives the headers; see [`SourceSpec::origin`].
     pub headers_origin: String,
@@ -418,7 +423,8 @@ impl OpenContext {
 
     fn open_part(&self, spec: &SourceSpec, memory: u64) -> Result<Arc<dyn Source>, Error> {
         match spec {
-            SourceSpec::Plain(location) => self.open_location(location),
+            SourceSpec::Plain(location) => self.network.block_on(self.open_location(location)),
+            SourceSpec::Join(parts) => self.open_join(parts, memory),
             SourceSpec::Image { .. } => Err(Error::ImageAsArchive),
             SourceSpec::Registry(name) => match self.open_in_registry(name)?.0 {
                 Contents::Image(_) => Err(Error::ImageAsArchive),
@@ -440,14 +446,52 @@ impl OpenContext {
         }
     }
 
-    fn open_location(&self, location: &OsStr) -> Result<Arc<dyn Source>, Error> {
+    /// Opens the parts of a joined source. Locations are opened at the same time.
+    fn open_join(&self, parts: &[SourceSpec], memory: u64) -> Result<Arc<dyn Source>, Error> {
+        let is_origin = |part: &SourceSpec| part.origin() == OsStr::new(&self.headers_origin);
+        if !self.source.mirror_urls.is_empty() && parts.iter().any(is_origin) {
+            return Err(Error::MirrorsOfParts);
+        }
+        let is_offline = self.source.first_contact == FirstContact::Never;
+        let mut expanded = Vec::new();
+        for part in parts {
+            match part {
+                part if is_offline && part.origin().to_string_lossy().contains("://") => {
+                    return Err(Error::OfflineParts);
+                }
+                part if part.is_stdin() => return Err(Error::PartOfStdin),
+                SourceSpec::Plain(location) => {
+                    let files = glob::expand(location)?.into_iter();
+                    expanded.extend(files.map(SourceSpec::Plain));
+                }
+                part => expanded.push(part.clone()),
+            }
+        }
+        if expanded.len() > MAX_PARTS {
+            return Err(Error::TooManyParts);
+        }
+        let opening = expanded.iter().map(|part| async move {
+            match part {
+                SourceSpec::Plain(location) => self.open_location(location).await.map(Some),
+                _ => Ok(None),
+            }
+        });
+        let opening = stream::iter(opening).buffered(MAX_CONCURRENT_OPENS);
+        let opened: Vec<_> = self.network.block_on(opening.try_collect())?;
+        let opened = opened.into_iter().zip(&expanded);
+        let sources =
+            opened.map(|(source, part)| source.map_or_else(|| self.open_part(part, memory), Ok));
+        Ok(Arc::new(Join::new(sources.collect::<Result<_, _>>()?)?))
+    }
+
+    async fn open_location(&self, location: &OsStr) -> Result<Arc<dyn Source>, Error> {
         let location = location.to_str().ok_or(Error::NotUtf8)?;
         if location.is_empty() {
             return Err(Error::Empty);
         }
         let mut options = self.source_options(location);
         options.known_version = self.known_version(location);
-        Ok(self.network.block_on(source::open(location, options))?)
+        Ok(source::open(location, options).await?)
     }
 
     /// Returns the options for `location`, without headers if they belong to another host.
@@ -455,8 +499,10 @@ impl OpenContext {
         let mut options = self.source.clone();
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
-            options.headers.clear();
-            options.reload_headers = None;
+            options.remove_credentials();
+        }
+        if !is_origin {
+            options.mirror_urls.clear();
         }
         options
     }
@@ -541,13 +587,14 @@ impl OpenContext {
             return None;
         };
         let archive = archive.to_str()?;
-        let is_versioned = archive.contains("://") && archive.contains(['?', '#']);
-        let is_beside = archive != "-" && !is_versioned;
-        let place = || {
-            let location = format!("{archive}{}", published::SUFFIX);
-            (location, self.source_options(archive))
+        let beside = |url: &str| {
+            let is_versioned = url.contains("://") && url.contains(['?', '#']);
+            (url != "-" && !is_versioned).then(|| format!("{url}{}", published::SUFFIX))
         };
-        is_beside.then(place)
+        let mut options = self.source_options(archive);
+        let mirrors = options.mirror_urls.iter();
+        options.mirror_urls = mirrors.filter_map(|url| beside(url)).collect();
+        Some((beside(archive)?, options))
     }
 
     /// Memory of each of `count` enclosing archives.

@@ -9,6 +9,9 @@ use crate::source;
 /// Maximum number of layers of one tree, including those of images.
 pub(super) const MAX_LAYERS: usize = 1000;
 
+/// Maximum number of parts of one joined source.
+pub(super) const MAX_PARTS: usize = 1000;
+
 /// Reason why a SOURCE cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -88,6 +91,17 @@ pub enum Error {
         #[source]
         error: source::Error,
     },
+    /// Mirrors are given for a joined source.
+    #[error("--mirror-url cannot be used with join:, because it names one URL (leave it out)")]
+    MirrorsOfParts,
+    /// Parts of a joined source are URLs, and requests are forbidden.
+    #[error(
+        "join: with URLs needs requests, because the versions of its parts are not saved (leave --offline out)"
+    )]
+    OfflineParts,
+    /// The parts of a joined source exceed their limit.
+    #[error("a joined source can have {MAX_PARTS} parts, and not more")]
+    TooManyParts,
     /// The image has another digest.
     #[error("{location}: the image's digest is sha256:{found}, not sha256:{expected}")]
     ImageDigestMismatch {

@@ -15,6 +15,7 @@
 
 mod context;
 mod error;
+mod glob;
 mod publish;
 mod spec;
 

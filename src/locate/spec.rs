@@ -36,6 +36,9 @@ pub enum SourceSpec {
         /// Number of bytes; `None` for all up to the end.
         len: Option<u64>,
     },
+    /// Sources in order, as one: `join:PART,PART…`. A part may be a pattern for local files. A comma in a part
+    /// is written as `\,` and a backslash as `\\`.
+    Join(Vec<SourceSpec>),
     /// An image: `oci:DIR[:TAG]`, `oci-archive:OUTER[:TAG]` or `docker-archive:OUTER[:NAME]`. The first colon
     /// after DIR or OUTER ends it, in a URL after host and port. Others in a URL are `%3A`.
     Image {
@@ -109,6 +112,9 @@ fn name_search_start(rest: &str) -> usize {
     {
         return rest.len() - location.len() + name_search_start(location);
     }
+    if let Some((parts, last)) = rest.rsplit_once(',').filter(|_| rest.starts_with("join:")) {
+        return parts.len() + 1 + name_search_start(last);
+    }
     rest.find("://").map_or(0, |at| {
         let host = at + "://".len();
         let path = rest.get(host..).and_then(|rest| rest.find('/'));
@@ -154,8 +160,29 @@ fn parse_part(text: &str) -> Option<SourceSpec> {
                 outer: outer(source),
             })
         }
+        "join" if !rest.is_empty() => {
+            let parts = split_parts(rest);
+            Some(SourceSpec::Join(
+                parts.iter().map(|part| *outer(part)).collect(),
+            ))
+        }
         _ => None,
     }
+}
+
+/// Splits the text after `join:` at its commas, and removes the escapes.
+fn split_parts(text: &str) -> Vec<String> {
+    let (mut parts, mut part) = (Vec::new(), String::new());
+    let mut characters = text.chars().peekable();
+    while let Some(character) = characters.next() {
+        let escaped = characters.next_if(|&next| character == '\\' && ",\\".contains(next));
+        match (character, escaped) {
+            (',', None) => parts.push(std::mem::take(&mut part)),
+            (other, escaped) => part.push(escaped.unwrap_or(other)),
+        }
+    }
+    parts.push(part);
+    parts
 }
 
 impl fmt::Display for SourceSpec {
@@ -168,6 +195,13 @@ impl fmt::Display for SourceSpec {
                 write!(f, "slice:{start}")?;
                 len.iter().try_for_each(|len| write!(f, "+{len}"))?;
                 write!(f, ":{outer}")
+            }
+            Self::Join(parts) => {
+                for (number, part) in parts.iter().enumerate() {
+                    let part = part.to_string().replace('\\', "\\\\").replace(',', "\\,");
+                    write!(f, "{}{part}", if number == 0 { "join:" } else { "," })?;
+                }
+                Ok(())
             }
             Self::Image {
                 transport,
@@ -202,13 +236,14 @@ impl SourceSpec {
         matches!(self, Self::Plain(location) if location == "-")
     }
 
-    /// Returns the path or URL of the file or directory that contains it.
+    /// Returns the path or URL of the file or directory that contains it, or its first part.
     pub fn origin(&self) -> &OsStr {
         match self {
             Self::Plain(location) | Self::Registry(location) => location,
             Self::Member { outer, .. } | Self::Slice { outer, .. } | Self::Image { outer, .. } => {
                 outer.origin()
             }
+            Self::Join(parts) => parts.first().map_or(OsStr::new(""), Self::origin),
         }
     }
 
@@ -216,6 +251,7 @@ impl SourceSpec {
     pub fn enclosing_archives(&self) -> u64 {
         match self {
             Self::Plain(_) | Self::Registry(_) => 0,
+            Self::Join(parts) => parts.iter().map(Self::enclosing_archives).sum(),
             Self::Slice { outer, .. }
             | Self::Image {
                 transport: Transport::Oci,
@@ -252,6 +288,7 @@ impl SourceSpec {
                 }
             }
             Self::Registry(_) => {}
+            Self::Join(parts) => parts.iter_mut().for_each(Self::make_absolute),
             Self::Image {
                 transport: Transport::Oci,
                 outer,
@@ -353,6 +390,8 @@ mod tests {
             start,
             len,
         };
+        let join =
+            |parts: &[&str]| SourceSpec::Join(parts.iter().map(|&part| part.into()).collect());
         let url = "https://me:pw@example.com:8443/a.tar?sig=1";
         for (text, spec) in [
             ("tar:a.tar!/b.tar.gz", member("a.tar", "b.tar.gz")),
@@ -365,6 +404,14 @@ mod tests {
                 slice("http://h/a", 0, Some(1024)),
             ),
             ("slice:1+2:tar:a!/b", slice("tar:a!/b", 1, Some(2))),
+            ("join:a", join(&["a"])),
+            (
+                &*format!("join:{url},slice:1+2:b\\,c\\\\d"),
+                join(&[url, "slice:1+2:b,c\\d"]),
+            ),
+            ("tar:join:a,b!/c", member("join:a,b", "c")),
+            ("join:tar:a!/b,c", join(&["tar:a!/b", "c"])),
+            ("join:join:a\\,b,c", join(&["join:a,b", "c"])),
         ] {
             assert_eq!(SourceSpec::from(text), spec);
             assert_eq!(spec.to_string(), text);
@@ -409,6 +456,12 @@ mod tests {
                 Some("me/tool:1"),
             ),
             ("oci-archive:slice:7:a", OciArchive, "slice:7:a", None),
+            (
+                "oci-archive:join:http://h:80/a,slice:7:b:v1",
+                OciArchive,
+                "join:http://h:80/a,slice:7:b",
+                Some("v1"),
+            ),
             ("oci:tar:v1", Oci, "tar", Some("v1")),
             ("oci:slice:v1", Oci, "slice", Some("v1")),
         ] {
@@ -435,6 +488,7 @@ mod tests {
             "./tar:a!/b",
             "http://h/tar:a!/b",
             "slice:a",
+            "join:",
             "slice:-1:a",
             "slice:1+:a",
             "slice:18446744073709551616:a",
@@ -481,6 +535,7 @@ mod tests {
         for (text, absolute) in [
             ("a", format!("{here}/a")),
             ("tar:slice:1:a!/b", format!("tar:slice:1:{here}/a!/b")),
+            ("join:a.*,http://h/b", format!("join:{here}/a.*,http://h/b")),
             ("docker-archive:a:n", format!("docker-archive:{here}/a:n")),
             ("oci:a.b/c", format!("oci:{here}/a.b/c")),
         ] {
@@ -519,6 +574,7 @@ mod tests {
         assert_eq!(count("oci-archive:a", &[]), 1);
         assert_eq!(count("a.tar", &["docker-archive:b", "oci-archive:c"]), 2);
         assert_eq!(count("slice:512:a.tar", &[]), 0);
+        assert_eq!(count("join:tar:a!/b,tar:c!/d", &[]), 2);
         assert_eq!(count("tar:tar:a.tar!/b.tar!/c.tar", &["tar:d!/e"]), 3);
         assert_eq!(count("docker-archive:tar:a.tar!/b.tar", &[]), 2);
     }
