@@ -127,6 +127,13 @@ pub(crate) fn headers() -> Option<OsString> {
     variable(HEADERS).map(PathBuf::into_os_string)
 }
 
+/// Returns the absolute path of the user's netrc file, which may not exist.
+pub(crate) fn netrc() -> Option<PathBuf> {
+    // Without HOME, the system's database of users names the directory.
+    let home = || env::home_dir().map(|home| home.join(".netrc"));
+    std::path::absolute(variable("NETRC").or_else(home)?).ok()
+}
+
 /// Returns the service manager's socket; see `sd_notify(3)`.
 pub(crate) fn notify_socket() -> Option<OsString> {
     variable("NOTIFY_SOCKET").map(PathBuf::into_os_string)

@@ -46,7 +46,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Network",
-        "timeout endpoint_url hosts_dir cacert allow_insecure_redirects connections chunk_size min_speed min_speed_wait retries",
+        "timeout endpoint_url mirror_urls via via_credentials hosts_dir cacert cert key allow_insecure_redirects connections chunk_size min_speed min_speed_wait retries",
     ),
 ];
 

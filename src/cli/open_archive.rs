@@ -23,7 +23,9 @@ use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
 use tarfs::locate::{OpenContext, ProgressFn, TreeSpec};
-use tarfs::source::{self, Certificates, FirstContact, Retry};
+use tarfs::source::{
+    self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Retry, Via,
+};
 use tarfs::tar;
 
 /// Starts the threads for the network. All other work has threads of its own.
@@ -88,16 +90,26 @@ fn source_options(args: &SourceArgs, stats: &Arc<Stats>) -> anyhow::Result<sourc
     Ok(source::Options {
         headers: headers::load_all(&args.headers)?,
         reload_headers: headers::loader(&args.headers),
+        netrc: environment::netrc(),
         allow_insecure_redirects: args.allow_insecure_redirects,
         endpoint_url: args.endpoint_url.clone(),
         hosts_dir: args.hosts_dir.clone(),
-        certificates: load_certificates(args.cacert.as_deref())?,
+        certificates: load_certificates(args.server.cacert.as_deref())?,
+        client_certificate: load_client_certificate(args)?,
+        mirror_urls: args.server.mirror_urls.clone(),
+        via: parse_via(args)?,
         connections: args.connections,
         timeout: Duration::from_secs(args.timeout),
         retry: retry_options(args),
         stats: Arc::clone(stats),
         ..source::Options::default()
     })
+}
+
+fn parse_via(args: &SourceArgs) -> anyhow::Result<Option<Via>> {
+    let prefix = args.server.via.as_deref();
+    let via = prefix.map(|prefix| Via::new(prefix, args.server.via_credentials));
+    via.transpose().map_err(anyhow::Error::msg).context("--via")
 }
 
 /// Returns the retry policy. An explicit --retries also limits the retries during an outage.
@@ -137,24 +149,48 @@ fn scan_options(args: &SourceArgs) -> scan::Options {
     }
 }
 
-/// Maximum length of the --cacert file, in bytes.
-const MAX_CERTIFICATES_LEN: u64 = 16 << 20;
+/// Maximum length of a file with certificates or a key, in bytes.
+const MAX_PEM_BYTES: u64 = 16 << 20;
 
 fn load_certificates(file: Option<&Path>) -> anyhow::Result<Certificates> {
     let Some(path) = file else {
         return Ok(Certificates::default());
     };
+    let pem = read_pem("--cacert", path)?;
+    Certificates::from_pem(&pem).with_context(|| format!("--cacert {}", path.display()))
+}
+
+fn load_client_certificate(args: &SourceArgs) -> anyhow::Result<Option<ClientCertificate>> {
+    let Some(certificate) = &args.server.cert else {
+        return Ok(None);
+    };
+    let certificates = read_pem("--cert", certificate)?;
+    let (flag, file) = match &args.server.key {
+        Some(key) => ("--key", key),
+        None => ("--cert", certificate),
+    };
+    let loaded = ClientCertificate::from_pem(&certificates, &read_pem(flag, file)?);
+    let (flag, file) = match loaded {
+        Err(ClientCertificateError::Certificate(_)) => ("--cert", certificate),
+        _ => (flag, file),
+    };
+    let loaded = loaded.with_context(|| format!("{flag} {}", file.display()));
+    loaded.map(Some)
+}
+
+/// Reads the file at `path`, which `flag` names.
+fn read_pem(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = || {
         let mut pem = Vec::new();
-        let mut file = File::open(path)?.take(MAX_CERTIFICATES_LEN + 1);
+        let mut file = File::open(path)?.take(MAX_PEM_BYTES + 1);
         file.read_to_end(&mut pem).map(|_| pem)
     };
-    let name = || format!("--cacert {}", path.display());
+    let name = || format!("{flag} {}", path.display());
     let pem = read().with_context(name)?;
-    if pem.len() as u64 > MAX_CERTIFICATES_LEN {
-        bail!("{}: it is longer than {MAX_CERTIFICATES_LEN} bytes", name());
+    if pem.len() as u64 > MAX_PEM_BYTES {
+        bail!("{}: it is longer than {MAX_PEM_BYTES} bytes", name());
     }
-    Certificates::from_pem(&pem).with_context(name)
+    Ok(pem)
 }
 
 /// Opens the image that SOURCE names.

@@ -138,6 +138,191 @@ fn loaded_headers_never_reach_another_host() {
     assert_eq!(sent("/b"), [None, None]);
 }
 
+/// Serves `resource` to requests with the login `me` and this password.
+fn serve_with_password(
+    server: &Server,
+    path: &str,
+    password: &Arc<Mutex<&'static str>>,
+    resource: Resource,
+) {
+    let password = Arc::clone(password);
+    server.route(path, move |request| {
+        // Base64 of me:one, me:two and me:three.
+        let accepted = match *password.lock().expect("no panic") {
+            "one" => "Basic bWU6b25l",
+            "two" => "Basic bWU6dHdv",
+            _ => "Basic bWU6dGhyZWU=",
+        };
+        match request.header("authorization") {
+            Some(sent) if sent == accepted => resource.answer(request),
+            _ => Response::new(401),
+        }
+    });
+}
+
+#[test]
+fn netrc_is_read_again_when_its_password_is_refused() {
+    let (server, place) = (Server::start(), TestDir::new(&[]));
+    let (network, stats) = (Runtime::new().expect("a runtime"), Arc::<Stats>::default());
+    let (bytes, password) = (random_bytes(300_000), Arc::new(Mutex::new("one")));
+    let resource = Resource::new(bytes.clone()).etag("\"1\"");
+    serve_with_password(&server, "/a", &password, resource);
+    let store = |password: &str| {
+        place.put(
+            "netrc",
+            format!("machine 127.0.0.1 login me password {password}\n"),
+        );
+    };
+    store("one");
+    let options = Options {
+        netrc: Some(place.path("netrc")),
+        headers: vec![("X-More".to_owned(), "more".to_owned())],
+        stats: Arc::clone(&stats),
+        ..Options::default()
+    };
+    let url = server.url("/a");
+    let source = network
+        .block_on(source::open(&url, options))
+        .expect("opened");
+    for other in ["two", "three"] {
+        *password.lock().expect("no panic") = other;
+        store(other);
+        let found = read(&network, &source, 200_000).expect("renewed");
+        assert_eq!(found, bytes[200_000..200_009]);
+    }
+    assert_eq!(stats.source_renewed_credentials.get(), 2);
+    for seen in server.requests("/a") {
+        assert_eq!(seen.request.header("x-more"), Some("more"));
+    }
+    *password.lock().expect("no panic") = "one";
+    let error = read(&network, &source, 100_000).expect_err("refused");
+    let text = error.cause.to_string();
+    assert!(text.contains("netrc") && !text.contains("three"), "{text}");
+}
+
+#[test]
+fn netrc_password_never_reaches_another_host() {
+    let (server, place) = (Server::start(), TestDir::new(&[]));
+    let network = Runtime::new().expect("a runtime");
+    let netrc =
+        "machine 127.0.0.1 login me password one\nmachine localhost login me password two\n";
+    place.put("netrc", netrc);
+    server.serve("/b", Resource::new(random_bytes(300_000)));
+    let elsewhere = server.other_url("/b");
+    server.route("/a", move |_| Response::redirect(&elsewhere));
+    let options = Options {
+        netrc: Some(place.path("netrc")),
+        ..Options::default()
+    };
+    let url = server.url("/a");
+    let source = network
+        .block_on(source::open(&url, options))
+        .expect("opened");
+    read(&network, &source, 200_000).expect("read");
+    let sent = |path| {
+        let requests = server.requests(path).into_iter();
+        let sent = requests.map(|seen| seen.request.header("authorization").map(str::to_owned));
+        sent.collect::<Vec<_>>()
+    };
+    assert_eq!(sent("/a"), [Some("Basic bWU6b25l".to_owned())]);
+    assert_eq!(sent("/b"), [None, None]);
+}
+
+#[test]
+fn netrc_is_used_without_other_credentials() {
+    let (server, place) = (Server::start(), TestDir::new(&["cache", "home"]));
+    server.serve("/a.tar", Resource::new(Tree::mixed().tar.clone()));
+    place.put("home/.netrc", "machine 127.0.0.1 login me password one\n");
+    place.put("other", "default login me password two\n");
+    let url = server.url("/a.tar");
+    let with_login = url.replace("http://", "http://me:three@");
+    let basic = |text: &str| Some(format!("Basic {text}"));
+    for (source, flags, netrc, expected) in [
+        (&url, &[][..], None, basic("bWU6b25l")),
+        (&url, &[], Some("other"), basic("bWU6dHdv")),
+        (&url, &[], Some("missing"), None),
+        (&url, &[], Some("/dev/null"), None),
+        (&url, &["--header", "X-More: more"], None, basic("bWU6b25l")),
+        (
+            &url,
+            &["--header", "authorization: Bearer token"],
+            None,
+            Some("Bearer token".to_owned()),
+        ),
+        (&with_login, &[], None, basic("bWU6dGhyZWU=")),
+    ] {
+        let seen = server.requests("/a.tar").len();
+        let mut command = place.command(&["ls", source]);
+        command.args(flags).env("HOME", place.path("home"));
+        command
+            .env_remove("NETRC")
+            .envs(netrc.map(|file| ("NETRC", file)));
+        let done = command.output().expect("it runs");
+        assert!(done.status.success(), "{}", stderr_text(&done));
+        for seen in server.requests("/a.tar").iter().skip(seen) {
+            let sent = seen.request.header("authorization");
+            assert_eq!(sent, expected.as_deref(), "{flags:?} {netrc:?}");
+        }
+    }
+}
+
+#[test]
+fn client_certificate_error_names_file_and_reason() {
+    let place = TestDir::new(&["cache"]);
+    for name in ["one", "two"] {
+        let (key, certificate) = (format!("{name}.key"), format!("{name}.pem"));
+        let words = [
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+        ];
+        let mut openssl = place.command_of("openssl");
+        openssl.args(words).args(["-nodes", "-subj", "/CN=me"]);
+        openssl.args(["-keyout", &key, "-out", &certificate]);
+        assert!(openssl.output().expect("openssl").status.success());
+    }
+    let mut encrypt = place.command_of("openssl");
+    encrypt.args(["pkey", "-in", "one.key", "-aes128", "-passout", "pass:x"]);
+    encrypt.args(["-out", "encrypted.key"]);
+    assert!(encrypt.output().expect("openssl").status.success());
+    place.put(
+        "broken.pem",
+        "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    );
+    place.put("empty", "");
+    for (flags, words) in [
+        (
+            &["--cert", "missing"][..],
+            ["--cert missing", "No such file"],
+        ),
+        (&["--cert", "one.pem"], ["--cert one.pem", "no private key"]),
+        (&["--cert", "one.key"], ["--cert one.key", "no certificate"]),
+        (
+            &["--cert", "one.pem", "--key", "two.key"],
+            ["--key two.key", "not that of"],
+        ),
+        (
+            &["--cert", "one.pem", "--key", "empty"],
+            ["--key empty", "no private key"],
+        ),
+        (
+            &["--cert", "one.pem", "--key", "encrypted.key"],
+            ["--key encrypted.key", "passphrase"],
+        ),
+        (
+            &["--cert", "broken.pem", "--key", "one.key"],
+            ["--cert broken.pem", "number 1 is malformed"],
+        ),
+    ] {
+        let complaint = place.error_of(&[&["ls", "https://127.0.0.1:1/a"], flags].concat());
+        let has_all = words.iter().all(|word| complaint.contains(word));
+        assert!(has_all, "{flags:?}: {complaint}");
+    }
+}
+
 /// Runs `tarfs ls` of an object at `server`, with these variables besides no others of AWS.
 fn list(server: &Server, object: &str, variables: &[(&str, &str)]) -> Output {
     let place = TestDir::new(&["cache"]);

@@ -3,9 +3,10 @@
 //! `tests/mount` has the tests that mount them.
 
 use crate::support::fixture::TestDir;
+use crate::support::http::{Fault, Resource, Server};
 use crate::support::nested::{inner, outer};
 use crate::support::packing::Packing;
-use crate::support::raw::Archive;
+use crate::support::raw::{Archive, random_bytes};
 use crate::support::sha256::sha256;
 
 #[test]
@@ -25,6 +26,94 @@ fn nested_sources_nest_and_slices_begin_anywhere() {
     assert_eq!(place.succeeds(&["ls", rest]), "c\n");
     let digest = sha256(&packed);
     place.succeeds(&["verify", "-q", "--expect-sha256", &digest, &all]);
+}
+
+#[test]
+fn joined_parts_are_one_archive() {
+    let (server, place) = (Server::start(), TestDir::new(&["out"]));
+    let whole = outer(Packing::Gzip);
+    let third = whole.len() / 3;
+    let parts = [&whole[..third], &whole[third..=third], &whole[third + 1..]];
+    for (part, name) in parts.iter().zip(["aa", "ab", "ac"]) {
+        place.put(format!("x.tar.gz.{name}"), part);
+        place.put(format!("with,comma.{name}"), part);
+        let etag = format!("\"{name}\"");
+        server.serve(
+            &format!("/{name}"),
+            Resource::new(part.to_vec()).etag(&etag),
+        );
+    }
+    place.put("x.tar.gz", &whole);
+    let urls = format!(
+        "join:{},{},x.tar.gz.ac",
+        server.url("/aa"),
+        server.url("/ab")
+    );
+    let listed = place.succeeds(&["ls", "-R", "x.tar.gz"]);
+    let digest = sha256(&whole);
+    for source in [
+        "join:x.tar.gz.aa,x.tar.gz.ab,x.tar.gz.ac",
+        "join:x.tar.gz.*",
+        "join:with\\,comma.a?",
+        "join:x.tar.gz.a[ab],slice:0:x.tar.gz.ac",
+        "join:join:x.tar.gz.aa\\,x.tar.gz.ab,x.tar.gz.ac",
+        &urls,
+    ] {
+        assert_eq!(place.succeeds(&["ls", "-R", source]), listed, "{source}");
+        place.succeeds(&["verify", "-q", "--expect-sha256", &digest, source]);
+        let nested = format!("tar:{source}!/kept/inner");
+        assert_eq!(place.succeeds(&["ls", "-R", &nested]), "d\nd/f\n");
+    }
+    // Each part is fetched by requests of its own.
+    let sent = ["/aa", "/ab"].map(|path| server.requests(path).len());
+    assert!(sent.iter().all(|&requests| requests > 0), "{sent:?}");
+}
+
+#[test]
+fn error_of_a_joined_source_names_the_part() {
+    let (server, place) = (Server::start(), TestDir::new(&["out"]));
+    let whole = outer(Packing::Gzip);
+    place.put("part", &whole[..1000]);
+    let rest = Resource::new(whole[1000..].to_vec()).without_ranges();
+    server.serve("/rest", rest);
+    let url = server.url("/rest");
+    for (source, words) in [
+        ("join:part,missing".to_owned(), ["missing", "not found"]),
+        ("join:part,none.*".to_owned(), ["none.*", "not found"]),
+        (
+            "join:part,-".to_owned(),
+            ["standard input", "store it in a file"],
+        ),
+        (format!("join:part,{url}"), [&*url, "read only once"]),
+        (
+            "join:part,,part".to_owned(),
+            ["SOURCE is empty", "path or a URL"],
+        ),
+    ] {
+        let complaint = place.error_of(&["ls", &source]);
+        let has_all = words.iter().all(|word| complaint.contains(word));
+        assert!(has_all, "{source}: {complaint}");
+    }
+}
+
+#[test]
+fn part_that_changes_is_named() {
+    let (server, place) = (Server::start(), TestDir::new(&["out"]));
+    let whole = Archive::new().file("a", random_bytes(1 << 20)).end();
+    place.put("part", &whole[..1000]);
+    let version = |tag| Resource::new(whole[1000..].to_vec()).etag(tag);
+    let other = version("\"2\"");
+    server.serve_with_faults("/rest", version("\"1\""), move |request| {
+        let is_first = request.range().is_some_and(|(start, _)| start == 0);
+        (!is_first).then(|| Fault::Other(other.clone()))
+    });
+    let (url, source) = (
+        server.url("/rest"),
+        format!("join:part,{}", server.url("/rest")),
+    );
+    let complaint = place.error_of(&["materialize", "-q", &source, "-C", "out"]);
+    assert!(complaint.contains(&url), "{complaint}");
+    assert!(complaint.contains("has changed"), "{complaint}");
 }
 
 #[test]

@@ -80,3 +80,19 @@ fn failing_source_of_credentials_is_no_outage() {
     let error = stderr_text(&refused);
     assert!(error.contains("no such profile: absent"), "{error}");
 }
+
+#[test]
+fn joined_urls_are_refused_offline() {
+    let (place, server) = (TestDir::new(&["cache"]), Server::start());
+    let tar = Tree::mixed().tar.clone();
+    let (first, second) = tar.split_at(1000);
+    place.put("first", first);
+    place.put("second", second);
+    server.serve("/second", Resource::new(second.to_vec()).etag("\"1\""));
+    let urls = format!("join:first,{}", server.url("/second"));
+    let listed = place.succeeds(&["ls", "-R", &urls]);
+    let error = place.error_of(&["ls", "--offline", "-R", &urls]);
+    assert!(error.contains("leave --offline out"), "{error}");
+    let local = ["ls", "--offline", "-R", "join:first,second"];
+    assert_eq!(place.succeeds(&local), listed);
+}

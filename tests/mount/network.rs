@@ -28,6 +28,11 @@ impl TlsServer {
     }
 
     fn with(certificate: &Certificate) -> Self {
+        Self::with_settings(certificate, "")
+    }
+
+    /// As [`TlsServer::with`], with more lines of nginx' configuration.
+    fn with_settings(certificate: &Certificate, settings: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path();
         certificate.make(path);
@@ -35,7 +40,7 @@ impl TlsServer {
         fs::create_dir(&served).expect("a directory");
         archive(&served.join("a.tar"));
         let port = free_port();
-        fs::write(path.join("nginx.conf"), configuration(path, port)).expect("a file");
+        fs::write(path.join("nginx.conf"), configuration(path, port, settings)).expect("a file");
         let nginx = Command::new("nginx")
             .arg("-c")
             .arg(path.join("nginx.conf"))
@@ -72,7 +77,7 @@ impl Drop for TlsServer {
     }
 }
 
-fn configuration(path: &Path, port: u16) -> String {
+fn configuration(path: &Path, port: u16, settings: &str) -> String {
     let path = path.display();
     format!(
         "daemon off; master_process off; user root; pid {path}/pid; error_log {path}/errors;
@@ -85,12 +90,8 @@ fn configuration(path: &Path, port: u16) -> String {
                  listen 127.0.0.1:{port} ssl;
                  ssl_certificate {path}/certificate.pem;
                  ssl_certificate_key {path}/key.pem;
-                 ssl_client_certificate {path}/certificate.pem;
-                 ssl_verify_client optional;
                  root {path}/served;
-                 location /v2/ {{
-                     if ($ssl_client_verify != SUCCESS) {{ return 403; }}
-                 }}
+                 {settings}
              }}
          }}"
     )
@@ -222,7 +223,9 @@ fn https_trusts_only_ssl_cert_file() {
 
 #[test]
 fn tls_of_a_registry_follows_hosts_toml() {
-    let server = TlsServer::start();
+    let settings = "ssl_client_certificate certificate.pem; ssl_verify_client optional;
+        location /v2/ { if ($ssl_client_verify != SUCCESS) { return 403; } }";
+    let server = TlsServer::with_settings(&Certificate::default(), settings);
     let api = server.directory.path().join("served/v2/me/tool");
     for kind in ["blobs", "manifests"] {
         fs::create_dir_all(api.join(kind)).expect("made");
@@ -417,6 +420,54 @@ fn cacert_adds_all_its_certificates_to_the_system_ones() {
         assert!(complaint.contains(file), "{complaint}");
         assert!(complaint.contains("--cacert"), "{complaint}");
     }
+}
+
+#[test]
+fn client_certificate_is_sent_to_the_host_of_source() {
+    let client = tempfile::tempdir().expect("a directory");
+    Certificate::of_authority().make(client.path());
+    let file = |name: &str| client.path().join(name).display().to_string();
+    let (certificate, key) = (file("certificate.pem"), file("key.pem"));
+    let settings = format!("ssl_client_certificate {certificate}; ssl_verify_client on;");
+    let server = TlsServer::with_settings(&Certificate::default(), &settings);
+    let (url, trusted) = (server.url(), server.certificate().display().to_string());
+
+    let identified = [
+        "ls",
+        "--cacert",
+        &trusted,
+        "--cert",
+        &certificate,
+        "--key",
+        &key,
+    ];
+    let accepted = run(&[&identified[..], &[&url]].concat(), &[]);
+    assert_eq!(
+        String::from_utf8_lossy(&accepted.stdout),
+        "hello\n",
+        "{accepted:?}"
+    );
+    let refused = run(&["ls", "--cacert", &trusted, &url], &[]);
+    assert_eq!(refused.status.code(), Some(2), "{refused:?}");
+
+    let redirect = format!("location / {{ return 302 {url}; }}");
+    let other = TlsServer::with_settings(&Certificate::default(), &redirect);
+    let both = client.path().join("both.pem");
+    let pem = |server: &TlsServer| fs::read_to_string(server.certificate()).expect("readable");
+    fs::write(&both, [pem(&server), pem(&other)].concat()).expect("a file");
+    let both = both.to_str().expect("UTF-8");
+    let identified = [
+        "ls",
+        "--cacert",
+        both,
+        "--cert",
+        &certificate,
+        "--key",
+        &key,
+    ];
+    let redirected = run(&[&identified[..], &[&other.url()]].concat(), &[]);
+    let complaint = String::from_utf8_lossy(&redirected.stderr);
+    assert!(complaint.contains("status 400"), "{complaint}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ pub(crate) mod headers;
 mod layers;
 mod mount;
 mod prefetch;
+mod server;
 mod size;
 mod source;
 mod xattrs;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::headers::HeaderArg;
+use super::server::ServerArgs;
 use super::size::{Size, count_parser, parse_chunk_size, parse_memory, seconds_parser};
 use tarfs::Sha256;
 use tarfs::codec::Compression;
@@ -20,7 +21,9 @@ pub(crate) struct SourceArgs {
         long_help = "The archive: a path, a file://, http://, https://, s3://, gs:// or az:// URL, or an \
                      image\n\n\
                      Other forms: tar:SOURCE!/PATH is a file inside another archive. \
-                     slice:START[+LEN]:SOURCE is a range of bytes of SOURCE. An image is \
+                     slice:START[+LEN]:SOURCE is a range of bytes of SOURCE. join:PART,PART is an archive in \
+                     parts, each a SOURCE or a pattern of local files, as in join:a.tar.gz.*; a comma in a \
+                     part is written as \\,. An image is \
                      oci://REGISTRY/REPOSITORY[:TAG|@DIGEST], docker://NAME, oci-archive:FILE[:TAG], \
                      docker-archive:FILE[:NAME] or oci:DIR[:TAG], where FILE may be a URL."
     )]
@@ -41,9 +44,8 @@ pub(crate) struct SourceArgs {
     #[arg(long)]
     pub allow_insecure_redirects: bool,
 
-    /// Also trust the certificates in this PEM file, for example a self-signed one
-    #[arg(long, value_name = "FILE")]
-    pub cacert: Option<PathBuf>,
+    #[command(flatten)]
+    pub server: ServerArgs,
 
     /// Endpoint of the object store [default: that of its own tools' variables, or the cloud's]
     #[arg(long, value_name = "URL")]

@@ -1,0 +1,134 @@
+//! A caching proxy in front of the origin.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tarfs::internal::buffer_pool::BufferPool;
+use tarfs::source::{self, Options, Retry, Source, Via};
+use tarfs::{Extent, Packed, Stats, fetch};
+use tokio::runtime::Runtime;
+
+use crate::support::http::{Fault, Resource, Server};
+use crate::support::raw::random_bytes;
+
+const LEN: usize = 1 << 20;
+
+/// An origin, and a caching proxy with a fault.
+struct Proxied {
+    network: Runtime,
+    stats: Arc<Stats>,
+    bytes: Vec<u8>,
+    origin: Server,
+    proxy: Server,
+    /// Path of the origin's URL at the proxy.
+    path: String,
+}
+
+impl Proxied {
+    fn new(fault: Option<Fault>) -> Self {
+        let (origin, proxy) = (Server::start(), Server::start());
+        let bytes = random_bytes(LEN);
+        let resource = Resource::new(bytes.clone()).etag("\"1\"");
+        origin.serve("/a", resource.clone());
+        let path = format!("/at/{}", origin.url("/a").replacen("://", "/", 1));
+        proxy.serve_with_faults(&path, resource, move |_| fault.clone());
+        Self {
+            network: Runtime::new().expect("a runtime"),
+            stats: Arc::default(),
+            bytes,
+            origin,
+            proxy,
+            path,
+        }
+    }
+
+    fn open(&self, sends_credentials: bool) -> Arc<dyn Source> {
+        let via = Via::new(&self.proxy.url("/at/"), sends_credentials).expect("a URL");
+        let options = Options {
+            via: Some(via),
+            headers: vec![("X-Token".to_owned(), "one".to_owned())],
+            timeout: Duration::from_secs(20),
+            retry: Retry {
+                initial_pause: Duration::ZERO,
+                ..Retry::default()
+            },
+            stats: Arc::clone(&self.stats),
+            ..Options::default()
+        };
+        let url = self.origin.url("/a").replace("http://", "http://me:pw@");
+        let url = format!("{url}?x=1&sig=secret");
+        self.network
+            .block_on(source::open(&url, options))
+            .expect("opened")
+    }
+
+    fn assert_reads(&self, source: &Arc<dyn Source>, start: usize) {
+        let extent = Extent::with_len(Packed(start as u64), 1000);
+        let pool = BufferPool::new(1 << 20);
+        let read = fetch::read(self.network.handle(), source, extent, &pool);
+        let expected = self.bytes.get(start..start + 1000);
+        assert_eq!(read.ok().as_deref(), expected);
+    }
+}
+
+#[test]
+fn caching_proxy_serves_all_but_the_first_request() {
+    let proxied = Proxied::new(None);
+    let source = proxied.open(false);
+    for start in [100_000, 500_000, 900_000] {
+        proxied.assert_reads(&source, start);
+    }
+    assert_eq!(proxied.origin.requests("/a").len(), 1);
+    assert_eq!(proxied.proxy.requests(&proxied.path).len(), 3);
+    // Saved state is that of the origin.
+    let url = proxied.origin.url("/a?x=1");
+    let other = source::locator(&url, &Options::default());
+    assert_eq!(Some(source.locator()), other.as_deref());
+}
+
+#[test]
+fn caching_proxy_gets_credentials_only_if_told() {
+    for sends_credentials in [false, true] {
+        let proxied = Proxied::new(None);
+        let source = proxied.open(sends_credentials);
+        proxied.assert_reads(&source, 500_000);
+        for seen in proxied.proxy.requests(&proxied.path) {
+            let token = seen.request.header("x-token");
+            assert_eq!(token, sends_credentials.then_some("one"));
+            let query = if sends_credentials {
+                "x=1&sig=secret"
+            } else {
+                "x=1"
+            };
+            assert_eq!(seen.request.query, query);
+            let password = seen.request.header("authorization");
+            assert_eq!(password.is_some(), sends_credentials);
+        }
+        let first = &proxied.origin.requests("/a")[0].request;
+        assert_eq!(first.header("x-token"), Some("one"));
+    }
+}
+
+#[test]
+fn origin_is_asked_if_the_caching_proxy_fails() {
+    let other = Resource::new(random_bytes(LEN)).etag("\"2\"");
+    for fault in [
+        Fault::Status(403),
+        Fault::Status(502),
+        Fault::HangUp,
+        Fault::Reset(10),
+        Fault::Whole,
+        Fault::Redirect("/elsewhere".to_owned()),
+        Fault::Other(other),
+    ] {
+        let proxied = Proxied::new(Some(fault.clone()));
+        let source = proxied.open(false);
+        for start in [100_000, 500_000] {
+            proxied.assert_reads(&source, start);
+        }
+        // It is not asked again for a while.
+        assert_eq!(proxied.proxy.requests(&proxied.path).len(), 1, "{fault:?}");
+        assert_eq!(proxied.origin.requests("/a").len(), 3, "{fault:?}");
+        assert_eq!(proxied.stats.source_via_failures.get(), 1, "{fault:?}");
+    }
+}
