@@ -3,12 +3,14 @@
 # directory of their own, on free ports of 127.0.0.1.
 #
 #   servers_install SETUP...    installs the packages of these set-ups; no service starts
-#   server_start SETUP DIR      serves the directory DIR, and sets server_url and server_certificate
+#   server_start SETUP DIR      serves the directory DIR, and sets server_url, and what clients need:
+#                               server_flags for curl and tarfs, tarfs_flags for tarfs alone, server_netrc
 #   server_stop                 stops it; safe to call twice
 #
 # Each set-up is a function setup_NAME, with _ for each - of its name. It writes what the server needs into
 # $server_dir and starts it with server_run; $served is the directory that is served, $port a free port, and
-# $backend_port another one. A set-up that speaks TLS sets scheme=https.
+# $backend_port another one. A set-up that speaks TLS sets scheme=https. A set-up whose second server must be
+# used, too, sets used_log to that server's log of requests.
 #
 # Source lib/common.sh and lib/apt.sh before this, as root, and let all users read DIR,
 # because some servers drop root.
@@ -28,6 +30,8 @@ readonly server_packages=(
     'nginx-slow-connections nginx-light'
     'nginx-proxy nginx-light'
     'nginx-cache nginx-light'
+    'nginx-password nginx-light'
+    'nginx-client-certificate nginx-light'
     'apache-prefork apache2-bin'
     'apache-event apache2-bin'
     'apache-http2 apache2-bin'
@@ -59,14 +63,22 @@ readonly server_packages=(
     'php php-cli'
 )
 
-# The names of all set-ups.
+# Set-ups that only tarfs can read as a whole, because curl has no mirrors and no such proxies.
+readonly tarfs_packages=(
+    'nginx-slow-mirror nginx-light'
+    'nginx-dying-mirror nginx-light'
+    'nginx-slice-cache nginx-light'
+)
+
+# The names of the set-ups that curl can read, and of those that only tarfs can read.
 server_setups() { printf '%s\n' "${server_packages[@]%% *}"; }
+tarfs_setups() { printf '%s\n' "${tarfs_packages[@]%% *}"; }
 
 # Installs the Debian packages of the set-ups in the arguments.
 servers_install() {
     local setup line words packages=(util-linux openssl curl)
     for setup; do
-        for line in "${server_packages[@]}"; do
+        for line in "${server_packages[@]}" "${tarfs_packages[@]}"; do
             read -ra words <<<"$line"
             [[ ${words[0]} != "$setup" ]] || packages+=("${words[@]:1}")
         done
@@ -86,7 +98,10 @@ server_start() {
         server_pids=()
         port=$((20000 + RANDOM % 5000 * 2))
         backend_port=$((port + 1))
-        server_certificate=
+        server_flags=()
+        tarfs_flags=()
+        server_netrc=
+        used_log=
         "setup_${setup//-/_}"
         server_url=$scheme://127.0.0.1:$port
         if server_answers; then return; fi
@@ -115,8 +130,7 @@ server_answers() {
             kill -0 "$pid" 2>/dev/null || return 1
         done
         # Any answer counts, also that there is nothing at this place.
-        if curl -s -o /dev/null --max-time 2 ${server_certificate:+--cacert "$server_certificate"} \
-            "$server_url/nothing"; then
+        if curl -s -o /dev/null --max-time 2 "${server_flags[@]}" "$server_url/nothing"; then
             return 0
         fi
         sleep 0.1
@@ -137,12 +151,13 @@ server_stop() {
 
 # Makes a certificate for 127.0.0.1 and sets scheme; its key is beside it, and both are in both.pem.
 use_tls() {
-    server_certificate=$server_dir/certificate.pem
+    local certificate=$server_dir/certificate.pem
     openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 \
         -addext subjectAltName=IP:127.0.0.1 -keyout "$server_dir/key.pem" \
-        -out "$server_certificate" 2>/dev/null
-    cat "$server_certificate" "$server_dir/key.pem" >"$server_dir/both.pem"
+        -out "$certificate" 2>/dev/null
+    cat "$certificate" "$server_dir/key.pem" >"$server_dir/both.pem"
     chmod 644 "$server_dir"/*.pem
+    server_flags=(--cacert "$certificate")
     scheme=https
 }
 
@@ -231,6 +246,69 @@ setup_nginx_cache() {
     run_nginx "$port" "location / { proxy_pass http://127.0.0.1:$backend_port; proxy_cache all;
             proxy_cache_valid 200 1h; proxy_cache_lock on; }" \
         "proxy_cache_path $server_dir/cache keys_zone=all:1m;"
+}
+
+# Serves only a user whose password is in a netrc file.
+setup_nginx_password() {
+    echo "reader:$(openssl passwd -apr1 'a "b')" >"$server_dir/passwords"
+    server_netrc=$server_dir/netrc
+    echo 'machine 127.0.0.1 login reader password "a \"b"' >"$server_netrc"
+    run_nginx "$port" "auth_basic all; auth_basic_user_file $server_dir/passwords;"
+}
+
+# Serves only a client whose certificate its authority has signed.
+setup_nginx_client_certificate() {
+    use_tls
+    local authority=$server_dir/authority client=$server_dir/client
+    openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout "$authority.key" \
+        -out "$authority.pem" 2>/dev/null
+    openssl req -newkey rsa:2048 -nodes -subj /CN=client -keyout "$client.key" -out "$client.csr" \
+        2>/dev/null
+    openssl x509 -req -days 2 -in "$client.csr" -CA "$authority.pem" -CAkey "$authority.key" \
+        -CAcreateserial -out "$client.pem" 2>/dev/null
+    server_flags+=(--cert "$client.pem" --key "$client.key")
+    run_nginx "$port" "$(nginx_certificate) ssl_client_certificate $authority.pem;
+        ssl_verify_client on;" '' ssl
+}
+
+# A mirror ten times as fast.
+setup_nginx_slow_mirror() {
+    run_nginx "$port" 'limit_rate 3000000; sendfile_max_chunk 16k;'
+    use_second_server 'limit_rate 30000000; sendfile_max_chunk 128k;'
+    tarfs_flags=(--mirror-url "http://127.0.0.1:$backend_port/archive.tar")
+}
+
+# A mirror as fast. The first server ends at its eighth request.
+setup_nginx_dying_mirror() {
+    local log=$server_dir/first.log first
+    run_nginx "$port" "access_log $log; limit_rate 10000000; sendfile_max_chunk 64k;"
+    first=${server_pids[0]}
+    use_second_server 'limit_rate 10000000; sendfile_max_chunk 64k;'
+    tarfs_flags=(--mirror-url "http://127.0.0.1:$backend_port/archive.tar")
+    (
+        until [[ -e $log && $(wc -l <"$log") -ge 8 ]]; do sleep 0.02; done
+        kill -KILL "$first"
+    ) &
+    server_pids+=($!)
+}
+
+# A proxy beside the server, which stores slices of files.
+setup_nginx_slice_cache() {
+    run_nginx "$port"
+    # shellcheck disable=SC2016 # The dollars are nginx'.
+    use_second_server 'location ~ "^/(https?)/([^/]+)(/.*)$" {
+            slice 1m; proxy_cache all; proxy_cache_key $uri$is_args$args$slice_range;
+            proxy_set_header Range $slice_range; proxy_cache_valid 200 206 1h; proxy_cache_lock on;
+            proxy_http_version 1.1; proxy_pass $1://$2$3$is_args$args; }' \
+        "proxy_cache_path $server_dir/cache keys_zone=all:1m;"
+    # shellcheck disable=SC2034 # The scripts that source this read it.
+    tarfs_flags=(--via "http://127.0.0.1:$backend_port")
+}
+
+# Starts an nginx on $backend_port that must be used, with the lines $1 in its server and $2 in its http part.
+use_second_server() {
+    used_log=$server_dir/used.log
+    run_nginx "$backend_port" "access_log $used_log; $1" "${2:-}"
 }
 
 # Apache
