@@ -10,11 +10,11 @@ use rustls::crypto::{self, CryptoProvider};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
+use rustls::sign::SingleCertAndKey;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
 };
 
-use super::client_certificate::ClientCertificate;
 use crate::base::time::Civil;
 use crate::source::Obstacle;
 
@@ -96,7 +96,7 @@ pub(super) fn parse_certificates(
 /// A server that asks for a certificate gets that of `client`.
 pub(super) fn client_config(
     more: &Certificates,
-    client: Option<&ClientCertificate>,
+    client: Option<Arc<SingleCertAndKey>>,
 ) -> Result<ClientConfig, Error> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -114,7 +114,7 @@ pub(super) fn client_config(
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
     let mut config = match client {
-        Some(client) => builder.with_client_cert_resolver(client.resolver()),
+        Some(client) => builder.with_client_cert_resolver(client),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

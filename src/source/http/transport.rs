@@ -190,7 +190,8 @@ fn build_client(
         obstacle: Obstacle::Tls,
         detail: root_cause(error).to_string(),
     };
-    let tls = certificates::client_config(&options.certificates, certificate);
+    let client = certificate.map(ClientCertificate::resolver);
+    let tls = certificates::client_config(&options.certificates, client);
     let tls = tls.map_err(|error| unusable(&error))?;
     // HTTP/1.1 moves more bytes per CPU second than HTTP/2. Bodies are not decoded. `Client` follows redirects
     // itself, because it knows to which origin the headers belong.

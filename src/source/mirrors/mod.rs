@@ -146,7 +146,6 @@ impl Mirrors {
                     tracing::debug!(cause = %error.cause, "{error}");
                 }
             }
-            tracing::debug!("{}: a read continues elsewhere", mirror.http.location());
             self.stats.source_mirror_switches.increment();
         }
         Ok(())
