@@ -721,6 +721,22 @@ fn mirror_is_asked_before_the_registry() {
 }
 
 #[test]
+fn layer_that_a_mirror_lacks_is_read_from_the_registry() {
+    let has_no_layers = |request: &Request| {
+        let is_blob = request.path.contains("/blobs/");
+        is_blob.then(|| Response::new(404))
+    };
+    let (registry, mirror) = (Registry::with(&one()), guarded(Arc::new(has_no_layers)));
+    let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
+    let url = mirror.server.url("");
+    configure(&place, &registry, &format!("[host.\"{url}\"]\n"));
+    let words = ["materialize", "-q", "--hosts-dir", "hosts", &source];
+    succeeds(&place, &[&words[..], &["-C", "out"]].concat());
+    assert!(!names_in(&place.path("out")).is_empty());
+    assert_eq!(registry.requests(&manifest("1")), 0, "the mirror has it");
+}
+
+#[test]
 fn headers_and_logins_of_a_registry_do_not_reach_its_mirror() {
     let image = one();
     let (registry, mirror) = (

@@ -23,7 +23,7 @@ use crate::base::extent::Packed;
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 
-pub(super) use open::open;
+pub(super) use open::{in_order, open};
 
 /// Interval at which the progress of a read is checked.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -36,6 +36,8 @@ pub(crate) struct Mirrors {
     first: Arc<Mirror>,
     /// All mirrors, of which it is the first.
     list: MirrorList,
+    /// Whether each is asked only while those before it fail.
+    is_ordered: bool,
     stats: Arc<Stats>,
     /// Opens the other mirrors; aborted when dropped.
     _opening: JoinSet<()>,
@@ -90,6 +92,12 @@ impl Mirrors {
         usable.any(|(other, _)| other != number)
     }
 
+    fn choose(&self, loads: &[MirrorLoad], left: u64, now: Instant) -> usize {
+        let mut usable = loads.iter().map(|load| load.is_usable(now));
+        let first_usable = usable.position(|is_usable| is_usable && self.is_ordered);
+        first_usable.unwrap_or_else(|| load::choose(loads, left, now))
+    }
+
     async fn fill_buffer(
         &self,
         offset: u64,
@@ -97,26 +105,24 @@ impl Mirrors {
         read_handle: &ReadHandle,
     ) -> Result<(), Error> {
         let mut state = self.first.http.start_fill(offset, buffer, read_handle)?;
-        let mut has_switched = false;
+        let mut may_switch = !self.is_ordered;
         while state.filled < buffer.len() {
             let (mirrors, started) = (self.mirrors(), Instant::now());
             let (loads, before) = (loads(&mirrors), state.filled);
             let left = (buffer.len() - before) as u64;
-            let number = load::choose(&loads, left, started);
+            let number = self.choose(&loads, left, started);
             let Some(mirror) = mirrors.get(number) else {
                 break;
             };
             let has_others = self.has_others(number);
             let _read = Arc::clone(&mirror.reads);
-            let fill = &mut state;
-            let filling = mirror
-                .http
-                .continue_fill(offset, buffer, fill, read_handle, has_others);
+            let (http, fill) = (&mirror.http, &mut state);
+            let filling = http.continue_fill(offset, buffer, fill, read_handle, has_others);
             let end = tokio::select! {
                 biased;
                 filled = filling => filled.map(|()| true),
                 // Only once, because this machine may be the slow one.
-                () = self.wait_for_better(number, read_handle, left), if !has_switched => Ok(false),
+                () = self.wait_for_better(number, read_handle, left), if may_switch => Ok(false),
             };
             // A cut of the dropped request must not end the next one.
             let was_in_flight = read_handle.is_in_flight();
@@ -131,7 +137,7 @@ impl Mirrors {
                     continue;
                 }
                 Ok(false) => {
-                    has_switched = true;
+                    may_switch = false;
                     // A read that waits for its turn is no failure.
                     if was_in_flight {
                         load.record_failure(now, false);

@@ -59,9 +59,28 @@ pub(crate) async fn open(mut places: Vec<Place>) -> Result<Arc<dyn Source>, Erro
         info,
         first,
         list,
+        is_ordered: false,
         stats,
         _opening: opening,
     }))
+}
+
+/// `first` and `others`, which have the same bytes, in the order in which they are asked.
+pub(crate) fn in_order(first: Http, others: Vec<Http>, stats: Arc<Stats>) -> Arc<dyn Source> {
+    if others.is_empty() {
+        return Arc::new(first);
+    }
+    let (info, first) = (first.info().clone(), Mirror::new(first));
+    let others = others.into_iter().map(Mirror::new);
+    let list = std::iter::once(Arc::clone(&first)).chain(others).collect();
+    Arc::new(Mirrors {
+        info,
+        first,
+        list: MirrorList::new(Mutex::new(list)),
+        is_ordered: true,
+        stats,
+        _opening: JoinSet::new(),
+    })
 }
 
 async fn open_http((target, options): &Place) -> Result<Http, Error> {

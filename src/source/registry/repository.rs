@@ -13,6 +13,7 @@ use super::referrers::{Descriptor, fallback_tag, next_page, parse_referrers};
 use crate::base::sha256::Sha256;
 use crate::source::credentials::{PULL, PUSH, RegistryLogin};
 use crate::source::http::{Message, NetworkTransport, silent_server};
+use crate::source::mirrors;
 use crate::source::upload::Sender;
 use crate::source::{
     Authorizer, Cause, Error, Fingerprint, FirstContact, Http, Location, Options, Source, Target,
@@ -166,12 +167,29 @@ impl Repository {
         Ok(bytes.into())
     }
 
-    /// The blob with `digest` and `len` bytes, without a request. Its readers compare the digest.
+    /// The blob with `digest` and `len` bytes, without a request. Its readers compare the digest. While the server
+    /// of the manifest fails, those after it are asked.
     ///
     /// # Errors
     /// No server may be asked for blobs.
     pub fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
         let server = self.pull_server()?;
+        let later = self
+            .servers
+            .iter()
+            .skip_while(|one| !std::ptr::eq(*one, server));
+        let later = later.skip(1).filter(|one| one.can_pull);
+        let others = later.map(|one| self.blob_of(one, digest, len));
+        let first = self.blob_of(server, digest, len)?;
+        let stats = Arc::clone(&server.options.stats);
+        Ok(mirrors::in_order(
+            first,
+            others.collect::<Result<_, _>>()?,
+            stats,
+        ))
+    }
+
+    fn blob_of(&self, server: &Server, digest: Sha256, len: u64) -> Result<Http, Error> {
         let version = Fingerprint {
             len: Some(len),
             validator: Validator::Digest(digest),
@@ -179,9 +197,7 @@ impl Repository {
         let target = server.target(&self.name, "blobs", &format!("sha256:{digest}"));
         let transport = Box::new(server.transport.clone());
         let options = server.options.clone();
-        Ok(Arc::new(Http::open_known(
-            version, transport, target, options,
-        )?))
+        Http::open_known(version, transport, target, options)
     }
 
     /// The server that served a manifest, or else the last one that may be asked for blobs.
