@@ -68,6 +68,7 @@ readonly tarfs_packages=(
     'nginx-slow-mirror nginx-light'
     'nginx-dying-mirror nginx-light'
     'nginx-slice-cache nginx-light'
+    'nginx-secure-link nginx-light'
 )
 
 # The names of the set-ups that curl can read, and of those that only tarfs can read.
@@ -303,6 +304,25 @@ setup_nginx_slice_cache() {
         "proxy_cache_path $server_dir/cache keys_zone=all:1m;"
     # shellcheck disable=SC2034 # The scripts that source this read it.
     tarfs_flags=(--via "http://127.0.0.1:$backend_port")
+}
+
+# Serves only clients with a signature that has not expired, in headers of a file.
+setup_nginx_secure_link() {
+    # shellcheck disable=SC2016 # The dollars are nginx'.
+    run_nginx "$port" 'secure_link $http_x_signature,$http_x_expires; secure_link_md5 "$http_x_expires$uri tests";
+        if ($secure_link != "1") { return 403; }'
+    server_link=$server_dir/link
+    sign_link 600
+    tarfs_flags=(--header "@$server_link")
+}
+
+# Writes headers for the archive into server_link that expire in $1 seconds.
+sign_link() {
+    local expires signature
+    expires=$(($(date +%s) + $1))
+    signature=$(printf '%s/archive.tar tests' "$expires" | openssl md5 -binary | base64 | tr '+/' '-_' | tr -d '=')
+    printf 'X-Signature: %s\nX-Expires: %s\n' "$signature" "$expires" >"$server_link.new"
+    mv "$server_link.new" "$server_link"
 }
 
 # Starts an nginx on $backend_port that must be used, with the lines $1 in its server and $2 in its http part.
