@@ -97,8 +97,9 @@ async fn open_first(places: &[Place]) -> Result<(Http, usize), Error> {
                 tracing::warn!("using {name} instead of SOURCE");
                 return Ok((opened, number));
             }
-            Ok(Err(error)) => tracing::warn!("{error}: {}", error.cause),
-            Ok(Ok(_)) | Err(_) => tracing::warn!("{name}: no answer with a range"),
+            // A published index is often at none of the places.
+            Ok(Err(error)) => tracing::debug!(cause = %error.cause, "{error}"),
+            Ok(Ok(_)) | Err(_) => tracing::debug!("{name}: no answer with a range"),
         }
     }
     let no_place = || Error::new("the source", Cause::Malformed("no URL is given".to_owned()));
