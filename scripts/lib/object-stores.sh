@@ -38,6 +38,19 @@ go_program() {
     echo "$directory/$1"
 }
 
+# Builds the Go program of the folder scripts/lib/$1, once for each version of it, and prints its path.
+go_local_program() {
+    local folder=$project/scripts/lib/$1 directory
+    directory=${XDG_CACHE_HOME:-$HOME/.cache}/tarfs-tests/$1-$(cat "$folder"/* | sha256sum | head -c 12)
+    if [[ ! -x $directory/$1 ]]; then
+        need_go
+        say "building $1"
+        mkdir -p "$directory"
+        (cd "$folder" && GOFLAGS=-mod=readonly "$go" build -o "$directory/$1" .) >&2
+    fi
+    echo "$directory/$1"
+}
+
 # Sets `versitygw`.
 need_versitygw() {
     versitygw=$(go_program versitygw github.com/versity/versitygw/cmd/versitygw "$versitygw_version")

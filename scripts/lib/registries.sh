@@ -79,17 +79,67 @@ registry_push_blob() {
     echo "$digest"
 }
 
+# Stores the manifest on standard input as the tag $2 of the repository $1 of registry_host, and prints its digest.
+registry_push_manifest() {
+    local manifest
+    manifest=$(cat)
+    curl -fsS -o /dev/null -X PUT -H 'Content-Type: application/vnd.oci.image.manifest.v1+json' \
+        --data-binary "$manifest" "http://$registry_host/v2/$1/manifests/$2"
+    echo "sha256:$(printf %s "$manifest" | sha256sum | cut -d' ' -f1)"
+}
+
+# Prints a descriptor with the media type $1 of the blob $2 with the content of the file $3. $4 is more of its JSON.
+registry_descriptor() {
+    printf '{"mediaType":"%s","digest":"%s","size":%s%s}' "$1" "$2" "$(stat -c %s "$3")" "${4:-}"
+}
+
 # Makes an artifact of the file $3, as the tag $2 of the repository $1 of registry_host.
 registry_push_artifact() {
-    local config layer manifest size
+    local config layer
     printf '{}' >"$3.config"
     config=$(registry_push_blob "$1" "$3.config")
     layer=$(registry_push_blob "$1" "$3")
-    size=$(stat -c %s "$3")
-    manifest='{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",'
-    manifest+='"artifactType":"application/x-tests",'
-    manifest+='"config":{"mediaType":"application/vnd.oci.empty.v1+json","digest":"'$config'","size":2},'
-    manifest+='"layers":[{"mediaType":"application/x-tests","digest":"'$layer'","size":'$size'}]}'
-    curl -fsS -o /dev/null -X PUT -H 'Content-Type: application/vnd.oci.image.manifest.v1+json' \
-        --data "$manifest" "http://$registry_host/v2/$1/manifests/$2"
+    config=$(registry_descriptor application/vnd.oci.empty.v1+json "$config" "$3.config")
+    layer=$(registry_descriptor application/x-tests "$layer" "$3")
+    registry_push_manifest "$1" "$2" >/dev/null <<<'{"schemaVersion":2,
+        "mediaType":"application/vnd.oci.image.manifest.v1+json","artifactType":"application/x-tests",
+        "config":'"$config"',"layers":['"$layer"']}'
+}
+
+# Makes an image of the gzipped layer $3, as the tag $2 of the repository $1 of registry_host, and prints the digest of
+# its manifest. $4 and $5 are annotations of the manifest and of the layer, in JSON.
+registry_push_layer() {
+    local plain config layer
+    plain=$(zcat "$3" | sha256sum | cut -d' ' -f1)
+    printf '{"architecture":"%s","os":"linux","rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+        "$(dpkg --print-architecture)" "$plain" >"$3.config"
+    config=$(registry_push_blob "$1" "$3.config")
+    layer=$(registry_push_blob "$1" "$3")
+    config=$(registry_descriptor application/vnd.oci.image.config.v1+json "$config" "$3.config")
+    layer=$(registry_descriptor application/vnd.oci.image.layer.v1.tar+gzip "$layer" "$3" ',"annotations":{'"${5:-}"'}')
+    registry_push_manifest "$1" "$2" <<<'{"schemaVersion":2,
+        "mediaType":"application/vnd.oci.image.manifest.v1+json","config":'"$config"',
+        "layers":['"$layer"'],"annotations":{'"${4:-}"'}}'
+}
+
+# Stores the SOCI index, of the version $3, with the ztoc $5 of the layer $4, in the repository $1 of registry_host.
+# Prints its digest. With version 1 it refers to the manifest $2, by the tag for that, as soci stores it.
+registry_push_soci_index() {
+    local config ztoc index type=application/vnd.amazon.soci.index.v$3+json
+    printf '{}' >"$5.config"
+    config=$(registry_push_blob "$1" "$5.config")
+    ztoc=$(registry_push_blob "$1" "$5")
+    config=$(registry_descriptor "$type" "$config" "$5.config")
+    ztoc=$(registry_descriptor application/octet-stream "$ztoc" "$5" \
+        ',"annotations":{"com.amazon.soci.image-layer-digest":"sha256:'"$(sha256sum "$4" | cut -d' ' -f1)"'"}')
+    index=$(registry_push_manifest "$1" "soci-$3" <<<'{"schemaVersion":2,
+        "mediaType":"application/vnd.oci.image.manifest.v1+json","config":'"$config"',"layers":['"$ztoc"']}')
+    if [[ $3 == 1 ]]; then
+        curl -fsS -o /dev/null -X PUT -H 'Content-Type: application/vnd.oci.image.index.v1+json' \
+            --data '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{
+            "mediaType":"application/vnd.oci.image.manifest.v1+json","artifactType":"'"$type"'","digest":"'"$index"'",
+            "size":'"$(curl -fsS -H 'Accept: */*' "http://$registry_host/v2/$1/manifests/$index" | wc -c)"'}]}' \
+            "http://$registry_host/v2/$1/manifests/sha256-${2#sha256:}"
+    fi
+    echo "$index"
 }

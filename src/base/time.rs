@@ -132,7 +132,7 @@ pub fn parse_http_date(text: &str) -> Option<u64> {
     if parts.next().is_some() || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
-    let days = days_since_epoch(year, month, day)?;
+    let days = u64::try_from(days_since_epoch(year, month, day)?).ok()?;
     let is_right = WEEKDAYS.get(usize::try_from(days % 7).ok()?) == Some(&weekday);
     is_right.then_some(((days * 24 + hour) * 60 + minute) * 60 + second)
 }
@@ -142,22 +142,55 @@ fn parse_number(text: &str, len: usize) -> Option<u64> {
     is_plain.then(|| text.parse().ok()).flatten()
 }
 
-fn days_since_epoch(year: u64, month: u64, day: u64) -> Option<u64> {
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+/// Parses a date and time of RFC 3339 in any zone, such as `2009-11-06T08:49:37.5+01:00`, to seconds since the
+/// epoch and nanoseconds.
+pub fn parse_rfc3339(text: &str) -> Option<(i64, u32)> {
+    let number = |at: usize, len| parse_number(text.get(at..at + len)?, len);
+    let separators = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
+    let is_separated = |&(at, separator)| text.get(at..=at) == Some(separator);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    if !separators.iter().all(is_separated) || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let days = days_since_epoch(number(0, 4)?, number(5, 2)?, number(8, 2)?)?;
+    let seconds = i64::try_from((hour * 60 + minute) * 60 + second).ok()?;
+    let rest = text.get(19..)?;
+    let (fraction, zone) = match rest.strip_prefix('.') {
+        Some(rest) => rest.split_at(rest.find(|digit: char| !digit.is_ascii_digit())?),
+        None => ("0", rest),
+    };
+    let nanoseconds = format!("{fraction:0<9}");
+    let nanoseconds = u32::try_from(parse_number(&nanoseconds, 9)?).ok()?;
+    let offset = match zone.split_at_checked(1)? {
+        ("Z", "") => 0,
+        (sign @ ("+" | "-"), zone) => {
+            let (hours, minutes) = zone.split_once(':')?;
+            let offset = (parse_number(hours, 2)? * 60 + parse_number(minutes, 2)?) * 60;
+            let offset = i64::try_from(offset).ok()?;
+            if sign == "+" { offset } else { -offset }
+        }
+        _ => return None,
+    };
+    Some((days * 86_400 + seconds - offset, nanoseconds))
+}
+
+/// Days from the epoch to a day, perhaps before it. `None` if there is no such day.
+fn days_since_epoch(year: u64, month: u64, day: u64) -> Option<i64> {
+    let leap_days = |year: u64| year / 4 - year / 100 + year / 400;
+    let is_leap = year > 0 && leap_days(year) > leap_days(year - 1) || year == 0;
     let len_of = |month| match month {
-        2 => 28 + u64::from(is_leap(year)),
+        2 => 28 + u64::from(is_leap),
         4 | 6 | 9 | 11 => 30,
         _ => 31,
     };
-    if year < 1970 || day < 1 || day > len_of(month) {
+    if !(1..=12).contains(&month) || day < 1 || day > len_of(month) {
         return None;
     }
-    let years: u64 = (1970..year)
-        .map(|year| 365 + u64::from(is_leap(year)))
-        .sum();
+    // Days of the years before, counted from the year 0, which is a leap year.
+    let before = |year: u64| year * 365 + year.checked_sub(1).map_or(0, |last| leap_days(last) + 1);
     let months: u64 = (1..month).map(len_of).sum();
-    Some(years + months + day - 1)
+    let days = i64::try_from(before(year) + months + day - 1).ok()?;
+    Some(days - i64::try_from(before(1970)).ok()?)
 }
 
 #[cfg(test)]

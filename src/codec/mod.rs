@@ -26,6 +26,7 @@ mod zstd;
 pub(crate) use decoder::LOOKAHEAD_LEN;
 pub use detect::{Compression, Encryption, UnknownCompression};
 pub use error::{Cause, Error};
+pub(crate) use gzip::{block_seek_point, member_seek_point};
 
 // For the tests.
 #[doc(hidden)]

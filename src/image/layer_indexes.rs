@@ -16,6 +16,18 @@ use crate::source::{
 /// Maximum bytes of the manifest that lists the indexes.
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
+/// Artifact type of a SOCI index of the first version, which refers to the image.
+const SOCI_ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v1+json";
+
+/// Annotation of an image's manifest with the digest of its SOCI index, of the second version.
+const SOCI_INDEX_ANNOTATION: &str = "com.amazon.soci.index-digest";
+
+/// Media type of the ztocs in a SOCI index.
+const ZTOC_BLOB_TYPE: &str = "application/octet-stream";
+
+/// Annotation of a ztoc with the digest of its layer.
+const ZTOC_LAYER_ANNOTATION: &str = "com.amazon.soci.image-layer-digest";
+
 /// Maximum length of one index, which only a manifest claims.
 const MAX_INDEX_BYTES: u64 = 1 << 40;
 
@@ -30,11 +42,13 @@ pub(crate) struct LayerIndexes {
     subject: Sha256,
     network: Handle,
     found: OnceLock<Result<Blobs, Error>>,
+    ztocs: OnceLock<Result<Blobs, Error>>,
 }
 
 #[derive(Deserialize)]
 struct Manifest {
     layers: Vec<Descriptor>,
+    annotations: Option<BTreeMap<String, String>>,
 }
 
 impl LayerIndexes {
@@ -44,6 +58,7 @@ impl LayerIndexes {
             subject,
             network,
             found: OnceLock::new(),
+            ztocs: OnceLock::new(),
         }
     }
 
@@ -52,8 +67,20 @@ impl LayerIndexes {
     /// # Errors
     /// There is none, or the registry is unreachable.
     pub(crate) fn open(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
-        let found = self.found.get_or_init(|| self.find()).as_ref();
-        let found = found.map_err(Error::clone)?.get(&layer);
+        self.open_blob(self.found.get_or_init(|| self.find()), layer)
+    }
+
+    /// As [`open`](Self::open), for the SOCI ztoc of the layer.
+    pub(crate) fn open_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
+        self.open_blob(self.ztocs.get_or_init(|| self.find_ztocs()), layer)
+    }
+
+    fn open_blob(
+        &self,
+        found: &Result<Blobs, Error>,
+        layer: Sha256,
+    ) -> Result<Arc<dyn Source>, Error> {
+        let found = found.as_ref().map_err(Error::clone)?.get(&layer);
         let &(digest, len) = found.ok_or_else(|| self.error(Cause::NotFound))?;
         self.repository.blob(digest, len)
     }
@@ -63,31 +90,50 @@ impl LayerIndexes {
     }
 
     fn find(&self) -> Result<Blobs, Error> {
-        let listing = self.repository.referrers(self.subject, INDEX_ARTIFACT_TYPE);
-        // The last one is the newest in a registry without an API for referrers.
-        let Some(artifact) = self.network.block_on(listing)?.pop() else {
-            return Ok(Blobs::new());
-        };
-        let reading = self
-            .repository
-            .manifest(Some(artifact.digest), MAX_MANIFEST_BYTES);
-        let bytes = self.network.block_on(reading)?;
-        let damaged = || {
-            self.error(Cause::Damaged(
-                "the list of its indexes is damaged".to_owned(),
-            ))
-        };
-        if bytes.len() as u64 > MAX_MANIFEST_BYTES || sha256(&bytes) != artifact.digest {
-            return Err(damaged());
+        match self.newest_referrer(INDEX_ARTIFACT_TYPE)? {
+            Some(artifact) => self.blobs(artifact, INDEX_BLOB_TYPE, INDEX_LAYER_ANNOTATION),
+            None => Ok(Blobs::new()),
         }
-        let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|_| damaged())?;
-        let indexes = manifest
-            .layers
-            .into_iter()
-            .filter(|blob| blob.media_type == INDEX_BLOB_TYPE && blob.size <= MAX_INDEX_BYTES);
+    }
+
+    /// The ztocs of the SOCI index that the image names, or else of one that refers to the image.
+    fn find_ztocs(&self) -> Result<Blobs, Error> {
+        let annotations = self.manifest(self.subject)?.annotations;
+        let named = annotations.and_then(|mut all| all.remove(SOCI_INDEX_ANNOTATION));
+        let index = match named.and_then(|digest| digest.parse().ok()) {
+            Some(index) => Some(index),
+            None => self.newest_referrer(SOCI_ARTIFACT_TYPE)?,
+        };
+        match index {
+            Some(index) => self.blobs(index, ZTOC_BLOB_TYPE, ZTOC_LAYER_ANNOTATION),
+            None => Ok(Blobs::new()),
+        }
+    }
+
+    fn newest_referrer(&self, artifact_type: &str) -> Result<Option<Sha256>, Error> {
+        let listing = self.repository.referrers(self.subject, artifact_type);
+        // The last one is the newest in a registry without an API for referrers.
+        let newest = self.network.block_on(listing)?.pop();
+        Ok(newest.map(|artifact| artifact.digest))
+    }
+
+    fn manifest(&self, digest: Sha256) -> Result<Manifest, Error> {
+        let reading = self.repository.manifest(Some(digest), MAX_MANIFEST_BYTES);
+        let bytes = self.network.block_on(reading)?;
+        let is_valid = bytes.len() as u64 <= MAX_MANIFEST_BYTES && sha256(&bytes) == digest;
+        let manifest = serde_json::from_slice(&bytes).ok().filter(|_| is_valid);
+        let text = "a manifest for its indexes is damaged";
+        manifest.ok_or_else(|| self.error(Cause::Damaged(text.to_owned())))
+    }
+
+    /// The blobs of `media_type` in an artifact, by the layer in their `annotation`.
+    fn blobs(&self, artifact: Sha256, media_type: &str, annotation: &str) -> Result<Blobs, Error> {
+        let layers = self.manifest(artifact)?.layers.into_iter();
+        let indexes =
+            layers.filter(|blob| blob.media_type == media_type && blob.size <= MAX_INDEX_BYTES);
         Ok(indexes
             .filter_map(|blob| {
-                let layer = blob.annotations.get(INDEX_LAYER_ANNOTATION)?;
+                let layer = blob.annotations.get(annotation)?;
                 Some((layer.parse().ok()?, (blob.digest, blob.size)))
             })
             .collect())

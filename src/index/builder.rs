@@ -213,9 +213,16 @@ impl Builder {
         let index = &mut self.tree.index;
         index.origin.plain_bytes = plain.end().0;
         // The scan skips bytes only in uncompressed archives.
-        if checksums.is_none() {
+        if checksums.is_none() && index.origin.compression == Compression::None {
             index.skip_blocks(Packed(plain.end().0));
         }
+    }
+
+    /// Marks all of the packed stream as bytes without digests of their blocks.
+    pub(super) fn add_undigested(&mut self, packed_bytes: u64) {
+        let index = &mut self.tree.index;
+        index.block_len = blocks::block_len(Some(packed_bytes));
+        index.skip_blocks(Packed(packed_bytes));
     }
 
     /// Adds digests of blocks of the packed stream. Blocks in a gap before them get none.

@@ -9,6 +9,7 @@ mod build_tree;
 mod builder;
 mod checksums;
 pub mod format;
+pub mod import;
 mod memory;
 mod merge;
 mod problem;

@@ -330,13 +330,18 @@ impl OpenContext {
             return None;
         }
         let (indexes, digest) = (Arc::clone(indexes?), layer.fingerprint().sha256()?);
+        let ztocs = Arc::clone(&indexes);
         let find: FindIndex = Arc::new(move || indexes.open(digest));
-        Some(self.found_index(find))
+        Some(PublishedIndex {
+            find_ztoc: Some(Arc::new(move || ztocs.open_ztoc(digest))),
+            ..self.found_index(find)
+        })
     }
 
     fn found_index(&self, find: FindIndex) -> PublishedIndex {
         PublishedIndex {
             find,
+            find_ztoc: None,
             network: self.network.clone(),
             stats: Arc::clone(&self.source.stats),
             is_required: self.published_index.is_required,

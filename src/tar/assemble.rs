@@ -1,8 +1,11 @@
 //! Builds a member from a header and its extensions.
 
+use std::mem;
+
 use super::error::{Note, printable};
 use super::header::{Header, NumberError};
-use super::{Device, Member, MemberKind, RECORD, Timestamp, pax};
+use super::totals::check_depth;
+use super::{Device, Limits, Member, MemberKind, RECORD, Timestamp, pax};
 use crate::base::extent::{Extent, Plain};
 
 #[derive(Debug, Default)]
@@ -56,6 +59,35 @@ pub(super) fn member(
         xattrs: keywords.xattrs.clone(),
         name,
     }
+}
+
+/// Applies the pax `records` of a member that a list of the archive has, to the `member` with its other fields.
+///
+/// `None` if the parser would report a problem, or the file is sparse, because no list has its map.
+pub(crate) fn apply_records<'a>(
+    member: &mut Member,
+    records: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+    limits: &Limits,
+) -> Option<()> {
+    let (mut keywords, mut notes) = (pax::Keywords::default(), Vec::new());
+    for (key, value) in records {
+        if key.starts_with(b"GNU.sparse.") || key == b"SCHILY.realsize" {
+            return None;
+        }
+        keywords.set(key, value, limits, &mut notes).ok()?;
+    }
+    if let MemberKind::CharDevice(device) | MemberKind::BlockDevice(device) = &mut member.kind {
+        device.major = keywords.major.unwrap_or(device.major);
+        device.minor = keywords.minor.unwrap_or(device.minor);
+    }
+    check_depth(member, limits).ok()?;
+    member.uid = keywords.uid.unwrap_or(member.uid);
+    member.gid = keywords.gid.unwrap_or(member.gid);
+    member.user = keywords.user.unwrap_or(mem::take(&mut member.user));
+    member.group = keywords.group.unwrap_or(mem::take(&mut member.group));
+    member.mtime = keywords.mtime.unwrap_or(member.mtime);
+    member.xattrs = keywords.xattrs;
+    notes.is_empty().then_some(())
 }
 
 /// The time that GNU tar uses for an invalid field (−1).

@@ -38,6 +38,7 @@ mod totals;
 
 use crate::base::extent::{Extent, Plain};
 
+pub(crate) use assemble::apply_records;
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
 pub use limits::Limits;
 pub(crate) use member_search::member_before_payload;

@@ -10,6 +10,7 @@ use super::error::{Cause, Error, Note, TruncatedIn, Warning, printable};
 use super::header::{Dialect, Header, RECORD_LEN, Record, text};
 use super::old_sparse::HeaderMap;
 use super::sparse::{MapError, MapFault, MapReader, SparseKeywords, validate_map};
+use super::totals::check_depth;
 use super::{Limit, Limits, Member, MemberKind, MemberTotals, RECORD, Segment, pax};
 use crate::base::extent::{Extent, Plain};
 use crate::base::tar_checksum;
@@ -619,12 +620,7 @@ impl Parser {
         rest: u64,
     ) -> Result<(), Error> {
         // Counts bytes only here, where the parser knows that a map after the header is not content.
-        let link = match &member.kind {
-            MemberKind::HardLink(target) => depth(target),
-            _ => 0,
-        };
-        let depth = depth(&member.name).max(link);
-        if let Err(cause) = Limit::PathDepth.check(&self.options.limits, depth) {
+        if let Err(cause) = check_depth(&member, &self.options.limits) {
             let name = printable(&member.name);
             self.damaged(at, format!("{name}: skipped, as its path has {cause}"));
             self.skip(payload + rest);
@@ -749,11 +745,6 @@ impl PendingMember {
 
 fn error(offset: Plain, cause: Cause) -> Error {
     Error { offset, cause }
-}
-
-fn depth(path: &[u8]) -> u64 {
-    let components = path.split(|&byte| byte == b'/');
-    components.filter(|name| !name.is_empty()).count() as u64
 }
 
 fn padding(len: u64) -> u64 {

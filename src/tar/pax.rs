@@ -54,7 +54,8 @@ impl Keywords {
         texts.sum::<usize>() as u64 + xattr_bytes(&self.xattrs)
     }
 
-    fn set(
+    /// Applies the value of one keyword. A fault that keeps the field adds to `notes`.
+    pub(super) fn set(
         &mut self,
         key: &[u8],
         value: &[u8],

@@ -27,7 +27,8 @@ impl MemberTotals {
         }
     }
 
-    pub(super) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
+    /// Adds `member`; an error if the totals then exceed a limit.
+    pub(crate) fn add(&mut self, member: &Member, limits: &Limits) -> Result<(), Cause> {
         let sums = Self {
             members: self.members + u64::from(!is_root(&member.name)),
             size: self.size.saturating_add(member.size),
@@ -52,6 +53,19 @@ impl MemberTotals {
         *self = sums;
         Ok(())
     }
+}
+
+/// Checks the components of the name, and of the target of a hard link.
+pub(super) fn check_depth(member: &Member, limits: &Limits) -> Result<(), Cause> {
+    let depth = |path: &[u8]| {
+        let components = path.split(|&byte| byte == b'/');
+        components.filter(|name| !name.is_empty()).count() as u64
+    };
+    let link = match &member.kind {
+        MemberKind::HardLink(target) => depth(target),
+        _ => 0,
+    };
+    Limit::PathDepth.check(limits, depth(&member.name).max(link))
 }
 
 /// Whether it is `.`, `./` or such.

@@ -4,6 +4,7 @@
 //! 3. Without one, it starts the background scan, which completes the reader's index and saves it.
 
 pub(super) mod background_scan;
+mod listed_index;
 pub(super) mod opener;
 pub(super) mod published_index;
 mod published_opener;
@@ -142,13 +143,10 @@ fn whole_tree(source: &dyn Source) -> WaitFor {
 }
 
 impl Opener {
-    fn start_scan(self) -> Result<Archive, OpenError> {
-        let disk_cache = self.create_disk_cache()?;
-        let cached = disk_cache.clone();
-        let disk_cache_writer =
-            cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
-        let builder = Builder::new(index::Options {
-            keeps_replaced: true,
+    /// A builder for the options of the archive. Readers during a scan need replaced entries, too.
+    fn builder(&self, keeps_replaced: bool) -> Builder {
+        Builder::new(index::Options {
+            keeps_replaced,
             whiteouts: self.options.layer,
             // The builder also counts the root and number 0.
             max_entries: u32::try_from(self.max_entries() + 2).unwrap_or(u32::MAX),
@@ -159,7 +157,15 @@ impl Opener {
             },
             ..index::Options::default()
         })
-        .with_memory_limit(&self.options.index_memory);
+        .with_memory_limit(&self.options.index_memory)
+    }
+
+    fn start_scan(self) -> Result<Archive, OpenError> {
+        let disk_cache = self.create_disk_cache()?;
+        let cached = disk_cache.clone();
+        let disk_cache_writer =
+            cached.map(|disk_cache| ScanDiskCache::new(disk_cache, &*self.source));
+        let builder = self.builder(true);
         let reader = Arc::new(self.build_reader(LiveIndex::growing(builder), disk_cache));
         let mut archive = self.build_archive(Arc::clone(&reader))?;
         let awaited = if self.options.scan.expects_digest() {

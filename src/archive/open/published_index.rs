@@ -16,6 +16,7 @@ use crate::base::extent::{Extent, Packed};
 use crate::base::sha256::Sha256;
 use crate::base::stats::Stats;
 use crate::fetch;
+use crate::index::import::ImportError;
 use crate::index::published::{self, PackedIndex};
 use crate::index::{Index, Locator, MemoryLimit, TooMuchMemory, format};
 use crate::source::{self, Access, Fingerprint, Source};
@@ -28,6 +29,8 @@ pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Se
 pub struct PublishedIndex {
     /// Opens its source.
     pub find: FindIndex,
+    /// Opens the SOCI ztoc of the archive, which is used if there is no index.
+    pub find_ztoc: Option<FindIndex>,
     /// Runtime that reads it.
     pub network: Handle,
     /// Counters of its reads.
@@ -78,6 +81,15 @@ pub enum PublishedIndexError {
         /// By the user.
         expected: Sha256,
     },
+    /// It is a list of another program, and unusable.
+    #[error("{location}")]
+    Import {
+        /// Its location, without secrets.
+        location: String,
+        /// The reason.
+        #[source]
+        error: ImportError,
+    },
     /// The archive cannot be compared with it.
     #[error("cannot compare the archive with its published index")]
     Compare(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -118,27 +130,54 @@ impl PackedIndex for SourceIndex {
     }
 }
 
-/// Opens the published index, and returns it with its location.
-pub(super) fn load(
+/// Opens what `find` finds, and returns it with its location and length.
+fn open_packed(
     published: &PublishedIndex,
-    limit: &MemoryLimit,
-) -> Result<(Index, String), PublishedIndexError> {
-    let source = (published.find)()?;
+    find: &FindIndex,
+) -> Result<(SourceIndex, String, u64), PublishedIndexError> {
+    let source = find()?;
     let location = source.location().to_owned();
     let len = source.fingerprint().len;
     let (Access::Ranges, Some(len)) = (source.access(), len) else {
         return Err(PublishedIndexError::NoRanges(location));
     };
-    let unusable = |error| PublishedIndexError::Format {
-        location: location.clone(),
-        error,
-    };
-    let mut packed = SourceIndex {
+    let packed = SourceIndex {
         source,
         network: published.network.clone(),
         stats: Arc::clone(&published.stats),
         has_reported: AtomicBool::new(false),
         pinned: None,
+    };
+    Ok((packed, location, len))
+}
+
+/// Reads all of the list that `find` finds, of at most `limit` bytes, and returns it with its location. Its bytes have
+/// the digest by which they were found.
+pub(super) fn read_list(
+    published: &PublishedIndex,
+    find: &FindIndex,
+    limit: u64,
+) -> Result<(Bytes, String), PublishedIndexError> {
+    let (packed, location, len) = open_packed(published, find)?;
+    let expected = packed.source.fingerprint().sha256();
+    match read_all(&packed, len, limit) {
+        Ok(bytes) if expected.is_none_or(|expected| sha256(&bytes) == expected) => {
+            Ok((bytes, location))
+        }
+        Ok(_) => Err(PublishedIndexError::Foreign(location)),
+        Err(error) => Err(PublishedIndexError::Format { location, error }),
+    }
+}
+
+/// Opens the published index, and returns it with its location.
+pub(super) fn load(
+    published: &PublishedIndex,
+    limit: &MemoryLimit,
+) -> Result<(Index, String), PublishedIndexError> {
+    let (mut packed, location, len) = open_packed(published, &published.find)?;
+    let unusable = |error| PublishedIndexError::Format {
+        location: location.clone(),
+        error,
     };
     if let Some(expected) = published.sha256 {
         let bytes = read_all(&packed, len, limit.bytes()).map_err(unusable)?;

@@ -37,14 +37,10 @@ impl Opener {
                 Ok(Some(reader))
             }
             Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
-            Err(error) if is_absent(&error) => {
-                tracing::debug!(error = error_chain(&error), "there is no published index");
-                Ok(None)
-            }
             Err(error) => {
-                let error = error_chain(&error);
-                tracing::warn!("not using the published index: {error}");
-                Ok(None)
+                log_unused(&error);
+                let listed = self.open_listed_index(published);
+                Ok(listed.inspect(|_| self.stats.published_indexes.increment()))
             }
         }
     }
@@ -102,6 +98,16 @@ impl Opener {
         let mut reader = self.build_reader(LiveIndex::complete(index), disk_cache);
         reader.header_checks = Some(HeaderChecks::new(location, copy));
         reader
+    }
+}
+
+/// Logs why a published index or a list of another program is not used.
+pub(super) fn log_unused(error: &PublishedIndexError) {
+    let chain = error_chain(error);
+    if is_absent(error) {
+        tracing::debug!(error = chain, "there is no published index");
+    } else {
+        tracing::warn!("not using the published index: {chain}");
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::Reader;
 use crate::archive::error::{Error, ReadError};
+use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
@@ -127,10 +128,19 @@ impl Reader {
             FetchMode::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
             FetchMode::Refetch => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
         };
-        match self.mismatch(&requested.blocks, &bytes) {
+        let mismatch = self.mismatch(&requested.blocks, &bytes);
+        match mismatch.or_else(|| self.listed_mismatch(extent, &bytes)) {
             Some(packed) => Err(Error::BlockMismatch { packed }),
             None => Ok(requested.slice(extent, &bytes)),
         }
+    }
+
+    /// Start of the first range in `bytes`, those of `extent`, that differs from its digest in a list.
+    fn listed_mismatch(&self, extent: Extent<Packed>, bytes: &Bytes) -> Option<Packed> {
+        let mut listed = self.listed_digests.inside(extent);
+        let differing =
+            listed.find(|(range, digest)| sha256(&slice_of(*range, extent, bytes)) != *digest);
+        differing.map(|(range, _)| range.start())
     }
 
     /// Start of the first block that differs in `bytes`. A skipped block is compared with its first read.
@@ -152,15 +162,20 @@ impl Request {
     }
 
     pub(crate) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
-        let Some(wanted) = fetched.intersection(&self.extent) else {
-            return Bytes::new();
-        };
-        let place = |at: Packed| {
-            let offset = usize::try_from(at.0 - fetched.start().0);
-            offset.map_or(bytes.len(), |offset| offset.min(bytes.len()))
-        };
-        bytes.slice(place(wanted.start())..place(wanted.end()))
+        slice_of(self.extent, fetched, bytes)
     }
+}
+
+/// The part `wanted` of `bytes`, those of the extent `fetched`.
+fn slice_of(wanted: Extent<Packed>, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
+    let Some(wanted) = fetched.intersection(&wanted) else {
+        return Bytes::new();
+    };
+    let place = |at: Packed| {
+        let offset = usize::try_from(at.0 - fetched.start().0);
+        offset.map_or(bytes.len(), |offset| offset.min(bytes.len()))
+    };
+    bytes.slice(place(wanted.start())..place(wanted.end()))
 }
 
 impl PackedBytes {

@@ -24,7 +24,7 @@ use self::speculative::{BlockEnd, SpeculativeOutput, UnresolvedPiece};
 use self::sys::{Inflate, StopAt, StopReason, WINDOW_LEN};
 use self::trailer::{MemberChecksum, Trailer};
 use super::input_queue::InputQueue;
-use super::seek_point::{Spacing, unpack_window};
+use super::seek_point::{Spacing, pack_window, unpack_window};
 use super::{Cause, Compression, Context, Error, Job, Pull, SeekPoint};
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Packed, Plain};
@@ -33,6 +33,20 @@ use crate::base::extent::{Packed, Plain};
 const STATE_MEMBER: u32 = 0;
 /// [`SeekPoint::state`]: a deflate block begins here, after the plain bytes in the window.
 const STATE_BLOCK: u32 = 1;
+
+/// The start of a member.
+pub(crate) fn member_seek_point(packed: Packed, plain: Plain) -> SeekPoint {
+    SeekPoint::without_window(packed, plain, STATE_MEMBER)
+}
+
+/// A deflate block that begins after `bit` bits of the byte at `packed`, with the plain bytes before it.
+pub(crate) fn block_seek_point(packed: Packed, bit: u8, plain: Plain, window: &[u8]) -> SeekPoint {
+    SeekPoint {
+        bit,
+        window: pack_window(window),
+        ..SeekPoint::without_window(packed, plain, STATE_BLOCK)
+    }
+}
 
 const MAX_BUFFER_LEN: usize = 1 << 20;
 /// Minimum plain bytes of a buffer, where the fixed cost of a piece is still negligible.

@@ -1,0 +1,133 @@
+//! Makes an index from the list of an archive that another program published; pure.
+//!
+//! The list is hostile input. It has no digests of tarfs' blocks, so the reader compares packed bytes with the
+//! digests of the list ([`ListedDigests`]).
+
+mod flatbuffer;
+mod ztoc;
+
+use super::build_tree::MemberError;
+use super::builder::Builder;
+use super::memory::TooMuchMemory;
+use super::tree::{Index, Origin};
+use crate::base::extent::{Extent, Packed, Plain};
+use crate::base::sha256::Sha256;
+use crate::codec::seek_point::MAX_SPAN_LEN;
+use crate::codec::{Compression, SeekPoint};
+use crate::tar::{self, Member, MemberTotals};
+
+pub use ztoc::import_ztoc;
+
+/// Maximum packed bytes from one seek point to the next, so that a reader fetches and verifies them at once.
+const MAX_PACKED_SPAN_BYTES: u64 = 15 << 20;
+
+/// Maximum ratio of plain to packed bytes in deflate, rounded up.
+const MAX_RATIO: u64 = 1 << 11;
+
+/// Number of members between two checks of the memory.
+const MEMBERS_PER_MEMORY_CHECK: u64 = 1 << 10;
+
+/// Why a list is not used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// It breaks the rules of its format.
+    #[error("it is damaged: {0}")]
+    Malformed(&'static str),
+    /// It has something that tarfs does not know, or that the list does not describe well enough.
+    #[error("{0} is not supported")]
+    Unsupported(&'static str),
+    /// It describes another archive.
+    #[error("it belongs to an archive of another length")]
+    Foreign,
+    /// It exceeds a limit for archives.
+    #[error("it exceeds a limit: {0}")]
+    Limit(tar::Cause),
+    /// Its index would take too much memory.
+    #[error(transparent)]
+    Memory(#[from] TooMuchMemory),
+}
+
+/// SHA-256 digests of packed bytes, in their order.
+#[derive(Clone, Debug, Default)]
+pub struct ListedDigests(Vec<(Extent<Packed>, Sha256)>);
+
+impl ListedDigests {
+    /// The digests of all ranges inside `extent`.
+    pub fn inside(
+        &self,
+        extent: Extent<Packed>,
+    ) -> impl Iterator<Item = &(Extent<Packed>, Sha256)> {
+        let first = self
+            .0
+            .partition_point(|(range, _)| range.start() < extent.start());
+        let rest = self.0.iter().skip(first);
+        rest.take_while(move |(range, _)| range.end() <= extent.end())
+    }
+}
+
+/// Builds an index from the entries and seek points of a list.
+#[derive(Debug)]
+pub struct Importer {
+    builder: Builder,
+    limits: tar::Limits,
+    totals: MemberTotals,
+    members: u64,
+}
+
+impl Importer {
+    /// For an archive with `limits`.
+    pub fn new(mut builder: Builder, limits: &tar::Limits) -> Self {
+        builder.set_compression(Compression::Gzip, None);
+        Self {
+            builder,
+            limits: limits.clone(),
+            totals: MemberTotals::default(),
+            members: 0,
+        }
+    }
+
+    /// Adds the next member. As in a scan, one that has no place in the tree is a problem, and no error.
+    fn add_member(&mut self, member: &Member) -> Result<(), ImportError> {
+        let counted = self.totals.add(member, &self.limits);
+        counted.map_err(ImportError::Limit)?;
+        if let Err(MemberError::TooManyEntries) = self.builder.add_member(member) {
+            return Err(ImportError::Unsupported("so many entries"));
+        }
+        self.members += 1;
+        if self.members.is_multiple_of(MEMBERS_PER_MEMORY_CHECK) {
+            self.builder.check_memory()?;
+        }
+        Ok(())
+    }
+
+    /// Adds the plain bytes from `seek_point` to `end`, which the packed bytes up to `packed_end` decode to.
+    fn add_spans(
+        &mut self,
+        seek_point: &SeekPoint,
+        packed_end: Packed,
+        end: Plain,
+    ) -> Result<(), ImportError> {
+        let packed = Extent::new(seek_point.packed, packed_end);
+        let packed = packed.ok_or(ImportError::Malformed("the order of its spans"))?;
+        if packed.len() > MAX_PACKED_SPAN_BYTES {
+            return Err(ImportError::Unsupported("a span of that length"));
+        }
+        let mut start = seek_point.plain;
+        if end.0.saturating_sub(start.0) > packed.len() * MAX_RATIO {
+            return Err(ImportError::Malformed("the length of a span"));
+        }
+        while start < end {
+            let span = Extent::with_len(start, MAX_SPAN_LEN.min(end.0 - start.0));
+            let first = (start == seek_point.plain).then_some(seek_point);
+            self.builder.add_span(span, None, first);
+            start = span.end();
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, origin: Origin) -> Result<Index, ImportError> {
+        self.builder.add_undigested(origin.packed_bytes);
+        self.builder.check_memory()?;
+        Ok(self.builder.finish(origin))
+    }
+}
