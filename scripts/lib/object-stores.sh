@@ -51,6 +51,11 @@ go_local_program() {
     echo "$directory/$1"
 }
 
+# Sets `make_ztoc`.
+need_make_ztoc() {
+    make_ztoc=$(go_local_program make-ztoc)
+}
+
 # Sets `versitygw`.
 need_versitygw() {
     versitygw=$(go_program versitygw github.com/versity/versitygw/cmd/versitygw "$versitygw_version")

@@ -125,7 +125,7 @@ registry_push_layer() {
 # Stores the SOCI index, of the version $3, with the ztoc $5 of the layer $4, in the repository $1 of registry_host.
 # Prints its digest. With version 1 it refers to the manifest $2, by the tag for that, as soci stores it.
 registry_push_soci_index() {
-    local config ztoc index type=application/vnd.amazon.soci.index.v$3+json
+    local config ztoc index size accept type=application/vnd.amazon.soci.index.v$3+json
     printf '{}' >"$5.config"
     config=$(registry_push_blob "$1" "$5.config")
     ztoc=$(registry_push_blob "$1" "$5")
@@ -135,10 +135,12 @@ registry_push_soci_index() {
     index=$(registry_push_manifest "$1" "soci-$3" <<<'{"schemaVersion":2,
         "mediaType":"application/vnd.oci.image.manifest.v1+json","config":'"$config"',"layers":['"$ztoc"']}')
     if [[ $3 == 1 ]]; then
+        accept='Accept: application/vnd.oci.image.manifest.v1+json'
+        size=$(curl -fsS -H "$accept" "http://$registry_host/v2/$1/manifests/$index" | wc -c)
         curl -fsS -o /dev/null -X PUT -H 'Content-Type: application/vnd.oci.image.index.v1+json' \
             --data '{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[{
             "mediaType":"application/vnd.oci.image.manifest.v1+json","artifactType":"'"$type"'","digest":"'"$index"'",
-            "size":'"$(curl -fsS -H 'Accept: */*' "http://$registry_host/v2/$1/manifests/$index" | wc -c)"'}]}' \
+            "size":'"$size"'}]}' \
             "http://$registry_host/v2/$1/manifests/sha256-${2#sha256:}"
     fi
     echo "$index"

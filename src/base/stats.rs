@@ -136,7 +136,7 @@ stats! {
     skipped_bytes,
     /// Plain bytes produced by decoders.
     decoded_bytes,
-    /// Archives that were opened by an index published beside them, without a scan.
+    /// Archives that were opened by an index published beside them, or a SOCI ztoc, without a scan.
     published_indexes,
     /// Reads of published indexes.
     index_reads,

@@ -47,7 +47,8 @@ pub struct Descriptor {
     pub platform: Option<Platform>,
     /// Names of the image: in this layout, and in full.
     pub names: Vec<String>,
-    is_attestation: bool,
+    /// Whether the document only describes another manifest.
+    is_for_another: bool,
 }
 
 /// The kind of document behind a descriptor.
@@ -65,7 +66,7 @@ impl Descriptor {
     /// Kind of the document, by media type.
     pub fn kind(&self) -> DescriptorKind {
         match self.media_type.as_str() {
-            _ if self.is_attestation => DescriptorKind::Other,
+            _ if self.is_for_another => DescriptorKind::Other,
             OCI_INDEX | DOCKER_MANIFEST_LIST => DescriptorKind::Index,
             OCI_MANIFEST | DOCKER_MANIFEST => DescriptorKind::Manifest,
             _ => DescriptorKind::Other,
@@ -123,6 +124,9 @@ struct RawAnnotations {
     /// Present on attestations, which are no images.
     #[serde(rename = "vnd.docker.reference.type")]
     attestation: Option<IgnoredAny>,
+    /// Present on SOCI indexes, which have the platform of their image.
+    #[serde(rename = "com.amazon.soci.image-manifest-digest")]
+    soci_image: Option<IgnoredAny>,
 }
 
 /// An index or a manifest. One that is both is rejected, because programs would see different images.
@@ -188,7 +192,7 @@ impl RawDescriptor {
             size: self.size,
             platform: self.platform,
             names,
-            is_attestation: annotations.attestation.is_some(),
+            is_for_another: annotations.attestation.is_some() || annotations.soci_image.is_some(),
         })
     }
 }
@@ -256,7 +260,7 @@ pub(super) fn describe(bytes: &[u8], digest: Sha256) -> Result<Descriptor, Cause
         size: bytes.len() as u64,
         platform: None,
         names: Vec::new(),
-        is_attestation: false,
+        is_for_another: false,
     })
 }
 

@@ -61,9 +61,9 @@ pub(super) fn member(
     }
 }
 
-/// Applies the pax `records` of a member that a list of the archive has, to the `member` with its other fields.
+/// Applies the pax `records` in a table of contents to the `member` with the other fields.
 ///
-/// `None` if the parser would report a problem, or the file is sparse, because no list has its map.
+/// `None` if the parser would report a problem, or the file is sparse, because the table has no map of it.
 pub(crate) fn apply_records<'a>(
     member: &mut Member,
     records: impl Iterator<Item = (&'a [u8], &'a [u8])>,

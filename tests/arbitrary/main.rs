@@ -15,6 +15,9 @@ mod raw;
 mod rng;
 #[path = "../support/rounds.rs"]
 mod rounds;
+#[path = "../support/soci.rs"]
+#[allow(dead_code, reason = "tests need more of it")]
+mod soci;
 
 mod mutations;
 mod seeds;
@@ -84,6 +87,7 @@ tests! {
     any_bytes_as_bzip2 "bzip2" 200,
     any_bytes_as_seek_points "resume" 400,
     any_bytes_as_index "index" 3000,
+    any_bytes_as_ztoc "ztoc" 1000,
     any_bytes_as_cache_file "disk_cache" 300,
     any_bytes_as_access_profile "profile" 3000,
     any_bytes_as_http_response_head "answer" 3000,

@@ -27,6 +27,7 @@ mod remote;
 mod resume;
 mod semantics;
 mod simulation;
+mod soci;
 #[allow(dead_code, reason = "each test binary uses its own part")]
 #[path = "../support/mod.rs"]
 mod support;

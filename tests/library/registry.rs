@@ -22,20 +22,20 @@ use crate::support::raw::Archive;
 use crate::support::sample_images::{names_in, one, two};
 
 /// Refuses a request, or lets it pass.
-type Guard = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
+pub(crate) type Guard = Arc<dyn Fn(&Request) -> Option<Response> + Send + Sync>;
 
-fn nothing() -> Guard {
+pub(crate) fn nothing() -> Guard {
     Arc::new(|_| None)
 }
 
 /// A server with the repository `me/tool`.
-struct Registry {
+pub(crate) struct Registry {
     server: Arc<Server>,
     guard: Guard,
 }
 
 impl Registry {
-    fn new(guard: Guard) -> Self {
+    pub(crate) fn new(guard: Guard) -> Self {
         let server = Arc::new(Server::start());
         Self { server, guard }
     }
@@ -50,7 +50,7 @@ impl Registry {
         registry
     }
 
-    fn serve(&self, path: &str, resource: Resource) {
+    pub(crate) fn serve(&self, path: &str, resource: Resource) {
         let guard = Arc::clone(&self.guard);
         let answer =
             move |request: &Request| guard(request).unwrap_or_else(|| resource.answer(request));
@@ -58,7 +58,7 @@ impl Registry {
     }
 
     /// Stores all blobs, which may be manifests.
-    fn push(&self, files: &Files) {
+    pub(crate) fn push(&self, files: &Files) {
         for (name, bytes) in &files.0 {
             let digest = name.strip_prefix("blobs/sha256/").expect("a blob");
             let resource = Resource::new(bytes.clone()).etag(&format!("\"{digest}\""));
@@ -69,20 +69,20 @@ impl Registry {
     }
 
     /// Makes `tag` mean the manifest or index with this descriptor.
-    fn tag(&self, tag: &str, files: &Files, descriptor: &Value) {
+    pub(crate) fn tag(&self, tag: &str, files: &Files, descriptor: &Value) {
         let bytes = files.clone().get(&blob_file(descriptor)).clone();
         self.serve(&manifest(tag), Resource::new(bytes).without_ranges());
     }
 
     /// The name of `me/tool` with this tag or digest.
-    fn name(&self, version: &str) -> String {
+    pub(crate) fn name(&self, version: &str) -> String {
         let url = self.server.url("");
         let host = url.strip_prefix("http://").expect("a host");
         format!("oci://{host}/me/tool{version}")
     }
 
     /// Number of requests for `path`.
-    fn requests(&self, path: &str) -> usize {
+    pub(crate) fn requests(&self, path: &str) -> usize {
         self.server.requests(path).len()
     }
 }
@@ -91,16 +91,16 @@ fn manifest(tag: &str) -> String {
     format!("/v2/me/tool/manifests/{tag}")
 }
 
-fn blob(digest: &str) -> String {
+pub(crate) fn blob(digest: &str) -> String {
     format!("/v2/me/tool/blobs/sha256:{digest}")
 }
 
-fn digest_of(descriptor: &Value) -> &str {
+pub(crate) fn digest_of(descriptor: &Value) -> &str {
     let digest = descriptor["digest"].as_str().expect("a digest");
     digest.strip_prefix("sha256:").expect("SHA-256")
 }
 
-fn blob_file(descriptor: &Value) -> String {
+pub(crate) fn blob_file(descriptor: &Value) -> String {
     format!("blobs/sha256/{}", digest_of(descriptor))
 }
 

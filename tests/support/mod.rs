@@ -26,6 +26,7 @@ pub(crate) mod rounds;
 pub(crate) mod sample_images;
 pub(crate) mod sha256;
 pub(crate) mod simulated_network;
+pub(crate) mod soci;
 pub(crate) mod terminal;
 pub(crate) mod tree;
 pub(crate) mod wait;

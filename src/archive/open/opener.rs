@@ -26,7 +26,6 @@ use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, DiskCacheError, DiskCacheOptions};
 use crate::codec::{self, Compression, Detected};
 use crate::fetch;
-use crate::index::import::ListedDigests;
 use crate::index::store::{self, IndexLock, Store};
 use crate::index::{self, Index, Locator, MemoryLimit, Origin, WhiteoutFormat};
 use crate::source::{self, Access, Source};
@@ -324,7 +323,7 @@ impl Opener {
             stats: Arc::clone(&self.stats),
             first_read_hashes: FirstReadHashes::default(),
             header_checks: None,
-            listed_digests: ListedDigests::default(),
+            span_digests: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         }

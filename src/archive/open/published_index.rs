@@ -81,7 +81,7 @@ pub enum PublishedIndexError {
         /// By the user.
         expected: Sha256,
     },
-    /// It is a list of another program, and unusable.
+    /// It is another program's table of contents, and unusable.
     #[error("{location}")]
     Import {
         /// Its location, without secrets.
@@ -151,9 +151,11 @@ fn open_packed(
     Ok((packed, location, len))
 }
 
-/// Reads all of the list that `find` finds, of at most `limit` bytes, and returns it with its location. Its bytes have
-/// the digest by which they were found.
-pub(super) fn read_list(
+/// Reads all of the table of contents that `find` finds, of at most `limit` bytes, and returns it with its location.
+///
+/// # Errors
+/// When it is unreadable or too long, or does not have the digest by which it was found.
+pub(super) fn read_toc(
     published: &PublishedIndex,
     find: &FindIndex,
     limit: u64,

@@ -39,7 +39,7 @@ impl Opener {
             Err(error) if published.is_required => Err(OpenError::PublishedIndex(Box::new(error))),
             Err(error) => {
                 log_unused(&error);
-                let listed = self.open_listed_index(published);
+                let listed = self.open_imported_index(published);
                 Ok(listed.inspect(|_| self.stats.published_indexes.increment()))
             }
         }
@@ -101,7 +101,7 @@ impl Opener {
     }
 }
 
-/// Logs why a published index or a list of another program is not used.
+/// Logs why a published index or another program's table of contents is not used.
 pub(super) fn log_unused(error: &PublishedIndexError) {
     let chain = error_chain(error);
     if is_absent(error) {

@@ -49,7 +49,7 @@ use crate::base::sync::Mutex;
 use crate::cache::{DiskCache, SpanCache, SpanKey};
 use crate::codec::Compression;
 use crate::fetch;
-use crate::index::import::ListedDigests;
+use crate::index::import::SpanDigests;
 use crate::index::published::{with_loading, without_loading};
 use crate::index::store::IndexLock;
 use crate::index::{Index, Ino, Span};
@@ -82,8 +82,8 @@ pub(crate) struct Reader {
     pub(crate) first_read_hashes: FirstReadHashes,
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
-    /// Digests of packed bytes in the list from which the index was made.
-    pub(crate) listed_digests: ListedDigests,
+    /// Digests of packed bytes that came with an imported index.
+    pub(crate) span_digests: Option<SpanDigests>,
     /// Lock that keeps the saved index from being removed.
     pub(crate) in_use: OnceLock<IndexLock>,
     pub(crate) is_closed: AtomicBool,
@@ -314,7 +314,7 @@ mod tests {
             stats: Arc::default(),
             first_read_hashes: FirstReadHashes::default(),
             header_checks: None,
-            listed_digests: ListedDigests::default(),
+            span_digests: None,
             in_use: OnceLock::new(),
             is_closed: AtomicBool::default(),
         };

@@ -11,6 +11,7 @@ use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::random_reads::Wait;
+use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
@@ -128,25 +129,24 @@ impl Reader {
             FetchMode::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
             FetchMode::Refetch => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
         };
-        let mismatch = self.mismatch(&requested.blocks, &bytes);
-        match mismatch.or_else(|| self.listed_mismatch(extent, &bytes)) {
+        match self.mismatch(&requested.blocks, &bytes) {
             Some(packed) => Err(Error::BlockMismatch { packed }),
             None => Ok(requested.slice(extent, &bytes)),
         }
     }
 
-    /// Start of the first range in `bytes`, those of `extent`, that differs from its digest in a list.
-    fn listed_mismatch(&self, extent: Extent<Packed>, bytes: &Bytes) -> Option<Packed> {
-        let mut listed = self.listed_digests.inside(extent);
-        let differing =
-            listed.find(|(range, digest)| sha256(&slice_of(*range, extent, bytes)) != *digest);
-        differing.map(|(range, _)| range.start())
-    }
-
-    /// Start of the first block that differs in `bytes`. A skipped block is compared with its first read.
+    /// Start of the first block or range that differs in `bytes`. A skipped block is compared with its first read, and
+    /// with an imported index, each whole range with its digest.
     fn mismatch(&self, blocks: &Blocks, bytes: &[u8]) -> Option<Packed> {
         let other = blocks.mismatch(bytes);
         other.or_else(|| {
+            if let Some(digests) = &self.span_digests {
+                let mut inside = digests.inside(blocks.extent());
+                let differs = |(range, digest): &&(Extent<Packed>, Sha256)| {
+                    sha256(slice_of(*range, blocks.extent(), bytes)) != *digest
+                };
+                return inside.find(differs).map(|(range, _)| range.start());
+            }
             let mut unseen = blocks.undigested_blocks(bytes);
             let (number, _) =
                 unseen.find(|(number, block)| !self.first_read_hashes.matches(*number, block))?;
@@ -162,20 +162,17 @@ impl Request {
     }
 
     pub(crate) fn slice(&self, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
-        slice_of(self.extent, fetched, bytes)
+        bytes.slice_ref(slice_of(self.extent, fetched, bytes))
     }
 }
 
 /// The part `wanted` of `bytes`, those of the extent `fetched`.
-fn slice_of(wanted: Extent<Packed>, fetched: Extent<Packed>, bytes: &Bytes) -> Bytes {
-    let Some(wanted) = fetched.intersection(&wanted) else {
-        return Bytes::new();
-    };
-    let place = |at: Packed| {
-        let offset = usize::try_from(at.0 - fetched.start().0);
-        offset.map_or(bytes.len(), |offset| offset.min(bytes.len()))
-    };
-    bytes.slice(place(wanted.start())..place(wanted.end()))
+fn slice_of(wanted: Extent<Packed>, fetched: Extent<Packed>, bytes: &[u8]) -> &[u8] {
+    let wanted = fetched.intersection(&wanted).unwrap_or_default();
+    let place = |at: Packed| usize::try_from(at.0.saturating_sub(fetched.start().0));
+    let range = place(wanted.start()).ok().zip(place(wanted.end()).ok());
+    let slice = range.and_then(|(start, end)| bytes.get(start..end.min(bytes.len())));
+    slice.unwrap_or_default()
 }
 
 impl PackedBytes {

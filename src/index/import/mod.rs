@@ -1,7 +1,7 @@
-//! Makes an index from the list of an archive that another program published; pure.
+//! Makes an index from another program's table of contents of an archive; pure.
 //!
-//! The list is hostile input. It has no digests of tarfs' blocks, so the reader compares packed bytes with the
-//! digests of the list ([`ListedDigests`]).
+//! The table is hostile input. It has no digests of tarfs' blocks, so the reader compares packed bytes with the
+//! digests of the table ([`SpanDigests`]).
 
 mod flatbuffer;
 mod ztoc;
@@ -27,13 +27,13 @@ const MAX_RATIO: u64 = 1 << 11;
 /// Number of members between two checks of the memory.
 const MEMBERS_PER_MEMORY_CHECK: u64 = 1 << 10;
 
-/// Why a list is not used.
+/// Why a table of contents is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// It breaks the rules of its format.
     #[error("it is damaged: {0}")]
     Malformed(&'static str),
-    /// It has something that tarfs does not know, or that the list does not describe well enough.
+    /// It has something that tarfs does not know, or that the format does not describe well enough.
     #[error("{0} is not supported")]
     Unsupported(&'static str),
     /// It describes another archive.
@@ -48,10 +48,10 @@ pub enum ImportError {
 }
 
 /// SHA-256 digests of packed bytes, in their order.
-#[derive(Clone, Debug, Default)]
-pub struct ListedDigests(Vec<(Extent<Packed>, Sha256)>);
+#[derive(Clone, Debug)]
+pub struct SpanDigests(Vec<(Extent<Packed>, Sha256)>);
 
-impl ListedDigests {
+impl SpanDigests {
     /// The digests of all ranges inside `extent`.
     pub fn inside(
         &self,
@@ -65,7 +65,7 @@ impl ListedDigests {
     }
 }
 
-/// Builds an index from the entries and seek points of a list.
+/// Builds an index from the entries and seek points of a table of contents.
 #[derive(Debug)]
 pub struct Importer {
     builder: Builder,

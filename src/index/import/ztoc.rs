@@ -1,10 +1,10 @@
-//! SOCI ztocs: lists of gzipped layers with checkpoints of the decoder, made by the soci snapshotter.
+//! SOCI ztocs: tables of contents of gzipped layers with checkpoints of the decoder, made by the soci snapshotter.
 //!
 //! A ztoc is a FlatBuffer (ztoc/fbs/ztoc.fbs in the snapshotter), with checkpoints in the form of
 //! ztoc/compression/gzip_zinfo.c.
 
 use super::flatbuffer::{Buffer, Table};
-use super::{ImportError, Importer, ListedDigests};
+use super::{ImportError, Importer, SpanDigests};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::base::time::parse_rfc3339;
@@ -58,7 +58,7 @@ pub fn import_ztoc(
     ztoc: &[u8],
     mut importer: Importer,
     origin: Origin,
-) -> Result<(Index, ListedDigests), ImportError> {
+) -> Result<(Index, SpanDigests), ImportError> {
     let buffer = Buffer::new(ztoc);
     let malformed = || ImportError::Malformed("its tables");
     let root = buffer.root().ok_or_else(malformed)?;
@@ -87,7 +87,7 @@ pub fn import_ztoc(
     let blob = zinfo.bytes(3).ok_or_else(malformed)?;
     let checkpoints = checkpoints(blob).ok_or(ImportError::Malformed("its checkpoints"))?;
     let digests = zinfo.texts(2).ok_or_else(malformed)?;
-    let digests = listed_digests(&checkpoints, digests, packed_end);
+    let digests = span_digests(&checkpoints, digests, packed_end);
     let digests = digests.ok_or(ImportError::Malformed("its digests"))?;
     add_spans(&mut importer, &checkpoints, packed_end, Plain(plain_bytes))?;
     let index = importer.finish(Origin {
@@ -213,11 +213,11 @@ fn checkpoint(packed: i64, plain: i64, bits: u8, window: &[u8]) -> Option<Checkp
 }
 
 /// The digests of the packed bytes from each checkpoint to the next; `None` if there is not one for each.
-fn listed_digests<'a>(
+fn span_digests<'a>(
     checkpoints: &[Checkpoint<'_>],
     mut digests: impl Iterator<Item = Option<&'a [u8]>>,
     packed_end: Packed,
-) -> Option<ListedDigests> {
+) -> Option<SpanDigests> {
     let mut listed = Vec::with_capacity(checkpoints.len());
     for (number, checkpoint) in checkpoints.iter().enumerate() {
         let next = checkpoints.get(number + 1);
@@ -226,7 +226,7 @@ fn listed_digests<'a>(
         let digest: Sha256 = digest.strip_prefix("sha256:")?.parse().ok()?;
         listed.push((Extent::new(checkpoint.packed, end)?, digest));
     }
-    digests.next().is_none().then_some(ListedDigests(listed))
+    digests.next().is_none().then_some(SpanDigests(listed))
 }
 
 /// Adds the spans between `checkpoints`. Those at the same plain offset, before any output, count as one.

@@ -8,6 +8,7 @@ mod knobs;
 mod private;
 mod tar;
 mod texts;
+mod ztoc;
 
 use tarfs::codec::Compression;
 
@@ -52,6 +53,7 @@ impl Target {
         ),
         Self::new("resume", codec::resume_anywhere, seeds::seek_points),
         Self::new("index", index::run, seeds::indexes),
+        Self::new("ztoc", ztoc::run, || vec![crate::soci::ztoc()]),
         Self::new("disk_cache", disk_cache::run, disk_cache::seeds),
         Self::new("profile", private::profile, seeds::profiles),
         Self::new("answer", private::answer, seeds::answers),

@@ -8,6 +8,8 @@ mod rng;
 mod packing;
 #[path = "../../support/raw.rs"]
 mod raw;
+#[path = "../../support/soci.rs"]
+mod soci;
 #[path = "../../arbitrary/seeds.rs"]
 mod seeds;
 #[path = "../../arbitrary/targets/mod.rs"]

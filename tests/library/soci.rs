@@ -1,0 +1,243 @@
+//! Layers that have a SOCI ztoc in their registry.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use flate2::read::MultiGzDecoder;
+use serde_json::json;
+use tarfs::archive::{ReadError, Volume};
+use tarfs::index::{EntryKind, Ino};
+use tarfs::locate::{OpenContext, SourceSpec};
+use tarfs::{ArchivePath, Stats};
+use tokio::runtime::Runtime;
+
+use crate::registry::{Registry, blob, blob_file, digest_of, nothing};
+use crate::support::http::Resource;
+use crate::support::image::{Files, INDEX, Image, MANIFEST};
+use crate::support::soci;
+
+const SOCI: &str = "application/vnd.amazon.soci.index";
+
+/// How an image and its SOCI index refer to each other.
+#[derive(Clone, Copy, Debug)]
+enum Version {
+    /// A referrer of the image.
+    V1,
+    /// An annotation of the image.
+    V2,
+}
+
+/// A registry with an image of one layer, whose SOCI index has `ztoc`.
+fn served(ztoc: Vec<u8>, version: Version) -> (Registry, String) {
+    let mut files = Files::default();
+    let mut plain = Vec::new();
+    let packed = soci::layer();
+    MultiGzDecoder::new(&*packed)
+        .read_to_end(&mut plain)
+        .expect("gzip");
+    let image = Image::new("", vec![plain]);
+    let (architecture, config) = (image.platform.1, image.config());
+    let config = files.blob("application/vnd.oci.image.config.v1+json", config);
+    let layer = files.blob("application/vnd.oci.image.layer.v1.tar+gzip", packed);
+    let mut ztoc = files.blob("application/octet-stream", ztoc);
+    ztoc["annotations"] = json!({ "com.amazon.soci.image-layer-digest": layer["digest"] });
+    let number = if matches!(version, Version::V1) { 1 } else { 2 };
+    let artifact_type = format!("{SOCI}.v{number}+json");
+    let empty = files.blob(&artifact_type, b"{}".to_vec());
+    let index =
+        json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": empty, "layers": [ztoc] });
+    let mut index = files.blob(MANIFEST, index.to_string().into_bytes());
+    let mut image =
+        json!({ "schemaVersion": 2, "mediaType": MANIFEST, "config": config, "layers": [layer] });
+    if matches!(version, Version::V2) {
+        image["annotations"] = json!({ "com.amazon.soci.index-digest": index["digest"] });
+    }
+    let image = files.blob(MANIFEST, image.to_string().into_bytes());
+    index["artifactType"] = json!(artifact_type);
+    let mut listed = vec![index];
+    if matches!(version, Version::V2) {
+        // `soci convert` gives both the same platform.
+        let platform = json!({ "os": "linux", "architecture": architecture });
+        listed[0]["annotations"] =
+            json!({ "com.amazon.soci.image-manifest-digest": image["digest"] });
+        listed.insert(0, image.clone());
+        listed
+            .iter_mut()
+            .for_each(|one| one["platform"] = platform.clone());
+    }
+    let list = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": listed });
+    let list = files.blob(INDEX, list.to_string().into_bytes());
+    let registry = Registry::new(nothing());
+    registry.push(&files);
+    match version {
+        Version::V1 => {
+            registry.tag("1", &files, &image);
+            registry.tag(&format!("sha256-{}", digest_of(&image)), &files, &list);
+        }
+        Version::V2 => registry.tag("1", &files, &list),
+    }
+    assert!(files.get(&blob_file(&layer)).len() > 8000);
+    (registry, digest_of(&layer).to_owned())
+}
+
+/// An opened image, and its counters.
+struct Opened {
+    volume: Arc<dyn Volume>,
+    stats: Arc<Stats>,
+    _network: Runtime,
+}
+
+impl Opened {
+    fn new(registry: &Registry, is_searched: bool) -> Self {
+        let network = Runtime::new().expect("a runtime");
+        let stats = Arc::<Stats>::default();
+        let mut context = OpenContext::new(network.handle().clone());
+        context.source.stats = Arc::clone(&stats);
+        context.published_index.is_searched = is_searched;
+        let source = SourceSpec::from(&*registry.name(":1"));
+        Self {
+            volume: context.open(&source.into()).expect("opened"),
+            stats,
+            _network: network,
+        }
+    }
+
+    /// Attributes of all entries.
+    fn entries(&self) -> Vec<String> {
+        let index = self.volume.index();
+        let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
+        let described = entries.map(|entry| {
+            format!(
+                "{:?} {:?} {:o} {} {} {:?} {:?} {:?} {} {} {:?}",
+                index.path(entry.ino()),
+                entry.kind(),
+                entry.mode(),
+                entry.uid(),
+                entry.gid(),
+                entry.user(),
+                entry.group(),
+                entry.mtime(),
+                entry.size(),
+                entry.link_count(),
+                entry.xattrs().collect::<Vec<_>>(),
+            )
+        });
+        described.collect()
+    }
+
+    fn contents(&self) -> Vec<Vec<u8>> {
+        let files: Vec<_> = {
+            let index = self.volume.index();
+            let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
+            let files = entries.filter(|entry| entry.kind() == EntryKind::File);
+            files.map(|file| (file.ino(), file.size())).collect()
+        };
+        let read = |(ino, size): (Ino, u64)| {
+            let len = u32::try_from(size).expect("small");
+            let bytes = self.volume.read_blocking(ino, 0, len);
+            bytes.expect("readable").to_vec()
+        };
+        files.into_iter().map(read).collect()
+    }
+
+    fn read(&self, path: &str) -> Result<Vec<u8>, ReadError> {
+        let path = ArchivePath::sanitize(path.as_bytes()).path;
+        let entry = self.volume.index().find(&path).map(|entry| entry.ino());
+        let bytes = self
+            .volume
+            .read_blocking(entry.expect("there"), 0, 1 << 20)?;
+        Ok(bytes.to_vec())
+    }
+
+    fn assert_equals(&self, other: &Self) {
+        assert_eq!(self.entries(), other.entries());
+        assert!(self.contents() == other.contents());
+    }
+
+    #[track_caller]
+    fn assert_used(&self, scans: u64, indexes: u64) {
+        assert_eq!(self.stats.scans.get(), scans);
+        assert_eq!(self.stats.published_indexes.get(), indexes);
+    }
+}
+
+/// The ztoc with `new` in place of `old`, which it has once.
+fn forged(old: &[u8], new: &[u8]) -> Vec<u8> {
+    let mut ztoc = soci::ztoc();
+    let mut places = (0..ztoc.len() - old.len()).filter(|&at| ztoc[at..].starts_with(old));
+    let at = places.next().expect("there");
+    assert_eq!(places.next(), None);
+    ztoc[at..at + new.len()].copy_from_slice(new);
+    ztoc
+}
+
+#[test]
+fn ztoc_of_a_layer_gives_the_tree_of_a_scan() {
+    for version in [Version::V1, Version::V2] {
+        let (registry, layer) = served(soci::ztoc(), version);
+        let scanned = Opened::new(&registry, false);
+        scanned.assert_used(1, 0);
+        let requests = registry.requests(&blob(&layer));
+        let listed = Opened::new(&registry, true);
+        listed.assert_used(0, 1);
+        assert_eq!(registry.requests(&blob(&layer)), requests, "{version:?}");
+        listed.assert_equals(&scanned);
+        listed.assert_used(0, 1);
+        assert_eq!(listed.stats.index_mismatches.get(), 0);
+        assert_eq!(listed.entries().len(), 13);
+    }
+}
+
+#[test]
+fn unusable_ztoc_costs_only_the_scan() {
+    let whole = soci::ztoc();
+    let scanned = Opened::new(&served(whole.clone(), Version::V1).0, false);
+    let len = u64::try_from(soci::layer().len()).expect("small");
+    let unusable = [
+        whole[..whole.len() / 2].to_vec(),
+        Vec::new(),
+        forged(b"\x03\0\0\x000.9\0", b"\x03\0\0\x001.0\0"),
+        forged(&len.to_le_bytes(), &(len + 1).to_le_bytes()),
+        forged(b"SCHILY.xattr.user.name", b"GNU.sparse.xxxxxxxxxxx"),
+        forged(b"SCHILY.xattr.user.name", b"user.xxxxxxxxxxxxxxxxx"),
+        forged(b"2001-09-09T01:46:40Z\0\0\0\0\x03\0\0\0dir", b"2001-99-09"),
+    ];
+    for ztoc in unusable {
+        let opened = Opened::new(&served(ztoc, Version::V1).0, true);
+        opened.assert_used(1, 0);
+        opened.assert_equals(&scanned);
+    }
+}
+
+#[test]
+fn forged_name_in_a_ztoc_is_not_read() {
+    let ztoc = forged(b"d/text2", b"d/other");
+    let opened = Opened::new(&served(ztoc, Version::V2).0, true);
+    opened.assert_used(0, 1);
+    assert!(matches!(
+        opened.read("d/other"),
+        Err(ReadError::IndexMismatch)
+    ));
+    assert_eq!(opened.stats.index_mismatches.get(), 1);
+    assert_eq!(opened.read("d/text1").expect("readable").len(), 37_603);
+}
+
+#[test]
+fn packed_bytes_are_compared_with_the_digests_of_a_ztoc() {
+    let (registry, layer) = served(soci::ztoc(), Version::V1);
+    let opened = Opened::new(&registry, true);
+    let first = opened.read("d/text0").expect("readable");
+    let mut other = soci::layer();
+    // In the trailer of the member, which no decoder compares from a seek point.
+    let last = other.len() - 1;
+    other[last] ^= 1;
+    registry.serve(
+        &blob(&layer),
+        Resource::new(other).etag(&format!("\"{layer}\"")),
+    );
+    assert!(matches!(
+        opened.read("d/text3"),
+        Err(ReadError::Damaged { .. })
+    ));
+    assert_eq!(opened.read("d/text0").expect("readable"), first);
+}
