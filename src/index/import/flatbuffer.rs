@@ -1,4 +1,4 @@
-//! Reads FlatBuffers from an untrusted writer, without a copy.
+//! Reads `FlatBuffers` from an untrusted writer, without a copy.
 //!
 //! Every offset is checked. The vectors and texts that a caller reads may add up to the length of the file only. So
 //! a file that refers to the same bytes many times costs no more than an honest one.
@@ -60,40 +60,41 @@ impl<'a> Buffer<'a> {
 }
 
 impl<'b> Table<'b> {
-    /// Place of the value of field `number`; `Some(None)` if the table does not have the field.
-    fn place(&self, number: usize) -> Option<Option<usize>> {
+    /// Place of the value of field `number`; 0 if the table does not have the field.
+    fn place(&self, number: usize) -> Option<usize> {
         let distance = i32::from_le_bytes(self.buffer.array(self.at)?);
         let distance = isize::try_from(distance).ok()?.checked_neg()?;
         let fields = self.at.checked_add_signed(distance)?;
         let len = u16::from_le_bytes(self.buffer.array(fields)?);
         let slot = 4 + 2 * number;
         if slot + 2 > usize::from(len) {
-            return Some(None);
+            return Some(0);
         }
         match u16::from_le_bytes(self.buffer.array(fields.checked_add(slot)?)?) {
-            0 => Some(None),
-            within => self.at.checked_add(usize::from(within)).map(Some),
+            0 => Some(0),
+            within => self.at.checked_add(usize::from(within)),
         }
     }
 
     /// A number in little-endian bytes; zeros if the table does not have it.
     pub(super) fn number<const LEN: usize>(&self, number: usize) -> Option<[u8; LEN]> {
         match self.place(number)? {
-            Some(at) => self.buffer.array(at),
-            None => Some([0; LEN]),
+            0 => Some([0; LEN]),
+            at => self.buffer.array(at),
         }
     }
 
     /// A vector of bytes, or a text; empty if the table does not have it.
     pub(super) fn bytes(&self, number: usize) -> Option<&'b [u8]> {
         match self.place(number)? {
-            Some(at) => Some(self.buffer.vector(at, 1)?.1),
-            None => Some(&[]),
+            0 => Some(&[]),
+            at => Some(self.buffer.vector(at, 1)?.1),
         }
     }
 
     pub(super) fn table(&self, number: usize) -> Option<Table<'b>> {
-        self.buffer.table(self.place(number)??)
+        let place = self.place(number).filter(|&at| at > 0)?;
+        self.buffer.table(place)
     }
 
     /// A vector of tables; `None` for an element that is outside the file.
@@ -103,8 +104,8 @@ impl<'b> Table<'b> {
     ) -> Option<impl Iterator<Item = Option<Table<'b>>> + use<'b>> {
         let (buffer, place) = (self.buffer, self.place(number)?);
         let places = match place {
-            Some(at) => Some(buffer.offsets(at)?),
-            None => None,
+            0 => None,
+            at => Some(buffer.offsets(at)?),
         };
         Some(places.into_iter().flatten().map(|at| buffer.table(at)))
     }
@@ -115,7 +116,8 @@ impl<'b> Table<'b> {
         number: usize,
     ) -> Option<impl Iterator<Item = Option<&'b [u8]>> + use<'b>> {
         let buffer = self.buffer;
-        let places = buffer.offsets(self.place(number)??)?;
+        let place = self.place(number).filter(|&at| at > 0)?;
+        let places = buffer.offsets(place)?;
         Some(places.map(|at| Some(buffer.vector(at, 1)?.1)))
     }
 }

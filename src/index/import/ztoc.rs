@@ -1,7 +1,7 @@
 //! SOCI ztocs: tables of contents of gzipped layers with checkpoints of the decoder, made by the soci snapshotter.
 //!
-//! A ztoc is a FlatBuffer (ztoc/fbs/ztoc.fbs in the snapshotter), with checkpoints in the form of
-//! ztoc/compression/gzip_zinfo.c.
+//! A ztoc is a `FlatBuffer` (`ztoc/fbs/ztoc.fbs` in the snapshotter), with checkpoints in the form of
+//! `ztoc/compression/gzip_zinfo.c`.
 
 use super::flatbuffer::{Buffer, Table};
 use super::{ImportError, Importer, SpanDigests};
@@ -123,7 +123,7 @@ fn member(entry: Table<'_>, limits: &tar::Limits) -> Result<Member, ImportError>
 }
 
 /// Keywords and values of the pax records.
-fn records<'a>(entry: Table<'a>) -> Option<Vec<(&'a [u8], &'a [u8])>> {
+fn records(entry: Table<'_>) -> Option<Vec<(&[u8], &[u8])>> {
     let records = entry.tables(13)?.map(|record| {
         let record = record?;
         Some((record.bytes(0)?, record.bytes(1)?))
