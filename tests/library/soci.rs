@@ -1,5 +1,7 @@
 //! Layers that have a SOCI ztoc in their registry.
 
+#![allow(clippy::indexing_slicing, reason = "a test may panic")]
+
 use std::io::Read;
 use std::sync::Arc;
 
@@ -61,9 +63,9 @@ fn served(ztoc: Vec<u8>, version: Version) -> (Registry, String) {
         listed[0]["annotations"] =
             json!({ "com.amazon.soci.image-manifest-digest": image["digest"] });
         listed.insert(0, image.clone());
-        listed
-            .iter_mut()
-            .for_each(|one| one["platform"] = platform.clone());
+        for one in &mut listed {
+            one["platform"] = platform.clone();
+        }
     }
     let list = json!({ "schemaVersion": 2, "mediaType": INDEX, "manifests": listed });
     let list = files.blob(INDEX, list.to_string().into_bytes());
