@@ -46,7 +46,7 @@ impl Opener {
         })?;
         // Spans without hashes are not cached on disk.
         let mut reader = self.build_reader(LiveIndex::complete(index), None);
-        reader.header_checks = Some(HeaderChecks::new(location));
+        reader.header_checks = Some(HeaderChecks::new(location, None));
         reader.span_digests = Some(digests);
         Ok(Some(reader))
     }
