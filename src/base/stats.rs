@@ -185,6 +185,10 @@ stats! {
     disk_cache_skipped_spans,
     /// Bytes evicted from the disk cache for other decoded blocks of the same archive.
     disk_cache_evicted_bytes,
+    /// Archives of a directory that were opened because a file or directory of theirs was wanted.
+    opened_archives,
+    /// Archives of a directory that were closed because they were not in use, or for others.
+    closed_archives,
     /// Bytes returned to readers of a mount.
     served_bytes,
     /// Read requests of the kernel inside a file, answered or failed.
@@ -293,6 +297,8 @@ mod tests {
             "disk_cache_damaged_spans",
             "disk_cache_skipped_spans",
             "disk_cache_evicted_bytes",
+            "opened_archives",
+            "closed_archives",
             "served_bytes",
             "served_reads",
             "served_lookups",
