@@ -1,5 +1,6 @@
 //! A directory whose files are opened as sources.
 
+use std::fs::Metadata;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,6 +11,8 @@ use rustix::io::Errno;
 use super::{Cause, Error, Source, file};
 use crate::base::regular_file;
 use crate::base::stats::Stats;
+
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 
 /// An open directory. Files are opened only below it, whatever names and symbolic links say.
 #[derive(Debug)]
@@ -42,14 +45,21 @@ impl SourceDirectory {
         &self.name
     }
 
+    /// Attributes of the regular file at the relative path `name`, which is below this directory.
+    pub(super) fn metadata(&self, name: &str) -> Option<Metadata> {
+        regular_file::open(&self.directory, name, BENEATH)
+            .ok()??
+            .metadata()
+            .ok()
+    }
+
     /// Opens the regular file at the relative path `name`.
     ///
     /// # Errors
     /// If it is not below this directory, or cannot be opened.
     pub(crate) fn open_file(&self, name: &str) -> Result<Arc<dyn Source>, Error> {
         let shown = format!("{}/{name}", self.name);
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let source = match regular_file::open(&self.directory, name, resolve) {
+        let source = match regular_file::open(&self.directory, name, BENEATH) {
             Ok(Some(opened)) => file::from_file(opened, &shown, Arc::clone(&self.stats)),
             Ok(None) => Err(Cause::Unsupported("a file that is not regular".to_owned())),
             Err(error) if Errno::from_io_error(&error) == Some(Errno::XDEV) => Err(

@@ -10,6 +10,7 @@ mod file;
 mod fingerprint;
 mod http;
 mod join;
+mod listing;
 mod location;
 mod memory;
 mod mirrors;
@@ -45,6 +46,7 @@ pub use http::{
     RawResponse, Target, Transport, Via,
 };
 pub(crate) use join::Join;
+pub use listing::{ArchivePlace, ListedArchive, Listing, paths_of_page};
 pub use location::{Location, redact};
 pub use memory::MemorySource;
 pub(crate) use open::{is_same_origin, lacks_scheme};

@@ -292,6 +292,11 @@ pub(crate) fn texts() -> Vec<Vec<u8>> {
         "W/\"tag\"\nSun, 06 Nov 1994 08:49:37 GMT",
         "Tue, 29 Feb 2000 23:59:60 GMT",
         "Fri, 31 Dec 9999 23:59:59 GMT",
+        "<ListBucketResult><Contents><Key>a/../b.tar</Key><Size>1</Size></Contents>\
+         <Contents><Key>a/b.tar</Key><ETag>&quot;1&quot;</ETag><Size>2</Size>\
+         <LastModified>2026-01-02T03:04:05.000Z</LastModified></Contents>\
+         <Contents><Key>a/b.tar/c.tgz</Key></Contents>\
+         <NextContinuationToken>2</NextContinuationToken></ListBucketResult>",
     ];
     let mut seeds: Vec<_> = texts.map(|text| text.as_bytes().to_vec()).into();
     seeds.push(pax_records(&[("path", "x")]));

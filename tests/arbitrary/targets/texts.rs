@@ -15,6 +15,7 @@ const SECRET: &str = "s3cret";
 /// Parses `bytes` as each of these.
 pub(super) fn run(bytes: &[u8]) {
     path(bytes);
+    listing(bytes);
     acl(bytes);
     if let Detected::Unsupported(format) = detect(bytes) {
         assert!(!format.is_empty(), "the error must name the format");
@@ -34,6 +35,22 @@ pub(super) fn run(bytes: &[u8]) {
         assert!(
             rest.contains(SECRET) || !shown.contains(SECRET),
             "{shown} tells a secret"
+        );
+    }
+}
+
+/// Names in a listing of a bucket are those that a directory can have.
+fn listing(bytes: &[u8]) {
+    let paths = source::paths_of_page(bytes).unwrap_or_default();
+    assert!(paths.len() <= bytes.len());
+    for path in &paths {
+        let is_name =
+            |part: &str| !matches!(part, "" | "." | "..") && !part.contains(char::is_control);
+        assert!(path.split('/').all(is_name), "{path:?}");
+        let below = format!("{path}/");
+        assert!(
+            !paths.iter().any(|other| other.starts_with(&below)),
+            "{path:?}"
         );
     }
 }

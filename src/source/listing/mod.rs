@@ -1,0 +1,120 @@
+//! Places with many archives: a local directory, or the objects of a bucket below a prefix.
+
+mod local;
+mod page;
+mod s3;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use self::s3::S3Place;
+use super::{Cause, Error, Options, Source, SourceDirectory, redact};
+
+pub use self::page::{ListedArchive, Listing};
+
+/// A place with archives below it.
+#[derive(Debug)]
+pub struct ArchivePlace {
+    name: String,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Local(SourceDirectory),
+    S3(Box<S3Place>),
+}
+
+impl ArchivePlace {
+    /// Whether `spec` names a place: a local directory, a bucket, or a prefix of its keys that ends in a slash.
+    pub fn is_place(spec: &str) -> bool {
+        match spec.strip_prefix("s3://") {
+            Some(name) => !name.contains('/') || name.ends_with('/'),
+            None => !spec.contains("://") && Path::new(spec).is_dir(),
+        }
+    }
+
+    /// Opens the place `spec`.
+    ///
+    /// # Errors
+    /// It is malformed or missing.
+    pub async fn open(spec: &str, options: Options) -> Result<Self, Error> {
+        let name = redact(spec);
+        let kind = if spec.starts_with("s3://") {
+            let place = S3Place::open(spec, options).await;
+            Kind::S3(Box::new(place.map_err(|cause| Error::new(&name, cause))?))
+        } else {
+            Kind::Local(SourceDirectory::open(Path::new(spec), options.stats)?)
+        };
+        Ok(Self { name, kind })
+    }
+
+    /// Name for the user, without secrets.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Lists the archives below the place. Blocks on a local disk.
+    ///
+    /// # Errors
+    /// It is unreachable, or refuses the listing.
+    pub async fn list(&self) -> Result<Listing, Error> {
+        let mut listing = Listing::default();
+        let listed = match &self.kind {
+            Kind::Local(directory) => local::list(directory, &mut listing).map_err(Cause::from),
+            Kind::S3(place) => place.list(&mut listing).await,
+        };
+        listed.map_err(|cause| Error::new(&self.name, cause))?;
+        listing.finish();
+        Ok(listing)
+    }
+
+    /// Location of the archive at `path`; `None` in a local directory.
+    pub fn location(&self, path: &str) -> Option<String> {
+        match &self.kind {
+            Kind::Local(_) => None,
+            Kind::S3(place) => Some(place.location(path)),
+        }
+    }
+
+    /// Opens the file at `path` of a local directory. An object store has none. Blocks.
+    ///
+    /// # Errors
+    /// It is missing, not regular, or not below the directory.
+    pub fn open_file(&self, path: &str) -> Result<Arc<dyn Source>, Error> {
+        match &self.kind {
+            Kind::Local(directory) => directory.open_file(path),
+            Kind::S3(_) => Err(Error::new(&self.name, Cause::NotFound)),
+        }
+    }
+}
+
+/// Paths of the archives in `body`, a page of a listing of S3, for tests. `None` if it is none.
+#[doc(hidden)]
+pub fn paths_of_page(body: &[u8]) -> Option<Vec<String>> {
+    let mut listing = Listing::default();
+    s3::parse(body, "", &mut listing).ok()?;
+    listing.finish();
+    let paths = listing.archives.into_iter().map(|archive| archive.path);
+    Some(paths.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefix_and_bucket_are_places_and_keys_are_not() {
+        for (spec, expected) in [
+            ("s3://bucket", true),
+            ("s3://bucket/", true),
+            ("s3://bucket/a/", true),
+            ("s3://bucket/a.tar", false),
+            ("https://example.com/", false),
+            ("/", true),
+            ("-", false),
+        ] {
+            assert_eq!(ArchivePlace::is_place(spec), expected, "{spec}");
+        }
+    }
+}
