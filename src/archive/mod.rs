@@ -1,6 +1,7 @@
 //! The library's entry point: opens, scans and reads one archive.
 
 pub mod cache_inventory;
+pub mod directory;
 mod error;
 mod live_index;
 mod open;
@@ -31,7 +32,7 @@ pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenErro
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
 pub use open::published_index::{FindIndex, PublishedIndex, PublishedIndexError};
-pub(crate) use open::resources::SharedResources;
+pub use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
 pub use options::{DiskCacheMode, OpenOptions};
 pub(crate) use prefetch::access_log::AccessLog;

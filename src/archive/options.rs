@@ -1,8 +1,10 @@
 //! Options for opening an archive.
 
+use std::io;
 use std::path::PathBuf;
 
 use super::open::published_index::PublishedIndex;
+use super::open::resources::SharedResources;
 use super::scan;
 use super::scan::options::MIN_MEMORY;
 use crate::cache::DiskCacheDir;
@@ -29,12 +31,31 @@ pub struct OpenOptions {
     pub disk_cache: DiskCacheMode,
     /// Whiteout format, if the archive is a layer. A whiteout removes entries of the layers below.
     pub layer: Option<WhiteoutFormat>,
+    /// Memory and threads that the archive shares with others; `None` for its own.
+    pub resources: Option<SharedResources>,
 }
 
 impl OpenOptions {
     /// Half the memory, for buffers and decoders during the scan.
     pub(super) fn half_memory(&self) -> u64 {
         self.scan.memory.max(MIN_MEMORY) / 2
+    }
+
+    /// Memory for cached spans: three eighths, less the queue of disk writes. Half is for the scan, later for
+    /// decoding reads; one eighth for the free list. Excludes allocator overhead and a span's memory beyond its
+    /// length.
+    pub(super) fn span_bytes(&self) -> u64 {
+        let span_bytes = self.scan.memory / 8 * 3;
+        match self.disk_cache_dir() {
+            Some(_) => span_bytes - self.queue_bytes(),
+            None => span_bytes,
+        }
+    }
+
+    /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
+    /// thread.
+    pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
+        SharedResources::new(self.scan.memory, self.span_bytes())
     }
 
     pub(super) fn queue_bytes(&self) -> u64 {

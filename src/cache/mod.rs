@@ -14,7 +14,7 @@ pub(crate) use memory::SpanCache;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SpanKey {
     /// The index that has the span. A scan has another owner than a saved index of the same archive.
-    pub span_owner: u16,
+    pub span_owner: u32,
     pub span: u32,
 }
 
@@ -23,7 +23,7 @@ pub(crate) enum CacheKey {
     Span(SpanKey),
     /// An aligned window of an archive whose spans are read in parts.
     Window {
-        span_owner: u16,
+        span_owner: u32,
         window: u64,
     },
 }

@@ -32,6 +32,11 @@ impl MemoryLimit {
         self.bytes
     }
 
+    /// Bytes in use by all that share the limit.
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn charge(&self) -> Charge {
         Charge {
             limit: self.clone(),

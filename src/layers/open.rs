@@ -73,7 +73,9 @@ impl LayeredArchive {
         let Ok(count) = u16::try_from(layers.len()) else {
             return Err(LayeredArchiveError::TooManyLayers(layers.len()));
         };
-        let share = SharedResources::new(options).map_err(LayeredArchiveError::Threads)?;
+        let share = options
+            .create_resources()
+            .map_err(LayeredArchiveError::Threads)?;
         let opener = Arc::new(Opener {
             layers: (0..count).zip(layers.iter().cloned()).collect(),
             share,
@@ -188,19 +190,15 @@ impl Opener {
         }
     }
 
-    fn open(
-        &self,
-        (number, layer): &(u16, Layer),
-        options: &OpenOptions,
-    ) -> Result<Archive, OpenError> {
+    fn open(&self, (_, layer): &(u16, Layer), options: &OpenOptions) -> Result<Archive, OpenError> {
         let mut options = options.clone();
         options.scan.sha256 = layer.digest;
         options.published_index.clone_from(&layer.published_index);
         options.layer = Some(self.whiteouts);
         options.scan.tar.accepts_empty = true;
-        let share = (&self.share, *number);
+        options.resources = Some(self.share.clone());
         let source = Arc::clone(&layer.source);
-        Archive::open_layer(source, &options, share, &self.network, &self.stats)
+        Archive::open_layer(source, &options, &self.network, &self.stats)
     }
 }
 

@@ -386,6 +386,7 @@ fn options(cache_dir: &Path) -> OpenOptions {
         should_rescan_unproven: false,
         should_log_problems: false,
         layer: None,
+        resources: None,
         disk_cache: DiskCacheMode::Enabled {
             limit_bytes: Some(1 << 30),
         },

@@ -113,7 +113,8 @@ impl ScanThread {
         let reader = &*self.reader;
         let scan_memory = options.half_memory().max(MIN_MEMORY);
         // During the scan, reads have less memory. If memory is small, cached spans have less, too.
-        let reads = borrow_memory(reader.budget.clone(), reader.budget.reclaimable_bytes());
+        let lendable = reader.budget.reclaimable_bytes().min(scan_memory);
+        let reads = borrow_memory(reader.budget.clone(), lendable);
         let lent = scan_memory - options.half_memory();
         let spans = borrow_memory(reader.span_cache.clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);

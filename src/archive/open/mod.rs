@@ -17,7 +17,7 @@ use tokio::runtime::Handle;
 
 use self::background_scan::BackgroundScan;
 use self::opener::{Opener, locator};
-use self::resources::{FREE_LIST_DIVISOR, SharedResources};
+use self::resources::FREE_LIST_DIVISOR;
 use super::Archive;
 use super::error::OpenError;
 use super::live_index::{LiveIndex, WaitFor};
@@ -27,7 +27,7 @@ use super::read::disk_cache_policy::ScanDiskCache;
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
 use crate::index::store::Store;
-use crate::index::{self, Builder};
+use crate::index::{self, Builder, Index};
 use crate::source::{Access, Source};
 
 /// Maximum number of damaged members that are logged. All are counted.
@@ -48,19 +48,16 @@ impl Archive {
         Self::open_early(source, options, network, stats)?.wait_for(WaitFor::End)
     }
 
-    /// As [`Archive::open`], for number `layer` of several archives that share memory and threads. During the
-    /// scan the archive also has the memory that `options` give. Returns when the tree is known, and saves
-    /// the index in the background.
+    /// As [`Archive::open`], for one of several layers. During the scan the archive also has the memory that
+    /// `options` give. Returns when the tree is known, and saves the index in the background.
     pub(crate) fn open_layer(
         source: Arc<dyn Source>,
         options: &OpenOptions,
-        (resources, layer): (&SharedResources, u16),
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let resources = Some((resources.clone(), layer));
         let awaited = whole_tree(&*source);
-        Self::open_with(source, options, resources, network, stats)?.wait_for(awaited)
+        Self::open_early(source, options, network, stats)?.wait_for(awaited)
     }
 
     fn wait_for(self, awaited: WaitFor) -> Result<Self, OpenError> {
@@ -83,34 +80,35 @@ impl Archive {
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        Self::open_with(source, options, None, network, stats)
+        match Self::open_indexed(source, options, network, stats)? {
+            Ok(archive) => Ok(archive),
+            Err(unscanned) => unscanned.scan(),
+        }
     }
 
-    fn open_with(
+    /// Shows `index`, whose entries are no files, with the resources of `options`.
+    pub(crate) fn with_index(
+        index: Index,
         source: Arc<dyn Source>,
         options: &OpenOptions,
-        resources: Option<(SharedResources, u16)>,
         network: &Handle,
         stats: &Arc<Stats>,
     ) -> Result<Self, OpenError> {
-        let options = &OpenOptions {
-            scan: options.scan.for_source(&*source),
-            ..options.clone()
-        };
-        let free_list = match &resources {
-            Some((resources, _)) => resources.free_list.clone(),
-            None => FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
-        };
-        let opener = Opener {
-            locator: locator(&*source, options),
-            store: options.cache_dir.as_deref().map(Store::new),
-            source,
-            options: options.clone(),
-            network: network.clone(),
-            stats: Arc::clone(stats),
-            resources,
-            free_list,
-        };
+        let opener = Opener::new(source, options, network, stats);
+        opener.build_archive(Arc::new(
+            opener.build_reader(LiveIndex::complete(index), None),
+        ))
+    }
+
+    /// As [`Archive::open_early`], but without a scan. Returns the archive to scan if it has no index.
+    pub(crate) fn open_indexed(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Result<Result<Self, UnscannedArchive>, OpenError> {
+        let opener = Opener::new(source, options, network, stats);
+        let options = &opener.options;
         let found = if let Some(path) = &options.index_file {
             opener.open_index_file(path)?
         } else {
@@ -127,9 +125,19 @@ impl Archive {
             }
         };
         match found {
-            Some(reader) => opener.build_archive(Arc::new(reader)),
-            None => opener.start_scan(),
+            Some(reader) => Ok(Ok(opener.build_archive(Arc::new(reader))?)),
+            None => Ok(Err(UnscannedArchive(opener))),
         }
+    }
+}
+
+/// An archive without an index.
+pub(crate) struct UnscannedArchive(Opener);
+
+impl UnscannedArchive {
+    /// Returns the archive when the scan has found the first member, as [`Archive::open_early`] does.
+    pub(crate) fn scan(self) -> Result<Archive, OpenError> {
+        self.0.start_scan()
     }
 }
 
@@ -143,6 +151,37 @@ fn whole_tree(source: &dyn Source) -> WaitFor {
 }
 
 impl Opener {
+    fn new(
+        source: Arc<dyn Source>,
+        options: &OpenOptions,
+        network: &Handle,
+        stats: &Arc<Stats>,
+    ) -> Self {
+        let resources = options.resources.clone();
+        let resources = resources.map(|resources| {
+            let number = resources.next_number();
+            (resources, number)
+        });
+        let options = OpenOptions {
+            scan: options.scan.for_source(&*source),
+            ..options.clone()
+        };
+        let free_list = match &resources {
+            Some((resources, _)) => resources.free_list.clone(),
+            None => FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+        };
+        Self {
+            locator: locator(&*source, &options),
+            store: options.cache_dir.as_deref().map(Store::new),
+            source,
+            options,
+            network: network.clone(),
+            stats: Arc::clone(stats),
+            resources,
+            free_list,
+        }
+    }
+
     /// A builder for the options of the archive. Readers during a scan need replaced entries, too.
     fn builder(&self, keeps_replaced: bool) -> Builder {
         Builder::new(index::Options {

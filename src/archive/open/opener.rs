@@ -39,7 +39,7 @@ pub(crate) struct Opener {
     pub(crate) network: Handle,
     pub(crate) stats: Arc<Stats>,
     /// Resources shared with other archives, and the number of this archive among them.
-    pub(super) resources: Option<(SharedResources, u16)>,
+    pub(super) resources: Option<(SharedResources, u32)>,
     pub(super) free_list: FreeList,
 }
 
@@ -295,12 +295,15 @@ impl Opener {
         live_index: LiveIndex,
         disk_cache: Option<Arc<DiskCache>>,
     ) -> Reader {
-        let (budgets, number) = match &self.resources {
-            Some((resources, number)) => (resources.budgets.clone(), *number),
-            None => (MemoryBudgets::new(&self.options), 0),
+        let (budgets, number) = if let Some((resources, number)) = &self.resources {
+            (resources.budgets.clone(), *number)
+        } else {
+            let options = &self.options;
+            let budgets = MemoryBudgets::new(options.scan.memory, options.span_bytes());
+            (budgets, 0)
         };
         // A scan must not use spans that were decoded for a saved index that did not match.
-        let span_owner = 2 * number + u16::from(!live_index.is_scan_over());
+        let span_owner = 2 * number + u32::from(!live_index.is_scan_over());
         let (network, source) = (self.network.clone(), Arc::clone(&self.source));
         let stats = Arc::clone(&self.stats);
         Reader {
@@ -313,7 +316,7 @@ impl Opener {
             far_decode_lock: Mutex::default(),
             single_flight: SingleFlight::default(),
             windows: Windows::default(),
-            read_priority: budgets.read_priority,
+            read_priority: budgets.read_priority.for_archive(),
             span_owner,
             lag_limit: Arc::default(),
             network: self.network.clone(),

@@ -1,10 +1,10 @@
-//! Memory and threads of an open archive, or of several layers that form one tree.
-//! All layers share one budget, because fixed shares would leave most memory to layers without reads.
+//! Memory and threads of an open archive, or of several: the layers of one tree, or those of a directory.
+//! All share one budget, because fixed shares would leave most memory to archives without reads.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::archive::options::OpenOptions;
 use crate::archive::read::priority::ReadPriority;
 use crate::archive::scan::options::MIN_MEMORY;
 use crate::base::buffer_pool::BufferPool;
@@ -29,41 +29,47 @@ pub(super) struct MemoryBudgets {
 }
 
 impl MemoryBudgets {
-    pub(crate) fn new(options: &OpenOptions) -> Self {
-        // Three eighths for spans, less the disk write queue; half for the scan, later for decoding reads;
-        // one eighth for the free list. Excludes allocator overhead and a span's memory beyond its length.
-        let span_bytes = options.scan.memory / 8 * 3;
-        let span_cache = SpanCache::new(match options.disk_cache_dir() {
-            Some(_) => span_bytes - options.queue_bytes(),
-            None => span_bytes,
-        });
-        let budget = BufferPool::new(options.half_memory());
+    /// The budgets of `memory`, of which cached spans take `span_bytes`.
+    pub(crate) fn new(memory: u64, span_bytes: u64) -> Self {
+        let memory_bytes = memory.max(MIN_MEMORY);
+        let span_cache = SpanCache::new(span_bytes);
+        let budget = BufferPool::new(memory_bytes / 2);
         Self {
             // The span cache is last, because evicted spans must be decoded again.
             broker: MemoryBroker::new(vec![Arc::new(budget.clone()), Arc::new(span_cache.clone())]),
             span_cache,
             budget,
             read_priority: Arc::default(),
-            memory_bytes: options.scan.memory.max(MIN_MEMORY),
+            memory_bytes,
         }
     }
 }
 
+/// Memory and threads that several archives share. Clones are the same resources.
 #[derive(Clone, Debug)]
-pub(crate) struct SharedResources {
+pub struct SharedResources {
     pub(super) budgets: MemoryBudgets,
     pub(crate) free_list: FreeList,
     pub(crate) read_threads: Arc<ThreadPool>,
+    /// Number of archives that were opened with them.
+    opened: Arc<AtomicU32>,
 }
 
 impl SharedResources {
-    /// Creates the resources for archives opened with `options`. Fails if the system cannot start a thread.
-    pub(crate) fn new(options: &OpenOptions) -> io::Result<Self> {
+    /// Creates the resources of `memory`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a
+    /// thread.
+    pub(crate) fn new(memory: u64, span_bytes: u64) -> io::Result<Self> {
         Ok(Self {
-            budgets: MemoryBudgets::new(options),
-            free_list: FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+            budgets: MemoryBudgets::new(memory, span_bytes),
+            free_list: FreeList::new(memory / FREE_LIST_DIVISOR),
             read_threads: start_read_threads()?,
+            opened: Arc::default(),
         })
+    }
+
+    /// Returns a number that no other opened archive has, so that its spans have keys of their own.
+    pub(super) fn next_number(&self) -> u32 {
+        self.opened.fetch_add(1, Ordering::Relaxed)
     }
 }
 

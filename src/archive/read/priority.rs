@@ -1,19 +1,23 @@
 //! Priority of reads over prefetch.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::base::sync::{Condvar, Mutex};
 
+/// The active reads of all archives that share memory, from the view of one archive.
 #[derive(Debug, Default)]
 pub(crate) struct ReadPriority {
-    state: Mutex<State>,
-    changed: Condvar,
+    shared: Arc<Shared>,
+    /// Whether this archive is closed. Written under the lock of `shared`.
+    is_over: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    active: u32,
-    is_over: bool,
+struct Shared {
+    active: Mutex<u32>,
+    changed: Condvar,
 }
 
 /// A read that is filling a span, counted until it is dropped.
@@ -21,42 +25,57 @@ struct State {
 pub(super) struct ActiveRead<'a>(&'a ReadPriority);
 
 impl ReadPriority {
+    /// The same reads, for another archive.
+    pub(crate) fn for_archive(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            is_over: AtomicBool::default(),
+        }
+    }
+
     pub(super) fn start_read(&self) -> ActiveRead<'_> {
-        self.state.lock().active += 1;
+        *self.shared.active.lock() += 1;
         ActiveRead(self)
     }
 
     /// Waits until no read fills a span; returns false if the archive is closed.
     pub(crate) fn wait_until_idle(&self) -> bool {
-        let mut state = self.state.lock();
-        while state.active > 0 && !state.is_over {
-            state = self.changed.wait(state);
+        let mut active = self.shared.active.lock();
+        while *active > 0 && !self.is_over() {
+            active = self.shared.changed.wait(active);
         }
-        !state.is_over
+        !self.is_over()
     }
 
     pub(crate) fn pause(&self, time: Duration) -> bool {
-        let state = self.state.lock();
-        if state.is_over {
+        let active = self.shared.active.lock();
+        if self.is_over() {
             return false;
         }
-        let (state, _) = self.changed.wait_timeout(state, time);
-        !state.is_over
+        let (_active, _) = self.shared.changed.wait_timeout(active, time);
+        !self.is_over()
     }
 
-    /// Ends all waits, now and later.
+    /// Ends all waits of this archive, now and later.
     pub(crate) fn close(&self) {
-        self.state.lock().is_over = true;
-        self.changed.notify_all();
+        let active = self.shared.active.lock();
+        self.is_over.store(true, Ordering::Relaxed);
+        drop(active);
+        self.shared.changed.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for ActiveRead<'_> {
     fn drop(&mut self) {
-        let mut state = self.0.state.lock();
-        state.active -= 1;
-        if state.active == 0 {
-            self.0.changed.notify_all();
+        let shared = &self.0.shared;
+        let mut active = shared.active.lock();
+        *active -= 1;
+        if *active == 0 {
+            shared.changed.notify_all();
         }
     }
 }
@@ -92,5 +111,24 @@ mod tests {
         read_priority.close();
         assert!(!read_priority.wait_until_idle());
         assert!(!read_priority.pause(Duration::from_hours(1)));
+    }
+
+    #[test]
+    fn closed_archive_does_not_end_waits_of_others() {
+        let (closed, other) = (ReadPriority::default(), AtomicBool::new(false));
+        let open = closed.for_archive();
+        let active_read = closed.start_read();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                assert!(open.wait_until_idle());
+                assert!(other.load(Ordering::SeqCst), "the read is still active");
+            });
+            closed.close();
+            assert!(!closed.wait_until_idle());
+            other.store(true, Ordering::SeqCst);
+            drop(active_read);
+            waiter.join().expect("woken");
+        });
+        assert!(open.pause(Duration::ZERO));
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct IndexSink<'a> {
     pub(crate) packed_bytes: Option<u64>,
     pub(crate) is_cancelled: &'a AtomicBool,
     pub(crate) span_cache: Option<&'a SpanCache>,
-    pub(crate) span_owner: u16,
+    pub(crate) span_owner: u32,
     pub(crate) lag_limit: &'a LagLimit,
     pub(crate) disk_cache_writer: Option<ScanDiskCache>,
     /// Bytes of the current span, if a cache needs them.

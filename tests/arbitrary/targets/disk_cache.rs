@@ -270,6 +270,7 @@ impl Place {
             should_rescan_unproven: false,
             should_log_problems: false,
             layer: None,
+            resources: None,
             disk_cache: DiskCacheMode::Enabled {
                 limit_bytes: Some(disk_bytes),
             },
