@@ -14,9 +14,10 @@ use fuser::{
 use rustix::ioctl::opcode;
 use tracing::trace_span;
 
+use super::archives::Archives;
 use super::mount::MountOptions;
 use super::passthrough::{BackingFileIo, BackingFiles};
-use super::pending_replies::{self, PendingReplies, Watchdog};
+use super::pending_replies::{self, FailReply, PendingReplies, Watchdog};
 use super::push::{KernelCache, PrimingDir};
 use super::read::ReadRequest;
 use super::state::{FilesystemState, TTL_IMMUTABLE, TTL_SCANNING, ttl};
@@ -24,10 +25,11 @@ use super::subtree::Subtree;
 use super::timed_out_reads::RequestedRange;
 use super::{attr, caller, seek, xattr};
 use crate::archive::Volume;
+use crate::archive::directory::ArchiveDirectory;
 use crate::base::passwd::Accounts;
 use crate::base::stats::Stats;
 use crate::base::xattr_filter::XattrFilter;
-use crate::index::{EntryKind, Ino};
+use crate::index::{EntryKind, Index, Ino};
 
 /// Maximum bytes of a request from the kernel. Its read-ahead sends at most 1 MiB.
 const MAX_REQUEST_BYTES: u32 = 1 << 20;
@@ -80,6 +82,8 @@ pub struct TarFilesystem {
     /// Opens and reads backing files. Files are then opened with handles.
     pub(super) backing_io: Option<BackingFileIo>,
     watchdog: Option<Watchdog>,
+    /// The archives that are shown in the directories of `content`, if it is a listing of them.
+    pub(super) archives: Option<Arc<Archives<Self>>>,
 }
 
 impl TarFilesystem {
@@ -100,6 +104,7 @@ impl TarFilesystem {
         let timeout = pending_replies::DEFAULT_TIMEOUT;
         let state = FilesystemState {
             subtree,
+            archive_path: None,
             ownership: options.ownership,
             accounts: Arc::new(accounts),
             xattr_filter: XattrFilter::default(),
@@ -112,13 +117,60 @@ impl TarFilesystem {
             timed_out_reads: Arc::default(),
         };
         Self {
-            content,
-            state: Arc::new(state),
             checks_permissions: options.checks_permissions(),
+            ..Self::with_state(content, Arc::new(state))
+        }
+    }
+
+    fn with_state(content: Arc<dyn Volume>, state: Arc<FilesystemState>) -> Self {
+        Self {
+            content,
+            state,
+            checks_permissions: false,
             lists_trusted: false,
             capabilities: Arc::default(),
             backing_io: None,
             watchdog: None,
+            archives: None,
+        }
+    }
+
+    /// Shows the archives of `directory` in the tree, which lists them. Archives are closed after `idle_timeout`
+    /// without a request.
+    ///
+    /// # Errors
+    /// When the system cannot start a thread.
+    pub fn with_archives(
+        mut self,
+        directory: Arc<dyn ArchiveDirectory>,
+        idle_timeout: Duration,
+    ) -> io::Result<Self> {
+        let state = Arc::make_mut(&mut self.state);
+        state.archive_path = Some(String::new());
+        state.accounts = Arc::new(Accounts::load_system());
+        // A scan of any archive counts as progress, because archives wait for each other.
+        let (timeout, stats) = (state.pending_replies.timeout, Arc::clone(&state.stats));
+        let replies = PendingReplies::new(timeout, stats, Box::new(|| Some(0)));
+        state.pending_replies = Arc::new(replies);
+        let listing = (Arc::clone(&self.content), Arc::clone(&self.state));
+        let archives = Archives::start(listing, Self::with_state, directory, idle_timeout)?;
+        self.archives = Some(archives);
+        Ok(self)
+    }
+
+    /// Calls `answer` with the filesystem that has `inode`, which may be that of an archive, once it is open. The
+    /// directory of an archive is in the archive if its entries are wanted (`is_entered`), and else in the listing.
+    fn route<R: FailReply>(
+        &self,
+        req: &Request,
+        (inode, is_entered): (INodeNo, bool),
+        reply: R,
+        answer: impl FnOnce(&Self, R) + Send + 'static,
+    ) {
+        let archives = self.archives.as_ref();
+        match archives.and_then(|archives| Some((archives, archives.id(inode, is_entered)?))) {
+            Some((archives, id)) => archives.with_archive((req.pid(), inode), id, reply, answer),
+            None => answer(self, reply),
         }
     }
 
@@ -181,6 +233,48 @@ impl TarFilesystem {
             });
         }
         reply.ok();
+    }
+
+    fn answer_read(&self, caller: u32, ino: INodeNo, (offset, size): (u64, u32), reply: ReplyData) {
+        let _span = trace_span!("read", inode = ino.0, offset, size).entered();
+        let (entry, file_size) = match self.state.entry(&self.content.index(), ino) {
+            Ok(entry) => (entry.ino(), entry.size()),
+            Err(errno) => return reply.error(errno),
+        };
+        if offset >= file_size {
+            return reply.data(&[]);
+        }
+        let len = size.min(MAX_REQUEST_BYTES);
+        let left = file_size - offset;
+        let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
+        self.state.stats.served_reads.increment();
+        if offset == 0 {
+            self.state.kernel_cache.note_first_read(entry);
+        }
+        self.content.note_read(entry, offset, len);
+        let request = ReadRequest {
+            reply,
+            range: RequestedRange {
+                caller,
+                ino: entry,
+                offset,
+                len,
+            },
+            content: Arc::downgrade(&self.content),
+            state: Arc::clone(&self.state),
+        };
+        let Some(backing_io) = &self.backing_io else {
+            return request.read();
+        };
+        let on_copy_read = |request: ReadRequest| {
+            move |bytes| match bytes {
+                Some(bytes) => request.finish(Ok(bytes)),
+                None => request.read(),
+            }
+        };
+        if let Some(fallback) = backing_io.read(entry, offset, len, on_copy_read(request)) {
+            fallback(None);
+        }
     }
 
     fn seek(&self, inode: INodeNo, offset: i64, whence: i32) -> Result<i64, Errno> {
@@ -246,6 +340,7 @@ impl Filesystem for TarFilesystem {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let caller = req.pid();
         if parent == INodeNo::ROOT
             && let Some(attr) = self.state.kernel_cache.priming_dir.lookup(name.as_bytes())
         {
@@ -256,8 +351,9 @@ impl Filesystem for TarFilesystem {
         }
         let _span = trace_span!("lookup", inode = parent.0, ?name).entered();
         let wanted = (parent, name.as_bytes().to_vec());
-        self.state
-            .answer_lookup(&self.content, req.pid(), wanted, reply);
+        self.route(req, (parent, true), reply, move |this, reply| {
+            (this.state).answer_lookup(&this.content, caller, wanted, reply);
+        });
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
@@ -266,26 +362,30 @@ impl Filesystem for TarFilesystem {
         }
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+    fn getattr(&self, req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
         let _span = trace_span!("getattr", inode = ino.0).entered();
         if let Some(attr) = self.state.kernel_cache.priming_dir.attributes(ino) {
             return reply.attr(&TTL_SCANNING, &attr);
         }
-        let index = self.content.index();
-        match self.state.entry(&index, ino) {
-            Ok(entry) => reply.attr(&ttl(&index), &self.state.attributes(entry)),
-            Err(errno) => reply.error(errno),
-        }
+        self.route(req, (ino, false), reply, move |this, reply| {
+            let index = this.content.index();
+            match this.state.entry(&index, ino) {
+                Ok(entry) => reply.attr(&ttl(&index), &this.state.attributes(entry)),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
-    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
+    fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
         let _span = trace_span!("readlink", inode = ino.0).entered();
-        let index = self.content.index();
-        match self.state.entry(&index, ino).map(|entry| entry.kind()) {
-            Ok(EntryKind::Symlink(target)) => reply.data(target),
-            Ok(_) => reply.error(Errno::EINVAL),
-            Err(errno) => reply.error(errno),
-        }
+        self.route(req, (ino, false), reply, move |this, reply| {
+            let index = this.content.index();
+            match this.state.entry(&index, ino).map(|entry| entry.kind()) {
+                Ok(EntryKind::Symlink(target)) => reply.data(target),
+                Ok(_) => reply.error(Errno::EINVAL),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 
     /// Without backing files, ENOSYS tells the kernel to open files without asking again.
@@ -315,45 +415,10 @@ impl Filesystem for TarFilesystem {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let _span = trace_span!("read", inode = ino.0, offset, size).entered();
-        let (entry, file_size) = match self.state.entry(&self.content.index(), ino) {
-            Ok(entry) => (entry.ino(), entry.size()),
-            Err(errno) => return reply.error(errno),
-        };
-        if offset >= file_size {
-            return reply.data(&[]);
-        }
-        let len = size.min(MAX_REQUEST_BYTES);
-        let left = file_size - offset;
-        let len = len.min(u32::try_from(left).unwrap_or(u32::MAX));
-        self.state.stats.served_reads.increment();
-        if offset == 0 {
-            self.state.kernel_cache.note_first_read(entry);
-        }
-        self.content.note_read(entry, offset, len);
-        let request = ReadRequest {
-            reply,
-            range: RequestedRange {
-                caller: req.pid(),
-                ino: entry,
-                offset,
-                len,
-            },
-            content: Arc::downgrade(&self.content),
-            state: Arc::clone(&self.state),
-        };
-        let Some(backing_io) = &self.backing_io else {
-            return request.read();
-        };
-        let on_copy_read = |request: ReadRequest| {
-            move |bytes| match bytes {
-                Some(bytes) => request.finish(Ok(bytes)),
-                None => request.read(),
-            }
-        };
-        if let Some(fallback) = backing_io.read(entry, offset, len, on_copy_read(request)) {
-            fallback(None);
-        }
+        let caller = req.pid();
+        self.route(req, (ino, false), reply, move |this, reply| {
+            this.answer_read(caller, ino, (offset, size), reply);
+        });
     }
 
     fn release(
@@ -405,24 +470,21 @@ impl Filesystem for TarFilesystem {
             // Names without attributes make no inode known to the kernel.
             return reply.ok();
         }
-        let (content, caller) = (&self.content, req.pid());
-        self.state.with_listing(
-            content,
-            caller,
-            (ino, offset),
-            reply,
-            move |state, index, mut reply| {
-                let listed = state.list(index, ino, offset, |entry, next, name| {
-                    let inode = state.subtree.inode(entry.ino());
-                    let file_type = attr::file_type(entry.kind());
-                    reply.add(inode, next, file_type, OsStr::from_bytes(name))
-                });
-                match listed {
-                    Ok(()) => reply.ok(),
-                    Err(errno) => reply.error(errno),
-                }
-            },
-        );
+        let caller = req.pid();
+        let answer = move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectory| {
+            let listed = state.list(index, ino, offset, |entry, next, name| {
+                let inode = state.subtree.inode(entry.ino());
+                let file_type = attr::file_type(entry.kind());
+                reply.add(inode, next, file_type, OsStr::from_bytes(name))
+            });
+            match listed {
+                Ok(()) => reply.ok(),
+                Err(errno) => reply.error(errno),
+            }
+        };
+        self.route(req, (ino, true), reply, move |this, reply| {
+            (this.state).with_listing(&this.content, caller, (ino, offset), reply, answer);
+        });
     }
 
     fn readdirplus(
@@ -437,13 +499,9 @@ impl Filesystem for TarFilesystem {
         if PrimingDir::is_priming_inode(ino) {
             return self.list_priming_dir(ino, offset, reply);
         }
-        let (content, caller) = (&self.content, req.pid());
-        self.state.with_listing(
-            content,
-            caller,
-            (ino, offset),
-            reply,
-            move |state, index, mut reply| {
+        let caller = req.pid();
+        let answer =
+            move |state: &FilesystemState, index: &Index, mut reply: ReplyDirectoryPlus| {
                 let listed = state.list(index, ino, offset, |entry, next, name| {
                     let attr = state.attributes(entry);
                     let (name, ttl) = (OsStr::from_bytes(name), &TTL_IMMUTABLE);
@@ -457,8 +515,10 @@ impl Filesystem for TarFilesystem {
                     Ok(()) => reply.ok(),
                     Err(errno) => reply.error(errno),
                 }
-            },
-        );
+            };
+        self.route(req, (ino, true), reply, move |this, reply| {
+            (this.state).with_listing(&this.content, caller, (ino, offset), reply, answer);
+        });
     }
 
     fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
@@ -469,40 +529,46 @@ impl Filesystem for TarFilesystem {
         reply.statfs(blocks, 0, 0, files, 0, attr::BLKSIZE, 255, attr::BLKSIZE);
     }
 
-    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+    fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("getxattr", inode = ino.0, ?name).entered();
-        let index = self.content.index();
-        if !self.state.may_have_xattrs(&index) {
-            return reply.error(Errno::ENOSYS);
-        }
-        let entry = match self.state.entry(&index, ino) {
-            Ok(entry) => entry,
-            Err(errno) => return reply.error(errno),
-        };
-        let (xattrs, name) = (self.state.shown_xattrs(&entry), name.as_bytes());
-        match xattr::value(xattrs, name, &self.state.accounts) {
-            Some(value) => reply_xattr(reply, size, &value),
-            None if name == xattr::SELINUX_LABEL && !self.state.has_labels(&index) => {
-                reply.error(Errno::EOPNOTSUPP);
+        let name = name.to_owned();
+        self.route(req, (ino, false), reply, move |this, reply| {
+            let index = this.content.index();
+            if !this.state.may_have_xattrs(&index) {
+                return reply.error(Errno::ENOSYS);
             }
-            None if !xattr::is_known_namespace(name) => reply.error(Errno::EOPNOTSUPP),
-            None => reply.error(Errno::ENODATA),
-        }
+            let entry = match this.state.entry(&index, ino) {
+                Ok(entry) => entry,
+                Err(errno) => return reply.error(errno),
+            };
+            let (xattrs, name) = (this.state.shown_xattrs(&entry), name.as_bytes());
+            match xattr::value(xattrs, name, &this.state.accounts) {
+                Some(value) => reply_xattr(reply, size, &value),
+                None if name == xattr::SELINUX_LABEL && !this.state.has_labels(&index) => {
+                    reply.error(Errno::EOPNOTSUPP);
+                }
+                None if !xattr::is_known_namespace(name) => reply.error(Errno::EOPNOTSUPP),
+                None => reply.error(Errno::ENODATA),
+            }
+        });
     }
 
     /// An empty list if none is shown, because at ENOSYS tar(1) and getfattr(1) print an error a file.
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
         let _span = trace_span!("listxattr", inode = ino.0).entered();
-        let index = self.content.index();
-        match self.state.entry(&index, ino) {
-            Ok(entry) => {
-                let lists_trusted = || self.lists_trusted || caller::has_sys_admin(req.pid());
-                let xattrs = self.state.shown_xattrs(&entry);
-                let names = xattr::list_names(xattrs, &self.state.accounts, lists_trusted);
-                reply_xattr(reply, size, &names);
+        let caller = req.pid();
+        self.route(req, (ino, false), reply, move |this, reply| {
+            let index = this.content.index();
+            match this.state.entry(&index, ino) {
+                Ok(entry) => {
+                    let lists_trusted = || this.lists_trusted || caller::has_sys_admin(caller);
+                    let xattrs = this.state.shown_xattrs(&entry);
+                    let names = xattr::list_names(xattrs, &this.state.accounts, lists_trusted);
+                    reply_xattr(reply, size, &names);
+                }
+                Err(errno) => reply.error(errno),
             }
-            Err(errno) => reply.error(errno),
-        }
+        });
     }
 
     /// Reports no flags, because lsattr(1) and chattr(1) would fail otherwise, also on an overlay.
@@ -532,7 +598,7 @@ impl Filesystem for TarFilesystem {
 
     fn lseek(
         &self,
-        _req: &Request,
+        req: &Request,
         ino: INodeNo,
         _fh: FileHandle,
         offset: i64,
@@ -540,9 +606,11 @@ impl Filesystem for TarFilesystem {
         reply: ReplyLseek,
     ) {
         let _span = trace_span!("lseek", inode = ino.0, offset, whence).entered();
-        match self.seek(ino, offset, whence) {
-            Ok(found) => reply.offset(found),
-            Err(errno) => reply.error(errno),
-        }
+        self.route(req, (ino, false), reply, move |this, reply| {
+            match this.seek(ino, offset, whence) {
+                Ok(found) => reply.offset(found),
+                Err(errno) => reply.error(errno),
+            }
+        });
     }
 }

@@ -10,6 +10,7 @@
 //! A request thread never waits. It replies at once, or passes the reply on. Reads go to the archive's threads.
 //! Names that are not indexed yet, and all listings, wait for the scan.
 
+mod archives;
 mod attr;
 mod caller;
 mod filesystem;
@@ -25,6 +26,7 @@ mod subtree;
 mod timed_out_reads;
 mod xattr;
 
+pub use archives::DirectoryStatus;
 pub use attr::Ownership;
 pub use filesystem::TarFilesystem;
 pub use mount::*;

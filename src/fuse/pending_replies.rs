@@ -9,7 +9,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuser::{Errno, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry};
+use fuser::{
+    Errno, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyLseek,
+    ReplyXattr,
+};
 
 use super::caller;
 use crate::archive::IsWanted;
@@ -63,7 +66,15 @@ macro_rules! impl_fail_reply {
     };
 }
 
-impl_fail_reply!(ReplyDirectory, ReplyDirectoryPlus, ReplyEntry);
+impl_fail_reply!(
+    ReplyAttr,
+    ReplyData,
+    ReplyDirectory,
+    ReplyDirectoryPlus,
+    ReplyEntry,
+    ReplyLseek,
+    ReplyXattr
+);
 
 /// A reply, given once by the archive or the watchdog. Dropping it fails with [`WaitError::Closed`].
 #[derive(Debug)]
@@ -138,7 +149,7 @@ pub(super) type ScanPosition = Box<dyn Fn() -> Option<u64> + Send + Sync>;
 pub(super) struct PendingReplies {
     stats: Arc<Stats>,
     scan_position: ScanPosition,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }

@@ -70,8 +70,9 @@ impl ReadRequest {
         self.state.stats.failed_reads.increment();
         let content = self.content.upgrade();
         let path = content.and_then(|content| content.index().path(self.range.ino));
-        let path = path.unwrap_or_default();
-        self.state.recent_errors.record(&path.to_string(), error);
+        let archive = self.state.archive_path.as_deref().unwrap_or_default();
+        let path = format!("{archive}{}", path.unwrap_or_default());
+        self.state.recent_errors.record(&path, error);
         if errno == Errno::ETIMEDOUT {
             let timed_out_reads = &self.state.timed_out_reads;
             timed_out_reads.record(self.range, Instant::now());

@@ -41,6 +41,9 @@ pub(super) fn ttl(index: &Index) -> Duration {
 #[derive(Clone, Debug)]
 pub(super) struct FilesystemState {
     pub(super) subtree: Subtree,
+    /// Path of the archive with a slash at its end, if other archives share the connection. Then no answer for
+    /// all of them must depend on this one.
+    pub(super) archive_path: Option<String>,
     pub(super) ownership: Ownership,
     pub(super) accounts: Arc<Accounts>,
     pub(super) xattr_filter: XattrFilter,
@@ -125,7 +128,9 @@ impl FilesystemState {
         let is_shown = |name: &[u8]| self.xattr_filter.selects(name);
         let has_shown =
             || index.has_xattrs() && (index.is_on_demand() || index.xattr_names().any(is_shown));
-        !index.is_complete() || *self.has_shown_xattrs.get_or_init(has_shown)
+        self.archive_path.is_some()
+            || !index.is_complete()
+            || *self.has_shown_xattrs.get_or_init(has_shown)
     }
 
     pub(super) fn shown_xattrs<'a>(
@@ -292,7 +297,7 @@ impl FilesystemState {
     }
 
     /// Calls `answer` with `reply` once the scan has reached `awaited`, if the archive is still open.
-    fn wait_for_scan<R: FailReply>(
+    pub(super) fn wait_for_scan<R: FailReply>(
         self: &Arc<Self>,
         content: &Arc<dyn Volume>,
         awaited: WaitFor,

@@ -13,6 +13,8 @@ const FUSE_NAME_MAX_BYTES: usize = 1024;
 pub struct Subtree {
     /// The directory that is the root.
     pub root: Ino,
+    /// Id of the archive in a directory of archives; 0 for the only one of a mount.
+    archive: u32,
 }
 
 /// Why a directory cannot be a mount's root.
@@ -31,7 +33,15 @@ pub enum SubtreeError {
 
 impl Subtree {
     /// The whole archive.
-    pub const WHOLE: Self = Self { root: Ino::ROOT };
+    pub const WHOLE: Self = Self::of_archive(0);
+
+    /// The whole archive `archive` of a directory of archives. Its root has the id as its inode number.
+    pub(super) const fn of_archive(archive: u32) -> Self {
+        Self {
+            root: Ino::ROOT,
+            archive,
+        }
+    }
 
     /// The directory `path`, or the directory `strip` levels below. Each level must have exactly one
     /// directory. Files beside it are not shown.
@@ -52,22 +62,23 @@ impl Subtree {
             directory.push(name);
             root = ino;
         }
-        Ok(Self { root })
+        Ok(Self { root, archive: 0 })
     }
 
     pub(super) fn inode(self, ino: Ino) -> INodeNo {
         if ino == self.root {
-            INodeNo::ROOT
+            INodeNo(u64::from(self.archive).max(INodeNo::ROOT.0))
         } else {
-            INodeNo(u64::from(ino.0))
+            INodeNo(u64::from(self.archive) << u32::BITS | u64::from(ino.0))
         }
     }
 
     pub(super) fn entry(self, index: &Index, inode: INodeNo) -> Option<Entry<'_>> {
-        if inode == INodeNo::ROOT {
+        if inode == self.inode(self.root) {
             return index.entry(self.root);
         }
-        index.entry(Ino(u32::try_from(inode.0).ok()?))
+        let number = inode.0.checked_sub(u64::from(self.archive) << u32::BITS)?;
+        index.entry(Ino(u32::try_from(number).ok()?))
     }
 
     /// Whether the first name of `ino` is below the root.

@@ -23,6 +23,7 @@ use super::takeover::{self, InheritedSession};
 use super::target::MountTarget;
 use crate::archive::PageCache;
 use crate::base::thread::Thread;
+use crate::fuse::archives::{Archives, DirectoryStatus};
 use crate::fuse::filesystem::TarFilesystem;
 use crate::fuse::passthrough::OpenFiles;
 use crate::fuse::push::KernelCache;
@@ -88,6 +89,7 @@ pub struct Mount {
     /// The thread that sends invalidations. It ends with the session.
     _invalidator: Option<Thread<()>>,
     kernel_cache: Arc<KernelCache>,
+    archives: Option<Arc<Archives<TarFilesystem>>>,
     /// Closes when the session has ended.
     session_end: Receiver<()>,
 }
@@ -260,6 +262,7 @@ impl Mount {
         let backing_io = filesystem.backing_io.as_ref();
         let open_files = backing_io.map(|backing_io| Arc::clone(&backing_io.open_files));
         let capabilities = Arc::clone(&filesystem.capabilities);
+        let archives = filesystem.archives.clone();
         let session = session(filesystem)?;
         kernel_cache.attach(session.notifier());
         let connection = session.as_fd().try_clone_to_owned()?;
@@ -287,6 +290,7 @@ impl Mount {
             connection,
             _invalidator: invalidator,
             kernel_cache,
+            archives,
             session_end,
         })
     }
@@ -346,6 +350,11 @@ impl Mount {
     /// The last failed reads, oldest first.
     pub fn recent_errors(&self) -> Vec<RecentError> {
         self.recent_errors.recent()
+    }
+
+    /// Numbers of a directory of archives; `None` for any other mount.
+    pub fn directory_status(&self) -> Option<DirectoryStatus> {
+        Some(self.archives.as_ref()?.status())
     }
 
     /// Why passthrough is disabled; `None` while it is possible, and without backing files.

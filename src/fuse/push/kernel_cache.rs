@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 
-use fuser::{INodeNo, Notifier};
+use fuser::Notifier;
 use rustix::fs::makedev;
 use rustix::io::Errno;
 
@@ -234,7 +234,7 @@ impl PageCache for KernelCache {
         if offset == 0 {
             self.stored_or_read_inodes.insert(ino);
         }
-        notifier.store(INodeNo(ino.0.into()), offset, bytes)
+        notifier.store(self.subtree.inode(ino), offset, bytes)
     }
 }
 
