@@ -338,7 +338,7 @@ impl OpenContext {
         })
     }
 
-    fn found_index(&self, find: FindIndex) -> PublishedIndex {
+    pub(super) fn found_index(&self, find: FindIndex) -> PublishedIndex {
         PublishedIndex {
             find,
             find_ztoc: None,
@@ -500,7 +500,7 @@ impl OpenContext {
     }
 
     /// Returns the options for `location`, without headers if they belong to another host.
-    fn source_options(&self, location: &str) -> source::Options {
+    pub(super) fn source_options(&self, location: &str) -> source::Options {
         let mut options = self.source.clone();
         let is_origin = location == self.headers_origin;
         if !is_origin && !source::is_same_origin(&self.headers_origin, location) {
@@ -544,7 +544,7 @@ impl OpenContext {
     }
 
     /// Returns where the index of `spec` is published, and starts to open it if none is saved.
-    fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
+    pub(super) fn published_index(&self, spec: &SourceSpec) -> Option<PublishedIndex> {
         let choice = &self.published_index;
         let (location, mut options) = match &choice.location {
             Some(named) => (named.clone(), self.source_options(named)),

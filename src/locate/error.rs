@@ -30,6 +30,9 @@ pub enum Error {
     /// An archive that contains it cannot be opened.
     #[error("the archive around SOURCE")]
     EnclosingArchive(#[source] OpenError),
+    /// The system cannot start a thread.
+    #[error("cannot start a thread")]
+    Threads(#[source] std::io::Error),
     /// The text has bytes that are not UTF-8.
     #[error("SOURCE is not UTF-8; rename it")]
     NotUtf8,

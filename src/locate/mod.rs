@@ -14,11 +14,13 @@
 //! ```
 
 mod context;
+mod directory;
 mod error;
 mod glob;
 mod publish;
 mod spec;
 
 pub use context::{OpenContext, ProgressFn, PublishedIndexChoice, Sources};
+pub use directory::SourceArchives;
 pub use error::Error;
 pub use spec::{SourceSpec, TreeSpec};

@@ -1,0 +1,169 @@
+//! A SOURCE with many archives, which are opened one by one with the settings of one run.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::context::OpenContext;
+use super::error::Error;
+use super::spec::SourceSpec;
+use crate::archive::directory::{ArchiveDirectory, DirectoryError, Listing, ScanFn};
+use crate::archive::{
+    Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, Volume, scan,
+};
+use crate::base::extent::Plain;
+use crate::index::{self, Builder, Origin, published};
+use crate::source::{ArchivePlace, MemorySource, Validator};
+use crate::tar::{Member, MemberKind, Timestamp};
+
+/// Maximum number of archives that are scanned at once. The scans share the memory.
+const MAX_SCANS: u64 = 2;
+
+/// The archives of a place.
+#[derive(Debug)]
+pub struct SourceArchives {
+    context: OpenContext,
+    place: Arc<ArchivePlace>,
+    listing: Listing,
+    /// A tree with a directory for each archive. It has the memory and threads of all.
+    pub root: Arc<Archive>,
+    prefetch: PrefetchMode,
+    max_scans: u64,
+}
+
+impl SourceSpec {
+    /// Whether it names a place of archives: a local directory, or a prefix in an object store.
+    pub fn is_place(&self) -> bool {
+        matches!(self, Self::Plain(location) if location.to_str().is_some_and(ArchivePlace::is_place))
+    }
+}
+
+impl OpenContext {
+    /// Lists the archives of the place `spec`.
+    ///
+    /// # Errors
+    /// The place is missing, unreachable, or refuses the listing.
+    pub fn list_place(&self, spec: &SourceSpec) -> Result<Listing, Error> {
+        Ok(self.network.block_on(self.open_place(spec)?.list())?)
+    }
+
+    /// Lists the archives of the place `spec`, which share the memory of these settings. Each archive has
+    /// prefetch of mode `prefetch`.
+    ///
+    /// # Errors
+    /// The place is missing, unreachable, or refuses the listing, or the system cannot start a thread.
+    pub fn open_archives(
+        &self,
+        spec: &SourceSpec,
+        prefetch: PrefetchMode,
+    ) -> Result<SourceArchives, Error> {
+        let (mut context, place) = (self.clone(), self.open_place(spec)?);
+        let options = &mut context.archive;
+        options.resources = Some(options.create_resources().map_err(Error::Threads)?);
+        let max_scans = (options.scan.memory / 2 / scan::MIN_MEMORY).clamp(1, MAX_SCANS);
+        options.scan.memory /= max_scans;
+        let listing = self.network.block_on(place.list())?;
+        let mut builder = Builder::new(index::Options::default());
+        for (number, archive) in (0..).zip(&listing.archives) {
+            let member = Member {
+                header: Plain(number),
+                mode: 0o555,
+                uid: rustix::process::geteuid().as_raw(),
+                gid: rustix::process::getegid().as_raw(),
+                mtime: Timestamp {
+                    seconds: archive.modified,
+                    nanoseconds: 0,
+                },
+                ..Member::new(&*archive.path, MemberKind::Directory)
+            };
+            // A listed path is valid.
+            builder.add_member(&member).ok();
+        }
+        let tree = builder.finish(Origin::default());
+        let own = OpenOptions {
+            resources: options.resources.clone(),
+            ..OpenOptions::default()
+        };
+        let version = Validator::StrongEtag("\"listing\"".to_owned());
+        let source = MemorySource::new(place.name(), Bytes::new()).with_validator(version);
+        let (source, stats) = (Arc::new(source), Arc::default());
+        let root = Archive::with_index(tree, source, &own, &self.network, &stats)?;
+        Ok(SourceArchives {
+            context,
+            place: Arc::new(place),
+            root: Arc::new(root),
+            listing,
+            prefetch,
+            max_scans,
+        })
+    }
+
+    fn open_place(&self, spec: &SourceSpec) -> Result<ArchivePlace, Error> {
+        let location = spec.origin().to_str().ok_or(Error::NotUtf8)?;
+        let opening = ArchivePlace::open(location, self.source_options(location));
+        Ok(self.network.block_on(opening)?)
+    }
+}
+
+impl SourceArchives {
+    /// Memory of the indexes of all open archives.
+    pub fn index_bytes(&self) -> u64 {
+        self.context.archive.index_memory.used_bytes()
+    }
+}
+
+impl ArchiveDirectory for SourceArchives {
+    fn listing(&self) -> &Listing {
+        &self.listing
+    }
+
+    fn open(&self, path: &str) -> Result<Result<Arc<Archive>, ScanFn>, DirectoryError> {
+        let context = &self.context;
+        let (source, published_index) = if let Some(location) = self.place.location(path) {
+            // The headers are for all objects of the place.
+            let context = OpenContext {
+                headers_origin: location.clone(),
+                ..context.clone()
+            };
+            let spec = SourceSpec::Plain(location.into());
+            // Its first request is sent before the archive's answer arrives.
+            let published_index = context.published_index(&spec);
+            (context.open_source(&spec)?, published_index)
+        } else {
+            let (place, index) = (
+                Arc::clone(&self.place),
+                format!("{path}{}", published::SUFFIX),
+            );
+            // It is opened below the directory, too.
+            let find: FindIndex = Arc::new(move || place.open_file(&index));
+            let is_searched = context.published_index.is_searched;
+            let published_index = is_searched.then(|| context.found_index(find));
+            (self.place.open_file(path)?, published_index)
+        };
+        let options = OpenOptions {
+            published_index,
+            ..context.archive.clone()
+        };
+        let prefetch = PrefetchOptions {
+            mode: self.prefetch,
+            ..PrefetchOptions::default()
+        };
+        let start = move |archive: Archive| -> Result<_, DirectoryError> {
+            archive.start_prefetch(prefetch)?;
+            Ok(Arc::new(archive))
+        };
+        let stats = &context.source.stats;
+        match Archive::open_indexed(source, &options, &context.network, stats)? {
+            Ok(archive) => Ok(Ok(start(archive)?)),
+            Err(unscanned) => Ok(Err(Box::new(move || start(unscanned.scan()?)))),
+        }
+    }
+
+    fn max_scans(&self) -> usize {
+        usize::try_from(self.max_scans).unwrap_or(1)
+    }
+
+    fn is_index_memory_low(&self) -> bool {
+        self.index_bytes() > self.context.archive.index_memory.bytes() / 2
+    }
+}
