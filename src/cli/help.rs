@@ -29,7 +29,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ("Mount", "options writable upper copy_to namespace lazy"),
     (
         "Process",
-        "foreground wait_index restart restart_timeout log_file metrics",
+        "foreground wait_index restart restart_timeout idle_timeout log_file metrics",
     ),
     ("Container", "terminal cap_add cap_drop security_opt"),
     (
@@ -82,6 +82,10 @@ const VERBS: [VerbHelp; 11] = [
             (
                 "tarfs mount oci-archive:image.tar:latest root",
                 "mount all layers of an image",
+            ),
+            (
+                "tarfs mount s3://bucket/datasets/ mnt",
+                "show every archive below a prefix as a directory",
             ),
             (
                 "tarfs mount --header @token.txt https://example.com/a.tar mnt",

@@ -18,11 +18,12 @@ use crate::cli::daemon::status_source::StatusSource;
 use crate::cli::daemon::{prefetch, privileges};
 use crate::cli::ui::output::{Progress, ProgressOptions};
 use tarfs::Stats;
+use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{DiskCacheMode, Volume, scan};
 use tarfs::fetch;
 use tarfs::image::Image;
 use tarfs::index::MemoryLimit;
-use tarfs::locate::{OpenContext, ProgressFn, TreeSpec};
+use tarfs::locate::{OpenContext, ProgressFn, SourceSpec, TreeSpec};
 use tarfs::source::{
     self, Certificates, ClientCertificate, ClientCertificateError, FirstContact, Retry, Via,
 };
@@ -250,6 +251,9 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
     let shows_progress = args.waits_for_index() || is_layered;
     let quiet = !(args.foreground || shows_progress && io::stderr().is_terminal());
     let context = mount_context(args, &network, &stats, quiet)?;
+    if tree.source.is_place() {
+        return open_directory(args, &tree.source, context, stats, network);
+    }
     let retry_forever = &context.archive.scan.retry_forever;
     if args.shown_version.is_some() && !is_layered {
         // Callers wait, but the supervisor does not count the time of an outage.
@@ -278,6 +282,37 @@ pub(crate) fn open_for_mount(args: &MountArgs, stats: Arc<Stats>) -> anyhow::Res
         stats,
         network,
     ))
+}
+
+/// Lists the archives of the place `spec`. They are opened when they are used.
+fn open_directory(
+    args: &MountArgs,
+    spec: &SourceSpec,
+    context: OpenContext,
+    stats: Arc<Stats>,
+    network: Runtime,
+) -> anyhow::Result<OpenedArchive> {
+    let context = OpenContext {
+        progress: None,
+        ..context
+    };
+    let archives = context.open_archives(spec, args.prefetch.prefetch.into())?;
+    let listing = archives.listing();
+    listing
+        .notes
+        .iter()
+        .for_each(|note| tracing::warn!("{note}"));
+    let status_source = StatusSource {
+        volume: Arc::clone(&archives.root) as Arc<dyn Volume>,
+        is_layered: false,
+        has_disk_cache: !args.cache.no_disk_cache,
+        prefetch_notes: Box::new(Vec::new),
+    };
+    let opened = OpenedArchive::new(spec.redacted(), status_source, None, stats, network);
+    Ok(OpenedArchive {
+        directory: Some(Arc::new(archives)),
+        ..opened
+    })
 }
 
 fn mount_context(

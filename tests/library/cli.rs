@@ -53,7 +53,7 @@ fn missing_source_error_names_location_and_remedy() {
         &["ls", "missing.tar"],
         &["missing.tar", "not found", "spelled"],
     );
-    place.fails(&["ls", "out"], &["cannot read out", "a directory"]);
+    place.fails(&["index", "out"], &["cannot read out", "a directory"]);
     place.fails(&["ls", ""], &["SOURCE is empty"]);
     place.fails(&["ls", "-"], &["standard input can only be materialized"]);
     place.fails(
@@ -578,6 +578,22 @@ fn link_as_source_or_destination_is_followed() {
     symlink("out", place.path("link")).expect("fresh");
     place.succeeds(&["materialize", "link.tar", "-C", "link"]);
     assert!(place.path("out/top/a").exists());
+}
+
+#[test]
+fn archives_below_a_directory_are_listed() {
+    let place = Place::new();
+    for name in ["out/b.tar", "out/deep/a.tgz", "out/notes"] {
+        let path = place.path(name);
+        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        fs::write(path, "bytes").expect("written");
+    }
+    let listed = place.succeeds(&["ls", "out"]).output;
+    assert_eq!(listed, b"b.tar\ndeep/a.tgz\n");
+    place.fails(
+        &["ls", "-l", "out"],
+        &["directory of archives", "only the names"],
+    );
 }
 
 #[test]

@@ -533,15 +533,79 @@ fn version_region_and_endpoint_of_s3_are_taken_from_name_and_settings() {
 #[test]
 fn malformed_names_of_s3_are_refused() {
     let server = Server::start();
-    for name in [
-        "s3://bucket",
-        "s3://bucket/",
-        "s3:///key",
-        "s3://me@bucket/key",
-    ] {
+    for name in ["s3:///key", "s3://me@bucket/key"] {
         let done = list(&server, name, &KEYS);
         assert_eq!(done.status.code(), Some(2), "{name}");
         let text = stderr_text(&done);
         assert!(text.contains("s3://BUCKET/KEY"), "{text}");
+    }
+}
+
+#[test]
+fn names_of_archives_below_a_prefix_are_listed() {
+    let server = Server::start();
+    let page = |keys: &[&str], next: &str| {
+        let contents = keys
+            .iter()
+            .map(|key| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>"));
+        let contents: String = contents.collect();
+        format!("<ListBucketResult>{contents}{next}</ListBucketResult>")
+    };
+    let next = "<NextContinuationToken>2</NextContinuationToken>";
+    let first = page(&["p/b.tar", "p/../x.tar", "p/readme", "p/a.tgz"], next);
+    let second = page(&["p/c/d.tar.zst", "p/a.tgz", "p/b.tar/e.tar"], "");
+    server.route("/bucket", move |request| {
+        let is_first = request.query == "list-type=2&prefix=p%2F";
+        Response::new(200).with_body(if is_first {
+            first.clone()
+        } else {
+            second.clone()
+        })
+    });
+    let done = list(&server, "s3://bucket/p/", &KEYS);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    let listed = String::from_utf8(done.stdout.clone()).expect("UTF-8");
+    assert_eq!(listed, "a.tgz\nb.tar\nc/d.tar.zst\n");
+    assert!(
+        stderr_text(&done).contains("3 names are skipped"),
+        "{}",
+        stderr_text(&done)
+    );
+    let requests = server.requests("/bucket");
+    assert_eq!(requests.len(), 2);
+    for seen in &requests {
+        assert!(is_signed(&seen.request, "us-east-1"), "{:?}", seen.request);
+    }
+}
+
+#[test]
+fn endless_listing_of_a_bucket_ends() {
+    let server = Server::start();
+    server.route("/bucket", |_| {
+        let next = "<NextContinuationToken>again</NextContinuationToken>";
+        Response::new(200).with_body(format!("<ListBucketResult>{next}</ListBucketResult>"))
+    });
+    let done = list(&server, "s3://bucket", &KEYS);
+    assert!(done.status.success(), "{}", stderr_text(&done));
+    assert!(
+        stderr_text(&done).contains("the listing is too long"),
+        "{}",
+        stderr_text(&done)
+    );
+    assert_eq!(server.requests("/bucket").len(), 1000);
+}
+
+#[test]
+fn answer_that_is_no_listing_is_an_error() {
+    for body in ["<html>no</html>", "", "<ListBucketResult><Contents>"] {
+        let server = Server::start();
+        server.route("/bucket", move |_| Response::new(200).with_body(body));
+        let done = list(&server, "s3://bucket/p/", &KEYS);
+        assert_eq!(done.status.code(), Some(2), "{body}");
+        let text = stderr_text(&done);
+        assert!(
+            text.contains("s3://bucket/p/") && text.contains("no listing"),
+            "{text}"
+        );
     }
 }

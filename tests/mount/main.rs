@@ -14,6 +14,7 @@ mod daemon;
 mod damaged_members;
 mod destination;
 mod differential;
+mod directory;
 mod disk_cache;
 mod faults;
 mod foreground;

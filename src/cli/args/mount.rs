@@ -100,6 +100,11 @@ pub(crate) struct MountArgs {
     /// other paths and programs are those of the current namespace. Needs root and Linux 5.8.
     #[arg(long, value_name = "PID|PATH", value_parser = |argument: &str| Ok::<_, Infallible>(namespace_path(argument)))]
     pub namespace: Option<PathBuf>,
+    /// For a directory of archives: close an archive that was not used for this long
+    ///
+    /// The next use opens it again.
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = seconds_parser(1..=86_400))]
+    pub idle_timeout: u64,
     /// Serve the data of `tarfs status` to Prometheus at http://ADDR:PORT/metrics
     ///
     /// Anyone who can connect to the port can read it.
@@ -146,6 +151,11 @@ impl MountArgs {
                  with --writable (leave out one of the three)",
             );
         }
+        if self.source.source.is_place()
+            && let Some(error) = self.find_place_conflict()
+        {
+            return Some(error);
+        }
         self.namespace.as_ref()?;
         [
             (
@@ -168,6 +178,42 @@ impl MountArgs {
         ]
         .into_iter()
         .find_map(|(is_wrong, error)| is_wrong.then_some(error))
+    }
+
+    /// Returns the first flag that cannot be used with a directory of archives.
+    fn find_place_conflict(&self) -> Option<&'static str> {
+        macro_rules! single {
+            ($flag:literal) => {
+                concat!(
+                    $flag,
+                    " is for a single archive, and SOURCE is a directory of archives (mount one of them)"
+                )
+            };
+        }
+        let (source, saved) = (&self.source, &self.cache.saved);
+        [
+            (self.writable, single!("--writable")),
+            (self.restart, single!("--restart")),
+            (self.copy_to.is_some(), single!("--copy-to")),
+            (source.expect_sha256.is_some(), single!("--expect-sha256")),
+            (saved.index.is_some(), single!("--index")),
+            (saved.index_sha256.is_some(), single!("--index-sha256")),
+            (
+                !source.server.mirror_urls.is_empty(),
+                single!("--mirror-url"),
+            ),
+            (self.prefetch.record.is_some(), single!("--record")),
+            (self.prefetch.replay.is_some(), single!("--replay")),
+            (
+                self.prefetch.prefetch_rate.is_some(),
+                single!("--prefetch-rate"),
+            ),
+            (self.layers.is_set(), single!("--layer or --whiteouts")),
+            (self.root.is_some(), single!("--root")),
+            (self.strip_components > 0, single!("--strip-components")),
+        ]
+        .into_iter()
+        .find_map(|(is_set, error)| is_set.then_some(error))
     }
 
     /// Whether the whole archive must be indexed before the mount.

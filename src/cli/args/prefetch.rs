@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::Size;
+use tarfs::archive::PrefetchMode;
 
 /// Prefetch in the background.
 #[derive(Clone, Debug, Args)]
@@ -35,4 +36,14 @@ pub(crate) enum Mode {
     Ahead,
     /// Everything, while there are no reads
     All,
+}
+
+impl From<Mode> for PrefetchMode {
+    fn from(mode: Mode) -> Self {
+        match mode {
+            Mode::None => Self::Off,
+            Mode::Ahead => Self::ReadAhead,
+            Mode::All => Self::All,
+        }
+    }
 }

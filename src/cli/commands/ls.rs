@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, IsTerminal, Write, stdout};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
 use crate::cli::open_archive;
@@ -49,6 +49,9 @@ pub(crate) struct LsArgs {
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    if args.source.source.is_place() {
+        return list_archives(args);
+    }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
     let volume = open_archive::open_tree(
@@ -60,6 +63,32 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         quiet,
     )?;
     list(args, &volume.index())
+}
+
+/// Prints the paths of the archives that a mount of SOURCE shows as directories.
+fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
+    let has_flag = args.path.is_some() || args.long || args.json || args.layers.is_set();
+    ensure!(
+        !has_flag,
+        "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
+    );
+    let network = open_archive::start_network_runtime()?;
+    let LsArgs {
+        source,
+        layers,
+        cache,
+        ..
+    } = args;
+    let (tree, context) = open_archive::tree_context(source, layers, cache, &network, true)?;
+    let listing = context.list_place(&tree.source)?;
+    listing.notes.iter().for_each(output::print_error);
+    // A name has no control characters.
+    let lines = listing
+        .archives
+        .iter()
+        .map(|archive| format!("{}\n", archive.path));
+    output::print_text(&lines.collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {

@@ -32,6 +32,7 @@ use crate::cli::environment::{self, Role};
 use crate::cli::open_archive;
 use crate::cli::ui::{cleanup_on_signal, logging, output, panic_hook};
 use tarfs::Stats;
+use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Callback, WaitFor};
 use tarfs::fuse::{
     Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Subtree,
@@ -480,6 +481,12 @@ fn build_filesystem(
     if args.writable {
         tree = tree.for_overlay();
     }
+    if let Some(archives) = &opened.directory {
+        let archives = Arc::clone(archives) as Arc<dyn ArchiveDirectory>;
+        let idle_timeout = Duration::from_secs(args.idle_timeout);
+        let tree = tree.with_archives(archives, idle_timeout);
+        return tree.context("cannot start a thread");
+    }
     match copy {
         Some(copy) => tree
             .with_backing_files(copy.backing_files())
@@ -653,6 +660,10 @@ fn build_status(state: &ServeState<'_>) -> Status {
     let entries = opened.content.index().entry_count();
     let damage = opened.status_source.damage();
     opened.stats.panics.record_max(panic_hook::count());
+    let mut memory = opened.content.memory_use();
+    if let Some(archives) = &opened.directory {
+        memory.index_bytes = archives.index_bytes();
+    }
     Status {
         source: opened.location.clone(),
         layers: opened.layers.clone(),
@@ -666,7 +677,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
         entries,
         index: opened.status_source.index(),
         resident_bytes: resident_bytes().unwrap_or(0),
-        memory: opened.content.memory_use(),
+        memory,
         disk_cache: opened.status_source.disk_cache(),
         prefetch: opened.status_source.prefetch(),
         metrics: state.metrics_url.clone(),
@@ -676,6 +687,7 @@ fn build_status(state: &ServeState<'_>) -> Status {
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value))
             .collect(),
+        directory: mount.directory_status(),
         copy: progress,
         writable: state.writable.map(|writable| writable.status(mount)),
         damaged_members: damage.members,
@@ -703,6 +715,9 @@ fn notes(state: &ServeState<'_>) -> Vec<String> {
     if let Some(namespace) = &state.mount.target.namespace {
         let path = namespace.path.display();
         notes.push(format!("it is in another mount namespace: {path}"));
+    }
+    if let Some(directory) = state.mount.directory_status() {
+        notes.extend(directory.notes);
     }
     let index = state.opened.content.index();
     let count = || tarfs::fuse::unmapped_acl_entries(&index);

@@ -83,16 +83,18 @@ fn to_text(status: &Status, is_verbose: bool, now: SystemTime) -> String {
     for layer in &status.layers {
         add("layer", layer.clone());
     }
-    add(
-        "index",
-        format!(
-            "{}, {} entries",
-            format_index(&status.index),
-            status.entries
-        ),
-    );
+    match &status.directory {
+        None => {
+            let state = format_index(&status.index);
+            add("index", format!("{state}, {} entries", status.entries));
+        }
+        Some(directory) => {
+            let (archives, open) = (directory.archives, directory.open);
+            add("archives", format!("{archives}, {open} of them open"));
+        }
+    }
     add("local", format_local(status));
-    if status.prefetch.state != "off" {
+    if status.prefetch.state != "off" && status.directory.is_none() {
         let (done, total) = (status.prefetch.done_spans, status.prefetch.total_spans);
         let state = format!("{}, {done} of {total} blocks", status.prefetch.state);
         add("prefetch", state);
@@ -252,6 +254,7 @@ pub(crate) fn format_bytes(count: u64) -> String {
 mod tests {
     use super::*;
     use crate::cli::daemon::control_socket::OverlayStatus;
+    use tarfs::fuse::DirectoryStatus;
 
     #[test]
     fn status_shows_what_a_user_wants_first() {
@@ -307,6 +310,23 @@ mod tests {
         let text = to_text(&status, false, UNIX_EPOCH);
         let line = "\n  copy                 writing, 3 of 40 files, 5 B of 20 MiB, in /copy\n";
         assert!(text.contains(line), "{text}");
+    }
+
+    #[test]
+    fn archives_of_a_directory_are_printed_instead_of_an_index() {
+        let directory = DirectoryStatus {
+            archives: 7,
+            open: 2,
+            failed: 1,
+            notes: Vec::new(),
+        };
+        let status = Status {
+            directory: Some(directory),
+            ..Status::example()
+        };
+        let text = to_text(&status, false, UNIX_EPOCH);
+        let line = "\n  archives             7, 2 of them open\n";
+        assert!(text.contains(line) && !text.contains("index"), "{text}");
     }
 
     #[test]

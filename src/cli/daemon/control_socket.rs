@@ -22,7 +22,7 @@ use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
 use serde::{Deserialize, Serialize};
 
 use tarfs::archive::{DiskCacheUsage, MemoryUse};
-use tarfs::fuse::TopMount;
+use tarfs::fuse::{DirectoryStatus, TopMount};
 use tarfs::internal::publish::publish;
 use tarfs::internal::thread::Thread;
 
@@ -123,6 +123,9 @@ pub(crate) struct Status {
     pub disk_cache: Option<DiskCacheUsage>,
     #[serde(default)]
     pub prefetch: PrefetchStatus,
+    /// Numbers of archives, if SOURCE is a directory of them. The index is then that of an empty tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub directory: Option<DirectoryStatus>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<CopyProgress>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -557,6 +560,7 @@ mod tests {
                     replayed_spans: 1,
                     replay_spans: 2,
                 },
+                directory: None,
                 copy: None,
                 writable: None,
                 metrics: Some("http://127.0.0.1:9469/metrics".into()),

@@ -8,6 +8,7 @@ use super::prefetch::Recording;
 use super::status_source::StatusSource;
 use tarfs::Stats;
 use tarfs::archive::Volume;
+use tarfs::locate::SourceArchives;
 
 pub(crate) struct OpenedArchive {
     pub content: Arc<dyn Volume>,
@@ -23,6 +24,8 @@ pub(crate) struct OpenedArchive {
     pub is_strong: bool,
     pub stats: Arc<Stats>,
     pub status_source: StatusSource,
+    /// The archives, if SOURCE is a directory of archives.
+    pub directory: Option<Arc<SourceArchives>>,
     /// Recorder of read files, if the user wants one; ends with the mount.
     pub recording: Option<Recording>,
     /// Runtime that reads need. Declared last, so that it is dropped last.
@@ -60,6 +63,7 @@ impl OpenedArchive {
             content: Arc::clone(&content),
             stats,
             status_source,
+            directory: None,
             recording,
             network,
         }

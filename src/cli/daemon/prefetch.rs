@@ -10,11 +10,11 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 
 use super::access_profile::{self, MAX_PROFILE_BYTES};
-use crate::cli::args::{Mode, PrefetchArgs};
+use crate::cli::args::PrefetchArgs;
 use crate::cli::environment::{self, Role};
 use tarfs::Packed;
 use tarfs::Stats;
-use tarfs::archive::{AccessedRange, PrefetchMode, PrefetchOptions, Profile, Volume};
+use tarfs::archive::{AccessedRange, PrefetchOptions, Profile, Volume};
 use tarfs::fetch;
 use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::internal::publish::publish_private;
@@ -51,11 +51,7 @@ pub(crate) fn start(
         }
     });
     let options = PrefetchOptions {
-        mode: match args.prefetch {
-            Mode::None => PrefetchMode::Off,
-            Mode::Ahead => PrefetchMode::ReadAhead,
-            Mode::All => PrefetchMode::All,
-        },
+        mode: args.prefetch.into(),
         bytes_per_second: args.prefetch_rate.map(|rate| rate.0),
         replay,
         record: args.record.is_some(),
