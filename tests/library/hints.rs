@@ -135,9 +135,11 @@ fn hints_for_local_files_name_no_servers() {
         place.put(name, bytes);
     }
     let mut texts = Vec::new();
-    for source in ["text", "page", "empty", "cut.gz", "out", "missing"] {
+    for source in ["text", "page", "empty", "cut.gz", "missing"] {
         texts.extend(error_lines(&place, source));
     }
+    let directory = ["materialize", "-q", "out", "-C", "out"];
+    texts.push(error_line(&place, &directory));
     // A mount shows the readable part.
     let cut = ["materialize", "-q", "cut.tar", "-C", "out"];
     for words in [&["ls", "cut.tar"][..], &cut] {
