@@ -22,7 +22,10 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(30);
 const LONG_BLOCK: Duration = Duration::from_mins(5);
 
 /// Time of a read before its speed is compared with that of another mirror.
-const MIN_OBSERVED_TIME: Duration = Duration::from_millis(250);
+const MIN_OBSERVED_TIME: Duration = Duration::from_millis(150);
+
+/// Time of a read after which its speed is the first measurement of its mirror, so that others need not wait for its end.
+const FIRST_MEASUREMENT_TIME: Duration = Duration::from_millis(100);
 
 /// Ratio of the times from which a read continues at the faster mirror, and the time that this may cost.
 const SWITCH_FACTOR: u32 = 3;
@@ -82,6 +85,13 @@ impl MirrorLoad {
         let known = self.nanos_per_kib.unwrap_or(measured);
         self.nanos_per_kib = Some((known / 3 * 2 + measured / 3).max(1));
         self.samples = self.samples.saturating_add(1);
+    }
+
+    /// Records the speed of one of `in_flight` reads that have not ended, if there is no measurement.
+    pub(super) fn record_progress(&mut self, progress: &Progress, in_flight: u32) {
+        if self.nanos_per_kib.is_none() && progress.elapsed >= FIRST_MEASUREMENT_TIME {
+            self.record_speed(progress.received, progress.elapsed, None, in_flight);
+        }
     }
 
     /// Blocks the mirror for a while, which is longer if the failure will probably repeat. After that it gets one
@@ -297,6 +307,20 @@ mod tests {
         let mut enough = [load(10, 64), load(39, 0)];
         enough[1].samples = MIN_SAMPLES;
         assert_eq!(chosen(&enough, start), 1);
+    }
+
+    #[test]
+    fn first_speed_is_measured_during_a_read() {
+        let mut progress = Progress::default();
+        let mut measured = MirrorLoad::default();
+        for (received, speed) in [(MIB / 2, None), (MIB, Some(100_000_000 / 1024 / 2))] {
+            progress.update(received, ms(50));
+            measured.record_progress(&progress, 2);
+            assert_eq!(measured.nanos_per_kib, speed);
+        }
+        progress.update(MIB + 1, ms(5000));
+        measured.record_progress(&progress, 2);
+        assert_eq!(measured.samples, 1);
     }
 
     #[test]

@@ -170,7 +170,12 @@ impl Mirrors {
             last_check = now;
             let received = read_handle.received().saturating_sub(before);
             progress.update(received, elapsed);
-            let (loads, left) = (loads(&self.mirrors()), left.saturating_sub(received));
+            let mirrors = self.mirrors();
+            if let Some(mirror) = mirrors.get(number) {
+                let in_flight = mirror.in_flight();
+                mirror.load.lock().record_progress(&progress, in_flight);
+            }
+            let (loads, left) = (loads(&mirrors), left.saturating_sub(received));
             if progress.should_switch(&loads, number, left, now) {
                 return;
             }
