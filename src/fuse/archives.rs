@@ -171,8 +171,8 @@ impl<T: Send + Sync + 'static> Archives<T> {
                 drop(all);
                 return answer_loaded(&open, (caller, inode), reply, answer);
             }
-            Phase::Closed => self.start_opening(managed),
-            Phase::Failed(at, _) if at.elapsed() >= REOPEN_DELAY => self.start_opening(managed),
+            Phase::Closed => start_opening(managed),
+            Phase::Failed(at, _) if at.elapsed() >= REOPEN_DELAY => start_opening(managed),
             Phase::Opening(_) | Phase::Failed(..) => {}
         }
         let Phase::Opening(thread) = &managed.phase else {
@@ -357,13 +357,11 @@ impl<T: Send + Sync + 'static> Archives<T> {
     }
 }
 
-impl<T> Archives<T> {
-    /// Makes the next request for the archive open it. It fails if the system cannot start a thread.
-    fn start_opening(&self, managed: &mut ManagedArchive<T>) {
-        // Each has its own thread, because a stalled archive must not delay another one.
-        if let Ok(thread) = ThreadPool::start("tarfs-open", 1) {
-            managed.phase = Phase::Opening(thread);
-        }
+/// Makes the next request for the archive open it. It fails if the system cannot start a thread.
+fn start_opening<T>(managed: &mut ManagedArchive<T>) {
+    // Each has its own thread, because a stalled archive must not delay another one.
+    if let Ok(thread) = ThreadPool::start("tarfs-open", 1) {
+        managed.phase = Phase::Opening(thread);
     }
 }
 

@@ -97,7 +97,7 @@ impl S3Place {
         let encode = |text: &str| utf8_percent_encode(text, ENCODED).to_string();
         let mut query = format!("list-type=2&prefix={}", encode(&self.prefix));
         if !token.is_empty() {
-            query += &format!("&continuation-token={}", encode(token));
+            query = format!("{query}&continuation-token={}", encode(token));
         }
         let mut target = self.bucket.clone();
         target.url.set_query(Some(&query));
