@@ -8,6 +8,7 @@ use bytes::Bytes;
 use super::Reader;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
+use crate::archive::scan::digest::sha256;
 use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
@@ -78,8 +79,11 @@ impl Reader {
             .map_err(|error| self.read_error_at(span.plain, error))?;
         self.stats.decoded_spans.increment();
         self.stats.decoded_bytes.add(bytes.len() as u64);
+        let digests = self.span_digests.as_ref();
+        let digest = digests.and_then(|digests| digests.plain(span.number));
+        let has_digest = || digest.is_none_or(|digest| sha256(&bytes) == digest);
         let has_hash = || span.hash.is_none_or(|hash| self.hash(&bytes) == hash);
-        if bytes.len() != len || !(self.is_digested(span) || has_hash()) {
+        if bytes.len() != len || !has_digest() || !(self.is_digested(span) || has_hash()) {
             self.stats.damaged_spans.increment();
             return Err(ReadError::Damaged {
                 extent: span.plain,

@@ -82,7 +82,7 @@ pub(crate) struct Reader {
     pub(crate) first_read_hashes: FirstReadHashes,
     /// For a published index, the files whose headers matched.
     pub(crate) header_checks: Option<HeaderChecks>,
-    /// Digests of packed bytes that came with an imported index.
+    /// Digests that came with an imported index.
     pub(crate) span_digests: Option<SpanDigests>,
     /// Lock that keeps the saved index from being removed.
     pub(crate) in_use: OnceLock<IndexLock>,

@@ -1,8 +1,9 @@
 //! Makes an index from another program's table of contents of an archive; pure.
 //!
-//! The table is hostile input. It has no digests of tarfs' blocks, so the reader compares packed bytes with the
-//! digests of the table ([`SpanDigests`]).
+//! The table is hostile input. It has no digests of tarfs' blocks, so the reader compares packed or plain bytes with
+//! the digests of the table ([`SpanDigests`]).
 
+mod estargz;
 mod flatbuffer;
 mod ztoc;
 
@@ -14,8 +15,9 @@ use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, SeekPoint};
-use crate::tar::{self, Member, MemberTotals};
+use crate::tar::{self, Device, Member, MemberKind, MemberTotals};
 
+pub use estargz::import_estargz;
 pub use ztoc::import_ztoc;
 
 /// Maximum packed bytes from one seek point to the next, so that a reader fetches and verifies them at once.
@@ -47,20 +49,30 @@ pub enum ImportError {
     Memory(#[from] TooMuchMemory),
 }
 
-/// SHA-256 digests of packed bytes, in their order.
-#[derive(Clone, Debug)]
-pub struct SpanDigests(Vec<(Extent<Packed>, Sha256)>);
+/// SHA-256 digests of packed bytes, or of the plain bytes of spans.
+#[derive(Clone, Default, Debug)]
+pub struct SpanDigests {
+    /// Of packed bytes, in their order.
+    packed: Vec<(Extent<Packed>, Sha256)>,
+    /// Of each span.
+    plain: Vec<Sha256>,
+}
 
 impl SpanDigests {
-    /// The digests of all ranges inside `extent`.
+    /// The digest of the plain bytes of span number `span`, if it has one.
+    pub fn plain(&self, span: u32) -> Option<Sha256> {
+        self.plain.get(usize::try_from(span).ok()?).copied()
+    }
+
+    /// The digests of all ranges of packed bytes inside `extent`.
     pub fn inside(
         &self,
         extent: Extent<Packed>,
     ) -> impl Iterator<Item = &(Extent<Packed>, Sha256)> {
         let first = self
-            .0
+            .packed
             .partition_point(|(range, _)| range.start() < extent.start());
-        let rest = self.0.iter().skip(first);
+        let rest = self.packed.iter().skip(first);
         rest.take_while(move |(range, _)| range.end() <= extent.end())
     }
 }
@@ -130,4 +142,25 @@ impl Importer {
         self.builder.check_memory()?;
         Ok(self.builder.finish(origin))
     }
+}
+
+/// The kind of an entry `name` of the type `kind`; `None` if it is unknown or invalid.
+fn member_kind(
+    kind: &[u8],
+    name: &[u8],
+    link: Vec<u8>,
+    device: impl FnOnce() -> Option<Device>,
+) -> Option<MemberKind> {
+    Some(match kind {
+        // Programs disagree on whether such a file is a directory.
+        b"reg" if name.ends_with(b"/") => return None,
+        b"reg" => MemberKind::File,
+        b"dir" => MemberKind::Directory,
+        b"symlink" => MemberKind::Symlink(link),
+        b"hardlink" => MemberKind::HardLink(link),
+        b"char" => MemberKind::CharDevice(device()?),
+        b"block" => MemberKind::BlockDevice(device()?),
+        b"fifo" => MemberKind::Fifo,
+        _ => return None,
+    })
 }

@@ -4,7 +4,7 @@
 //! `ztoc/compression/gzip_zinfo.c`.
 
 use super::flatbuffer::{Buffer, Table};
-use super::{ImportError, Importer, SpanDigests};
+use super::{ImportError, Importer, SpanDigests, member_kind};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::sha256::Sha256;
 use crate::base::time::parse_rfc3339;
@@ -140,18 +140,7 @@ fn header(entry: Table<'_>) -> Option<Member> {
     };
     let name = entry.bytes(0)?.to_vec();
     let link = entry.bytes(4)?.to_vec();
-    let kind = match entry.bytes(1)? {
-        // Programs disagree on whether such a file is a directory.
-        b"reg" if name.ends_with(b"/") => return None,
-        b"reg" => MemberKind::File,
-        b"dir" => MemberKind::Directory,
-        b"symlink" => MemberKind::Symlink(link),
-        b"hardlink" => MemberKind::HardLink(link),
-        b"char" => MemberKind::CharDevice(device()?),
-        b"block" => MemberKind::BlockDevice(device()?),
-        b"fifo" => MemberKind::Fifo,
-        _ => return None,
-    };
+    let kind = member_kind(entry.bytes(1)?, &name, link, device)?;
     let start = long(entry, 2)?;
     let size = if kind == MemberKind::File {
         long(entry, 3)?
@@ -226,7 +215,10 @@ fn span_digests<'a>(
         let digest: Sha256 = digest.strip_prefix("sha256:")?.parse().ok()?;
         listed.push((Extent::new(checkpoint.packed, end)?, digest));
     }
-    digests.next().is_none().then_some(SpanDigests(listed))
+    digests.next().is_none().then_some(SpanDigests {
+        packed: listed,
+        ..SpanDigests::default()
+    })
 }
 
 /// Adds the spans between `checkpoints`. Those at the same plain offset, before any output, count as one.
