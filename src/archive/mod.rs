@@ -31,7 +31,7 @@ pub use crate::cache::DiskCacheUsage;
 pub use error::{Error, HINT_RAISE_INDEX_MEMORY, HINT_RAISE_MAX_ENTRIES, OpenError, ReadError};
 pub use live_index::{Callback, IndexGuard, IsWanted, WaitFor, Watcher};
 pub(crate) use open::opener::detect_compression;
-pub use open::published_index::{FindIndex, PublishedIndex, PublishedIndexError};
+pub use open::published_index::{FindDigest, FindIndex, PublishedIndex, PublishedIndexError};
 pub use open::resources::SharedResources;
 pub use open::saved_index::SavedIndex;
 pub use options::{DiskCacheMode, OpenOptions};

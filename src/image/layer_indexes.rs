@@ -28,6 +28,9 @@ const ZTOC_BLOB_TYPE: &str = "application/octet-stream";
 /// Annotation of a ztoc with the digest of its layer.
 const ZTOC_LAYER_ANNOTATION: &str = "com.amazon.soci.image-layer-digest";
 
+/// Annotation of a layer with the digest of its eStargz TOC.
+const TOC_DIGEST_ANNOTATION: &str = "containerd.io/snapshot/stargz/toc.digest";
+
 /// Maximum length of one index, which only a manifest claims.
 const MAX_INDEX_BYTES: u64 = 1 << 40;
 
@@ -41,11 +44,12 @@ pub(crate) struct LayerIndexes {
     /// Digest of the image's manifest.
     subject: Sha256,
     network: Handle,
+    image: OnceLock<Result<Manifest, Error>>,
     found: OnceLock<Result<Blobs, Error>>,
     ztocs: OnceLock<Result<Blobs, Error>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Manifest {
     layers: Vec<Descriptor>,
     annotations: Option<BTreeMap<String, String>>,
@@ -57,6 +61,7 @@ impl LayerIndexes {
             repository,
             subject,
             network,
+            image: OnceLock::new(),
             found: OnceLock::new(),
             ztocs: OnceLock::new(),
         }
@@ -73,6 +78,17 @@ impl LayerIndexes {
     /// As [`open`](Self::open), for the SOCI ztoc of the layer.
     pub(crate) fn open_ztoc(&self, layer: Sha256) -> Result<Arc<dyn Source>, Error> {
         self.open_blob(self.ztocs.get_or_init(|| self.find_ztocs()), layer)
+    }
+
+    /// The digest of the eStargz TOC in the layer, by its annotation in the image's manifest.
+    ///
+    /// # Errors
+    /// There is none, or the registry is unreachable.
+    pub(crate) fn toc_digest(&self, layer: Sha256) -> Result<Sha256, Error> {
+        let layer = self.image()?.layers.iter().find(|one| one.digest == layer);
+        let digest = layer.and_then(|layer| layer.annotations.get(TOC_DIGEST_ANNOTATION));
+        let digest = digest.and_then(|digest| digest.parse().ok());
+        digest.ok_or_else(|| self.error(Cause::NotFound))
     }
 
     fn open_blob(
@@ -98,8 +114,8 @@ impl LayerIndexes {
 
     /// The ztocs of the SOCI index that the image names, or else of one that refers to the image.
     fn find_ztocs(&self) -> Result<Blobs, Error> {
-        let annotations = self.manifest(self.subject)?.annotations;
-        let named = annotations.and_then(|mut all| all.remove(SOCI_INDEX_ANNOTATION));
+        let annotations = self.image()?.annotations.as_ref();
+        let named = annotations.and_then(|all| all.get(SOCI_INDEX_ANNOTATION));
         let index = match named.and_then(|digest| digest.parse().ok()) {
             Some(index) => Some(index),
             None => self.newest_referrer(SOCI_ARTIFACT_TYPE)?,
@@ -115,6 +131,11 @@ impl LayerIndexes {
         // The last one is the newest in a registry without an API for referrers.
         let newest = self.network.block_on(listing)?.pop();
         Ok(newest.map(|artifact| artifact.digest))
+    }
+
+    fn image(&self) -> Result<&Manifest, Error> {
+        let image = self.image.get_or_init(|| self.manifest(self.subject));
+        image.as_ref().map_err(Error::clone)
     }
 
     fn manifest(&self, digest: Sha256) -> Result<Manifest, Error> {

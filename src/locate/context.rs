@@ -330,10 +330,11 @@ impl OpenContext {
             return None;
         }
         let (indexes, digest) = (Arc::clone(indexes?), layer.fingerprint().sha256()?);
-        let ztocs = Arc::clone(&indexes);
+        let (ztocs, tocs) = (Arc::clone(&indexes), Arc::clone(&indexes));
         let find: FindIndex = Arc::new(move || indexes.open(digest));
         Some(PublishedIndex {
             find_ztoc: Some(Arc::new(move || ztocs.open_ztoc(digest))),
+            find_toc_digest: Some(Arc::new(move || tocs.toc_digest(digest))),
             ..self.found_index(find)
         })
     }
@@ -342,6 +343,7 @@ impl OpenContext {
         PublishedIndex {
             find,
             find_ztoc: None,
+            find_toc_digest: None,
             network: self.network.clone(),
             stats: Arc::clone(&self.source.stats),
             is_required: self.published_index.is_required,

@@ -1,14 +1,25 @@
 //! Opens an archive by another program's table of contents, instead of a scan.
 
+use bytes::Bytes;
+
+use super::estargz_toc;
 use super::opener::Opener;
 use super::published_index::{PublishedIndex, PublishedIndexError, read_toc};
 use super::published_opener::log_unused;
 use crate::archive::live_index::LiveIndex;
 use crate::archive::read::Reader;
 use crate::archive::read::checked_headers::HeaderChecks;
+use crate::archive::scan::digest::sha256;
+use crate::base::buffer_pool::BufferPool;
+use crate::base::extent::{Extent, Packed};
 use crate::codec::Compression;
-use crate::index::Origin;
-use crate::index::import::{Importer, import_ztoc};
+use crate::fetch;
+use crate::index::import::{ImportError, Importer, import_estargz, import_ztoc};
+use crate::index::{Origin, TooMuchMemory};
+use crate::source;
+
+/// Maximum bytes of the TOC of an eStargz layer, packed and unpacked.
+const MAX_ESTARGZ_BYTES: u64 = 64 << 20;
 
 /// Maximum bytes of a table of contents, which is in memory as a whole. A ztoc takes 32 KiB for 4 MiB of a layer.
 const MAX_TOC_BYTES: u64 = 256 << 20;
@@ -21,7 +32,11 @@ impl Opener {
         if scan.tar.ignore_zeros || !matches!(scan.compression, None | Some(Compression::Gzip)) {
             return None;
         }
-        let reader = self.try_ztoc(published).inspect_err(log_unused).ok()??;
+        let by_ztoc = self.try_ztoc(published).inspect_err(log_unused);
+        let reader = match by_ztoc.ok().flatten() {
+            Some(reader) => reader,
+            None => self.try_estargz(published).inspect_err(log_unused).ok()??,
+        };
         self.check_entry_count(&reader.live_index.read()).ok()?;
         Some(reader)
     }
@@ -32,14 +47,8 @@ impl Opener {
         };
         let limit = self.options.index_memory.bytes().min(MAX_TOC_BYTES);
         let (ztoc, location) = read_toc(published, find, limit)?;
-        let importer = Importer::new(self.builder(false), &self.options.scan.tar.limits);
-        let origin = Origin {
-            locator: self.locator.clone(),
-            sha256: self.source.fingerprint().sha256(),
-            packed_bytes: self.source.fingerprint().len.unwrap_or_default(),
-            ..Origin::default()
-        };
-        let imported = import_ztoc(&ztoc, importer, origin);
+        let len = self.source.fingerprint().len.unwrap_or_default();
+        let imported = import_ztoc(&ztoc, self.importer(), self.origin(len));
         let (index, digests) = imported.map_err(|error| PublishedIndexError::Import {
             location: location.clone(),
             error,
@@ -49,5 +58,62 @@ impl Opener {
         reader.header_checks = Some(HeaderChecks::new(location, None));
         reader.span_digests = Some(digests);
         Ok(Some(reader))
+    }
+
+    /// Opens the archive by the eStargz TOC in it, if that has the digest in the image's manifest.
+    fn try_estargz(
+        &self,
+        published: &PublishedIndex,
+    ) -> Result<Option<Reader>, PublishedIndexError> {
+        let Some(find_digest) = &published.find_toc_digest else {
+            return Ok(None);
+        };
+        let expected = find_digest()?;
+        let location = format!("the TOC of {}", self.source.location());
+        let unusable = |error| PublishedIndexError::Import {
+            location: location.clone(),
+            error,
+        };
+        let len = self.source.fingerprint().len.unwrap_or_default();
+        let footer_start = len.saturating_sub(estargz_toc::FOOTER_LEN);
+        let footer = self.read_archive(footer_start, len)?;
+        let malformed = || unusable(ImportError::Malformed("its place"));
+        let start = estargz_toc::parse_footer(&footer).filter(|&start| start < footer_start);
+        let start = start.ok_or_else(malformed)?;
+        let limit = self.options.index_memory.bytes().min(MAX_ESTARGZ_BYTES);
+        if footer_start - start > limit {
+            return Err(unusable(TooMuchMemory { limit }.into()));
+        }
+        let packed = self.read_archive(start, footer_start)?;
+        let unpacked = estargz_toc::unpack(&packed, limit);
+        let toc = unpacked.as_deref().and_then(estargz_toc::json);
+        let toc = toc.ok_or_else(malformed)?;
+        if sha256(toc) != expected {
+            return Err(PublishedIndexError::Foreign(location));
+        }
+        let imported = import_estargz(toc, self.importer(), self.origin(start));
+        let (index, digests) = imported.map_err(unusable)?;
+        let mut reader = self.build_reader(LiveIndex::complete(index), None);
+        reader.span_digests = Some(digests);
+        Ok(Some(reader))
+    }
+
+    fn read_archive(&self, start: u64, end: u64) -> Result<Bytes, source::Error> {
+        let extent = Extent::with_len(Packed(start), end - start);
+        let pool = BufferPool::new(extent.len().max(1));
+        fetch::read(&self.network, &self.source, extent, &pool)
+    }
+
+    fn importer(&self) -> Importer {
+        Importer::new(self.builder(false), &self.options.scan.tar.limits)
+    }
+
+    fn origin(&self, packed_bytes: u64) -> Origin {
+        Origin {
+            locator: self.locator.clone(),
+            sha256: self.source.fingerprint().sha256(),
+            packed_bytes,
+            ..Origin::default()
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! 3. Without one, it starts the background scan, which completes the reader's index and saves it.
 
 pub(super) mod background_scan;
+mod estargz_toc;
 mod imported_index;
 pub(super) mod opener;
 pub(super) mod published_index;

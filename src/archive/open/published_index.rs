@@ -24,6 +24,9 @@ use crate::source::{self, Access, Fingerprint, Source};
 /// Opens the source of a published index. Blocks, with a deadline.
 pub type FindIndex = Arc<dyn Fn() -> Result<Arc<dyn Source>, source::Error> + Send + Sync>;
 
+/// Finds a digest. Blocks, with a deadline.
+pub type FindDigest = Arc<dyn Fn() -> Result<Sha256, source::Error> + Send + Sync>;
+
 /// Where the index of an archive is published.
 #[derive(Clone)]
 pub struct PublishedIndex {
@@ -31,6 +34,8 @@ pub struct PublishedIndex {
     pub find: FindIndex,
     /// Opens the SOCI ztoc of the archive, which is used if there is no index.
     pub find_ztoc: Option<FindIndex>,
+    /// Finds the digest of the eStargz TOC in the archive, which is used if there is neither.
+    pub find_toc_digest: Option<FindDigest>,
     /// Runtime that reads it.
     pub network: Handle,
     /// Counters of its reads.
