@@ -12,6 +12,7 @@ mod credentials;
 mod damaged_members;
 mod destination;
 mod docs;
+mod estargz;
 mod hints;
 mod image;
 mod layered_archive;

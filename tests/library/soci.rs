@@ -83,14 +83,14 @@ fn served(ztoc: Vec<u8>, version: Version) -> (Registry, String) {
 }
 
 /// An opened image, and its counters.
-struct Opened {
+pub(crate) struct Opened {
     volume: Arc<dyn Volume>,
-    stats: Arc<Stats>,
+    pub(crate) stats: Arc<Stats>,
     _network: Runtime,
 }
 
 impl Opened {
-    fn new(registry: &Registry, is_searched: bool) -> Self {
+    pub(crate) fn new(registry: &Registry, is_searched: bool) -> Self {
         let network = Runtime::new().expect("a runtime");
         let stats = Arc::<Stats>::default();
         let mut context = OpenContext::new(network.handle().clone());
@@ -105,7 +105,7 @@ impl Opened {
     }
 
     /// Attributes of all entries.
-    fn entries(&self) -> Vec<String> {
+    pub(crate) fn entries(&self) -> Vec<String> {
         let index = self.volume.index();
         let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
         let described = entries.map(|entry| {
@@ -127,7 +127,7 @@ impl Opened {
         described.collect()
     }
 
-    fn contents(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
         let files: Vec<_> = {
             let index = self.volume.index();
             let entries = (1..=index.last_ino().0).filter_map(|ino| index.entry(Ino(ino)));
@@ -142,7 +142,7 @@ impl Opened {
         files.into_iter().map(read).collect()
     }
 
-    fn read(&self, path: &str) -> Result<Vec<u8>, ReadError> {
+    pub(crate) fn read(&self, path: &str) -> Result<Vec<u8>, ReadError> {
         let path = ArchivePath::sanitize(path.as_bytes()).path;
         let entry = self.volume.index().find(&path).map(|entry| entry.ino());
         let bytes = self
@@ -157,7 +157,7 @@ impl Opened {
     }
 
     #[track_caller]
-    fn assert_used(&self, scans: u64, indexes: u64) {
+    pub(crate) fn assert_used(&self, scans: u64, indexes: u64) {
         assert_eq!(self.stats.scans.get(), scans);
         assert_eq!(self.stats.published_indexes.get(), indexes);
     }
