@@ -88,6 +88,7 @@ tests! {
     any_bytes_as_seek_points "resume" 400,
     any_bytes_as_index "index" 3000,
     any_bytes_as_ztoc "ztoc" 1000,
+    any_bytes_as_estargz_toc "estargz" 3000,
     any_bytes_as_cache_file "disk_cache" 300,
     any_bytes_as_access_profile "profile" 3000,
     any_bytes_as_http_response_head "answer" 3000,

@@ -2,6 +2,7 @@
 
 mod codec;
 mod disk_cache;
+mod estargz;
 mod image;
 mod index;
 mod knobs;
@@ -54,6 +55,7 @@ impl Target {
         Self::new("resume", codec::resume_anywhere, seeds::seek_points),
         Self::new("index", index::run, seeds::indexes),
         Self::new("ztoc", ztoc::run, || vec![crate::soci::ztoc()]),
+        Self::new("estargz", estargz::run, || vec![estargz::SEED.to_vec()]),
         Self::new("disk_cache", disk_cache::run, disk_cache::seeds),
         Self::new("profile", private::profile, seeds::profiles),
         Self::new("answer", private::answer, seeds::answers),
