@@ -2,7 +2,10 @@ module make-ztoc
 
 go 1.26.0
 
-require github.com/awslabs/soci-snapshotter v0.16.1
+require (
+	github.com/awslabs/soci-snapshotter v0.16.1
+	github.com/containerd/stargz-snapshotter/estargz v0.19.1
+)
 
 require (
 	cyphar.com/go-pathrs v0.2.1 // indirect
@@ -47,6 +50,7 @@ require (
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/rs/xid v1.6.0 // indirect
 	github.com/sirupsen/logrus v1.10.2 // indirect
+	github.com/vbatts/tar-split v0.12.3 // indirect
 	go.opencensus.io v0.24.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp v0.69.0 // indirect

@@ -1,6 +1,7 @@
-// Writes the SOCI ztoc of a gzipped layer, by the library of the soci snapshotter.
+// Makes what other programs publish with a layer, by their own libraries.
 //
-//	make-ztoc LAYER SPAN OUT     with spans of SPAN bytes
+//	make-ztoc LAYER SPAN OUT            the SOCI ztoc of a gzipped layer, with spans of SPAN bytes
+//	make-ztoc estargz TAR CHUNK OUT     an eStargz layer with chunks of CHUNK bytes; prints the digest of its TOC
 package main
 
 import (
@@ -10,21 +11,49 @@ import (
 	"strconv"
 
 	"github.com/awslabs/soci-snapshotter/ztoc"
+	"github.com/containerd/stargz-snapshotter/estargz"
 )
 
 func main() {
-	if len(os.Args) != 4 {
-		fail(fmt.Errorf("usage: make-ztoc LAYER SPAN OUT"))
+	args := os.Args[1:]
+	isEstargz := len(args) > 0 && args[0] == "estargz"
+	if isEstargz {
+		args = args[1:]
 	}
-	span, err := strconv.ParseInt(os.Args[2], 10, 64)
+	if len(args) != 3 {
+		fail(fmt.Errorf("usage: make-ztoc [estargz] LAYER LENGTH OUT"))
+	}
+	length, err := strconv.ParseInt(args[1], 10, 64)
 	fail(err)
-	built, err := ztoc.NewBuilder("make-ztoc").BuildZtoc(os.Args[1], span)
+	if isEstargz {
+		makeEstargz(args[0], int(length), args[2])
+	} else {
+		makeZtoc(args[0], length, args[2])
+	}
+}
+
+func makeZtoc(layer string, span int64, out string) {
+	built, err := ztoc.NewBuilder("make-ztoc").BuildZtoc(layer, span)
 	fail(err)
 	packed, _, err := ztoc.Marshal(built)
 	fail(err)
 	bytes, err := io.ReadAll(packed)
 	fail(err)
-	fail(os.WriteFile(os.Args[3], bytes, 0o644))
+	fail(os.WriteFile(out, bytes, 0o644))
+}
+
+func makeEstargz(archive string, chunk int, out string) {
+	file, err := os.Open(archive)
+	fail(err)
+	info, err := file.Stat()
+	fail(err)
+	blob, err := estargz.Build(io.NewSectionReader(file, 0, info.Size()), estargz.WithChunkSize(chunk))
+	fail(err)
+	bytes, err := io.ReadAll(blob)
+	fail(err)
+	fail(blob.Close())
+	fail(os.WriteFile(out, bytes, 0o644))
+	fmt.Println(blob.TOCDigest())
 }
 
 func fail(err error) {
