@@ -51,7 +51,8 @@ pub(crate) struct SavedIndexArgs {
     /// Do not use an index that is published beside SOURCE
     ///
     /// Otherwise SOURCE.tarfs is used if it describes SOURCE as it is now. Its author chooses names and attributes,
-    /// and of gzip and linked lz4 also contents. SOCI indexes of images are left out, too.
+    /// and of gzip and linked lz4 also contents. SOCI indexes and eStargz TOCs of images are
+    /// left out, too.
     #[arg(long)]
     pub no_published_index: bool,
 
