@@ -44,7 +44,7 @@ const MAX_PATH_BYTES: usize = 65_535;
 const MAX_SYMLINK_TARGET_BYTES: usize = 4095;
 
 /// Maximum bytes of the name of a user or group; longer ones are dropped. `useradd` takes 32.
-const MAX_OWNER_NAME_BYTES: usize = 1024;
+pub(super) const MAX_OWNER_NAME_BYTES: usize = 1024;
 
 /// Maximum bytes of the name of an extended attribute: the limit of Linux.
 const MAX_XATTR_NAME_BYTES: usize = 255;

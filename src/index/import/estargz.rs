@@ -16,6 +16,7 @@ use crate::base::sha256::Sha256;
 use crate::base::time::parse_rfc3339;
 use crate::codec::seek_point::MAX_SPAN_LEN;
 use crate::codec::{Compression, SeekPoint, member_seek_point};
+use crate::index::builder::MAX_OWNER_NAME_BYTES;
 use crate::index::tree::{Index, Origin};
 use crate::tar::{self, Device, Member, MemberKind, Timestamp};
 
@@ -54,7 +55,7 @@ struct Entry<'a> {
     chunk_digest: String,
 }
 
-/// What the entries so far give besides members.
+/// Chunks and names of the entries so far.
 #[derive(Default)]
 struct Layer {
     /// Start of each chunk.
@@ -230,7 +231,10 @@ fn owner_name(names: &mut HashMap<u32, String>, id: u32, name: &str) -> Vec<u8> 
             .get(&id)
             .map_or_else(Vec::new, |name| name.clone().into());
     }
-    names.insert(id, name.to_owned());
+    // The builder drops a longer one, so no entry needs a copy of it.
+    if name.len() <= MAX_OWNER_NAME_BYTES {
+        names.insert(id, name.to_owned());
+    }
     name.into()
 }
 
