@@ -8,7 +8,7 @@ use tarfs::source::{self, Options, Retry, Source, Via};
 use tarfs::{Extent, Packed, Stats, fetch};
 use tokio::runtime::Runtime;
 
-use crate::support::http::{Fault, Resource, Server};
+use crate::support::http::{Fault, Resource, Response, Server};
 use crate::support::raw::random_bytes;
 
 const LEN: usize = 1 << 20;
@@ -43,6 +43,10 @@ impl Proxied {
     }
 
     fn open(&self, sends_credentials: bool) -> Arc<dyn Source> {
+        self.open_at("/a?x=1&sig=secret", sends_credentials)
+    }
+
+    fn open_at(&self, place: &str, sends_credentials: bool) -> Arc<dyn Source> {
         let via = Via::new(&self.proxy.url("/at/"), sends_credentials).expect("a URL");
         let options = Options {
             via: Some(via),
@@ -55,8 +59,7 @@ impl Proxied {
             stats: Arc::clone(&self.stats),
             ..Options::default()
         };
-        let url = self.origin.url("/a").replace("http://", "http://me:pw@");
-        let url = format!("{url}?x=1&sig=secret");
+        let url = self.origin.url(place).replace("http://", "http://me:pw@");
         self.network
             .block_on(source::open(&url, options))
             .expect("opened")
@@ -107,6 +110,30 @@ fn caching_proxy_gets_credentials_only_if_told() {
         let first = &proxied.origin.requests("/a")[0].request;
         assert_eq!(first.header("x-token"), Some("one"));
     }
+}
+
+#[test]
+fn caching_proxy_gets_no_query_of_a_redirect() {
+    let proxied = Proxied::new(None);
+    let target = proxied.origin.url("/a?unknown=secret");
+    proxied.origin.route("/start", move |_| {
+        Response::new(302).with("Location", target.clone())
+    });
+    let source = proxied.open_at("/start", false);
+    proxied.assert_reads(&source, 500_000);
+    assert!(proxied.proxy.requests(&proxied.path).is_empty());
+    assert_eq!(proxied.stats.source_via_failures.get(), 0);
+}
+
+#[test]
+fn caching_proxy_is_not_asked_for_an_unknown_version() {
+    let proxied = Proxied::new(None);
+    proxied
+        .origin
+        .serve("/a", Resource::new(proxied.bytes.clone()));
+    let source = proxied.open(false);
+    proxied.assert_reads(&source, 500_000);
+    assert!(proxied.proxy.requests(&proxied.path).is_empty());
 }
 
 #[test]

@@ -13,6 +13,24 @@ use crate::source::retry::FailureBlock;
 /// Timeout for an answer of the proxy, which may have to ask the origin.
 pub(super) const VIA_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Parameters that a proxy does not get either, although they are shown to the user and may be part of a version.
+const CREDENTIAL_NAMES: [&str; 10] = [
+    "jwt",
+    "verify",
+    "auth",
+    "password",
+    "apikey",
+    "api_key",
+    "private_token",
+    "job_token",
+    "access_token",
+    "token",
+];
+
+fn name(pair: &str) -> &str {
+    pair.split('=').next().unwrap_or_default()
+}
+
 /// A caching proxy, and its failures. It serves `https://HOST/PATH` as `PREFIX/https/HOST/PATH`.
 #[derive(Clone, Debug)]
 pub struct Via {
@@ -53,7 +71,9 @@ impl Via {
         let (prefix, scheme) = (self.prefix.path().trim_end_matches('/'), url.scheme());
         let (host, port, path) = (url.host_str()?, port.unwrap_or_default(), url.path());
         proxied.set_path(&format!("{prefix}/{scheme}/{host}{port}{path}"));
-        let sent = |pair: &&str| !pair.is_empty() && (self.sends_credentials || !is_secret(pair));
+        let is_credential = |pair: &str| is_secret(pair) || CREDENTIAL_NAMES.contains(&name(pair));
+        let sent =
+            |pair: &&str| !pair.is_empty() && (self.sends_credentials || !is_credential(pair));
         let pairs = url.query().unwrap_or_default().split('&').filter(sent);
         let query = pairs.collect::<Vec<_>>().join("&");
         proxied.set_query((!query.is_empty()).then_some(&query));
@@ -89,6 +109,12 @@ mod tests {
                 false,
                 signed,
                 "https://cache/at/https/example.com:8443/a%20b/c.tar?versionId=7",
+            ),
+            (
+                "http://cache",
+                false,
+                "https://example.com/a.tar?jwt=a&id=1&token=b&private_token=c",
+                "http://cache/https/example.com/a.tar?id=1",
             ),
             (
                 "http://cache/",
