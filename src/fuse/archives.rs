@@ -131,7 +131,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
         let thread = Thread::spawn("tarfs-idle", move || {
             while ended.recv_timeout(idle_timeout / 4) == Err(RecvTimeoutError::Timeout) {
                 if let Some(archives) = watched.upgrade() {
-                    archives.close_unused();
+                    archives.close_unused(false);
                 }
             }
         })?;
@@ -200,7 +200,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
         if !self.managed.lock().get(&id).is_some_and(phase_is_opening) {
             return;
         }
-        self.close_unused();
+        self.close_unused(true);
         let opened = self.directory.open(&self.path(id));
         let opened = opened.and_then(|found| found.or_else(|scan| self.scan(id, scan)));
         match opened {
@@ -211,8 +211,9 @@ impl<T: Send + Sync + 'static> Archives<T> {
     }
 
     fn path(&self, id: u32) -> String {
-        let path = self.listing.index().path(Ino(id));
-        path.unwrap_or_default().to_string()
+        // Not as text for the user, which is escaped. Paths of a listing are UTF-8.
+        let path = self.listing.index().path(Ino(id)).unwrap_or_default();
+        String::from_utf8_lossy(path.as_bytes()).into_owned()
     }
 
     /// Scans archive `id` when memory is free for it. Returns when the first member is found.
@@ -286,20 +287,30 @@ impl<T: Send + Sync + 'static> Archives<T> {
 
     /// Fails archive `id` if its scan has failed.
     fn check_scan(&self, id: u32) {
-        let all = self.managed.lock();
-        let Some(Phase::Open(open)) = all.get(&id).map(|managed| &managed.phase) else {
+        let mut all = self.managed.lock();
+        let Some(managed) = all.get_mut(&id) else {
             return;
         };
+        let Phase::Open(open) = &managed.phase else {
+            return;
+        };
+        let open = Arc::clone(open);
         let archives = open.content.archives();
-        let failure = archives.iter().find_map(|archive| archive.failure());
+        let Some(failure) = archives.iter().find_map(|archive| archive.failure()) else {
+            return;
+        };
+        let reason = error_chain(&*failure);
+        tracing::error!(path = self.path(id), reason, "cannot scan the archive");
+        // Under the same lock, because another thread may open it again.
+        managed.phase = Phase::Failed(Instant::now(), reason);
         drop(all);
-        if let Some(failure) = failure {
-            self.fail(id, error_chain(&*failure));
-        }
+        drop(archives);
+        self.drop_closed(open);
     }
 
-    /// Closes idle archives, and the least recently used ones while too many are open.
-    fn close_unused(&self) {
+    /// Closes idle archives. If another one `needs_room`, also those that are not in use while too many are open,
+    /// the least recently used first.
+    fn close_unused(&self, needs_room: bool) {
         loop {
             let is_memory_low = self.directory.is_index_memory_low();
             let mut all = self.managed.lock();
@@ -312,7 +323,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
                 .filter_map(|managed| Some((managed.last_use()?, managed)));
             let oldest = candidates.min_by_key(|(last_use, _)| *last_use);
             let closed = oldest.filter(|((is_busy, used), _)| {
-                is_full || !is_busy && used.elapsed() >= self.idle_timeout
+                !is_busy && (needs_room && is_full || used.elapsed() >= self.idle_timeout)
             });
             let closed =
                 closed.map(|(_, managed)| std::mem::replace(&mut managed.phase, Phase::Closed));

@@ -121,6 +121,22 @@ fn archives_of_a_directory_are_opened_when_entered() {
 }
 
 #[test]
+fn archive_of_a_directory_has_any_name() {
+    let place = place();
+    let all = ["é.tar", "a'b.tar", r"\xc3\xa9.tar", "a b?c.tar"];
+    for name in all {
+        let stem = name.trim_end_matches(".tar");
+        place.put(format!("top/sub/{name}"), archive(stem));
+    }
+    mount(&place, &[]);
+    for name in all {
+        let stem = name.trim_end_matches(".tar");
+        assert_archive(&place, &format!("sub/{name}"), stem);
+    }
+    place.umount();
+}
+
+#[test]
 fn broken_archive_of_a_directory_fails_alone() {
     let place = place();
     place.put("top/broken.tar", vec![7; 100_000]);
