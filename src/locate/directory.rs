@@ -19,6 +19,9 @@ use crate::tar::{Member, MemberKind, Timestamp};
 /// Maximum number of archives that are scanned at once. The scans share the memory.
 const MAX_SCANS: u64 = 2;
 
+/// Maximum number of archives, and of the directories that their paths imply.
+const MAX_TREE_ENTRIES: u32 = 1 << 20;
+
 /// The archives of a place.
 #[derive(Debug)]
 pub struct SourceArchives {
@@ -63,7 +66,10 @@ impl OpenContext {
         let max_scans = (options.scan.memory / 2 / scan::MIN_MEMORY).clamp(1, MAX_SCANS);
         options.scan.memory /= max_scans;
         let listing = self.network.block_on(place.list())?;
-        let mut builder = Builder::new(index::Options::default());
+        let mut builder = Builder::new(index::Options {
+            max_entries: MAX_TREE_ENTRIES,
+            ..index::Options::default()
+        });
         for (number, archive) in (0..).zip(&listing.archives) {
             let member = Member {
                 header: Plain(number),
@@ -76,7 +82,7 @@ impl OpenContext {
                 },
                 ..Member::new(&*archive.path, MemberKind::Directory)
             };
-            // A listed path is valid.
+            // A listed path is valid. One beyond the limit is not shown.
             builder.add_member(&member).ok();
         }
         let tree = builder.finish(Origin::default());

@@ -40,7 +40,8 @@ impl Netrc {
         }
         let read = read_file(&self.path);
         let warn = |error: &_| tracing::warn!("cannot read {}: {error}", self.file());
-        let text = String::from_utf8(read.inspect_err(warn).ok()?).ok()?;
+        let bytes = read.inspect_err(warn).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
         let (login, password) = find(&text, &self.host)?;
         let credentials = BASE64_STANDARD.encode(format!("{login}:{password}"));
         Some(format!("Basic {credentials}"))

@@ -9,6 +9,9 @@ const SUFFIXES: &str = ".tar .tar.gz .tgz .taz .tar.bz2 .tbz2 .tbz .tar.xz .txz 
 /// Maximum number of archives in a listing.
 const MAX_ARCHIVES: usize = 100_000;
 
+/// Maximum bytes of all their paths.
+const MAX_PATH_BYTES: usize = 32 << 20;
+
 /// Maximum number of directories between the place and an archive.
 pub(super) const MAX_DEPTH: usize = 64;
 
@@ -30,8 +33,10 @@ pub struct Listing {
     pub archives: Vec<ListedArchive>,
     /// Parts of the place that are not listed, as text for the user.
     pub notes: Vec<String>,
-    /// Paths of archives that no directory can have.
-    skipped: Vec<String>,
+    /// Number of archives with paths that no directory can have, and the first of them.
+    skipped: (usize, Option<String>),
+    /// Bytes of all paths.
+    path_bytes: usize,
 }
 
 impl Listing {
@@ -39,14 +44,20 @@ impl Listing {
     pub(super) fn add(&mut self, object: ListedArchive) {
         if !is_archive_name(&object.path) {
         } else if is_valid_path(&object.path) {
+            self.path_bytes += object.path.len();
             self.archives.push(object);
         } else {
-            self.skipped.push(object.path);
+            self.skip(object.path);
         }
     }
 
+    fn skip(&mut self, path: String) {
+        self.skipped.0 += 1;
+        self.skipped.1.get_or_insert(path);
+    }
+
     pub(super) fn is_full(&self) -> bool {
-        self.archives.len() > MAX_ARCHIVES
+        self.archives.len() > MAX_ARCHIVES || self.path_bytes > MAX_PATH_BYTES
     }
 
     /// Notes that a limit ended the listing.
@@ -67,10 +78,11 @@ impl Listing {
             let mut above = above.filter_map(|(at, _)| archive.path.get(..at));
             above.any(|above| names.contains(above)) || !names.insert(archive.path.clone())
         });
-        let conflicts = conflicts.map(|archive| archive.path);
-        self.skipped.extend(conflicts);
-        if let Some(first) = self.skipped.first() {
-            let count = self.skipped.len();
+        let conflicts: Vec<_> = conflicts.map(|archive| archive.path).collect();
+        for path in conflicts {
+            self.skip(path);
+        }
+        if let (count, Some(first)) = &self.skipped {
             let note =
                 format!("{count} names are skipped that no directory can have, such as {first:?}");
             self.notes.push(note);
@@ -149,7 +161,7 @@ mod tests {
         listing.finish();
         let paths: Vec<_> = listing.archives.iter().map(|found| &*found.path).collect();
         assert_eq!(paths, ["a.tar", "a.tar-b/c.tar", "b/a.tar"]);
-        assert_eq!(listing.skipped, ["a.tar", "a.tar/b/c.tar"]);
+        assert_eq!(listing.skipped, (2, Some("a.tar".to_owned())));
         assert_eq!(listing.notes.len(), 1);
     }
 }

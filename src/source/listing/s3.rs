@@ -130,7 +130,10 @@ pub(super) fn parse(
     let found: ListBucketResult = quick_xml::de::from_str(&text).map_err(|_| invalid())?;
     for object in found.contents {
         let modified: Option<Timestamp> = object.last_modified.parse().ok();
-        if let Some(path) = object.key.strip_prefix(prefix) {
+        // A name of an object can also have a version behind a question mark.
+        if let Some(path) = object.key.strip_prefix(prefix)
+            && !path.contains("?versionId=")
+        {
             listing.add(ListedArchive {
                 path: path.to_owned(),
                 modified: modified.map_or(0, Timestamp::as_second),
@@ -153,6 +156,7 @@ mod tests {
             <Contents><Key>p/a &amp; b.tar</Key><LastModified>1970-01-01T00:00:09.000Z</LastModified>\
             <ETag>&quot;1&quot;</ETag><Size>7</Size><StorageClass>STANDARD</StorageClass></Contents>\
             <Contents><Key>elsewhere.tar</Key><Size>1</Size></Contents>\
+            <Contents><Key>p/a?versionId=1/b.tar</Key><Size>1</Size></Contents>\
             <NextContinuationToken>t/+=</NextContinuationToken></ListBucketResult>";
         let mut listing = Listing::default();
         let next = parse(body.as_bytes(), "p/", &mut listing).expect("a listing");
