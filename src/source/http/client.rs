@@ -150,7 +150,7 @@ impl Client {
         }
         let mut message = Message::new(Method::GET, from.clone());
         message.headers = conditions;
-        // Without a validator, bytes of another version could not be told from those of this one.
+        // Without a validator, bytes of another version would pass for those of this one.
         let is_known = |version: &&Fingerprint| version.validator != Validator::None;
         let version = version.filter(|_| range.is_some() && !self.is_offline);
         if let Some(version) = version.filter(is_known)
