@@ -69,6 +69,7 @@ readonly tarfs_packages=(
     'nginx-dying-mirror nginx-light'
     'nginx-slice-cache nginx-light'
     'nginx-secure-link nginx-light'
+    'nginx-uploads nginx-light'
 )
 
 # The names of the set-ups that curl can read, and of those that only tarfs can read.
@@ -314,6 +315,15 @@ setup_nginx_secure_link() {
     server_link=$server_dir/link
     sign_link 600
     tarfs_flags=(--header "@$server_link")
+}
+
+# Takes uploads, of clients with a token.
+setup_nginx_uploads() {
+    # shellcheck disable=SC2016 # The dollar is nginx'.
+    run_nginx "$port" 'dav_methods PUT; client_max_body_size 1g;
+        if ($http_authorization != "Bearer token0123456789") { return 403; }'
+    echo 'Authorization: Bearer token0123456789' >"$server_dir/token"
+    tarfs_flags=(--header "@$server_dir/token")
 }
 
 # Writes headers for the archive into server_link that expire in $1 seconds.
