@@ -300,7 +300,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
             return;
         };
         let reason = error_chain(&*failure);
-        tracing::error!(path = self.path(id), reason, "cannot scan the archive");
+        tracing::error!(path = self.path(id), reason, "cannot open the archive");
         // Under the same lock, because another thread may open it again.
         managed.phase = Phase::Failed(Instant::now(), reason);
         drop(all);
