@@ -201,6 +201,54 @@ fn mount_leaks_no_secrets() {
 }
 
 #[test]
+fn mount_with_netrc_mirror_and_proxy_leaks_no_secrets() {
+    let place = Place::start();
+    let private = tempfile::tempdir().expect("a directory");
+    let netrc = private.path().join("netrc");
+    fs::write(&netrc, "machine 127.0.0.1 login me password hunter2-pass").expect("written");
+    let packed = Packing::Gzip.pack(&Tree::mixed().tar);
+    let resource = Resource::new(packed).etag("\"1\"");
+    place.server.route("/netrc", move |request| {
+        if request.header("authorization") == Some(AUTHORIZATION) {
+            resource.answer(request)
+        } else {
+            Response::new(401)
+        }
+    });
+    let url = place.server.url("/netrc");
+    let mirror = place.server.url("/netrc?token=hunter2-mirror");
+    let lost = place.server.url("/netrc/lost?token=hunter2-lost");
+    let words = [
+        "mount",
+        "--wait-index",
+        "--log-file",
+        "log",
+        "--via",
+        "http://me:hunter2-via@127.0.0.1:1/",
+        "--mirror-url",
+        &mirror,
+        "--mirror-url",
+        &lost,
+        &url,
+        "mnt",
+    ];
+    let mut command = place.command(&words);
+    let output = command.env("TARFS_LOG", "trace").env("NETRC", &netrc);
+    let output = output.output().expect("started");
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    text_without_secrets("mount", &output);
+    for (name, content) in &Tree::mixed().files {
+        let read = fs::read(place.path("mnt").join(name)).expect("readable");
+        assert!(read == *content, "{name}");
+    }
+    place.succeeds(&["status", "--json"]);
+    place.succeeds(&["umount", "mnt"]);
+    let log = fs::read_to_string(place.path("log")).expect("written");
+    assert!(log.contains(" unmounted"), "{log}");
+    search_for_secrets(place.root(), &mut 0);
+}
+
+#[test]
 fn mount_of_s3_object_leaks_no_keys() {
     let server = Server::start();
     let tar = Archive::new().file("large", random_bytes(20 << 20)).end();
