@@ -135,13 +135,17 @@ fn stream_continues_at_a_mirror_when_source_fails() {
         Fault::Stall(1000),
         Fault::Status(503),
     ] {
-        let mirrored = Mirrored::new(["\"1\"", "\"2\""], [fault.clone(), NO_FAULT]);
-        let source = mirrored.open();
-        mirrored.wait_for_mirror(true);
-        mirrored.source.set_faulty(true);
-        mirrored.assert_streams(&source);
-        assert!(mirrored.stats.source_mirror_switches.get() > 0, "{fault:?}");
-        assert_eq!(mirrored.stats.source_rejected_mirrors.get(), 0);
+        // On a busy machine the mirror may serve all of a stream from the start.
+        let has_switched = (0..10).any(|_| {
+            let mirrored = Mirrored::new(["\"1\"", "\"2\""], [fault.clone(), NO_FAULT]);
+            let source = mirrored.open();
+            mirrored.wait_for_mirror(true);
+            mirrored.source.set_faulty(true);
+            mirrored.assert_streams(&source);
+            assert_eq!(mirrored.stats.source_rejected_mirrors.get(), 0);
+            mirrored.stats.source_mirror_switches.get() > 0
+        });
+        assert!(has_switched, "{fault:?}");
     }
 }
 
