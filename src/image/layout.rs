@@ -187,8 +187,10 @@ impl Layout {
         let bytes = match read {
             Ok(bytes) => bytes,
             Err(error) => {
-                let saved = Some(()).filter(|()| is_unreachable(&error));
-                let saved = saved.and_then(|()| self.saved_document(name));
+                if !is_unreachable(&error) {
+                    return Err(self.error(MANIFEST, error));
+                }
+                let saved = self.saved_document(name);
                 let saved = saved.ok_or_else(|| self.error(MANIFEST, error.clone()))?;
                 tracing::warn!(
                     "{error}: {}; using the manifest of the last use",

@@ -1,4 +1,5 @@
-//! Index files: found by locator, published by rename. Only this file of the index does I/O.
+//! Index files: found by locator, published by rename; and short documents about archives, found by name. Only this
+//! file of the index does I/O.
 //!
 //! Processes synchronize by flock(2). Users of a file, and the writer of one without a name yet, hold a
 //! shared lock; a process that removes it holds the exclusive lock. A process checks the name after locking,

@@ -25,7 +25,7 @@ const MAX_ESTARGZ_BYTES: u64 = 64 << 20;
 const MAX_TOC_BYTES: u64 = 256 << 20;
 
 impl Opener {
-    /// Opens the archive by its ztoc. `None` if there is none that can be used.
+    /// Opens the archive by its ztoc, or else by its eStargz TOC. `None` if neither can be used.
     pub(super) fn open_imported_index(&self, published: &PublishedIndex) -> Option<Reader> {
         let scan = &self.options.scan;
         // No table of contents describes the archive as it is with these options.

@@ -1,4 +1,5 @@
-//! The files of a published index whose headers were compared with the archive.
+//! The files of a published index whose headers were compared with the archive, and the copy of that index in the
+//! cache, which lasts only while all of them match.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

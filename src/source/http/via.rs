@@ -13,7 +13,8 @@ use crate::source::retry::FailureBlock;
 /// Timeout for an answer of the proxy, which may have to ask the origin.
 pub(super) const VIA_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Parameters that a proxy does not get either, although they are shown to the user and may be part of a version.
+/// Names of parameters that a proxy does not get either. The list of secret parameters lacks them, because locators of
+/// saved indexes depend on that list.
 const CREDENTIAL_NAMES: [&str; 10] = [
     "jwt",
     "verify",
