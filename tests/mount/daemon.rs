@@ -68,6 +68,16 @@ impl Place {
         (pid, pidfd_open(pid, PidfdFlags::empty()).expect("running"))
     }
 
+    /// The processes that serve mounts.
+    fn servers(&self) -> Vec<Pid> {
+        let output = self.verb("status").arg("--json").output();
+        let text = String::from_utf8(output.expect("started").stdout).expect("UTF-8");
+        let statuses = text.lines().map(serde_json::from_str);
+        statuses
+            .map(|status| pid_of(&status.expect("a status")).expect("a number"))
+            .collect()
+    }
+
     fn is_answering(&self) -> bool {
         let output = self.verb("status").arg(self.path("mnt")).output();
         output.expect("started").status.success()
@@ -185,6 +195,8 @@ fn daemon_keeps_serving_mount_below_another() {
     assert!(covered.expect("started").success());
     kill_process(lower, Signal::KILL).expect("running");
     assert!(process_exits(&process));
+    wait::wait_until("both mounts are served", || place.servers().len() == 2);
+    assert!(!place.servers().contains(&lower));
     for _ in 0..2 {
         assert!(place.path("mnt/file").exists());
         assert!(place.umount_with(&[]).status.success());

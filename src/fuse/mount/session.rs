@@ -395,6 +395,7 @@ impl Mount {
     }
 
     /// Waits until the mount answers, and returns its device number. A thread asks, because it could block.
+    /// A mount below another one is ready without an answer, because no path reaches it.
     fn wait_until_ready(&self, root: Option<OwnedFd>) -> Result<u64, MountError> {
         let (sender, answer) = mpsc::channel();
         let path = self.target.mountpoint.clone();
@@ -420,10 +421,22 @@ impl Mount {
             Ok(Err(error)) => MountError::System(error),
             Ok(Ok(_)) | Err(_) => MountError::NotReady,
         };
+        if self.is_covered() {
+            return Ok(own_device);
+        }
         // This ends the wait of the asking thread, even if the mount cannot be unmounted.
         unmount_or_force(&self.target);
         abort_connection(own_device);
         Err(error)
+    }
+
+    /// Whether it is mounted below another mount, which hides it from all paths.
+    fn is_covered(&self) -> bool {
+        let is_other =
+            |top: Option<TopMount>| top.is_some_and(|top| top.device != self.target.device);
+        self.target.namespace.is_none()
+            && mountinfo::top_mount(&self.target.mountpoint).is_ok_and(is_other)
+            && is_still_mounted(&self.target, self.connection.as_fd())
     }
 }
 
