@@ -55,7 +55,7 @@ impl OpenOptions {
     /// Creates resources for archives that share the memory of these options. Fails if the system cannot start a
     /// thread.
     pub(crate) fn create_resources(&self) -> io::Result<SharedResources> {
-        SharedResources::new(self.scan.memory, self.span_bytes())
+        SharedResources::new(self.scan.memory, self.span_bytes(), self.queue_bytes())
     }
 
     pub(super) fn queue_bytes(&self) -> u64 {

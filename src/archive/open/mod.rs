@@ -25,6 +25,7 @@ use super::live_index::{LiveIndex, WaitFor};
 use super::options::OpenOptions;
 use super::read::Reader;
 use super::read::disk_cache_policy::ScanDiskCache;
+use crate::base::buffer_pool::BufferPool;
 use crate::base::free_list::FreeList;
 use crate::base::stats::Stats;
 use crate::index::store::Store;
@@ -167,9 +168,12 @@ impl Opener {
             scan: options.scan.for_source(&*source),
             ..options.clone()
         };
-        let free_list = match &resources {
-            Some((resources, _)) => resources.free_list.clone(),
-            None => FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+        let (free_list, write_pool) = match &resources {
+            Some((resources, _)) => (resources.free_list.clone(), resources.write_pool.clone()),
+            None => (
+                FreeList::new(options.scan.memory / FREE_LIST_DIVISOR),
+                BufferPool::new(options.queue_bytes()),
+            ),
         };
         Self {
             locator: locator(&*source, &options),
@@ -180,6 +184,7 @@ impl Opener {
             stats: Arc::clone(stats),
             resources,
             free_list,
+            write_pool,
         }
     }
 
@@ -236,5 +241,30 @@ impl Opener {
             read_threads,
             reader,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemorySource;
+
+    #[test]
+    fn archives_with_shared_resources_queue_disk_writes_in_one_pool() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("a runtime");
+        let mut options = OpenOptions::default();
+        let queue_bytes = options.queue_bytes();
+        options.resources = Some(options.create_resources().expect("threads"));
+        // Each scan has half the memory.
+        options.scan.memory /= 2;
+        let source: Arc<dyn Source> = Arc::new(MemorySource::new("a.tar", &b""[..]));
+        let pools = [(); 2].map(|()| {
+            let source = Arc::clone(&source);
+            Opener::new(source, &options, runtime.handle(), &Arc::default()).write_pool
+        });
+        let _reserved = pools[0].reserve(queue_bytes).expect("open");
+        assert_eq!(pools[1].used_bytes(), queue_bytes);
+        assert_eq!(pools[1].budget(), queue_bytes);
     }
 }

@@ -41,6 +41,8 @@ pub(crate) struct Opener {
     /// Resources shared with other archives, and the number of this archive among them.
     pub(super) resources: Option<(SharedResources, u32)>,
     pub(super) free_list: FreeList,
+    /// Memory of queued disk writes.
+    pub(super) write_pool: BufferPool,
 }
 
 /// Builds the locator that ties saved state to this archive and these options.
@@ -243,7 +245,7 @@ impl Opener {
 
     fn disk_cache_options(&self) -> DiskCacheOptions {
         DiskCacheOptions {
-            queue_bytes: self.options.queue_bytes(),
+            write_pool: self.write_pool.clone(),
             is_only_copy: !self.has_byte_ranges(),
             free_list: self.free_list.clone(),
             stats: Arc::clone(&self.stats),

@@ -50,6 +50,8 @@ impl MemoryBudgets {
 pub struct SharedResources {
     pub(super) budgets: MemoryBudgets,
     pub(crate) free_list: FreeList,
+    /// Memory of the disk writes that the archives queue.
+    pub(super) write_pool: BufferPool,
     pub(crate) read_threads: Arc<ThreadPool>,
     /// Number of archives that were opened with them.
     opened: Arc<AtomicU32>,
@@ -58,10 +60,11 @@ pub struct SharedResources {
 impl SharedResources {
     /// Creates the resources of `memory`, as [`MemoryBudgets::new`] does. Fails if the system cannot start a
     /// thread.
-    pub(crate) fn new(memory: u64, span_bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(memory: u64, span_bytes: u64, queue_bytes: u64) -> io::Result<Self> {
         Ok(Self {
             budgets: MemoryBudgets::new(memory, span_bytes),
             free_list: FreeList::new(memory / FREE_LIST_DIVISOR),
+            write_pool: BufferPool::new(queue_bytes),
             read_threads: start_read_threads()?,
             opened: Arc::default(),
         })

@@ -7,6 +7,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -153,6 +154,20 @@ impl BufferPool {
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, Closed> {
         let mut state = self.wait_for(bytes)?;
         Ok(self.reserve_now(&mut state, bytes))
+    }
+
+    /// As [`BufferPool::reserve`], but returns `None` if the wait takes longer than `timeout`.
+    pub(crate) fn reserve_within(&self, bytes: u64, timeout: Duration) -> Option<Reservation> {
+        let start = Instant::now();
+        let mut state = self.shared.state.lock();
+        while !self.shared.can_acquire(&state, bytes) {
+            let left = timeout.saturating_sub(start.elapsed());
+            if state.is_closed || left.is_zero() {
+                return None;
+            }
+            (state, _) = self.shared.released.wait_timeout(state, left);
+        }
+        Some(self.reserve_now(&mut state, bytes))
     }
 
     /// Fails every current and later wait for memory. Acquired buffers stay valid.

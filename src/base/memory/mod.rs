@@ -7,7 +7,7 @@
 //! | packed buffers of the scan | 1/4 | a [`BufferPool`](buffer_pool::BufferPool) |
 //! | plain buffers of the scan | 1/4 | a [`BufferPool`](buffer_pool::BufferPool) |
 //! | span cache | 3/8, with a disk cache 5/16 | a [`Reclaim`](reclaim::Reclaim) |
-//! | write queue of the disk cache | 1/16 if there is one | the queue itself |
+//! | write queues of disk caches | 1/16 if there are any | a [`BufferPool`](buffer_pool::BufferPool) |
 //! | idle memory of spans | 1/8 | a [`FreeList`](free_list::FreeList) |
 //!
 //! After the scan, reads that decode have its half as one pool. During the scan they have 1/8, besides these

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Plain};
 use crate::base::free_list::FreeList;
 use crate::base::random_reads::Wait;
@@ -41,8 +42,8 @@ pub struct DiskCache {
 /// Options of a disk cache.
 #[derive(Clone, Debug)]
 pub struct DiskCacheOptions {
-    /// Maximum number of queued bytes.
-    pub queue_bytes: u64,
+    /// Memory for queued spans, which several disk caches may share.
+    pub write_pool: BufferPool,
     /// Whether the bytes cannot be fetched again. Then no part is evicted while the cache is in use.
     pub is_only_copy: bool,
     /// Supplies the memory for reads.
@@ -147,7 +148,7 @@ impl DiskCache {
         };
         let shared = Arc::new(Shared {
             cache_dir,
-            queue: WriteQueue::new(options.queue_bytes),
+            queue: WriteQueue::new(options.write_pool.clone()),
             options,
             current: Mutex::new(CurrentFile {
                 file: Arc::new(file.map_err(failed)?),
@@ -215,7 +216,7 @@ impl DiskCache {
         skipped.drain(..taken).collect()
     }
 
-    /// Whether queued spans fill more than half of the queue.
+    /// Whether queued spans fill more than half of their memory.
     pub fn is_busy(&self) -> bool {
         self.shared.queue.is_half_full()
     }
@@ -308,7 +309,7 @@ impl DiskCache {
     /// Whether the disk holds `bytes`, the whole archive's size, but for at most a full queue.
     pub fn has_at_least(&self, bytes: u64) -> bool {
         let held_bytes = self.shared.current.lock().file.held_bytes();
-        held_bytes.saturating_add(self.shared.options.queue_bytes) >= bytes
+        held_bytes.saturating_add(self.shared.options.write_pool.budget()) >= bytes
     }
 
     /// Returns the disk usage.
@@ -529,7 +530,7 @@ mod tests {
 
     fn options() -> DiskCacheOptions {
         DiskCacheOptions {
-            queue_bytes: 4 << 20,
+            write_pool: BufferPool::new(4 << 20),
             is_only_copy: false,
             free_list: FreeList::new(0),
             stats: Arc::default(),
@@ -769,6 +770,35 @@ mod tests {
         want(&cache, 2..4);
         drop(cache);
         assert_eq!(kept(&open(&cache_dir, "a")), [2, 3]);
+    }
+
+    #[test]
+    fn disk_caches_share_the_memory_of_queued_spans() {
+        let directory = directory();
+        let cache_dir = cache_dir(directory.path(), 100);
+        let options = DiskCacheOptions {
+            write_pool: BufferPool::new(4 * SPAN),
+            ..options()
+        };
+        let open = |content| DiskCache::open(cache_dir.clone(), content, options.clone());
+        let caches = ["a", "b"].map(|content| open(content).expect("a disk cache"));
+        let lock = cache_dir.lock_for_write().expect("no one writes");
+        for number in 0..3 {
+            for cache in &caches {
+                cache.insert(extent(number), bytes(number), QueueTimeout::NoWait);
+            }
+        }
+        assert_eq!(options.write_pool.used_bytes(), 4 * SPAN);
+        assert_eq!(options.stats.disk_cache_skipped_spans.get(), 2);
+        drop(lock);
+        for cache in &caches {
+            cache.flush();
+            cache.insert(extent(2), bytes(2), QueueTimeout::Never);
+            cache.flush();
+            assert_eq!(kept(cache), [0, 1, 2]);
+        }
+        drop(caches);
+        assert_eq!(options.write_pool.used_bytes(), 0);
     }
 
     #[test]

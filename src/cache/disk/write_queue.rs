@@ -1,17 +1,20 @@
-//! Queue of spans to be written to a disk cache, bounded in bytes.
+//! Queue of spans to be written to a disk cache. All queues of a mount share one limit in bytes.
 
 use std::collections::VecDeque;
 use std::mem;
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::base::buffer_pool::{BufferPool, Reservation};
 use crate::base::extent::{Extent, Plain};
-use crate::base::sync::{Condvar, Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex};
 
 #[derive(Debug)]
 pub(super) struct WriteQueue {
-    limit_bytes: u64,
+    /// Memory of the queued items of all queues that have this pool.
+    pool: BufferPool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -23,6 +26,8 @@ pub(super) struct PendingWrite {
     pub(super) may_evict: bool,
     /// Whether it was skipped before.
     pub(super) is_retry: bool,
+    /// Memory of a queued item.
+    pub(super) reserved: Option<Arc<Reservation>>,
 }
 
 impl PendingWrite {
@@ -32,6 +37,7 @@ impl PendingWrite {
             bytes,
             may_evict: false,
             is_retry: false,
+            reserved: None,
         }
     }
 }
@@ -55,64 +61,48 @@ const SHORT_TIMEOUT: Duration = Duration::from_secs(1);
 struct State {
     waiting: VecDeque<PendingWrite>,
     writing: Option<PendingWrite>,
-    /// Bytes queued and being written.
-    bytes: u64,
     /// Whether a push timed out, and none succeeded since.
     is_slow: bool,
     is_closed: bool,
 }
 
 impl WriteQueue {
-    /// Creates a queue of `limit_bytes`, or of a single longer item.
-    pub(super) fn new(limit_bytes: u64) -> Self {
+    /// Creates a queue of items that fit in `pool`, or of a single longer one.
+    pub(super) fn new(pool: BufferPool) -> Self {
         Self {
-            limit_bytes,
+            pool,
             state: Mutex::default(),
             changed: Condvar::default(),
         }
     }
 
     /// Queues `item`; false if there is no room within the timeout.
-    pub(super) fn push(&self, item: PendingWrite, timeout: QueueTimeout) -> bool {
+    pub(super) fn push(&self, mut item: PendingWrite, timeout: QueueTimeout) -> bool {
+        let timeout = match timeout {
+            QueueTimeout::NoWait => Duration::ZERO,
+            QueueTimeout::UpTo(limit) => limit,
+            QueueTimeout::Short if self.state.lock().is_slow => Duration::ZERO,
+            QueueTimeout::Short => SHORT_TIMEOUT,
+            QueueTimeout::Never => Duration::MAX,
+        };
+        // Without the lock, because the writer needs it to free room.
         let len = item.bytes.len() as u64;
-        let mut state = self.wait_for_capacity(len, timeout);
-        if state.is_closed || !self.has_capacity(&state, len) {
+        let reserved = self.pool.reserve_within(len, timeout).map(Arc::new);
+        let mut state = self.state.lock();
+        if reserved.is_none() || state.is_closed {
+            state.is_slow |= !timeout.is_zero();
             return false;
         }
+        item.reserved = reserved;
         state.is_slow = false;
-        state.bytes += len;
         state.waiting.push_back(item);
         drop(state);
         self.changed.notify_all();
         true
     }
 
-    fn has_capacity(&self, state: &State, len: u64) -> bool {
-        state.bytes == 0 || state.bytes + len <= self.limit_bytes
-    }
-
-    fn wait_for_capacity(&self, len: u64, timeout: QueueTimeout) -> MutexGuard<'_, State> {
-        let start = Instant::now();
-        let mut state = self.state.lock();
-        while !state.is_closed && !self.has_capacity(&state, len) {
-            let left = match timeout {
-                QueueTimeout::NoWait => return state,
-                QueueTimeout::UpTo(limit) => limit.saturating_sub(start.elapsed()),
-                QueueTimeout::Short if state.is_slow => return state,
-                QueueTimeout::Short => SHORT_TIMEOUT.saturating_sub(start.elapsed()),
-                QueueTimeout::Never => SHORT_TIMEOUT,
-            };
-            if left.is_zero() {
-                state.is_slow = true;
-                return state;
-            }
-            (state, _) = self.changed.wait_timeout(state, left);
-        }
-        state
-    }
-
     pub(super) fn is_half_full(&self) -> bool {
-        self.state.lock().bytes > self.limit_bytes / 2
+        self.pool.used_bytes() > self.pool.budget() / 2
     }
 
     pub(super) fn has_backlog(&self) -> bool {
@@ -123,8 +113,7 @@ impl WriteQueue {
     pub(super) fn next(&self) -> Option<PendingWrite> {
         let mut state = self.state.lock();
         loop {
-            if let Some(done) = state.writing.take() {
-                state.bytes -= done.bytes.len() as u64;
+            if state.writing.take().is_some() {
                 self.changed.notify_all();
             }
             if let Some(item) = state.waiting.pop_front() {
@@ -157,15 +146,13 @@ impl WriteQueue {
     pub(super) fn cancel_waiting(&self) -> VecDeque<PendingWrite> {
         let mut state = self.state.lock();
         let cancelled = mem::take(&mut state.waiting);
-        let bytes = cancelled.iter().map(|item| item.bytes.len() as u64);
-        state.bytes -= bytes.sum::<u64>();
         self.changed.notify_all();
         cancelled
     }
 
     pub(super) fn wait_until_empty(&self) {
         let mut state = self.state.lock();
-        while state.bytes > 0 {
+        while !state.waiting.is_empty() || state.writing.is_some() {
             state = self.changed.wait(state);
         }
     }
@@ -178,6 +165,8 @@ impl WriteQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn item(start: u64, len: usize) -> PendingWrite {
@@ -187,7 +176,7 @@ mod tests {
 
     #[test]
     fn write_queue_accepts_its_limit_or_one_longer_item() {
-        let queue = WriteQueue::new(10);
+        let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(0, 6), QueueTimeout::NoWait));
         assert!(!queue.push(item(6, 5), QueueTimeout::NoWait));
         assert!(queue.push(item(6, 4), QueueTimeout::NoWait));
@@ -205,13 +194,13 @@ mod tests {
         assert!(queue.find(item(6, 4).extent).is_none());
         assert!(!queue.push(item(20, 1), QueueTimeout::Never), "closed");
 
-        let queue = WriteQueue::new(10);
+        let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(20, 100), QueueTimeout::NoWait));
     }
 
     #[test]
     fn push_waits_for_capacity_until_its_timeout() {
-        let queue = WriteQueue::new(10);
+        let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(0, 10), QueueTimeout::NoWait));
         let (limit, start) = (Duration::from_millis(20), Instant::now());
         assert!(!queue.push(item(10, 10), QueueTimeout::UpTo(limit)));
@@ -233,12 +222,13 @@ mod tests {
 
     #[test]
     fn cancelled_items_free_capacity_except_the_one_being_written() {
-        let queue = WriteQueue::new(10);
+        let queue = WriteQueue::new(BufferPool::new(10));
         for start in [0, 5] {
             assert!(queue.push(item(start, 5), QueueTimeout::NoWait));
         }
         assert!(queue.next().is_some());
         assert_eq!(queue.cancel_waiting().len(), 1);
+        assert_eq!(queue.pool.used_bytes(), 5);
         assert!(queue.find(item(0, 5).extent).is_some());
         assert!(queue.find(item(5, 5).extent).is_none());
         assert!(!queue.push(item(20, 6), QueueTimeout::NoWait));
@@ -247,7 +237,7 @@ mod tests {
 
     #[test]
     fn timed_out_push_does_not_wait_again_until_there_is_capacity() {
-        let queue = WriteQueue::new(10);
+        let queue = WriteQueue::new(BufferPool::new(10));
         assert!(queue.push(item(0, 10), QueueTimeout::Short));
         assert!(!queue.push(item(10, 10), QueueTimeout::Short));
         assert!(queue.state.lock().is_slow);
@@ -258,7 +248,7 @@ mod tests {
             assert!(queue.push(item(10, 10), QueueTimeout::Never));
             assert!(!queue.state.lock().is_slow);
             queue.wait_until_empty();
-            assert_eq!(queue.state.lock().bytes, 0);
+            assert_eq!(queue.pool.used_bytes(), 0);
             queue.close();
             assert_eq!(writer.join().ok(), Some(true));
         });

@@ -20,6 +20,7 @@ use tarfs::archive::{
 use tarfs::codec::{Compression, SeekPoint};
 use tarfs::index::store::Store;
 use tarfs::index::{BlockHasher, Builder, Ino, Locator, Options, Origin, block_len};
+use tarfs::internal::buffer_pool::BufferPool;
 use tarfs::internal::free_list::FreeList;
 use tarfs::internal::span_hash::SpanHasher;
 use tarfs::internal::{DiskCache, DiskCacheDir, DiskCacheOptions, QueueTimeout};
@@ -409,7 +410,7 @@ fn access_directly(place: &Place, knobs: Knobs) {
         }
     }
     let options = DiskCacheOptions {
-        queue_bytes: 1 << 20,
+        write_pool: BufferPool::new(1 << 20),
         is_only_copy: knobs.flag(6),
         free_list: FreeList::new(0),
         stats: Arc::default(),
