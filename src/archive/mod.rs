@@ -77,7 +77,10 @@ impl Drop for Archive {
     fn drop(&mut self) {
         if !self.has_shared_read_threads || Arc::strong_count(&self.read_threads) == 1 {
             self.close();
-        } else if let Some(background_scan) = &self.background_scan {
+            return;
+        }
+        self.reader.cancel();
+        if let Some(background_scan) = &self.background_scan {
             background_scan.cancel();
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
+use tokio::sync::watch;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::stragglers::{CHECK_INTERVAL, HEDGE_FACTOR, MIN_HEDGE_DELAY};
@@ -13,7 +14,7 @@ use crate::base::buffer_pool::BufferPool;
 use crate::base::extent::{Extent, Packed};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
-use crate::source::{Error, ReadHandle, Source};
+use crate::source::{Cause, Error, ReadHandle, Source};
 
 const MIN_LATENCY_SAMPLES: usize = 3;
 const MAX_LATENCY_SAMPLES: usize = 16;
@@ -31,6 +32,7 @@ pub struct RangeReader {
     hedge_pool: BufferPool,
     latency_stats: Mutex<LatencyStats>,
     stats: Arc<Stats>,
+    is_closed: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -60,26 +62,56 @@ impl RangeReader {
             hedge_pool,
             latency_stats: Mutex::default(),
             stats,
+            is_closed: watch::Sender::new(false),
         }
     }
 
-    /// As [`read`](super::read), with a hedge if the source is remote.
+    /// Ends all reads with an error, now and later.
+    pub fn close(&self) {
+        self.is_closed.send_replace(true);
+    }
+
+    /// As [`read`](super::read), until it is closed.
+    ///
+    /// # Errors
+    /// If the source cannot be read there.
+    pub fn read_unhedged(&self, extent: Extent<Packed>, pool: &BufferPool) -> Result<Bytes, Error> {
+        let buffer = super::acquire_buffer(&self.source, pool, extent)?;
+        self.block_on(self.source.read_at(extent.start(), buffer))
+    }
+
+    fn block_on(
+        &self,
+        reading: impl Future<Output = Result<Bytes, Error>>,
+    ) -> Result<Bytes, Error> {
+        let mut is_closed = self.is_closed.subscribe();
+        super::block_on_read(&self.handle, &self.source, async {
+            tokio::select! {
+                biased;
+                _ = is_closed.wait_for(|is_closed| *is_closed) => {
+                    Err(Error::new(self.source.location(), Cause::Cancelled))
+                }
+                result = reading => result,
+            }
+        })
+    }
+
+    /// As [`RangeReader::read_unhedged`], with a hedge if the source is remote.
     ///
     /// # Errors
     /// If the source cannot be read there.
     pub fn read(&self, extent: Extent<Packed>, pool: &BufferPool) -> Result<Bytes, Error> {
+        if !self.source.is_remote() {
+            return self.read_unhedged(extent, pool);
+        }
         let buffer = super::acquire_buffer(&self.source, pool, extent)?;
         let len = buffer.len();
-        if !self.source.is_remote() {
-            let reading = self.source.read_at(extent.start(), buffer);
-            return super::block_on_read(&self.handle, &self.source, reading);
-        }
         self.latency_stats.lock().reads += 1;
         let read_handle = ReadHandle::default();
         let first = self
             .source
             .read_with_handle(extent.start(), buffer, &read_handle);
-        let result = super::block_on_read(&self.handle, &self.source, async {
+        let result = self.block_on(async {
             tokio::select! {
                 biased;
                 result = first => result,

@@ -33,6 +33,9 @@ const MAX_OPEN_ARCHIVES: usize = 32;
 /// Time for which an archive that could not be opened or scanned fails without another attempt.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
 
+/// Time for which an opening waits until others are closed for it. Their last disk writes may take longer.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Maximum number of archives whose errors the status shows.
 const MAX_NAMED_FAILURES: usize = 10;
 
@@ -62,8 +65,8 @@ pub(super) struct Archives<T> {
     managed: Mutex<HashMap<u32, ManagedArchive<T>>>,
     /// Each thread scans one archive at a time, and waits for the end.
     scanners: ThreadPool,
-    /// Closes at the end, which ends the thread.
-    idle_watch: OnceLock<(Sender<()>, Thread<()>)>,
+    /// The thread that closes archives, and the openings that need room. The channel closes at the end.
+    idle_watch: OnceLock<(Sender<Sender<()>>, Thread<()>)>,
 }
 
 struct ManagedArchive<T> {
@@ -126,16 +129,20 @@ impl<T: Send + Sync + 'static> Archives<T> {
             idle_watch: OnceLock::new(),
             directory,
         });
-        let (end, ended) = channel();
+        let (openings, waiting) = channel();
         let watched = Arc::downgrade(&archives);
         let thread = Thread::spawn("tarfs-idle", move || {
-            while ended.recv_timeout(idle_timeout / 4) == Err(RecvTimeoutError::Timeout) {
+            loop {
+                let opening = waiting.recv_timeout(idle_timeout / 4);
+                if matches!(opening, Err(RecvTimeoutError::Disconnected)) {
+                    break;
+                }
                 if let Some(archives) = watched.upgrade() {
-                    archives.close_unused(false);
+                    archives.close_unused(opening.is_ok());
                 }
             }
         })?;
-        archives.idle_watch.get_or_init(|| (end, thread));
+        archives.idle_watch.get_or_init(|| (openings, thread));
         Ok(archives)
     }
 
@@ -200,7 +207,7 @@ impl<T: Send + Sync + 'static> Archives<T> {
         if !self.managed.lock().get(&id).is_some_and(phase_is_opening) {
             return;
         }
-        self.close_unused(true);
+        self.make_room();
         let opened = self.directory.open(&self.path(id));
         let opened = opened.and_then(|found| found.or_else(|scan| self.scan(id, scan)));
         match opened {
@@ -306,6 +313,16 @@ impl<T: Send + Sync + 'static> Archives<T> {
         drop(all);
         drop(archives);
         self.drop_closed(open);
+    }
+
+    /// Waits until archives are closed for another one, but not for a closing that takes long.
+    fn make_room(&self) {
+        if let Some((openings, _)) = self.idle_watch.get() {
+            let (opening, closed) = channel();
+            openings.send(opening).unwrap_or_default();
+            // The thread drops its end.
+            closed.recv_timeout(CLOSE_TIMEOUT).unwrap_or_default();
+        }
     }
 
     /// Closes idle archives. If another one `needs_room`, also those that are not in use while too many are open,

@@ -78,7 +78,7 @@ impl FillWorkers {
                         let mut rate = rate.lock();
                         rate.spend(since.elapsed(), batch.packed.len());
                     }
-                    let Ok(reserved) = reader.reserve_batch(&batch, 2) else {
+                    let Some(reserved) = reader.reserve_batch(&batch, 2) else {
                         return;
                     };
                     match reader.fetch_batch(&batch) {

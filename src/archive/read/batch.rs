@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -12,7 +13,7 @@ use super::single_flight::Claim;
 use super::window_layout::{Layout, WindowClaim};
 use super::windows::{MissingWindows, packed_extent};
 use crate::archive::error::ReadError;
-use crate::base::buffer_pool::{Closed, Reservation};
+use crate::base::buffer_pool::Reservation;
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::thread_pool::ThreadPool;
 use crate::cache::QueueTimeout;
@@ -24,6 +25,9 @@ use crate::source::Access;
 const MAX_REQUEST_BYTES: u64 = 8 << 20;
 
 const MAX_REQUEST_SPANS: usize = 8;
+
+/// Interval at which a wait for memory checks whether the archive is closed.
+const RESERVE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 pub(crate) struct Batch {
@@ -207,17 +211,19 @@ impl Reader {
         Ok(())
     }
 
-    /// As [`BufferPool::reserve`], for the memory to fetch and decode `batch` with `threads`.
-    pub(crate) fn reserve_batch(
-        &self,
-        batch: &Batch,
-        threads: usize,
-    ) -> Result<Reservation, Closed> {
+    /// Waits for the memory to fetch and decode `batch` with `threads`; returns `None` if the archive is closed.
+    pub(crate) fn reserve_batch(&self, batch: &Batch, threads: usize) -> Option<Reservation> {
         let decoding = codec::read_pool_bytes(self.compression()) + codec::seek_point::MAX_SPAN_LEN;
         let threads = batch.ranges.len().min(threads) as u64;
         let request = self.request(batch.packed);
         let fetched = request.map_or(batch.packed.len(), |request| request.buffer_bytes());
-        self.budget.reserve(fetched + threads * decoding)
+        let bytes = fetched + threads * decoding;
+        let mut reserved = None;
+        // Other archives, which may be stalled, share the memory.
+        while reserved.is_none() && !self.is_closed.load(Ordering::Relaxed) {
+            reserved = self.budget.reserve_within(bytes, RESERVE_POLL_INTERVAL);
+        }
+        reserved
     }
 }
 

@@ -98,6 +98,13 @@ impl Reader {
         self.broker.close();
     }
 
+    /// Ends prefetch and all fetches at once, and reads at their next span. The memory stays open to other archives.
+    pub(crate) fn cancel(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        self.read_priority.close();
+        self.reads.close();
+    }
+
     /// As [`crate::archive::Volume::try_read`].
     pub(crate) fn try_read(
         &self,

@@ -126,7 +126,7 @@ impl Reader {
         let pool = BufferPool::with_free_list(extent.len(), self.free_list.clone());
         let bytes = match mode {
             FetchMode::Normal => self.reads.read(extent, &pool)?,
-            FetchMode::Background => fetch::read(&self.network, &self.source, extent, &pool)?,
+            FetchMode::Background => self.reads.read_unhedged(extent, &pool)?,
             FetchMode::Refetch => fetch::read_uncached(&self.network, &self.source, extent, &pool)?,
         };
         match self.mismatch(&requested.blocks, &bytes) {
