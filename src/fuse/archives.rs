@@ -230,8 +230,11 @@ impl<T: Send + Sync + 'static> Archives<T> {
         self.scanners.submit(move || {
             let (end, ended) = channel::<()>();
             let result = scan();
-            if let Ok(archive) = &result {
-                archive.on_available(WaitFor::End, Callback::new(move || drop(end)));
+            match &result {
+                Ok(archive) => {
+                    archive.on_available(WaitFor::End, Callback::new(move || drop(end)));
+                }
+                Err(_) => drop(end),
             }
             sender.send(result).unwrap_or_default();
             // The channel only closes.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -157,6 +157,27 @@ fn broken_archive_of_a_directory_fails_alone() {
             .expect("a log")
             .contains("broken.tar")
     );
+}
+
+/// More broken archives than are scanned at once.
+#[test]
+fn broken_archives_do_not_block_other_archives() {
+    let place = place();
+    let broken: Vec<_> = (0..5).map(|number| format!("broken{number}.tar")).collect();
+    for name in &broken {
+        place.put(format!("top/{name}"), vec![7; 100_000]);
+    }
+    mount(&place, &[]);
+    let paths: Vec<_> = broken.iter().map(|name| place.mounted(name)).collect();
+    let path = place.mounted("a.tar/a");
+    let (failed, read) = wait::finish_in_time(move || {
+        let list = |path: &PathBuf| fs::read_dir(path).and_then(|mut list| list.next().transpose());
+        let failed = paths.iter().filter(|path| list(path).is_err()).count();
+        (failed, fs::read_to_string(path))
+    });
+    assert_eq!(failed, broken.len());
+    assert_eq!(read.expect("readable"), "a".repeat(300));
+    assert_eq!(place.counter("scans"), 6);
 }
 
 #[test]
