@@ -11,8 +11,17 @@ pub use crate::source::{ListedArchive, Listing};
 /// Why an archive of a directory cannot be opened.
 pub type DirectoryError = Box<dyn Error + Send + Sync>;
 
-/// Scans an archive. Returns when the first member is found.
-pub type ScanFn = Box<dyn FnOnce() -> Result<Arc<Archive>, DirectoryError> + Send>;
+/// Scans an archive with its share of the memory, or as a spare scan. Returns when the first member is found.
+pub type ScanFn = Box<dyn FnOnce(ScanTurn) -> Result<Arc<Archive>, DirectoryError> + Send>;
+
+/// Which memory a scan has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScanTurn {
+    /// An equal share of the memory for scans.
+    Regular,
+    /// The least memory of a scan, which the span cache lends.
+    Spare,
+}
 
 /// The archives of a place.
 pub trait ArchiveDirectory: Send + Sync + fmt::Debug {
@@ -25,8 +34,8 @@ pub trait ArchiveDirectory: Send + Sync + fmt::Debug {
     /// When the archive cannot be opened.
     fn open(&self, path: &str) -> Result<Result<Arc<Archive>, ScanFn>, DirectoryError>;
 
-    /// Number of archives that may be scanned at once.
-    fn max_scans(&self) -> usize;
+    /// Number of archives that may be scanned at once in turns of this kind.
+    fn max_scans(&self, turn: ScanTurn) -> usize;
 
     /// Whether the indexes of the open archives take more than half of their memory.
     fn is_index_memory_low(&self) -> bool;

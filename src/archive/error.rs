@@ -292,6 +292,15 @@ pub enum OpenError {
     Threads(#[source] std::io::Error),
 }
 
+impl OpenError {
+    /// Whether the scan failed because a decoder needs more memory.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Archive { error, .. }
+            if matches!(&**error, Error::Codec(error)
+                if matches!(error.cause, codec::Cause::MemoryLimit { .. })))
+    }
+}
+
 fn member_text(member: Option<&[u8]>) -> String {
     member.map_or_else(String::new, |name| {
         format!(": in member '{}'", name.escape_ascii())

@@ -44,7 +44,7 @@ impl OpenOptions {
     /// Memory for cached spans: three eighths, less the queue of disk writes. Half is for the scan, later for
     /// decoding reads; one eighth for the free list. Excludes allocator overhead and a span's memory beyond its
     /// length.
-    pub(super) fn span_bytes(&self) -> u64 {
+    pub(crate) fn span_bytes(&self) -> u64 {
         let span_bytes = self.scan.memory / 8 * 3;
         match self.disk_cache_dir() {
             Some(_) => span_bytes - self.queue_bytes(),

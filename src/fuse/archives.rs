@@ -19,8 +19,8 @@ use super::pending_replies::{FailReply, WaitError, WaitReason};
 use super::push::KernelCache;
 use super::state::FilesystemState;
 use super::subtree::Subtree;
-use crate::archive::directory::{ArchiveDirectory, DirectoryError, ScanFn};
-use crate::archive::{Archive, Callback, Volume, WaitFor};
+use crate::archive::directory::{ArchiveDirectory, DirectoryError, ScanFn, ScanTurn};
+use crate::archive::{Archive, Callback, OpenError, Volume, WaitFor};
 use crate::base::error_chain::error_chain;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
@@ -32,6 +32,9 @@ const MAX_OPEN_ARCHIVES: usize = 32;
 
 /// Time for which an archive that could not be opened or scanned fails without another attempt.
 const REOPEN_DELAY: Duration = Duration::from_secs(10);
+
+/// Time after which an archive whose scan has not begun may be scanned in a spare turn.
+const SPARE_TURN_DELAY: Duration = Duration::from_secs(2);
 
 /// Time for which an opening waits until others are closed for it. Their last disk writes may take longer.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -64,7 +67,7 @@ pub(super) struct Archives<T> {
     /// The archives that were opened at least once.
     managed: Mutex<HashMap<u32, ManagedArchive<T>>>,
     /// Each thread scans one archive at a time, and waits for the end.
-    scanners: ThreadPool,
+    scanners: Vec<(ScanTurn, ThreadPool)>,
     /// The thread that closes archives, and the openings that need room. The channel closes at the end.
     idle_watch: OnceLock<(Sender<Sender<()>>, Thread<()>)>,
 }
@@ -119,13 +122,19 @@ impl<T: Send + Sync + 'static> Archives<T> {
         directory: Arc<dyn ArchiveDirectory>,
         idle_timeout: Duration,
     ) -> io::Result<Arc<Self>> {
+        let turns = [ScanTurn::Regular, ScanTurn::Spare].into_iter();
+        let turns = turns.filter(|turn| directory.max_scans(*turn) > 0);
+        let scanners = turns.map(|turn| {
+            let pool = ThreadPool::start("tarfs-scan", directory.max_scans(turn))?;
+            Ok((turn, pool))
+        });
         let archives = Arc::new(Self {
             listing,
             state,
             show,
             idle_timeout,
             managed: Mutex::default(),
-            scanners: ThreadPool::start("tarfs-scan", directory.max_scans())?,
+            scanners: scanners.collect::<io::Result<_>>()?,
             idle_watch: OnceLock::new(),
             directory,
         });
@@ -208,8 +217,19 @@ impl<T: Send + Sync + 'static> Archives<T> {
             return;
         }
         self.make_room();
-        let opened = self.directory.open(&self.path(id));
-        let opened = opened.and_then(|found| found.or_else(|scan| self.scan(id, scan)));
+        let open = |scanners| {
+            let found = self.directory.open(&self.path(id))?;
+            found.or_else(|scan| self.scan(id, scan, scanners))
+        };
+        let needs_more = |error: &DirectoryError| {
+            let error = error.downcast_ref();
+            error.is_some_and(OpenError::is_out_of_memory)
+        };
+        let mut opened = open(&self.scanners);
+        if self.scanners.len() > 1 && opened.as_ref().is_err_and(needs_more) {
+            // A regular turn has more memory than a spare one.
+            opened = open(self.scanners.get(..1).unwrap_or_default());
+        }
         match opened {
             Ok(archive) => self.publish(id, archive),
             Err(error) => self.fail(id, error_chain(&*error)),
@@ -223,26 +243,44 @@ impl<T: Send + Sync + 'static> Archives<T> {
         String::from_utf8_lossy(path.as_bytes()).into_owned()
     }
 
-    /// Scans archive `id` when memory is free for it. Returns when the first member is found.
-    fn scan(self: &Arc<Self>, id: u32, scan: ScanFn) -> Result<Arc<Archive>, DirectoryError> {
+    /// Scans archive `id` when it has its turn. Returns when the first member is found.
+    fn scan(
+        self: &Arc<Self>,
+        id: u32,
+        scan: ScanFn,
+        scanners: &[(ScanTurn, ThreadPool)],
+    ) -> Result<Arc<Archive>, DirectoryError> {
         let (sender, scanned) = channel();
-        let archives = Arc::downgrade(self);
-        self.scanners.submit(move || {
-            let (end, ended) = channel::<()>();
-            let result = scan();
-            match &result {
-                Ok(archive) => {
-                    archive.on_available(WaitFor::End, Callback::new(move || drop(end)));
+        // The first thread that is free takes it.
+        let unscanned = Arc::new(Mutex::new(Some((scan, sender))));
+        for (turn, scanners) in scanners {
+            let (archives, unscanned) = (Arc::downgrade(self), Arc::clone(&unscanned));
+            let turn = *turn;
+            scanners.submit(move || {
+                let Some((scan, sender)) = unscanned.lock().take() else {
+                    return;
+                };
+                let (end, ended) = channel::<()>();
+                let result = scan(turn);
+                match &result {
+                    Ok(archive) => {
+                        archive.on_available(WaitFor::End, Callback::new(move || drop(end)));
+                    }
+                    Err(_) => drop(end),
                 }
-                Err(_) => drop(end),
+                sender.send(result).unwrap_or_default();
+                // The channel only closes.
+                ended.recv().unwrap_or_default();
+                if let Some(archives) = archives.upgrade() {
+                    archives.check_scan(id);
+                }
+            });
+            match scanned.recv_timeout(SPARE_TURN_DELAY) {
+                Err(RecvTimeoutError::Timeout) => {}
+                result => return result?,
             }
-            sender.send(result).unwrap_or_default();
-            // The channel only closes.
-            ended.recv().unwrap_or_default();
-            if let Some(archives) = archives.upgrade() {
-                archives.check_scan(id);
-            }
-        });
+        }
+        drop(unscanned);
         scanned.recv()?
     }
 

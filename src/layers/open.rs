@@ -7,13 +7,10 @@ use tokio::runtime::Handle;
 use super::LayeredArchive;
 use super::merge::merge;
 use crate::archive::scan::{self, Digest};
-use crate::archive::{
-    Archive, Error, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume,
-};
+use crate::archive::{Archive, OpenError, OpenOptions, PublishedIndex, SharedResources, Volume};
 use crate::base::stats::Stats;
 use crate::base::sync::Mutex;
 use crate::base::thread::Thread;
-use crate::codec;
 use crate::index::published::{MissingRow, with_loading};
 use crate::index::{Index, MergeError, WhiteoutFormat};
 use crate::source::Source;
@@ -160,7 +157,8 @@ impl Opener {
         let mut layers = Vec::new();
         for (layer, result) in self.layers.iter().zip(result) {
             // Retries with all memory if the layer's decoder needs more than its share.
-            let needs_more = |result: &Result<_, _>| result.as_ref().is_err_and(is_out_of_memory);
+            let needs_more =
+                |result: &Result<_, _>| result.as_ref().is_err_and(OpenError::is_out_of_memory);
             let result = result.filter(|result| concurrency == 1 || !needs_more(result));
             let archive = result.unwrap_or_else(|| self.open(layer, options))?;
             layers.push(Arc::new(archive));
@@ -182,7 +180,7 @@ impl Opener {
             let result = self.open(layer, options);
             let mut queue = self.queue.lock();
             if let Err(error) = &result {
-                queue.has_failed |= !is_out_of_memory(error);
+                queue.has_failed |= !error.is_out_of_memory();
             }
             if let Some(slot) = queue.results.get_mut(usize::from(layer.0)) {
                 *slot = Some(result);
@@ -200,10 +198,4 @@ impl Opener {
         let source = Arc::clone(&layer.source);
         Archive::open_layer(source, &options, &self.network, &self.stats)
     }
-}
-
-fn is_out_of_memory(error: &OpenError) -> bool {
-    matches!(error, OpenError::Archive { error, .. }
-        if matches!(&**error, Error::Codec(error)
-            if matches!(error.cause, codec::Cause::MemoryLimit { .. })))
 }

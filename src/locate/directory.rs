@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::context::OpenContext;
 use super::error::Error;
 use super::spec::SourceSpec;
-use crate::archive::directory::{ArchiveDirectory, DirectoryError, Listing, ScanFn};
+use crate::archive::directory::{ArchiveDirectory, DirectoryError, Listing, ScanFn, ScanTurn};
 use crate::archive::{
     Archive, FindIndex, OpenOptions, PrefetchMode, PrefetchOptions, Volume, scan,
 };
@@ -18,6 +18,9 @@ use crate::tar::{Member, MemberKind, Timestamp};
 
 /// Maximum number of archives that are scanned at once. The scans share the memory.
 const MAX_SCANS: u64 = 2;
+
+/// Maximum number of spare scans. They leave the rest of the span cache to reads.
+const MAX_SPARE_SCANS: u64 = 2;
 
 /// Maximum number of archives, and of the directories that their paths imply.
 const MAX_TREE_ENTRIES: u32 = 1 << 20;
@@ -32,6 +35,7 @@ pub struct SourceArchives {
     pub root: Arc<Archive>,
     prefetch: PrefetchMode,
     max_scans: u64,
+    max_spare_scans: u64,
 }
 
 impl SourceSpec {
@@ -64,6 +68,7 @@ impl OpenContext {
         let options = &mut context.archive;
         options.resources = Some(options.create_resources().map_err(Error::Threads)?);
         let max_scans = (options.scan.memory / 2 / scan::MIN_MEMORY).clamp(1, MAX_SCANS);
+        let max_spare_scans = options.span_bytes() / scan::MIN_MEMORY;
         options.scan.memory /= max_scans;
         let listing = self.network.block_on(place.list())?;
         let mut builder = Builder::new(index::Options {
@@ -101,6 +106,7 @@ impl OpenContext {
             listing,
             prefetch,
             max_scans,
+            max_spare_scans: max_spare_scans.min(MAX_SPARE_SCANS),
         })
     }
 
@@ -161,12 +167,16 @@ impl ArchiveDirectory for SourceArchives {
         let stats = &context.source.stats;
         match Archive::open_indexed(source, &options, &context.network, stats)? {
             Ok(archive) => Ok(Ok(start(archive)?)),
-            Err(unscanned) => Ok(Err(Box::new(move || start(unscanned.scan()?)))),
+            Err(unscanned) => Ok(Err(Box::new(move |turn| start(unscanned.scan(turn)?)))),
         }
     }
 
-    fn max_scans(&self) -> usize {
-        usize::try_from(self.max_scans).unwrap_or(1)
+    fn max_scans(&self, turn: ScanTurn) -> usize {
+        let scans = match turn {
+            ScanTurn::Regular => self.max_scans,
+            ScanTurn::Spare => self.max_spare_scans,
+        };
+        usize::try_from(scans).unwrap_or(1)
     }
 
     fn is_index_memory_low(&self) -> bool {

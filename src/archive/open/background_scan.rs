@@ -115,7 +115,7 @@ impl ScanThread {
         // During the scan, reads have less memory. If memory is small, cached spans have less, too.
         let lendable = reader.budget.reclaimable_bytes().min(scan_memory);
         let reads = borrow_memory(reader.budget.clone(), lendable);
-        let lent = scan_memory - options.half_memory();
+        let lent = scan_memory.saturating_sub(options.scan.memory / 2);
         let spans = borrow_memory(reader.span_cache.clone(), lent);
         let mut sink = self.index_sink(disk_cache_writer);
         let scan_options = scan::Options {

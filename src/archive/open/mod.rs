@@ -20,6 +20,7 @@ use self::background_scan::BackgroundScan;
 use self::opener::{Opener, locator};
 use self::resources::FREE_LIST_DIVISOR;
 use super::Archive;
+use super::directory::ScanTurn;
 use super::error::OpenError;
 use super::live_index::{LiveIndex, WaitFor};
 use super::options::OpenOptions;
@@ -84,7 +85,7 @@ impl Archive {
     ) -> Result<Self, OpenError> {
         match Self::open_indexed(source, options, network, stats)? {
             Ok(archive) => Ok(archive),
-            Err(unscanned) => unscanned.scan(),
+            Err(unscanned) => unscanned.scan(ScanTurn::Regular),
         }
     }
 
@@ -138,7 +139,11 @@ pub(crate) struct UnscannedArchive(Opener);
 
 impl UnscannedArchive {
     /// Returns the archive when the scan has found the first member, as [`Archive::open_early`] does.
-    pub(crate) fn scan(self) -> Result<Archive, OpenError> {
+    pub(crate) fn scan(mut self, turn: ScanTurn) -> Result<Archive, OpenError> {
+        if turn == ScanTurn::Spare {
+            // The scan borrows all that it needs.
+            self.0.options.scan.memory = 0;
+        }
         self.0.start_scan()
     }
 }
