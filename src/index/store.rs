@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use super::format::{self, Error as Cause};
 use super::published;
 use super::{Index, Locator, MemoryLimit, Origin, TooMuchMemory};
-use crate::base::publish::{TEMPORARY_PREFIX, publish_private, temporary_name};
+use crate::base::publish::{self, TEMPORARY_PREFIX, temporary_name};
 use crate::base::retention::{RetainedItem, RetentionPolicy};
 use crate::base::trusted_dir::{PermissionProblem, TrustedDir};
 
@@ -423,16 +423,16 @@ pub fn write_unnamed(index: &Index) -> io::Result<File> {
 }
 
 /// Writes `index` in its published form to `path` atomically, over an existing file, into an existing directory.
-/// Only this user can read the file, because the archive may be confidential.
+/// Its mode follows the umask, because the file is for the machines that may read the archive.
 ///
 /// # Errors
 /// When it cannot be written. An existing file is unchanged then.
 pub fn write(path: &Path, index: &Index) -> Result<(), Error> {
-    let write = |file| {
-        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+    let written = publish::publish(path, |temporary| {
+        let file = BufWriter::with_capacity(BUFFER_BYTES, File::create_new(temporary)?);
         published::write(index, &index.origin.locator, file)
-    };
-    publish_private(path, write).map_err(|error| store_error(path, error))
+    });
+    written.map_err(|error| store_error(path, error))
 }
 
 fn store_error(path: &Path, error: io::Error) -> Error {

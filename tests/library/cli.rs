@@ -13,6 +13,7 @@ use tarfs::internal::thread::Thread;
 use xxhash_rust::xxh32::xxh32;
 
 use crate::support::cli::{Outcome, Place, sample};
+use crate::support::fixture::PROGRAM;
 use crate::support::http::{Resource, Response, Server};
 use crate::support::raw::{Archive, Header, random_bytes};
 
@@ -542,6 +543,24 @@ fn index_file_serves_listings_of_its_archive_only() {
         &["ls", "--index", "none", "b.tar"],
         &["none", "No such file"],
     );
+}
+
+#[test]
+fn written_index_has_the_mode_that_the_umask_permits() {
+    let place = Place::new();
+    place.put("a.tar", sample());
+    for (umask, expected) in [("022", 0o644), ("077", 0o600)] {
+        let mut shell = place.command("sh");
+        shell.args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")]);
+        shell.args([PROGRAM, "index", "-q", "a.tar", "--output", "index"]);
+        assert!(shell.output().expect("started").status.success());
+        let mode = fs::metadata(place.path("index")).expect("written").mode();
+        assert_eq!(mode & 0o777, expected, "{umask}");
+    }
+    for saved in fs::read_dir(place.path("cache/index")).expect("a cache") {
+        let mode = saved.expect("a file").metadata().expect("a file").mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
 }
 
 #[test]
