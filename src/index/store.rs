@@ -132,11 +132,26 @@ impl Store {
     /// # Errors
     /// When the file cannot be written, or other users have access to the directory. The old index remains.
     pub fn publish(&self, locator: &Locator, index: &Index) -> Result<Option<IndexLock>, Error> {
-        let published = self.try_publish(locator, index);
-        published.map_err(|error| store_error(&self.path(locator), error))
+        self.save(&locator.file_name(), |file| {
+            format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
+        })
     }
 
-    fn try_publish(&self, locator: &Locator, index: &Index) -> io::Result<Option<IndexLock>> {
+    fn save(
+        &self,
+        name: &str,
+        write: impl FnOnce(File) -> io::Result<()>,
+    ) -> Result<Option<IndexLock>, Error> {
+        let path = self.cache_dir.join(DIRECTORY_NAME).join(name);
+        let saved = self.try_save(name, write);
+        saved.map_err(|error| store_error(&path, error))
+    }
+
+    fn try_save(
+        &self,
+        name: &str,
+        write: impl FnOnce(File) -> io::Result<()>,
+    ) -> io::Result<Option<IndexLock>> {
         let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY_NAME)?;
         let directory = Arc::new(directory);
         let temporary = temporary_name();
@@ -145,15 +160,14 @@ impl Store {
         // Before the lock, or without one, the age of the file protects it.
         let locked = file.try_clone().ok();
         let locked = locked.filter(|file| lock_with_timeout(file, SHARED_LOCK).is_ok());
-        let written = format::write(index, locator, BufWriter::with_capacity(BUFFER_BYTES, file))
-            .and_then(|()| {
-                let _lock = lock_directory(&directory);
-                directory.rename(&temporary, &locator.file_name())
-            });
+        let written = write(file).and_then(|()| {
+            let _lock = lock_directory(&directory);
+            directory.rename(&temporary, name)
+        });
         if written.is_err() {
             directory.remove(&temporary).ok();
         }
-        evict(&directory, &locator.file_name());
+        evict(&directory, name);
         written.map(|()| locked.map(|locked| IndexLock { locked }))
     }
 
@@ -180,24 +194,8 @@ impl Store {
     /// # Errors
     /// When the file cannot be written, or other users have access to the directory.
     pub fn save_document(&self, name: &str, bytes: &[u8]) -> Result<(), Error> {
-        let name = document_name(name);
-        let save = || {
-            let directory = TrustedDir::create(&self.cache_dir)?.create_dir(DIRECTORY_NAME)?;
-            let directory = Arc::new(directory);
-            let temporary = temporary_name();
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-            let saved = directory
-                .file(&temporary, flags)
-                .and_then(|mut file| file.write_all(bytes))
-                .and_then(|()| directory.rename(&temporary, &name));
-            if saved.is_err() {
-                directory.remove(&temporary).ok();
-            }
-            evict(&directory, &name);
-            saved
-        };
-        let path = self.cache_dir.join(DIRECTORY_NAME).join(&name);
-        save().map_err(|error| store_error(&path, error))
+        let saved = self.save(&document_name(name), |mut file| file.write_all(bytes));
+        saved.map(drop)
     }
 
     /// The document that was saved last under `name`, if it has at most `limit` bytes. The caller checks it.
