@@ -2,7 +2,11 @@
 
 use std::io::Read;
 
+use bytes::Bytes;
 use flate2::read::GzDecoder;
+
+use crate::base::extent::Plain;
+use crate::tar::{RECORD, member_before_payload};
 
 /// Length of the footer, an empty gzip member.
 pub(super) const FOOTER_LEN: u64 = 51;
@@ -13,12 +17,6 @@ const OFFSET: std::ops::Range<usize> = 16..32;
 /// The bytes of the footer before and after the offset: header and length of the extra field, the subfield `SG`, magic.
 const SUBFIELD: &[u8] = b"\x1a\0SG\x16\0";
 const MAGIC: &[u8] = b"STARGZ";
-
-/// Length of a tar header.
-const HEADER_LEN: usize = 512;
-
-/// The place of the file's size in a tar header, in octal digits.
-const SIZE: std::ops::Range<usize> = 124..135;
 
 /// The offset of the TOC in the archive; `None` if `footer` is none.
 pub(super) fn parse_footer(footer: &[u8]) -> Option<u64> {
@@ -39,7 +37,7 @@ pub(super) fn unpack(packed: &[u8], limit: u64) -> Option<Vec<u8>> {
 
 /// The TOC, the first file of `archive`.
 pub(super) fn json(archive: &[u8]) -> Option<&[u8]> {
-    let (header, rest) = archive.split_at_checked(HEADER_LEN)?;
-    let size = usize::from_str_radix(str::from_utf8(header.get(SIZE)?).ok()?, 8).ok()?;
-    rest.get(..size)
+    let (header, rest) = archive.split_at_checked(usize::try_from(RECORD).ok()?)?;
+    let file = member_before_payload(&Bytes::copy_from_slice(header), Plain(0))?;
+    rest.get(..usize::try_from(file.payload.len()).ok()?)
 }
