@@ -101,16 +101,10 @@ pub(super) fn client_config(
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()?;
-    let verifier: Option<Arc<dyn ServerCertVerifier>> = if more.is_unverified {
-        Some(Arc::new(NoVerifier(provider)))
-    } else {
-        let verifier = Verifier::new(all_trusted(more), provider);
-        verifier.map(|verifier| Arc::new(verifier) as Arc<dyn ServerCertVerifier>)
-    };
-    let builder = match verifier {
+    let builder = match Verifier::new(more, provider) {
         Some(verifier) => builder
             .dangerous()
-            .with_custom_certificate_verifier(verifier),
+            .with_custom_certificate_verifier(Arc::new(verifier)),
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
     let mut config = match client {
@@ -130,64 +124,32 @@ fn all_trusted(more: &Certificates) -> Vec<CertificateDer<'static>> {
     [system.certs.as_slice(), &more.trusted].concat()
 }
 
-/// Verifier that accepts any certificate, if the server has its key.
-#[derive(Debug)]
-struct NoVerifier(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for NoVerifier {
-    fn verify_server_cert(
-        &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        crypto::verify_tls12_signature(message, cert, dss, algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        let algorithms = &self.0.signature_verification_algorithms;
-        crypto::verify_tls13_signature(message, cert, dss, algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
 /// Verifier that also accepts a self-signed CA certificate (`openssl req -x509`) that is itself trusted.
 #[derive(Debug)]
 struct Verifier {
-    webpki: Arc<WebPkiServerVerifier>,
+    provider: Arc<CryptoProvider>,
+    /// `None` to accept any certificate, if the server has its key.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
     trusted: HashSet<blake3::Hash>,
 }
 
 impl Verifier {
-    fn new(trusted: Vec<CertificateDer<'static>>, provider: Arc<CryptoProvider>) -> Option<Self> {
-        let mut roots = RootCertStore::empty();
-        let digests = trusted.iter().map(|one| blake3::hash(one)).collect();
-        roots.add_parsable_certificates(trusted);
-        let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
-        Some(Self {
-            webpki: webpki.build().ok()?,
-            trusted: digests,
-        })
+    /// Trusts `more` and the system's certificates; `None` if there are none.
+    fn new(more: &Certificates, provider: Arc<CryptoProvider>) -> Option<Self> {
+        let mut verifier = Self {
+            provider: Arc::clone(&provider),
+            webpki: None,
+            trusted: HashSet::new(),
+        };
+        if !more.is_unverified {
+            let trusted = all_trusted(more);
+            verifier.trusted = trusted.iter().map(|one| blake3::hash(one)).collect();
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(trusted);
+            let webpki = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider);
+            verifier.webpki = Some(webpki.build().ok()?);
+        }
+        Some(verifier)
     }
 
     /// Completes the checks of a trusted CA certificate, at which webpki stops after it checked the dates.
@@ -211,13 +173,11 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let verified = self.webpki.verify_server_cert(
-            end_entity,
-            intermediates,
-            server_name,
-            ocsp_response,
-            now,
-        );
+        let Some(webpki) = &self.webpki else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        let verified =
+            webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
         match verified {
             Err(error)
                 if is_ca_certificate_error(&error)
@@ -236,7 +196,8 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.webpki.verify_tls12_signature(message, cert, dss)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        crypto::verify_tls12_signature(message, cert, dss, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -245,11 +206,13 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        self.webpki.verify_tls13_signature(message, cert, dss)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        crypto::verify_tls13_signature(message, cert, dss, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.webpki.supported_verify_schemes()
+        let algorithms = &self.provider.signature_verification_algorithms;
+        algorithms.supported_schemes()
     }
 }
 
