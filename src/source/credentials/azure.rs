@@ -10,7 +10,6 @@ use reqsign_azure_storage::{
 };
 use reqsign_core::time::Timestamp;
 use reqsign_core::{Context, Error, ProvideCredential};
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Deserialize;
 use url::Url;
 
@@ -34,10 +33,9 @@ const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT";
 pub(super) fn configured_endpoint(object: &Object<'_>) -> Option<String> {
     let account = object.account?;
     let connected = variable(CONNECTION_STRING).and_then(|text| {
-        let settings = ConnectionString::parse(&text, account)?;
         let suffixed = |suffix| format!("https://{account}.blob.{suffix}");
-        let endpoint = settings.get("BlobEndpoint").map(str::to_owned);
-        endpoint.or_else(|| settings.get("EndpointSuffix").map(suffixed))
+        let endpoint = setting(&text, account, "BlobEndpoint").map(str::to_owned);
+        endpoint.or_else(|| setting(&text, account, "EndpointSuffix").map(suffixed))
     });
     connected.or_else(|| {
         let is_other = variable(ACCOUNT).is_some_and(|name| name != account);
@@ -55,91 +53,53 @@ pub(super) fn open(
     context: Context,
 ) -> Result<(Url, Arc<dyn Authorizer>), Cause> {
     let account = object.account.unwrap_or_default();
-    let base = match endpoint.url()? {
-        Some(url) => url,
-        None => Url::parse(&format!("https://{account}.blob.core.windows.net"))
-            .map_err(|error| Cause::Malformed(error.to_string()))?,
-    };
+    let base = endpoint.url_or(&format!("https://{account}.blob.core.windows.net"))?;
     let url = object.url(&url_below(&base, object.bucket));
-    let version = (
-        HeaderName::from_static(VERSION.0),
-        HeaderValue::from_static(VERSION.1),
-    );
-    let kind = (
-        HeaderName::from_static("x-ms-blob-type"),
-        HeaderValue::from_static("BlockBlob"),
-    );
     let authorizer = SignedRequests {
         signer: RequestSigner::new(),
-        cache: CredentialCache::new(providers(account), context, is_same),
-        headers: HeaderMap::from_iter([version]),
-        upload_headers: HeaderMap::from_iter([kind]),
+        cache: CredentialCache::new(providers(account), context, secret_of),
+        headers: &[VERSION],
+        upload_headers: &[("x-ms-blob-type", "BlockBlob")],
     };
     Ok((url, Arc::new(authorizer)))
 }
 
-fn is_same(one: &Credential, other: &Credential) -> bool {
-    fn secret(credential: &Credential) -> &str {
-        match credential {
-            Credential::SharedKey { account_key, .. } => account_key,
-            Credential::SasToken { token, .. } | Credential::BearerToken { token, .. } => token,
-        }
+fn secret_of(credential: &Credential) -> String {
+    match credential {
+        Credential::SharedKey { account_key, .. } => account_key.clone(),
+        Credential::SasToken { token, .. } | Credential::BearerToken { token, .. } => token.clone(),
     }
-    secret(one) == secret(other)
 }
 
 /// Providers of credentials: those of the Azure CLI, and then those of the Azure SDKs.
 fn providers(account: &str) -> Vec<Provider<Credential>> {
-    fn provider(
-        name: &str,
-        provider: impl ProvideCredential<Credential = Credential>,
-    ) -> Provider<Credential> {
-        Provider {
-            name: name.to_owned(),
-            is_optional: false,
-            finder: Box::new(provider),
-        }
-    }
-    let optional = |provider| Provider {
-        is_optional: true,
-        ..provider
-    };
-    let variables = Variable::ALL.map(|(name, is_file, parse)| {
+    let variable = |name, parse| {
         let account = account.to_owned();
-        let variable = Variable {
+        let secret = Variable {
             name,
             account,
-            is_file,
             parse,
         };
-        let kind = if is_file {
-            "the file of"
-        } else {
-            "the variable"
-        };
-        provider(&format!("{kind} {name}"), variable)
-    });
-    let others = [
-        provider(
-            "the variable AZURE_CLIENT_SECRET",
-            ClientSecretCredentialProvider::new(),
-        ),
-        provider(
-            "the file of AZURE_CLIENT_CERTIFICATE_PATH",
-            ClientCertificateCredentialProvider::new(),
-        ),
-        provider(
-            "the file of AZURE_FEDERATED_TOKEN_FILE",
-            WorkloadIdentityCredentialProvider::new(),
-        ),
-        provider("the variable IDENTITY_ENDPOINT", AppService),
-        optional(provider("the Azure CLI", AzureCliCredentialProvider::new())),
-        optional(provider(
-            "the managed identity of Azure",
-            ImdsCredentialProvider::new(),
-        )),
-    ];
-    variables.into_iter().chain(others).collect()
+        let is_file = secret.is_file();
+        let kind = if is_file { "file of" } else { "variable" };
+        Provider::new(format!("the {kind} {name}"), secret)
+    };
+    let secret = "the variable AZURE_CLIENT_SECRET";
+    let certificate = "the file of AZURE_CLIENT_CERTIFICATE_PATH";
+    let token = "the file of AZURE_FEDERATED_TOKEN_FILE";
+    let identity = "the managed identity of Azure";
+    vec![
+        variable(CONNECTION_STRING, parse_connection_string),
+        variable("AZURE_STORAGE_KEY", parse_key),
+        variable("AZURE_STORAGE_SAS_TOKEN", parse_sas_token),
+        variable("AZURE_STORAGE_SAS_TOKEN_FILE", parse_sas_token),
+        Provider::new(secret, ClientSecretCredentialProvider::new()),
+        Provider::new(certificate, ClientCertificateCredentialProvider::new()),
+        Provider::new(token, WorkloadIdentityCredentialProvider::new()),
+        Provider::new("the variable IDENTITY_ENDPOINT", AppService),
+        Provider::new("the Azure CLI", AzureCliCredentialProvider::new()).optional(),
+        Provider::new(identity, ImdsCredentialProvider::new()).optional(),
+    ]
 }
 
 /// A key or token for one account, in a variable or in the file that it names.
@@ -147,7 +107,6 @@ fn providers(account: &str) -> Vec<Provider<Credential>> {
 struct Variable {
     name: &'static str,
     account: String,
-    is_file: bool,
     parse: ParseSecret,
 }
 
@@ -155,12 +114,9 @@ struct Variable {
 type ParseSecret = fn(&str, &str) -> Option<Credential>;
 
 impl Variable {
-    const ALL: [(&'static str, bool, ParseSecret); 4] = [
-        (CONNECTION_STRING, false, parse_connection_string),
-        ("AZURE_STORAGE_KEY", false, parse_key),
-        ("AZURE_STORAGE_SAS_TOKEN", false, parse_sas_token),
-        ("AZURE_STORAGE_SAS_TOKEN_FILE", true, parse_sas_token),
-    ];
+    fn is_file(&self) -> bool {
+        self.name.ends_with("_FILE")
+    }
 }
 
 impl ProvideCredential for Variable {
@@ -174,7 +130,7 @@ impl ProvideCredential for Variable {
         if account.is_some_and(|account| account != self.account) {
             return Ok(None);
         }
-        let text = if self.is_file {
+        let text = if self.is_file() {
             context.file_read_as_string(&value).await?
         } else {
             value
@@ -194,10 +150,9 @@ fn parse_sas_token(_account: &str, token: &str) -> Option<Credential> {
 }
 
 fn parse_connection_string(account: &str, text: &str) -> Option<Credential> {
-    let settings = ConnectionString::parse(text, account)?;
-    match settings.get("AccountKey") {
+    match setting(text, account, "AccountKey") {
         Some(key) => parse_key(account, key),
-        None => parse_sas_token(account, settings.get("SharedAccessSignature")?),
+        None => parse_sas_token(account, setting(text, account, "SharedAccessSignature")?),
     }
 }
 
@@ -213,33 +168,28 @@ impl ProvideCredential for AppService {
         let Some((endpoint, secret)) = endpoint.zip(context.env_var("IDENTITY_HEADER")) else {
             return Ok(None);
         };
-        let failed = |detail: &str| Error::unexpected(detail.to_owned());
+        let failed = |detail: &str| Error::unexpected(detail);
         let mut url = Url::parse(&endpoint).map_err(|_| failed("it is no URL"))?;
+        let client = context.env_var("AZURE_CLIENT_ID");
         url.query_pairs_mut()
             .append_pair("api-version", "2019-08-01")
             .append_pair("resource", "https://storage.azure.com/")
-            .extend_pairs(
-                context
-                    .env_var("AZURE_CLIENT_ID")
-                    .map(|id| ("client_id", id)),
-            );
+            .extend_pairs(client.map(|id| ("client_id", id)));
         let request = http::Request::get(url.as_str()).header("x-identity-header", secret);
         let request = request.body(Bytes::new());
-        let answer = context
-            .http_send(request.map_err(|_| failed("IDENTITY_HEADER is malformed"))?)
-            .await?;
+        let request = request.map_err(|_| failed("IDENTITY_HEADER is malformed"))?;
+        let answer = context.http_send(request).await?;
         if !answer.status().is_success() {
-            return Err(failed(&format!("status {}", answer.status().as_u16())));
+            let status = answer.status().as_u16();
+            return Err(Error::unexpected(format!("status {status}")));
         }
-        let token: IdentityToken =
-            serde_json::from_slice(answer.body()).map_err(|_| failed("the answer has no token"))?;
+        let token = serde_json::from_slice(answer.body());
+        let token: IdentityToken = token.map_err(|_| failed("the answer has no token"))?;
         let expiry = token.expires_on.parse().ok();
         let expiry = expiry.and_then(|seconds| Timestamp::from_second(seconds).ok());
         let expiry = expiry.ok_or_else(|| failed("the answer has no time of expiry"))?;
-        Ok(Some(Credential::with_bearer_token(
-            &token.access_token,
-            Some(expiry),
-        )))
+        let token = Credential::with_bearer_token(&token.access_token, Some(expiry));
+        Ok(Some(token))
     }
 }
 
@@ -250,25 +200,13 @@ struct IdentityToken {
     expires_on: String,
 }
 
-/// Settings of one account: `NAME=VALUE;NAME=VALUE`.
-struct ConnectionString<'a>(&'a str);
-
-impl<'a> ConnectionString<'a> {
-    /// Returns the settings in `text` unless they are of another account.
-    fn parse(text: &'a str, account: &str) -> Option<Self> {
-        let settings = Self(text);
-        let is_other = settings
-            .get("AccountName")
-            .is_some_and(|name| name != account);
-        (!is_other).then_some(settings)
-    }
-
-    fn get(&self, name: &str) -> Option<&'a str> {
-        let mut settings = self
-            .0
-            .split(';')
-            .filter_map(|setting| setting.split_once('='));
+/// The setting `name` of a connection string, `NAME=VALUE;NAME=VALUE`, unless that is of another account.
+fn setting<'a>(text: &'a str, account: &str, name: &str) -> Option<&'a str> {
+    let find = |name: &str| {
+        let mut settings = text.split(';').filter_map(|text| text.split_once('='));
         let found = settings.find(|(known, _)| known.trim().eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.trim())
-    }
+    };
+    let is_other = find("AccountName").is_some_and(|name| name != account);
+    find(name).filter(|_| !is_other)
 }

@@ -28,12 +28,31 @@ const MAX_DESCRIPTION_CHARS: usize = 500;
 
 /// A provider of credentials.
 pub(super) struct Provider<C> {
-    /// Name in errors.
-    pub(super) name: String,
-    /// Whether its failure means that it has none, as with a metadata server that is not there.
-    pub(super) is_optional: bool,
-    /// Finds the credentials.
-    pub(super) finder: Box<dyn ProvideCredentialDyn<Credential = C>>,
+    name: String,
+    is_optional: bool,
+    finder: Box<dyn ProvideCredentialDyn<Credential = C>>,
+}
+
+impl<C> Provider<C> {
+    /// A provider that errors call `name`.
+    pub(super) fn new(
+        name: impl Into<String>,
+        finder: impl ProvideCredentialDyn<Credential = C>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            is_optional: false,
+            finder: Box::new(finder),
+        }
+    }
+
+    /// Takes its failure to mean that it has none, as with a metadata server that is not there.
+    pub(super) fn optional(self) -> Self {
+        Self {
+            is_optional: true,
+            ..self
+        }
+    }
 }
 
 /// Credentials of the first provider that has some. Later loads ask only that one.
@@ -42,7 +61,7 @@ pub(super) struct CredentialCache<C>(Arc<Inner<C>>);
 struct Inner<C> {
     providers: Vec<Provider<C>>,
     context: Context,
-    is_same: fn(&C, &C) -> bool,
+    secret_of: fn(&C) -> String,
     /// Held while credentials are loaded, so that concurrent requests load them once.
     loading: AsyncMutex<()>,
     state: Mutex<State<C>>,
@@ -73,11 +92,11 @@ impl<C> fmt::Debug for CredentialCache<C> {
 }
 
 impl<C: SigningCredential> CredentialCache<C> {
-    /// `is_same` compares two credentials, apart from their expiry.
+    /// `secret_of` returns what differs between two credentials, apart from their expiry.
     pub(super) fn new(
         providers: Vec<Provider<C>>,
         context: Context,
-        is_same: fn(&C, &C) -> bool,
+        secret_of: fn(&C) -> String,
     ) -> Self {
         let state = State {
             current: None,
@@ -87,7 +106,7 @@ impl<C: SigningCredential> CredentialCache<C> {
         Self(Arc::new(Inner {
             providers,
             context,
-            is_same,
+            secret_of,
             loading: AsyncMutex::new(()),
             state: Mutex::new(state),
         }))
@@ -154,16 +173,12 @@ impl<C: SigningCredential> CredentialCache<C> {
         if let Some(provider) = provider {
             return provider.name.clone();
         }
-        let names = self
-            .0
-            .providers
-            .iter()
-            .map(|provider| provider.name.as_str());
-        let names = names.collect::<Vec<_>>();
+        let names = self.0.providers.iter().map(|provider| &*provider.name);
+        let names = names.collect::<Vec<_>>().join(", ");
         if names.is_empty() {
             return "none".to_owned();
         }
-        format!("none (none found in {})", names.join(", "))
+        format!("none (none found in {names})")
     }
 }
 
@@ -199,15 +214,8 @@ impl<C: SigningCredential> Inner<C> {
         let failure = loaded.as_ref().err().cloned();
         match loaded {
             Ok(loaded) => {
-                let old = state
-                    .current
-                    .as_ref()
-                    .and_then(|old| old.credential.as_ref());
-                let is_same = match (old, &loaded.credential) {
-                    (Some(old), Some(new)) => (self.is_same)(old, new),
-                    (old, new) => old.is_none() && new.is_none(),
-                };
-                if !is_same {
+                let secret = |loaded: &Loaded<C>| loaded.credential.as_ref().map(self.secret_of);
+                if state.current.as_ref().and_then(secret) != secret(&loaded) {
                     state.generation += 1;
                 }
                 state.current = Some(loaded);
@@ -343,17 +351,14 @@ mod tests {
             lifetimes.iter().rev().copied().collect(),
         )));
         let provider = Provider {
-            name: name.to_owned(),
             is_optional,
-            finder: Box::new(keys.clone()),
+            ..Provider::new(name, keys.clone())
         };
         (provider, keys)
     }
 
     fn cache(providers: Vec<Provider<Key>>) -> CredentialCache<Key> {
-        CredentialCache::new(providers, Context::new(), |one, other| {
-            one.number == other.number
-        })
+        CredentialCache::new(providers, Context::new(), |key| key.number.to_string())
     }
 
     async fn next(cache: &CredentialCache<Key>) -> Option<u64> {

@@ -30,7 +30,7 @@ const MAX_INPUT_BYTES: usize = 1 << 20;
 const MAX_ERROR_BYTES: usize = 1 << 10;
 
 /// The process's files, commands and environment, and HTTP with the certificates of `options`.
-pub(super) fn context(options: &Options) -> Context {
+pub(crate) fn context(options: &Options) -> Context {
     let requests = Requests {
         options: options.clone(),
         local: OnceLock::new(),
@@ -38,7 +38,7 @@ pub(super) fn context(options: &Options) -> Context {
     };
     let commands = Commands::here();
     Context::new()
-        .with_file_read(Files(commands.clone()))
+        .with_file_read(commands.clone())
         .with_command_execute(commands)
         .with_env(Environment)
         .with_http_send(requests)
@@ -69,29 +69,16 @@ impl Env for Environment {
     }
 }
 
-/// Reads files by paths from the directory of the commands.
-#[derive(Debug)]
-struct Files(Commands);
-
-impl FileRead for Files {
-    async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
-        let bytes = read_optional(self.0.path(path)).await;
-        let bytes = bytes.map_err(|error| Error::unexpected(error.to_string()))?;
-        bytes.ok_or_else(|| Error::unexpected(io::Error::from(io::ErrorKind::NotFound).to_string()))
-    }
-}
-
 /// Reads a regular file of at most [`MAX_INPUT_BYTES`]; `None` if it does not exist.
 pub(crate) async fn read_optional(path: impl Into<PathBuf>) -> io::Result<Option<Vec<u8>>> {
     let path = path.into();
     let reading = tokio::task::spawn_blocking(move || read_file(&path));
     let read = reading.await.map_err(io::Error::other)?;
+    let is_missing = |kind| matches!(kind, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory);
     match read {
         Ok(bytes) => within_limit(bytes).map(Some).map_err(io::Error::other),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Ok(None),
-            _ => Err(error),
-        },
+        Err(error) if is_missing(error.kind()) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 
@@ -107,9 +94,17 @@ pub(super) fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Runs commands in this directory. A mount changes its own.
+/// Runs commands and reads files in this directory. A mount changes its own.
 #[derive(Clone, Debug)]
 pub(super) struct Commands(PathBuf);
+
+impl FileRead for Commands {
+    async fn file_read(&self, path: &str) -> Result<Vec<u8>, Error> {
+        let read = read_optional(self.path(path)).await;
+        let read = read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()));
+        read.map_err(|error| Error::unexpected(error.to_string()))
+    }
+}
 
 impl CommandExecute for Commands {
     async fn command_execute(&self, program: &str, args: &[&str]) -> Result<CommandOutput, Error> {
@@ -139,11 +134,7 @@ impl Commands {
         let mut child = tokio::process::Command::new(program)
             .args(args)
             .current_dir(&self.0)
-            .stdin(if input.is_empty() {
-                Stdio::null()
-            } else {
-                Stdio::piped()
-            })
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -202,18 +193,14 @@ struct Requests {
 
 impl Requests {
     fn client(&self, is_local: bool) -> Result<&reqwest::Client, Error> {
-        let (made, connect_timeout) = if is_local {
-            (&self.local, LOCAL_CONNECT_TIMEOUT)
-        } else {
-            (&self.others, self.options.connect_timeout)
-        };
+        let made = if is_local { &self.local } else { &self.others };
         if let Some(client) = made.get() {
             return Ok(client);
         }
-        let options = Options {
-            connect_timeout,
-            ..self.options.clone()
-        };
+        let mut options = self.options.clone();
+        if is_local {
+            options.connect_timeout = LOCAL_CONNECT_TIMEOUT;
+        }
         let client = credentials_client(&options, is_local);
         let client = client.map_err(|cause| Error::unexpected(cause.to_string()))?;
         Ok(made.get_or_init(|| client))
@@ -239,12 +226,10 @@ impl HttpSend for Requests {
             Ok::<_, reqwest::Error>((response.status(), body))
         };
         let exchanged = tokio::time::timeout(REQUEST_TIMEOUT, exchange).await;
-        let (status, body) = match exchanged {
-            Err(_) => return Err(Error::unexpected("no answer in 5 s")),
-            // The URL may hold a token.
-            Ok(Err(error)) => return Err(Error::unexpected(error.without_url().to_string())),
-            Ok(Ok(answer)) => answer,
-        };
+        let exchanged = exchanged.map_err(|_| Error::unexpected("no answer in 5 s"))?;
+        // The URL may hold a token.
+        let failed = |error: reqwest::Error| error.without_url().to_string();
+        let (status, body) = exchanged.map_err(|error| Error::unexpected(failed(error)))?;
         let mut answer = http::Response::new(Bytes::from(within_limit(body)?));
         *answer.status_mut() = status;
         Ok(answer)

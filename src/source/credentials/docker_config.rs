@@ -36,14 +36,6 @@ pub(super) enum Login {
     RegistryToken(String),
 }
 
-/// The first file with a login for a registry, or the file that cannot be used.
-pub(super) struct Found {
-    /// The file, and the helper that it names.
-    pub(super) origin: String,
-    /// The login, or what fails, without secrets.
-    pub(super) login: Result<Login, String>,
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Config {
@@ -86,55 +78,47 @@ pub(super) fn files(context: &Context) -> Vec<String> {
     files.into_iter().flatten().collect()
 }
 
-/// Finds the login for `repository` in `registry`. It reads the files each time.
+/// Finds the login for `repository` in `registry`, and names its file and helper. It reads the files each time.
+///
+/// The login is that of the first file that has one, or why that file cannot be used, without secrets.
 pub(super) async fn find(
     context: &Context,
     commands: &Commands,
     registry: &str,
     repository: &str,
-) -> Option<Found> {
+) -> Option<(String, Result<Login, String>)> {
     for file in files(context) {
-        let found = |login| Found {
-            origin: file.clone(),
-            login,
-        };
         let config = match read_config(commands.path(&file)).await {
             Ok(Some(config)) => config,
             Ok(None) => continue,
-            Err(error) => return Some(found(Err(error))),
+            Err(error) => return Some((file, Err(error))),
         };
         let helper = config.helper(registry);
-        if let Some(login) = config
-            .login(registry, repository)
-            .filter(|_| helper.is_none())
-        {
-            return Some(found(login));
+        let login = config.login(registry, repository);
+        if let Some(login) = login.filter(|_| helper.is_none()) {
+            return Some((file, login));
         }
         let Some(helper) = helper.or(config.creds_store) else {
             continue;
         };
         let login = ask_helper(commands, &helper, registry).await;
         if let Some(login) = login.transpose() {
-            let origin = format!("{file} by docker-credential-{helper}");
-            return Some(Found { origin, login });
+            return Some((format!("{file} by docker-credential-{helper}"), login));
         }
     }
     None
 }
 
 async fn read_config(file: PathBuf) -> Result<Option<Config>, String> {
-    let bytes = read_optional(file)
-        .await
-        .map_err(|error| error.to_string())?;
-    let Some(bytes) = bytes else {
+    let read = read_optional(file).await;
+    let Some(bytes) = read.map_err(|error| error.to_string())? else {
         return Ok(None);
     };
     // The error's own text may quote a secret.
-    let malformed = |error: serde_json::Error| {
+    serde_json::from_slice(&bytes).map_err(|error| {
         let (line, column) = (error.line(), error.column());
         format!("it is malformed (line {line}, column {column})")
-    };
-    serde_json::from_slice(&bytes).map(Some).map_err(malformed)
+    })
 }
 
 impl Config {
@@ -165,14 +149,12 @@ impl Entry {
     /// The login; `None` for an entry that only says that a helper has one.
     fn login(&self) -> Option<Result<Login, String>> {
         let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-        if let Some(token) = given(&self.registrytoken) {
-            return Some(Ok(Login::RegistryToken(token)));
-        }
-        if let Some(token) = given(&self.identitytoken) {
-            return Some(Ok(Login::IdentityToken(token)));
-        }
-        if let (Some(user), Some(password)) = (given(&self.username), given(&self.password)) {
-            return Some(Ok(Login::Password(user, password)));
+        let registry_token = given(&self.registrytoken).map(Login::RegistryToken);
+        let identity_token = given(&self.identitytoken).map(Login::IdentityToken);
+        let password = given(&self.username).zip(given(&self.password));
+        let password = password.map(|(user, password)| Login::Password(user, password));
+        if let Some(login) = registry_token.or(identity_token).or(password) {
+            return Some(Ok(login));
         }
         let decoded = decode_auth(&given(&self.auth)?);
         Some(decoded.ok_or_else(|| "an entry of it is malformed".to_owned()))
@@ -197,16 +179,10 @@ fn registry_key(key: &str) -> String {
         Some(bare) => (bare.split('/').next().unwrap_or_default(), ""),
         None => key.split_once('/').unwrap_or((key, "")),
     };
-    let host = if DOCKER_HUB.contains(&host) {
-        DOCKER_HUB[0]
-    } else {
-        host
-    };
-    if path.is_empty() {
-        host.to_owned()
-    } else {
-        format!("{host}/{path}")
-    }
+    let is_hub = DOCKER_HUB.contains(&host);
+    let host = if is_hub { DOCKER_HUB[0] } else { host };
+    let slash = if path.is_empty() { "" } else { "/" };
+    format!("{host}{slash}{path}")
 }
 
 async fn ask_helper(
@@ -217,11 +193,8 @@ async fn ask_helper(
     if helper.contains('/') {
         return Err("the name of a helper is not valid".to_owned());
     }
-    let server = if registry == DOCKER_HUB[0] {
-        DOCKER_HUB_SERVER
-    } else {
-        registry
-    };
+    let is_hub = registry == DOCKER_HUB[0];
+    let server = if is_hub { DOCKER_HUB_SERVER } else { registry };
     let program = format!("docker-credential-{helper}");
     let done = commands.run(&program, &["get"], server.as_bytes()).await;
     let done = done.map_err(|error| error.to_string())?;

@@ -7,7 +7,6 @@ use reqsign_google::{
     Credential, RequestSigner, ServiceAccountTokenCredentialProvider, StaticCredentialProvider,
     VmMetadataCredentialProvider,
 };
-use reqwest::header::{ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
@@ -26,19 +25,12 @@ const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_only";
 /// The endpoint in the variable of Google's libraries, which may have no scheme.
 pub(super) fn configured_endpoint() -> Option<String> {
     let emulator = variable("STORAGE_EMULATOR_HOST")?;
-    let has_scheme = emulator.contains("://");
-    Some(if has_scheme {
-        emulator
+    let scheme = if emulator.contains("://") {
+        ""
     } else {
-        format!("http://{emulator}")
-    })
-}
-
-fn base_url(endpoint: &Endpoint) -> Result<Url, Cause> {
-    match endpoint.url()? {
-        Some(url) => Ok(url),
-        None => Url::parse(ENDPOINT).map_err(|error| Cause::Malformed(error.to_string())),
-    }
+        "http://"
+    };
+    Some(format!("{scheme}{emulator}"))
 }
 
 /// URL that accepts uploads of `object`, because an emulator takes none at the URL of the object.
@@ -46,14 +38,11 @@ fn base_url(endpoint: &Endpoint) -> Result<Url, Cause> {
 /// # Errors
 /// [`Cause::Malformed`] for an invalid endpoint.
 pub(super) fn upload_url(object: &Object<'_>, endpoint: &Endpoint) -> Result<Url, Cause> {
-    let base = url_below(&base_url(endpoint)?, "upload");
-    let mut url = url_below(&url_below(&base, "storage/v1/b"), object.bucket);
-    url = url_below(&url, "o");
-    let mut query = url.query_pairs_mut();
-    query
+    let path = format!("upload/storage/v1/b/{}/o", object.bucket);
+    let mut url = url_below(&endpoint.url_or(ENDPOINT)?, &path);
+    url.query_pairs_mut()
         .append_pair("uploadType", "media")
         .append_pair("name", object.key);
-    drop(query);
     Ok(url)
 }
 
@@ -69,46 +58,31 @@ pub(super) fn open(
     // Google's own tools send no credentials to an emulator.
     let is_emulator = endpoint.url()?.is_some() && endpoint.is_of_environment;
     let providers = if is_emulator { Vec::new() } else { providers() };
-    let url = object.url(&url_below(&base_url(endpoint)?, object.bucket));
-    // Otherwise the server decompresses an object with Content-Encoding: gzip, and ignores ranges.
-    let encoding = (ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    let url = object.url(&url_below(&endpoint.url_or(ENDPOINT)?, object.bucket));
     let authorizer = SignedRequests {
         signer: RequestSigner::new("storage"),
-        cache: CredentialCache::new(providers, context, is_same),
-        headers: HeaderMap::from_iter([encoding]),
-        upload_headers: HeaderMap::new(),
+        cache: CredentialCache::new(providers, context, secret_of),
+        // Otherwise the server decompresses an object with Content-Encoding: gzip, and ignores ranges.
+        headers: &[("accept-encoding", "gzip")],
+        upload_headers: &[],
     };
     Ok((url, Arc::new(authorizer)))
 }
 
-fn is_same(one: &Credential, other: &Credential) -> bool {
-    fn token(credential: &Credential) -> Option<&str> {
-        let token = credential.token.as_ref();
-        token.map(|token| token.access_token.as_str())
-    }
-    token(one) == token(other)
+fn secret_of(credential: &Credential) -> String {
+    let token = credential.token.as_ref();
+    token.map_or_else(String::new, |token| token.access_token.clone())
 }
 
 /// Providers of application default credentials, in the order of Google's libraries.
 fn providers() -> Vec<Provider<Credential>> {
-    let file = |file| Provider {
-        name: match file {
-            CredentialFile::Named => "the file of GOOGLE_APPLICATION_CREDENTIALS",
-            CredentialFile::WellKnown => "the application default credentials of gcloud",
-        }
-        .to_owned(),
-        is_optional: false,
-        finder: Box::new(file),
-    };
+    let named = "the file of GOOGLE_APPLICATION_CREDENTIALS";
+    let well_known = "the application default credentials of gcloud";
     let metadata = VmMetadataCredentialProvider::new().with_scope(SCOPE);
     vec![
-        file(CredentialFile::Named),
-        file(CredentialFile::WellKnown),
-        Provider {
-            name: "the metadata server of Google Cloud".to_owned(),
-            is_optional: true,
-            finder: Box::new(metadata),
-        },
+        Provider::new(named, CredentialFile::Named),
+        Provider::new(well_known, CredentialFile::WellKnown),
+        Provider::new("the metadata server of Google Cloud", metadata).optional(),
     ]
 }
 

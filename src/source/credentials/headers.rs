@@ -1,8 +1,5 @@
 //! Headers of the user, loaded again when the server refuses them.
 
-use std::fmt;
-use std::sync::Arc;
-
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use reqwest::header::HeaderMap;
 
@@ -11,33 +8,29 @@ use crate::source::Cause;
 use crate::source::authorizer::{Authorizer, HeaderLoader, Refusal, Request, parse_headers};
 
 /// Headers that a file holds, such as a bearer token that another program renews.
+#[derive(Debug)]
 pub(crate) struct ReloadedHeaders {
     load: HeaderLoader,
     /// Name of their place in errors.
     origin: String,
-    state: Arc<Mutex<State>>,
+    state: Mutex<State>,
 }
 
+#[derive(Debug)]
 struct State {
     headers: HeaderMap,
     /// Number of times that other headers were loaded.
     number: u64,
 }
 
-impl fmt::Debug for ReloadedHeaders {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReloadedHeaders").finish_non_exhaustive()
-    }
-}
-
 impl ReloadedHeaders {
     /// Sends `headers`, which are from `origin`, until the server refuses them.
     pub(crate) fn new(headers: HeaderMap, load: HeaderLoader, origin: String) -> Self {
-        let state = State { headers, number: 0 };
+        let state = Mutex::new(State { headers, number: 0 });
         Self {
             load,
             origin,
-            state: Arc::new(Mutex::new(state)),
+            state,
         }
     }
 
@@ -85,10 +78,8 @@ impl Authorizer for ReloadedHeaders {
         request: &'a Request,
         refusal: &'a Refusal,
     ) -> BoxFuture<'a, bool> {
-        if !refusal.is_unauthorized() {
-            return ready(false).boxed();
-        }
-        self.reload(request.generation).boxed()
+        let reloading = self.reload(request.generation);
+        async move { refusal.is_unauthorized() && reloading.await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {

@@ -18,7 +18,7 @@ use self::object::{Endpoint, Object, Store};
 use super::http::Target;
 use super::{Cause, Location, Options};
 
-pub(super) use context::read_optional;
+pub(super) use context::{context, read_optional};
 pub(super) use headers::ReloadedHeaders;
 pub(super) use netrc::Netrc;
 pub(super) use registry::{PULL, PUSH, RegistryLogin};
@@ -28,27 +28,25 @@ pub(super) use registry::{PULL, PUSH, RegistryLogin};
 /// # Errors
 /// [`Cause::Malformed`] for an invalid name, endpoint or setting.
 pub(super) async fn object_target(spec: &str, options: &Options) -> Option<Result<Target, Cause>> {
-    match Object::parse(spec)? {
-        Ok(object) => Some(target(&object, spec, options).await),
-        Err(cause) => Some(Err(cause)),
-    }
+    Some(match Object::parse(spec)? {
+        Ok(object) => target(&object, spec, options).await,
+        Err(cause) => Err(cause),
+    })
 }
 
 async fn target(object: &Object<'_>, spec: &str, options: &Options) -> Result<Target, Cause> {
     let endpoint = endpoint(object, options);
-    let context = context::context(options);
+    let context = context(options);
     let (url, authorizer) = match object.store {
         Store::S3 => s3::open(object, &endpoint, context).await?,
         Store::Google => google::open(object, &endpoint, context)?,
         Store::Azure => azure::open(object, &endpoint, context)?,
     };
-    let upload_url = match object.store {
-        Store::Google => Some(google::upload_url(object, &endpoint)?),
-        Store::S3 | Store::Azure => None,
-    };
+    let is_google = object.store == Store::Google;
+    let upload_url = is_google.then(|| google::upload_url(object, &endpoint));
     Ok(Target {
         url,
-        upload_url,
+        upload_url: upload_url.transpose()?,
         location: object.location(spec, &endpoint),
         authorizer: Some(authorizer),
     })

@@ -207,12 +207,19 @@ impl Endpoint {
                 && url.query().is_none()
                 && url.fragment().is_none()
         };
-        let malformed = || {
-            let text = "the endpoint of an object store must be an http:// or https:// URL";
-            Cause::Malformed(text.to_owned())
-        };
+        let text = "the endpoint of an object store must be an http:// or https:// URL";
+        let malformed = || Cause::Malformed(text.to_owned());
         let parse = |text: &String| Url::parse(text).ok().filter(is_http).ok_or_else(malformed);
         self.text.as_ref().map(parse).transpose()
+    }
+
+    /// The user's URL, or else `default`.
+    ///
+    /// # Errors
+    /// As [`url`](Self::url).
+    pub(super) fn url_or(&self, default: &str) -> Result<Url, Cause> {
+        let default = || Url::parse(default).map_err(|error| Cause::Malformed(error.to_string()));
+        self.url()?.map_or_else(default, Ok)
     }
 }
 

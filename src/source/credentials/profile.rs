@@ -8,7 +8,7 @@ use reqsign_aws_v4::{
     ProcessCredentialProvider, ProfileCredentialProvider, RequestSigner, SSOCredentialProvider,
     StaticCredentialProvider,
 };
-use reqsign_core::{Context, Error, ProvideCredential, Signer};
+use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Signer};
 
 /// Files with profiles: their variable, their default, and the prefix of their sections.
 const FILES: [(&str, &str, &str); 2] = [
@@ -44,31 +44,25 @@ pub(super) fn region(context: &Context, settings: &Settings) -> String {
 /// Settings of the profile `name` in both files; `None` if neither has it.
 pub(super) async fn load(context: &Context, name: &str) -> Option<Settings> {
     let mut settings = None;
-    for (file, (.., prefix)) in FILES.iter().enumerate() {
-        let section = if name == "default" {
-            name.to_owned()
-        } else {
-            format!("{prefix}{name}")
-        };
-        if let Some(found) = load_section(context, file, &section).await {
+    for file in &FILES {
+        let prefix = if name == "default" { "" } else { file.2 };
+        if let Some(found) = load_section(context, file, &format!("{prefix}{name}")).await {
             settings.get_or_insert_with(Settings::new).extend(found);
         }
     }
     settings
 }
 
-async fn load_section(context: &Context, file: usize, section: &str) -> Option<Settings> {
-    let (variable, default, _) = FILES.get(file)?;
+async fn load_section(
+    context: &Context,
+    (variable, default, _): &(&str, &str, &str),
+    section: &str,
+) -> Option<Settings> {
     let path = context.env_var(variable);
     let path = context.expand_home_dir(path.as_deref().unwrap_or(default))?;
     let text = context.file_read_as_string(&path).await.ok()?;
-    let file = ini::Ini::load_from_str(&text).ok()?;
-    let settings = file.section(Some(section))?.iter();
-    Some(
-        settings
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect(),
-    )
+    let mut file = ini::Ini::load_from_str(&text).ok()?;
+    Some(file.delete(Some(section))?.into_iter().collect())
 }
 
 /// Credentials of the profile that the environment names.
@@ -82,63 +76,39 @@ impl ProvideCredential for ProfileProvider {
         let mut name = name(context);
         let Some(mut settings) = load(context, &name).await else {
             let is_named = context.env_var("AWS_PROFILE").is_some();
-            return if is_named {
-                Err(missing(&name))
-            } else {
-                Ok(None)
-            };
+            return is_named.then(|| Err(missing(&name))).transpose();
         };
         let mut roles = Vec::new();
-        while let Some(source) = source_of_role(&settings)? {
+        let base = loop {
+            let setting = |name: &str| settings.get(name).cloned();
+            if setting("role_arn").is_none() || setting("web_identity_token_file").is_some() {
+                break credentials_of(context, &name, &settings).await?;
+            }
+            if setting("mfa_serial").is_some() {
+                let text = "mfa_serial is not supported, but a credential_process is";
+                return Err(Error::config_invalid(text));
+            }
+            let sources = (setting("source_profile"), setting("credential_source"));
             roles.push(settings);
             if roles.len() > MAX_ROLES {
                 return Err(Error::config_invalid("its source_profiles form a cycle"));
             }
-            match source {
-                RoleSource::Profile(source) if source == name => {
-                    let base = keys(context, &name).await?;
-                    return assume_all(context, &roles, base).await;
-                }
-                RoleSource::Profile(source) => {
+            match sources {
+                (Some(source), _) if source == name => break keys(context, &name).await?,
+                (Some(source), _) => {
                     let found = load(context, &source).await;
                     settings = found.ok_or_else(|| missing(&source))?;
                     name = source;
                 }
-                RoleSource::Named(source) => {
-                    let base = credentials_of_source(context, &source).await?;
-                    return assume_all(context, &roles, base).await;
+                (None, Some(source)) => break credentials_of_source(context, &source).await?,
+                (None, None) => {
+                    let text = "its role_arn needs a source_profile, credential_source or web_identity_token_file";
+                    return Err(Error::config_invalid(text));
                 }
             }
-        }
-        let base = credentials_of(context, &name, &settings).await?;
+        };
         assume_all(context, &roles, base).await
     }
-}
-
-/// Credentials with which a role is assumed.
-enum RoleSource {
-    /// Those of this profile.
-    Profile(String),
-    /// Those of this `credential_source`.
-    Named(String),
-}
-
-/// Returns the source of the credentials for the role of a profile; `None` if it has none, or a token for it.
-fn source_of_role(settings: &Settings) -> Result<Option<RoleSource>, Error> {
-    if !settings.contains_key("role_arn") || settings.contains_key("web_identity_token_file") {
-        return Ok(None);
-    }
-    if settings.contains_key("mfa_serial") {
-        let text = "mfa_serial is not supported, but a credential_process is";
-        return Err(Error::config_invalid(text));
-    }
-    let profile = settings.get("source_profile").cloned();
-    let profile = profile.map(RoleSource::Profile);
-    let named = settings.get("credential_source").cloned();
-    let source = profile.or_else(|| named.map(RoleSource::Named));
-    let text = "its role_arn needs a source_profile, credential_source or web_identity_token_file";
-    let missing = || Error::config_invalid(text);
-    source.ok_or_else(missing).map(Some)
 }
 
 /// Returns the credentials of the profile `name`, which has no role, or a token for it.
@@ -147,10 +117,10 @@ async fn credentials_of(
     name: &str,
     settings: &Settings,
 ) -> Result<Option<Credential>, Error> {
-    let setting = |name: &str| settings.get(name).map(String::as_str);
-    if let (Some(role), Some(file)) = (setting("role_arn"), setting("web_identity_token_file")) {
-        let provider =
-            AssumeRoleWithWebIdentityCredentialProvider::with_config(role.to_owned(), file.into());
+    let (role, file) = ("role_arn", "web_identity_token_file");
+    if let (Some(role), Some(file)) = (settings.get(role), settings.get(file)) {
+        let (role, file) = (role.clone(), file.into());
+        let provider = AssumeRoleWithWebIdentityCredentialProvider::with_config(role, file);
         return provider.provide_credential(context).await;
     }
     if let Some(found) = keys(context, name).await? {
@@ -178,14 +148,13 @@ async fn single_sign_on(
     let Some(session) = settings.get("sso_session") else {
         return Ok(provider);
     };
-    let section = load_section(context, 0, &format!("sso-session {session}")).await;
-    let region = section
-        .as_ref()
-        .and_then(|section| section.get("sso_region"));
-    let account = settings.get("sso_account_id");
-    let (Some(region), Some(account), Some(role)) =
-        (region, account, settings.get("sso_role_name"))
-    else {
+    let section = load_section(context, &FILES[0], &format!("sso-session {session}")).await;
+    let section = section.unwrap_or_default();
+    let (Some(region), Some(account), Some(role)) = (
+        section.get("sso_region"),
+        settings.get("sso_account_id"),
+        settings.get("sso_role_name"),
+    ) else {
         let text = "its sso_session needs sso_region, sso_account_id and sso_role_name";
         return Err(Error::config_invalid(text));
     };
@@ -201,43 +170,27 @@ async fn credentials_of_source(
     context: &Context,
     source: &str,
 ) -> Result<Option<Credential>, Error> {
-    match source {
-        "Environment" => {
-            EnvCredentialProvider::new()
-                .provide_credential(context)
-                .await
-        }
-        "Ec2InstanceMetadata" => {
-            let provider = IMDSv2CredentialProvider::new();
-            provider.provide_credential(context).await
-        }
-        "EcsContainer" => {
-            ECSCredentialProvider::new()
-                .provide_credential(context)
-                .await
-        }
-        _ => Err(Error::config_invalid("its credential_source is not known")),
-    }
+    let provider: Box<dyn ProvideCredentialDyn<Credential = Credential>> = match source {
+        "Environment" => Box::new(EnvCredentialProvider::new()),
+        "Ec2InstanceMetadata" => Box::new(IMDSv2CredentialProvider::new()),
+        "EcsContainer" => Box::new(ECSCredentialProvider::new()),
+        _ => return Err(Error::config_invalid("its credential_source is not known")),
+    };
+    provider.provide_credential_dyn(context).await
 }
 
 /// Assumes each of `roles`, the last first, with the credentials of the one before.
 async fn assume_all(
     context: &Context,
     roles: &[Settings],
-    base: Option<Credential>,
+    mut credential: Option<Credential>,
 ) -> Result<Option<Credential>, Error> {
-    let Some(mut credential) = base else {
-        let text = "it has no credentials with which to assume its role";
-        return if roles.is_empty() {
-            Ok(None)
-        } else {
-            Err(Error::config_invalid(text))
-        };
-    };
     for role in roles.iter().rev() {
-        credential = assume(context, role, &credential).await?;
+        let text = "it has no credentials with which to assume its role";
+        let found = credential.ok_or_else(|| Error::config_invalid(text))?;
+        credential = Some(assume(context, role, &found).await?);
     }
-    Ok(Some(credential))
+    Ok(credential)
 }
 
 async fn assume(
@@ -247,12 +200,11 @@ async fn assume(
 ) -> Result<Credential, Error> {
     let setting = |name: &str| role.get(name).cloned();
     let region = region(context, role);
-    let source =
-        StaticCredentialProvider::new(&credential.access_key_id, &credential.secret_access_key);
-    let source = match &credential.session_token {
-        Some(token) => source.with_session_token(token),
-        None => source,
-    };
+    let (key, secret) = (&credential.access_key_id, &credential.secret_access_key);
+    let mut source = StaticCredentialProvider::new(key, secret);
+    if let Some(token) = &credential.session_token {
+        source = source.with_session_token(token);
+    }
     let signer = RequestSigner::new("sts", &region);
     let signer = Signer::new(context.clone(), source, signer);
     let session = setting("role_session_name").unwrap_or_else(|| "tarfs".to_owned());

@@ -1,6 +1,5 @@
 //! Registries: passwords, and tokens that a server gives for them.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,12 +16,12 @@ use url::{Url, form_urlencoded};
 
 use super::cache::{CredentialCache, Provider};
 use super::challenge::{Challenge, TokenServer};
-use super::context::{self, Commands};
-use super::docker_config::{self, Found, Login};
+use super::context::Commands;
+use super::docker_config::{self, Login};
 use crate::base::sync::Mutex;
+use crate::source::Cause;
 use crate::source::authorizer::{Authorizer, Refusal, Request};
 use crate::source::http::ServerError;
-use crate::source::{Cause, Options};
 
 /// Lifetime of a token whose answer names none, or a shorter one, as other clients assume.
 const MIN_TOKEN_LIFETIME: Duration = Duration::from_mins(1);
@@ -40,17 +39,13 @@ pub(crate) const PUSH: &str = "pull,push";
 const CLIENT: &str = "tarfs";
 
 /// Credentials for one repository of a registry.
+#[derive(Debug)]
 pub(crate) struct RegistryLogin {
     shared: Arc<Shared>,
     cache: CredentialCache<Authorization>,
 }
 
-impl fmt::Debug for RegistryLogin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegistryLogin").finish_non_exhaustive()
-    }
-}
-
+#[derive(Debug)]
 struct Shared {
     /// The registry's name in files of logins.
     registry: String,
@@ -63,7 +58,7 @@ struct Shared {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     /// The registry's last challenge. Without one, requests carry no credentials.
     challenge: Option<Challenge>,
@@ -84,18 +79,12 @@ impl Shared {
     }
 }
 
-/// The value of the header `Authorization`.
-#[derive(Clone)]
+/// The value of the header `Authorization`, which is marked as sensitive.
+#[derive(Clone, Debug)]
 struct Authorization {
     value: HeaderValue,
     /// `None` for a password.
     expires: Option<Timestamp>,
-}
-
-impl fmt::Debug for Authorization {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Authorization").finish_non_exhaustive()
-    }
 }
 
 impl SigningCredential for Authorization {
@@ -115,17 +104,6 @@ impl RegistryLogin {
         repository: &str,
         actions: &'static str,
         is_plain_http: bool,
-        options: &Options,
-    ) -> Self {
-        let context = context::context(options);
-        Self::with_context(registry, repository, actions, is_plain_http, context)
-    }
-
-    fn with_context(
-        registry: &str,
-        repository: &str,
-        actions: &'static str,
-        is_plain_http: bool,
         context: Context,
     ) -> Self {
         let shared = Arc::new(Shared {
@@ -136,57 +114,47 @@ impl RegistryLogin {
             commands: Commands::here(),
             state: Mutex::default(),
         });
-        let provider = Provider {
-            name: format!("the login for {registry}"),
-            is_optional: false,
-            finder: Box::new(LoginProvider(Arc::clone(&shared))),
-        };
-        let is_same = |one: &Authorization, other: &Authorization| one.value == other.value;
-        let cache = CredentialCache::new(vec![provider], context, is_same);
+        let name = format!("the login for {registry}");
+        let provider = Provider::new(name, Arc::clone(&shared));
+        let cache = CredentialCache::new(vec![provider], context, |found: &Authorization| {
+            String::from_utf8_lossy(found.value.as_bytes()).into_owned()
+        });
         Self { shared, cache }
     }
 
-    async fn add(&self, request: &mut Request) -> Result<(), Cause> {
-        let is_asked = self.shared.state.lock().challenge.is_some();
-        if !is_asked || request.headers.contains_key(AUTHORIZATION) {
-            return Ok(());
-        }
-        let (found, generation) = self.cache.get().await?;
-        request.generation = generation;
-        if let Some(found) = found {
-            request.headers.insert(AUTHORIZATION, found.value);
-        }
-        Ok(())
-    }
-
-    /// Remembers the challenge of `refusal`, and loads other credentials than those of `request`.
-    async fn renew(&self, request: &Request, refusal: &Refusal) -> bool {
-        if refusal.status != StatusCode::UNAUTHORIZED {
-            return false;
-        }
+    /// Remembers the challenge of `refusal`. Returns whether there is one to answer.
+    fn note_challenge(&self, refusal: &Refusal) -> bool {
         let challenge = Challenge::parse(&refusal.headers, self.shared.is_plain_http);
-        {
-            let mut state = self.shared.state.lock();
-            state.challenge = challenge.or_else(|| state.challenge.take());
-            if state.challenge.is_none() {
-                return false;
-            }
-        }
-        self.cache.renew(request.generation).await
+        let mut state = self.shared.state.lock();
+        state.challenge = challenge.or_else(|| state.challenge.take());
+        state.challenge.is_some()
     }
 }
 
 impl Authorizer for RegistryLogin {
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
-        self.add(request).boxed()
+        async move {
+            let is_asked = self.shared.state.lock().challenge.is_some();
+            if is_asked && !request.headers.contains_key(AUTHORIZATION) {
+                let (found, generation) = self.cache.get().await?;
+                request.generation = generation;
+                let header = found.map(|found| (AUTHORIZATION, found.value));
+                request.headers.extend(header);
+            }
+            Ok(())
+        }
+        .boxed()
     }
 
+    /// Loads other credentials than those of `request`.
     fn should_resend<'a>(
         &'a self,
         request: &'a Request,
         refusal: &'a Refusal,
     ) -> BoxFuture<'a, bool> {
-        self.renew(request, refusal).boxed()
+        let is_asked = refusal.status == StatusCode::UNAUTHORIZED && self.note_challenge(refusal);
+        let renewal = self.cache.renew(request.generation);
+        async move { is_asked && renewal.await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {
@@ -213,38 +181,25 @@ impl Authorizer for RegistryLogin {
     }
 }
 
-/// Loads the login from files, and exchanges it for a token if the registry wants one.
-struct LoginProvider(Arc<Shared>);
-
-impl fmt::Debug for LoginProvider {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LoginProvider").finish_non_exhaustive()
-    }
-}
-
-impl ProvideCredential for LoginProvider {
+impl ProvideCredential for Shared {
     type Credential = Authorization;
 
+    /// Loads the login from files, and exchanges it for a token if the registry wants one.
     async fn provide_credential(&self, context: &Context) -> Result<Option<Authorization>, Error> {
-        let shared = &self.0;
-        let challenge = shared.state.lock().challenge.clone();
-        let Some(challenge) = challenge else {
+        let Some(challenge) = self.state.lock().challenge.clone() else {
             return Ok(None);
         };
-        let (registry, repository) = (&shared.registry, &shared.repository);
-        let found = docker_config::find(context, &shared.commands, registry, repository).await;
-        let (origin, login) = match found {
-            Some(Found { origin, login }) => (Some(origin), login.map(Some)),
-            None => (None, Ok(None)),
-        };
-        let loaded = match login {
+        let (registry, repository) = (&self.registry, &self.repository);
+        let found = docker_config::find(context, &self.commands, registry, repository).await;
+        let (origin, login) = found.unzip();
+        let loaded = match login.transpose() {
             Ok(login) => {
-                let scope = shared.scope(&challenge);
+                let scope = self.scope(&challenge);
                 authorization(context, &challenge, login, &scope).await
             }
             Err(failure) => Err(failure),
         };
-        let mut state = shared.state.lock();
+        let mut state = self.state.lock();
         state.origin = origin;
         state.failure = loaded.as_ref().err().cloned();
         loaded.map_err(|failure| {
@@ -261,26 +216,23 @@ async fn authorization(
     login: Option<Login>,
     scope: &str,
 ) -> Result<Option<Authorization>, String> {
-    let forever = |value| {
-        Ok(Some(Authorization {
-            value,
-            expires: None,
-        }))
-    };
-    match (challenge, login) {
-        (_, Some(Login::RegistryToken(token))) => forever(bearer_header(&token)?),
+    let value = match (challenge, login) {
+        (_, Some(Login::RegistryToken(token))) => bearer_header(&token)?,
         (Challenge::Basic, Some(Login::Password(user, password))) => {
-            forever(basic_header(&user, &password)?)
+            basic_header(&user, &password)?
         }
         (Challenge::Basic, Some(Login::IdentityToken(_))) => {
-            Err("the registry wants a password, and there is only an identity token".to_owned())
+            let text = "the registry wants a password, and there is only an identity token";
+            return Err(text.to_owned());
         }
-        (Challenge::Basic, None) => Ok(None),
+        (Challenge::Basic, None) => return Ok(None),
         (Challenge::Bearer(server), login) => {
-            let token = request_token(context, server, login, scope).await?;
-            Ok(Some(token))
+            let token = request_token(context, server, login, scope).await;
+            return token.map(Some);
         }
-    }
+    };
+    let expires = None;
+    Ok(Some(Authorization { value, expires }))
 }
 
 fn header(value: &str) -> Result<HeaderValue, String> {
@@ -295,10 +247,8 @@ fn bearer_header(token: &str) -> Result<HeaderValue, String> {
 }
 
 fn basic_header(user: &str, password: &str) -> Result<HeaderValue, String> {
-    header(&format!(
-        "Basic {}",
-        STANDARD.encode(format!("{user}:{password}"))
-    ))
+    let login = STANDARD.encode(format!("{user}:{password}"));
+    header(&format!("Basic {login}"))
 }
 
 /// Answer of a token server. Its other fields are secrets that are not used.
@@ -324,23 +274,18 @@ async fn request_token(
         let ServerError { code, message } = ServerError::parse(answer.body());
         let status = answer.status().as_u16().to_string();
         let words = [Some(status), code, message].into_iter().flatten();
-        let words: Vec<_> = words.collect();
+        let words = words.collect::<Vec<_>>().join(" ");
         return Err(format!(
-            "the token server {host} answers with status {}",
-            words.join(" ")
+            "the token server {host} answers with status {words}"
         ));
     }
     let malformed = || format!("the answer of the token server {host} is malformed");
     let answer: TokenAnswer = serde_json::from_slice(answer.body()).map_err(|_| malformed())?;
     let token = answer.token.or(answer.access_token);
-    let token = token
-        .filter(|token| !token.is_empty())
-        .ok_or_else(malformed)?;
-    let lifetime = answer
-        .expires_in
-        .unwrap_or_default()
-        .min(MAX_TOKEN_LIFETIME);
-    let lifetime = Duration::from_secs(lifetime).max(MIN_TOKEN_LIFETIME);
+    let token = token.filter(|token| !token.is_empty());
+    let token = token.ok_or_else(malformed)?;
+    let lifetime = answer.expires_in.unwrap_or_default();
+    let lifetime = Duration::from_secs(lifetime.min(MAX_TOKEN_LIFETIME)).max(MIN_TOKEN_LIFETIME);
     Ok(Authorization {
         value: bearer_header(&token)?,
         expires: Some(asked + lifetime),
@@ -362,10 +307,8 @@ fn token_request(
         params.push(("grant_type", "refresh_token".to_owned()));
         params.push(("client_id", CLIENT.to_owned()));
         params.push(("refresh_token", token.clone()));
-        let form = form_urlencoded::Serializer::new(String::new())
-            .extend_pairs(params)
-            .finish();
-        body = form.into();
+        let mut form = form_urlencoded::Serializer::new(String::new());
+        body = form.extend_pairs(params).finish().into();
         request = request
             .method(Method::POST)
             .header(CONTENT_TYPE, "application/x-www-form-urlencoded");
@@ -413,7 +356,7 @@ mod tests {
             Challenge::Bearer(TokenServer { scope, ..server() })
         };
         let scope = |actions, challenge: &Challenge| {
-            let login = RegistryLogin::with_context("x", "a/b", actions, false, Context::new());
+            let login = RegistryLogin::new("x", "a/b", actions, false, Context::new());
             login.shared.scope(challenge)
         };
         let cache = scoped("repository:cache/a/b:pull");
@@ -447,7 +390,7 @@ mod tests {
         let file = directory.path().join("auth.json");
         let name = file.display().to_string();
         let context = Context::new().with_env(Variable("REGISTRY_AUTH_FILE", name.clone()));
-        let login = RegistryLogin::with_context("example.com", "a", PULL, false, context);
+        let login = RegistryLogin::new("example.com", "a", PULL, false, context);
         let mut headers = reqwest::header::HeaderMap::new();
         let challenge = HeaderValue::from_static("Basic realm=\"x\"");
         headers.insert(reqwest::header::WWW_AUTHENTICATE, challenge);

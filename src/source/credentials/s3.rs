@@ -1,6 +1,5 @@
 //! Amazon S3, and servers with its protocol.
 
-use std::fmt;
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -8,8 +7,8 @@ use reqsign_aws_v4::{
     AssumeRoleWithWebIdentityCredentialProvider, Credential, ECSCredentialProvider,
     EnvCredentialProvider, IMDSv2CredentialProvider, RequestSigner,
 };
-use reqsign_core::{Context, ProvideCredential};
-use reqwest::header::{AUTHORIZATION, HeaderName, HeaderValue};
+use reqsign_core::Context;
+use reqwest::header::{AUTHORIZATION, AsHeaderName, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
 use super::cache::{CredentialCache, Provider};
@@ -28,28 +27,15 @@ const BUCKET_REGION: &str = "x-amz-bucket-region";
 const CONTENT_SHA256: HeaderName = HeaderName::from_static("x-amz-content-sha256");
 
 /// Credentials for one object.
+#[derive(Debug)]
 struct S3 {
     cache: CredentialCache<Credential>,
     bucket: String,
     /// The user's endpoint, instead of Amazon's.
     endpoint: Option<Url>,
-    variant: Variant,
+    /// First labels of Amazon's endpoints.
+    service: String,
     region: Mutex<String>,
-}
-
-/// Amazon's endpoints of a region.
-#[derive(Clone, Copy)]
-struct Variant {
-    is_dual_stack: bool,
-    is_fips: bool,
-}
-
-impl fmt::Debug for S3 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("S3")
-            .field("bucket", &self.bucket)
-            .finish_non_exhaustive()
-    }
 }
 
 /// The endpoint in the variables of the AWS CLI.
@@ -70,21 +56,27 @@ pub(super) async fn open(
     let s3 = S3 {
         bucket: object.bucket.to_owned(),
         endpoint: endpoint.url()?,
-        variant: Variant {
-            is_dual_stack: flag("AWS_USE_DUALSTACK_ENDPOINT"),
-            is_fips: flag("AWS_USE_FIPS_ENDPOINT"),
-        },
+        service: service(
+            flag("AWS_USE_FIPS_ENDPOINT"),
+            flag("AWS_USE_DUALSTACK_ENDPOINT"),
+        ),
         region: Mutex::new(region(&context).await?),
-        cache: CredentialCache::new(providers(&context), context, is_same),
+        cache: CredentialCache::new(providers(&context), context, secret_of),
     };
     let url = object.url(&s3.bucket_url(&s3.region.lock())?);
     Ok((url, Arc::new(s3)))
 }
 
-fn is_same(one: &Credential, other: &Credential) -> bool {
-    one.access_key_id == other.access_key_id
-        && one.secret_access_key == other.secret_access_key
-        && one.session_token == other.session_token
+fn secret_of(credential: &Credential) -> String {
+    let (key, secret) = (&credential.access_key_id, &credential.secret_access_key);
+    let token = credential.session_token.as_deref().unwrap_or_default();
+    format!("{key} {secret} {token}")
+}
+
+fn service(is_fips: bool, is_dual_stack: bool) -> String {
+    let service = if is_fips { "s3-fips" } else { "s3" };
+    let stack = if is_dual_stack { ".dualstack" } else { "" };
+    format!("{service}{stack}")
 }
 
 /// Region of the environment or of the profile.
@@ -106,42 +98,17 @@ fn is_region(text: &str) -> bool {
 
 /// Providers of credentials in the order of the AWS SDKs.
 fn providers(context: &Context) -> Vec<Provider<Credential>> {
-    fn provider(
-        name: impl Into<String>,
-        provider: impl ProvideCredential<Credential = Credential>,
-    ) -> Provider<Credential> {
-        Provider {
-            name: name.into(),
-            is_optional: false,
-            finder: Box::new(provider),
-        }
-    }
-    let profile = profile::name(context);
-    let metadata = Provider {
-        is_optional: true,
-        ..provider(
-            "the instance metadata of EC2",
-            IMDSv2CredentialProvider::new(),
-        )
-    };
+    let keys = "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY";
+    let token = "the variable AWS_WEB_IDENTITY_TOKEN_FILE";
+    let profile = format!("the AWS profile {}", profile::name(context));
+    let container = "the container credentials of ECS or EKS";
+    let metadata = "the instance metadata of EC2";
     vec![
-        provider(
-            "the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            EnvCredentialProvider::new(),
-        ),
-        provider(
-            "the variable AWS_WEB_IDENTITY_TOKEN_FILE",
-            AssumeRoleWithWebIdentityCredentialProvider::new(),
-        ),
-        provider(
-            format!("the AWS profile {profile}"),
-            profile::ProfileProvider,
-        ),
-        provider(
-            "the container credentials of ECS or EKS",
-            ECSCredentialProvider::new(),
-        ),
-        metadata,
+        Provider::new(keys, EnvCredentialProvider::new()),
+        Provider::new(token, AssumeRoleWithWebIdentityCredentialProvider::new()),
+        Provider::new(profile, profile::ProfileProvider),
+        Provider::new(container, ECSCredentialProvider::new()),
+        Provider::new(metadata, IMDSv2CredentialProvider::new()).optional(),
     ]
 }
 
@@ -152,40 +119,34 @@ impl S3 {
         if let Some(endpoint) = &self.endpoint {
             return Ok(url_below(endpoint, bucket));
         }
-        let Variant {
-            is_dual_stack,
-            is_fips,
-        } = self.variant;
-        let service = if is_fips { "s3-fips" } else { "s3" };
-        let stack = if is_dual_stack { ".dualstack" } else { "" };
         let suffix = if region.starts_with("cn-") { ".cn" } else { "" };
-        let host = format!("{service}{stack}.{region}.amazonaws.com{suffix}");
+        let host = format!("{}.{region}.amazonaws.com{suffix}", self.service);
         // Host names have no capitals, and the certificate is for one label before the service's.
         let url = if is_region(bucket) {
             format!("https://{bucket}.{host}/")
         } else {
             format!("https://{host}/{bucket}")
         };
-        let malformed = || Cause::Malformed("the name of the bucket is not valid".to_owned());
-        Url::parse(&url).map_err(|_| malformed())
+        let malformed = "the name of the bucket is not valid";
+        Url::parse(&url).map_err(|_| Cause::Malformed(malformed.to_owned()))
     }
 
     /// Takes the region that the server names. Returns whether `request` was for another one.
     fn follow_region(&self, request: &Request, refusal: &Refusal) -> bool {
-        let region = refusal.headers.get(BUCKET_REGION);
-        let Some(region) = region.and_then(|region| region.to_str().ok()) else {
+        fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
+            headers.get(name)?.to_str().ok()
+        }
+        let region = text(&refusal.headers, BUCKET_REGION).filter(|region| is_region(region));
+        let Some(region) = region else {
             return false;
         };
-        let signature = request.headers.get(AUTHORIZATION);
-        let signature = signature.and_then(|signature| signature.to_str().ok());
-        let is_other = if let Some(signature) = signature {
+        let is_other = if let Some(signature) = text(&request.headers, AUTHORIZATION) {
             !signature.contains(&format!("/{region}/s3/"))
         } else {
             let asked = self.bucket_url(region);
             self.endpoint.is_none()
                 && asked.is_ok_and(|asked| asked.host_str() != request.url.host_str())
         };
-        let is_other = is_other && is_region(region);
         if is_other {
             region.clone_into(&mut self.region.lock());
         }
@@ -196,11 +157,9 @@ impl S3 {
         let (credential, generation) = self.cache.get().await?;
         let region = self.region.lock().clone();
         if self.endpoint.is_none() {
+            let url = self.bucket_url(&region)?;
             // It fails only for URLs without a host.
-            request
-                .url
-                .set_host(self.bucket_url(&region)?.host_str())
-                .ok();
+            request.url.set_host(url.host_str()).ok();
         }
         request.generation = generation;
         let Some(credential) = credential else {
@@ -251,28 +210,23 @@ mod tests {
     use super::*;
     use crate::base::sha256::Sha256;
 
-    fn s3(bucket: &str, region: &str, variant: Variant, endpoint: Option<&str>) -> S3 {
+    fn s3(bucket: &str, region: &str, service: &str, endpoint: Option<&str>) -> S3 {
         S3 {
-            cache: CredentialCache::new(Vec::new(), Context::new(), is_same),
+            cache: CredentialCache::new(Vec::new(), Context::new(), secret_of),
             bucket: bucket.to_owned(),
             endpoint: endpoint.map(|url| Url::parse(url).expect("well-formed")),
-            variant,
+            service: service.to_owned(),
             region: Mutex::new(region.to_owned()),
         }
     }
 
-    const PLAIN: Variant = Variant {
-        is_dual_stack: false,
-        is_fips: false,
-    };
+    const PLAIN: &str = "s3";
 
     #[test]
     fn endpoints_of_s3_follow_region_and_settings() {
-        let special = Variant {
-            is_dual_stack: true,
-            is_fips: true,
-        };
-        for (bucket, region, variant, endpoint, expected) in [
+        let special = service(true, true);
+        let special = special.as_str();
+        for (bucket, region, service, endpoint, expected) in [
             (
                 "b",
                 "us-east-1",
@@ -323,7 +277,7 @@ mod tests {
                 "https://host/s3/b",
             ),
         ] {
-            let url = s3(bucket, region, variant, endpoint).bucket_url(region);
+            let url = s3(bucket, region, service, endpoint).bucket_url(region);
             assert_eq!(url.expect("valid").as_str(), expected);
         }
     }
@@ -339,7 +293,7 @@ mod tests {
         };
         let context = Context::new().with_env(env);
         let mut s3 = s3("b", "us-east-1", PLAIN, None);
-        s3.cache = CredentialCache::new(providers(&context), context, is_same);
+        s3.cache = CredentialCache::new(providers(&context), context, secret_of);
         let digest = Sha256([0xab; 32]);
         for content_sha256 in [None, Some(digest)] {
             let mut request = Request {
@@ -368,17 +322,14 @@ mod tests {
                 secret_access_key: "secret".to_owned(),
                 ..Credential::default()
             };
-            let provider = Provider {
-                name: "a key".to_owned(),
-                is_optional: false,
-                finder: Box::new(reqsign_aws_v4::StaticCredentialProvider::new(
-                    &key.access_key_id,
-                    &key.secret_access_key,
-                )),
-            };
+            let keys = reqsign_aws_v4::StaticCredentialProvider::new(
+                &key.access_key_id,
+                &key.secret_access_key,
+            );
+            let provider = Provider::new("a key", keys);
             // The bucket is called like a region.
             let mut s3 = s3("eu-central-1", "us-east-1", PLAIN, endpoint);
-            s3.cache = CredentialCache::new(vec![provider], Context::new(), is_same);
+            s3.cache = CredentialCache::new(vec![provider], Context::new(), secret_of);
             let mut headers = reqwest::header::HeaderMap::new();
             headers.insert(BUCKET_REGION, "eu-central-1".parse().expect("valid"));
             let refusal = Refusal {

@@ -1,11 +1,11 @@
 //! Signatures of requests by the crates that know each object store.
 
-use std::fmt::{self, Display};
+use std::fmt::Display;
 
-use futures_util::future::{BoxFuture, FutureExt, ready};
+use futures_util::future::{BoxFuture, FutureExt};
 use reqsign_core::{ErrorKind, SignRequest, SigningCredential};
 use reqwest::Method;
-use reqwest::header::{HOST, HeaderMap};
+use reqwest::header::{HOST, HeaderValue};
 
 use super::cache::CredentialCache;
 use crate::source::Cause;
@@ -59,6 +59,7 @@ where
 }
 
 /// Authorizes the requests to a store without regions.
+#[derive(Debug)]
 pub(super) struct SignedRequests<S: SignRequest>
 where
     S::Credential: SigningCredential,
@@ -66,18 +67,9 @@ where
     pub(super) signer: S,
     pub(super) cache: CredentialCache<S::Credential>,
     /// Headers of each request.
-    pub(super) headers: HeaderMap,
+    pub(super) headers: &'static [(&'static str, &'static str)],
     /// Headers of each upload.
-    pub(super) upload_headers: HeaderMap,
-}
-
-impl<S: SignRequest> fmt::Debug for SignedRequests<S>
-where
-    S::Credential: SigningCredential,
-{
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SignedRequests").finish_non_exhaustive()
-    }
+    pub(super) upload_headers: &'static [(&'static str, &'static str)],
 }
 
 impl<S: SignRequest> Authorizer for SignedRequests<S>
@@ -86,9 +78,12 @@ where
 {
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
         async move {
-            request.headers.extend(self.headers.clone());
-            if request.method == Method::PUT {
-                request.headers.extend(self.upload_headers.clone());
+            let is_upload = request.method == Method::PUT;
+            let upload_headers = self.upload_headers.iter().filter(|_| is_upload);
+            for &(name, value) in self.headers.iter().chain(upload_headers) {
+                request
+                    .headers
+                    .insert(name, HeaderValue::from_static(value));
             }
             let (credential, generation) = self.cache.get().await?;
             request.generation = generation;
@@ -107,10 +102,8 @@ where
         request: &'a Request,
         refusal: &'a Refusal,
     ) -> BoxFuture<'a, bool> {
-        if !refusal.is_unauthorized() {
-            return ready(false).boxed();
-        }
-        self.cache.renew(request.generation).boxed()
+        let renewal = self.cache.renew(request.generation);
+        async move { refusal.is_unauthorized() && renewal.await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {
