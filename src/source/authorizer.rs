@@ -103,11 +103,7 @@ pub trait Authorizer: Send + Sync + fmt::Debug {
     /// Whether `request`, which the server refused so, should be authorized and sent again.
     ///
     /// It renews refused credentials.
-    fn should_resend<'a>(
-        &'a self,
-        request: &'a Request,
-        refusal: &'a Refusal,
-    ) -> BoxFuture<'a, bool>;
+    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool>;
 
     /// Name of the source of the current credentials, such as a file, for errors.
     fn credentials_origin(&self) -> String;

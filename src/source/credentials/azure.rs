@@ -29,6 +29,9 @@ const CONNECTION_STRING: &str = "AZURE_STORAGE_CONNECTION_STRING";
 /// Variable with the account of the other variables of the Azure CLI.
 const ACCOUNT: &str = "AZURE_STORAGE_ACCOUNT";
 
+/// End of the names of variables that name a file.
+const FILE_SUFFIX: &str = "_FILE";
+
 /// The endpoint of `object` in the variables of the Azure CLI.
 pub(super) fn configured_endpoint(object: &Object<'_>) -> Option<String> {
     let account = object.account?;
@@ -73,14 +76,14 @@ fn secret_of(credential: &Credential) -> String {
 
 /// Providers of credentials: those of the Azure CLI, and then those of the Azure SDKs.
 fn providers(account: &str) -> Vec<Provider<Credential>> {
-    let variable = |name, parse| {
+    let variable = |name: &'static str, parse| {
         let account = account.to_owned();
         let secret = Variable {
             name,
             account,
             parse,
         };
-        let is_file = secret.is_file();
+        let is_file = name.ends_with(FILE_SUFFIX);
         let kind = if is_file { "file of" } else { "variable" };
         Provider::new(format!("the {kind} {name}"), secret)
     };
@@ -113,12 +116,6 @@ struct Variable {
 /// Returns the credential in a text for the account, if it has one.
 type ParseSecret = fn(&str, &str) -> Option<Credential>;
 
-impl Variable {
-    fn is_file(&self) -> bool {
-        self.name.ends_with("_FILE")
-    }
-}
-
 impl ProvideCredential for Variable {
     type Credential = Credential;
 
@@ -130,7 +127,7 @@ impl ProvideCredential for Variable {
         if account.is_some_and(|account| account != self.account) {
             return Ok(None);
         }
-        let text = if self.is_file() {
+        let text = if self.name.ends_with(FILE_SUFFIX) {
             context.file_read_as_string(&value).await?
         } else {
             value

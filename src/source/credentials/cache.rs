@@ -166,11 +166,8 @@ impl<C: SigningCredential> CredentialCache<C> {
 
     /// Names the provider of the current credentials, or those that have none.
     pub(super) fn origin(&self) -> String {
-        let state = self.0.state.lock();
-        let current = state.current.as_ref();
-        let provider = current.filter(|loaded| loaded.credential.is_some());
-        let provider = provider.and_then(|loaded| self.0.providers.get(loaded.provider));
-        if let Some(provider) = provider {
+        let known = self.0.known_provider();
+        if let Some(provider) = known.and_then(|number| self.0.providers.get(number)) {
             return provider.name.clone();
         }
         let names = self.0.providers.iter().map(|provider| &*provider.name);
@@ -240,10 +237,8 @@ impl<C: SigningCredential> Inner<C> {
         let failed = |provider: &Provider<C>, detail: &str| {
             Cause::Credentials(format!("{}: {detail}", provider.name))
         };
-        for (number, provider) in self.providers.iter().enumerate() {
-            if known.is_some_and(|known| known != number) {
-                continue;
-            }
+        let providers = self.providers.iter().enumerate();
+        for (number, provider) in providers.filter(|one| known.is_none_or(|known| known == one.0)) {
             match provider.finder.provide_credential_dyn(&self.context).await {
                 Ok(None) if known.is_some() => {
                     return Err(failed(provider, "it has no credentials any more"));

@@ -73,13 +73,9 @@ impl Authorizer for ReloadedHeaders {
         ready(Ok(())).boxed()
     }
 
-    fn should_resend<'a>(
-        &'a self,
-        request: &'a Request,
-        refusal: &'a Refusal,
-    ) -> BoxFuture<'a, bool> {
-        let reloading = self.reload(request.generation);
-        async move { refusal.is_unauthorized() && reloading.await }.boxed()
+    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+        let (is_unauthorized, number) = (refusal.is_unauthorized(), request.generation);
+        async move { is_unauthorized && self.reload(number).await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {

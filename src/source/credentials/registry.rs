@@ -147,14 +147,10 @@ impl Authorizer for RegistryLogin {
     }
 
     /// Loads other credentials than those of `request`.
-    fn should_resend<'a>(
-        &'a self,
-        request: &'a Request,
-        refusal: &'a Refusal,
-    ) -> BoxFuture<'a, bool> {
+    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
         let is_asked = refusal.status == StatusCode::UNAUTHORIZED && self.note_challenge(refusal);
-        let renewal = self.cache.renew(request.generation);
-        async move { is_asked && renewal.await }.boxed()
+        let generation = request.generation;
+        async move { is_asked && self.cache.renew(generation).await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {
@@ -217,7 +213,7 @@ async fn authorization(
     scope: &str,
 ) -> Result<Option<Authorization>, String> {
     let value = match (challenge, login) {
-        (_, Some(Login::RegistryToken(token))) => bearer_header(&token)?,
+        (_, Some(Login::RegistryToken(token))) => header("Bearer", &token)?,
         (Challenge::Basic, Some(Login::Password(user, password))) => {
             basic_header(&user, &password)?
         }
@@ -235,20 +231,15 @@ async fn authorization(
     Ok(Some(Authorization { value, expires }))
 }
 
-fn header(value: &str) -> Result<HeaderValue, String> {
-    let value = HeaderValue::from_str(value);
+fn header(scheme: &str, secret: &str) -> Result<HeaderValue, String> {
+    let value = HeaderValue::from_str(&format!("{scheme} {secret}"));
     let mut value = value.map_err(|_| "its text cannot be sent in a header".to_owned())?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-fn bearer_header(token: &str) -> Result<HeaderValue, String> {
-    header(&format!("Bearer {token}"))
-}
-
 fn basic_header(user: &str, password: &str) -> Result<HeaderValue, String> {
-    let login = STANDARD.encode(format!("{user}:{password}"));
-    header(&format!("Basic {login}"))
+    header("Basic", &STANDARD.encode(format!("{user}:{password}")))
 }
 
 /// Answer of a token server. Its other fields are secrets that are not used.
@@ -287,7 +278,7 @@ async fn request_token(
     let lifetime = answer.expires_in.unwrap_or_default();
     let lifetime = Duration::from_secs(lifetime.min(MAX_TOKEN_LIFETIME)).max(MIN_TOKEN_LIFETIME);
     Ok(Authorization {
-        value: bearer_header(&token)?,
+        value: header("Bearer", &token)?,
         expires: Some(asked + lifetime),
     })
 }

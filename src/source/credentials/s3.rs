@@ -182,16 +182,10 @@ impl Authorizer for S3 {
         self.sign(request).boxed()
     }
 
-    fn should_resend<'a>(
-        &'a self,
-        request: &'a Request,
-        refusal: &'a Refusal,
-    ) -> BoxFuture<'a, bool> {
-        async move {
-            self.follow_region(request, refusal)
-                || (refusal.is_unauthorized() && self.cache.renew(request.generation).await)
-        }
-        .boxed()
+    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+        let is_moved = self.follow_region(request, refusal);
+        let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
+        async move { is_moved || is_unauthorized && self.cache.renew(generation).await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {

@@ -15,16 +15,13 @@ use crate::source::authorizer::{Authorizer, Refusal, Request};
 ///
 /// # Errors
 /// [`Cause::Malformed`] if it cannot be signed, and [`Cause::Credentials`] if they have just expired.
-pub(super) async fn sign<S: SignRequest>(
+pub(super) async fn sign<S: SignRequest<Credential: SigningCredential>>(
     signer: &S,
     cache: &CredentialCache<S::Credential>,
     credential: &S::Credential,
     request: &mut Request,
     is_signed: fn(&str) -> bool,
-) -> Result<(), Cause>
-where
-    S::Credential: SigningCredential,
-{
+) -> Result<(), Cause> {
     let unsignable =
         |detail: &dyn Display| Cause::Malformed(format!("the request cannot be signed: {detail}"));
     let mut parts = http::Request::builder()
@@ -60,10 +57,7 @@ where
 
 /// Authorizes the requests to a store without regions.
 #[derive(Debug)]
-pub(super) struct SignedRequests<S: SignRequest>
-where
-    S::Credential: SigningCredential,
-{
+pub(super) struct SignedRequests<S: SignRequest> {
     pub(super) signer: S,
     pub(super) cache: CredentialCache<S::Credential>,
     /// Headers of each request.
@@ -72,10 +66,7 @@ where
     pub(super) upload_headers: &'static [(&'static str, &'static str)],
 }
 
-impl<S: SignRequest> Authorizer for SignedRequests<S>
-where
-    S::Credential: SigningCredential,
-{
+impl<S: SignRequest<Credential: SigningCredential>> Authorizer for SignedRequests<S> {
     fn authorize<'a>(&'a self, request: &'a mut Request) -> BoxFuture<'a, Result<(), Cause>> {
         async move {
             let is_upload = request.method == Method::PUT;
@@ -97,13 +88,9 @@ where
         .boxed()
     }
 
-    fn should_resend<'a>(
-        &'a self,
-        request: &'a Request,
-        refusal: &'a Refusal,
-    ) -> BoxFuture<'a, bool> {
-        let renewal = self.cache.renew(request.generation);
-        async move { refusal.is_unauthorized() && renewal.await }.boxed()
+    fn should_resend(&self, request: &Request, refusal: &Refusal) -> BoxFuture<'_, bool> {
+        let (is_unauthorized, generation) = (refusal.is_unauthorized(), request.generation);
+        async move { is_unauthorized && self.cache.renew(generation).await }.boxed()
     }
 
     fn credentials_origin(&self) -> String {
