@@ -35,6 +35,15 @@ const SECRET_PREFIXES: [&str; 4] = ["x-amz-", "x-goog-", "x-oss-", "x-cos-"];
 /// Length of the query's hash in hexadecimal digits: 128 bits.
 const HASH_DIGITS: usize = 32;
 
+/// Whether `url` is one of an HTTP server, without user, password and query.
+pub(super) fn is_server_url(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+        && url.has_host()
+        && url.username().is_empty()
+        && url.password().is_none()
+        && url.query().is_none()
+}
+
 /// Locator and display name of a source.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Location {

@@ -3,7 +3,7 @@
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use url::Url;
 
-use crate::source::location::redact;
+use crate::source::location::{is_server_url, redact};
 use crate::source::{Cause, Location};
 
 /// Length of the hash of an object's name in hexadecimal digits: 128 bits.
@@ -199,17 +199,10 @@ impl Endpoint {
     /// # Errors
     /// [`Cause::Malformed`] if it is not an HTTP URL without secrets.
     pub(super) fn url(&self) -> Result<Option<Url>, Cause> {
-        let is_http = |url: &Url| {
-            matches!(url.scheme(), "http" | "https")
-                && url.has_host()
-                && url.username().is_empty()
-                && url.password().is_none()
-                && url.query().is_none()
-                && url.fragment().is_none()
-        };
+        let is_valid = |url: &Url| is_server_url(url) && url.fragment().is_none();
         let text = "the endpoint of an object store must be an http:// or https:// URL";
         let malformed = || Cause::Malformed(text.to_owned());
-        let parse = |text: &String| Url::parse(text).ok().filter(is_http).ok_or_else(malformed);
+        let parse = |text: &String| Url::parse(text).ok().filter(is_valid).ok_or_else(malformed);
         self.text.as_ref().map(parse).transpose()
     }
 

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use toml_edit::{Document, Item, TableLike};
+use toml_edit::{Document, Item, TableLike, Value};
 use url::Url;
 
 use super::reference::Reference;
 use crate::source::credentials::read_optional;
+use crate::source::location::is_server_url;
 use crate::source::{Cause, Certificates, ClientCertificate};
 
 /// Path of the API below a server.
@@ -122,19 +123,9 @@ async fn host(
     origin: Host,
     directory: &Path,
 ) -> Result<Host, String> {
-    let url = if name.contains("://") {
-        name.to_owned()
-    } else {
-        format!("https://{name}")
-    };
-    let is_http = |url: &Url| {
-        matches!(url.scheme(), "http" | "https")
-            && url.has_host()
-            && url.username().is_empty()
-            && url.password().is_none()
-            && url.query().is_none()
-    };
-    let url = Url::parse(&url).ok().filter(is_http);
+    let scheme = if name.contains("://") { "" } else { "https://" };
+    let url = Url::parse(&format!("{scheme}{name}")).ok();
+    let url = url.filter(is_server_url);
     let url = url.ok_or_else(|| "the URL of a host in it is not valid".to_owned())?;
     let overrides_path = boolean(table, "override_path")?;
     // The file may change the scheme and the path of the registry itself.
@@ -186,12 +177,10 @@ async fn apply(table: &dyn TableLike, mut host: Host, directory: &Path) -> Resul
 }
 
 fn with_api_path(mut url: Url, overrides_path: bool) -> Url {
-    let path = url.path().trim_end_matches('/').to_owned();
-    let api = if overrides_path || path.ends_with(API_PATH) {
-        path
-    } else {
-        path + API_PATH
-    };
+    let path = url.path().trim_end_matches('/');
+    let is_api = overrides_path || path.ends_with(API_PATH);
+    let suffix = if is_api { "" } else { API_PATH };
+    let api = format!("{path}{suffix}");
     url.set_path(&api);
     url
 }
@@ -225,25 +214,15 @@ fn client(table: &dyn TableLike) -> Result<Option<(String, Option<String>)>, Str
     let Some(item) = table.get("client") else {
         return Ok(None);
     };
-    let Some(list) = item.as_array() else {
-        let file = item.as_str().ok_or_else(wrong)?;
-        return Ok(Some((file.to_owned(), None)));
-    };
     // A list has files, or pairs of them. Servers get the first.
-    let first = list.get(0).ok_or_else(wrong)?;
-    if let Some(file) = first.as_str() {
-        return Ok(Some((file.to_owned(), None)));
-    }
-    let pair = first.as_array().ok_or_else(wrong)?;
-    let text = |number| {
-        pair.get(number)
-            .and_then(|text| text.as_str())
-            .map(str::to_owned)
+    let first = item.as_array().map_or(item.as_value(), |list| list.get(0));
+    let (file, key) = match first.and_then(Value::as_array) {
+        Some(pair) => (pair.get(0), pair.get(1)),
+        None => (first, None),
     };
-    Ok(Some((
-        text(0).ok_or_else(wrong)?,
-        text(1).filter(|key| !key.is_empty()),
-    )))
+    let text = |value: Option<&Value>| Some(value?.as_str()?.to_owned());
+    let file = text(file).ok_or_else(wrong)?;
+    Ok(Some((file, text(key).filter(|key| !key.is_empty()))))
 }
 
 async fn read_pem(directory: &Path, path: &str) -> Result<Vec<u8>, String> {

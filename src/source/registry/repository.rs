@@ -69,9 +69,8 @@ impl Repository {
         let reference = Reference::parse(spec).map_err(failed)?;
         let hosts = hosts::load(&reference, &options.hosts_dir, &options.certificates);
         let hosts = hosts.await.map_err(failed)?;
-        let servers = hosts
-            .into_iter()
-            .map(|host| Server::new(host, &reference, &options));
+        let hosts = hosts.into_iter();
+        let servers = hosts.map(|host| Server::new(host, &reference, &options));
         let servers = servers.collect::<Result<_, _>>().map_err(failed)?;
         Ok(Self {
             version: reference.version,
@@ -117,17 +116,14 @@ impl Repository {
             Version::Tag(_) => server.can_resolve,
             Version::Digest(_) => server.can_pull,
         };
-        let mut last_error = None;
+        let mut last_error: Option<Error> = None;
         for (number, server) in self.servers.iter().enumerate() {
             if chosen.map_or(!is_able(server), |&chosen| chosen != number) {
                 continue;
             }
-            if let Some(Error {
-                location, cause, ..
-            }) = last_error.take()
-            {
-                let host = server.url.host_str().unwrap_or_default();
-                tracing::warn!("{location}: a mirror fails: {cause}; trying {host}");
+            if let Some(error) = last_error.take() {
+                let (host, cause) = (server.url.host_str().unwrap_or_default(), &error.cause);
+                tracing::warn!("{}: a mirror fails: {cause}; trying {host}", error.location);
             }
             let mut options = server.options.clone();
             if number + 1 < self.servers.len() {
@@ -174,19 +170,14 @@ impl Repository {
     /// No server may be asked for blobs.
     pub fn blob(&self, digest: Sha256, len: u64) -> Result<Arc<dyn Source>, Error> {
         let server = self.pull_server()?;
-        let later = self
-            .servers
-            .iter()
-            .skip_while(|one| !std::ptr::eq(*one, server));
+        let servers = self.servers.iter();
+        let later = servers.skip_while(|one| !std::ptr::eq(*one, server));
         let later = later.skip(1).filter(|one| one.can_pull);
         let others = later.map(|one| self.blob_of(one, digest, len));
         let first = self.blob_of(server, digest, len)?;
+        let others = others.collect::<Result<_, _>>()?;
         let stats = Arc::clone(&server.options.stats);
-        Ok(mirrors::in_order(
-            first,
-            others.collect::<Result<_, _>>()?,
-            stats,
-        ))
+        Ok(mirrors::in_order(first, others, stats))
     }
 
     fn blob_of(&self, server: &Server, digest: Sha256, len: u64) -> Result<Http, Error> {
@@ -202,10 +193,8 @@ impl Repository {
 
     /// The server that served a manifest, or else the last one that may be asked for blobs.
     fn pull_server(&self) -> Result<&Server, Error> {
-        let chosen = self
-            .chosen
-            .get()
-            .and_then(|&number| self.servers.get(number));
+        let chosen = self.chosen.get();
+        let chosen = chosen.and_then(|&number| self.servers.get(number));
         let server = chosen.filter(|server| server.can_pull);
         let server = server.or_else(|| self.servers.iter().rfind(|server| server.can_pull));
         server.ok_or_else(|| self.unable("pull"))
@@ -280,9 +269,9 @@ impl Server {
         let registry = if host.is_origin {
             reference.registry.clone()
         } else {
-            let name = url.host_str().unwrap_or_default();
             let port = url.port().map(|port| format!(":{port}"));
-            format!("{name}{}", port.unwrap_or_default())
+            let name = url.host_str().unwrap_or_default().to_owned();
+            name + &port.unwrap_or_default()
         };
         url.set_path(&format!("{}/{}", url.path(), reference.repository));
         if !host.is_origin {
@@ -310,13 +299,11 @@ impl Server {
 
     /// Target of the document `id` of `kind`, one of the names in the API. Users see `name`.
     fn target(&self, name: &str, kind: &str, id: &str) -> Target {
-        let url = self.url(kind, id);
-        let locator = Location::from_url(&url).locator().to_owned();
+        let target = Target::from(self.url(kind, id));
         Target {
-            url,
-            location: Location::with_locator(name, locator),
-            upload_url: None,
+            location: Location::with_locator(name, target.location.locator().to_owned()),
             authorizer: Some(Arc::clone(&self.login) as Arc<dyn Authorizer>),
+            ..target
         }
     }
 
@@ -329,10 +316,9 @@ impl Server {
 
     pub(super) fn sender(&self, name: &str, login: &Arc<RegistryLogin>) -> Result<Sender, Error> {
         let target = Target {
-            url: self.url.clone(),
             location: Location::from_name(name),
-            upload_url: None,
             authorizer: Some(Arc::clone(login) as Arc<dyn Authorizer>),
+            ..Target::from(self.url.clone())
         };
         let transport = Box::new(self.transport.clone());
         Sender::new(&target, transport, self.options.clone())
