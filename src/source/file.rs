@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 use rustix::fs::fstatfs;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -209,10 +208,6 @@ impl Source for File {
             .read(&open_file.file, bytes, offset.0, wait)?;
         let filled = open_file.check_read(filled, bytes.len());
         Some(filled.map_err(|cause| Error::new(self.location(), cause)))
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        super::stream_by_ranges(self)
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 
 use super::fingerprint::hash_texts;
 use super::read_handle::ReadCommand;
@@ -188,10 +187,6 @@ impl Source for Join {
 
     fn is_remote(&self) -> bool {
         self.parts.iter().any(|part| part.source.is_remote())
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        super::stream_by_ranges(self)
     }
 }
 

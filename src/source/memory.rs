@@ -2,7 +2,6 @@
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, BoxStream, StreamExt};
 
 use super::{Access, Cause, Error, Fingerprint, Location, Source, SourceInfo, Validator};
 use crate::base::buffer_pool::Buffer;
@@ -60,10 +59,5 @@ impl Source for MemorySource {
             Err(cause) => Err(Error::new(self.location(), cause)),
         };
         std::future::ready(result).boxed()
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        let bytes = self.bytes.clone();
-        stream::iter((!bytes.is_empty()).then_some(Ok(bytes))).boxed()
     }
 }

@@ -160,7 +160,9 @@ pub trait Source: Send + Sync + fmt::Debug {
     }
 
     /// Streams all bytes from the front, in pieces of any size; with [`Access::Stream`] only once.
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>>;
+    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
+        stream_by_ranges(self)
+    }
 }
 
 /// Properties of a source that never change.
@@ -185,8 +187,8 @@ pub enum Access {
 
 const PIECE_LEN: u64 = 1 << 20;
 
-/// Implements [`Source::stream`] by reading one range after another.
-pub fn stream_by_ranges<S: Source>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
+/// Streams the bytes of `source` by reading one range after another.
+fn stream_by_ranges<S: Source + ?Sized>(source: &S) -> BoxStream<'_, Result<Bytes, Error>> {
     let pool = BufferPool::new(2 * PIECE_LEN);
     let len = source.fingerprint().len.unwrap_or(u64::MAX);
     stream::unfold(Some(0), move |offset| {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 
 use super::{
     Access, Cause, Error, Fingerprint, Location, ReadHandle, Source, SourceInfo, Validator,
@@ -156,10 +155,6 @@ impl Source for Slice {
 
     fn is_remote(&self) -> bool {
         self.whole.is_remote()
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        super::stream_by_ranges(self)
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 use tokio::sync::oneshot;
 
 use crate::archive::Archive;
@@ -195,10 +194,6 @@ impl Source for MemberSource {
         buffer: Buffer,
     ) -> BoxFuture<'_, Result<Bytes, source::Error>> {
         self.read_into(offset, buffer).boxed()
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, source::Error>> {
-        source::stream_by_ranges(self)
     }
 }
 

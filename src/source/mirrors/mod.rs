@@ -12,12 +12,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::BoxStream;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use self::load::{MirrorLoad, Progress};
-use super::{Error, Http, ReadHandle, Source, SourceInfo, stream_by_ranges};
+use super::{Error, Http, ReadHandle, Source, SourceInfo};
 use crate::base::buffer_pool::Buffer;
 use crate::base::extent::Packed;
 use crate::base::stats::Stats;
@@ -241,9 +240,5 @@ impl Source for Mirrors {
 
     fn is_remote(&self) -> bool {
         true
-    }
-
-    fn stream(&self) -> BoxStream<'_, Result<Bytes, Error>> {
-        stream_by_ranges(self)
     }
 }

@@ -3,7 +3,7 @@
 mod content;
 mod sender;
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -73,10 +73,7 @@ fn replace_file(path: &Path, content: &UploadContent) -> Result<(), Cause> {
         return Err(Cause::Malformed(refused.to_owned()));
     }
     publish(path, |temporary| -> io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(temporary)?;
+        let mut file = File::create_new(temporary)?;
         content.for_each_piece(|piece| file.write_all(piece))
     })?;
     Ok(())
