@@ -1,5 +1,7 @@
 //! Objects of Google Cloud Storage and Azure Blob Storage.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::process::{Command, Output};
 
 use crate::support::fixture::{PROGRAM, TestDir};
@@ -25,7 +27,9 @@ fn list_with(flags: &[&str], object: &str, variables: &[(&str, &str)]) -> Output
         .env("AWS_EC2_METADATA_DISABLED", "true")
         // No metadata server answers there.
         .env("GCE_METADATA_HOST", "127.0.0.1:1")
-        .env("AZURE_IMDS_ENDPOINT", "http://127.0.0.1:1/");
+        .env("AZURE_IMDS_ENDPOINT", "http://127.0.0.1:1/")
+        // Other programs may set what is not UTF-8.
+        .env(OsStr::from_bytes(b"OTHER\xff"), OsStr::from_bytes(b"\xfe"));
     for (name, value) in variables {
         command.env(name, value);
     }

@@ -59,9 +59,12 @@ impl Env for Environment {
     }
 
     fn vars(&self) -> HashMap<String, String> {
-        let mut variables = OsEnv.vars();
-        variables.retain(|_, value| !value.is_empty());
-        variables
+        // `std::env::vars` panics if another program set one that is not UTF-8.
+        let utf8 = std::env::vars_os().filter_map(|(name, value)| {
+            let (name, value) = (name.into_string().ok()?, value.into_string().ok()?);
+            (!value.is_empty()).then_some((name, value))
+        });
+        utf8.collect()
     }
 
     fn home_dir(&self) -> Option<PathBuf> {
