@@ -5,8 +5,10 @@
 mod escape;
 pub mod json;
 mod long;
+mod tree;
 mod walk;
 
 pub use escape::escape;
 pub use long::Columns;
+pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 pub use walk::{Walk, walk};

@@ -1,0 +1,219 @@
+//! The interface of trees: the entries of an archive, or the files of a directory.
+//!
+//! A walk visits a [`Tree`], and `find` examines each [`Candidate`].
+
+use std::borrow::Cow;
+use std::io;
+
+use crate::tar::Timestamp;
+
+/// The type of a file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A FIFO.
+    Fifo,
+    /// A socket. Archives have none.
+    Socket,
+}
+
+impl FileKind {
+    /// The letter of `find -type` and `-printf %y`. `ls -l` shows a file as `-` instead.
+    pub fn letter(self) -> char {
+        match self {
+            Self::File => 'f',
+            Self::Directory => 'd',
+            Self::Symlink => 'l',
+            Self::CharDevice => 'c',
+            Self::BlockDevice => 'b',
+            Self::Fifo => 'p',
+            Self::Socket => 's',
+        }
+    }
+}
+
+/// The attributes of a file, as lstat(2) shows them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metadata {
+    /// The type.
+    pub kind: FileKind,
+    /// Permission bits, the low twelve.
+    pub mode: u32,
+    /// Number of names.
+    pub links: u64,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Size for a reader, in bytes.
+    pub size: u64,
+    /// Space in use, in units of 512 bytes.
+    pub blocks: u64,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// Number in its file system.
+    pub inode: u64,
+    /// The file system that holds it; 0 in an archive.
+    pub file_system: u64,
+    /// Time of last access; in an archive, of last modification.
+    pub atime: Timestamp,
+    /// Time of last modification.
+    pub mtime: Timestamp,
+    /// Time of last change of attributes; in an archive, of last modification.
+    pub ctime: Timestamp,
+}
+
+/// A name in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Name<'a> {
+    /// The name.
+    pub name: &'a [u8],
+    /// The type of the file.
+    pub kind: FileKind,
+    /// The file's number.
+    pub inode: u64,
+}
+
+/// Names read from a directory.
+#[derive(Debug, Default)]
+pub struct Batch {
+    bytes: Vec<u8>,
+    /// End of each name in `bytes`, type and number.
+    rows: Vec<(usize, FileKind, u64)>,
+}
+
+impl Batch {
+    /// Adds a name.
+    pub fn push(&mut self, name: &[u8], kind: FileKind, inode: u64) {
+        self.bytes.extend_from_slice(name);
+        self.rows.push((self.bytes.len(), kind, inode));
+    }
+
+    /// Number of names.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether it has no names.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The name with this number.
+    pub fn get(&self, number: usize) -> Option<Name<'_>> {
+        let &(end, kind, inode) = self.rows.get(number)?;
+        let before = number.checked_sub(1);
+        let start = before.and_then(|it| self.rows.get(it)).map_or(0, |it| it.0);
+        let name = self.bytes.get(start..end)?;
+        Some(Name { name, kind, inode })
+    }
+
+    /// The names, in the order in which they were read.
+    pub fn iter(&self) -> impl Iterator<Item = Name<'_>> {
+        (0..self.len()).filter_map(|number| self.get(number))
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.bytes.clear();
+        self.rows.clear();
+    }
+}
+
+/// A tree of files. Several threads use it at the same time.
+pub trait Tree: Sync {
+    /// An open directory.
+    type Directory: Send + Sync;
+
+    /// Opens the directory `name` in `parent`. A symbolic link in its place is an error.
+    ///
+    /// # Errors
+    /// It is gone, no directory, or may not be read.
+    fn open(&self, parent: &Self::Directory, name: Name<'_>) -> io::Result<Self::Directory>;
+
+    /// Appends the names from `position` on to `batch`, and advances `position`, which starts at 0. Appends
+    /// nothing at the end. Only one thread reads a directory at a time.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    fn read(
+        &self,
+        directory: &Self::Directory,
+        position: &mut u64,
+        batch: &mut Batch,
+    ) -> io::Result<()>;
+
+    /// The attributes of a file in `directory`, without following links.
+    ///
+    /// # Errors
+    /// It is gone, or its attributes cannot be read.
+    fn metadata(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Metadata>;
+
+    /// The target of a symbolic link in `directory`.
+    ///
+    /// # Errors
+    /// It is gone, or no link.
+    fn target(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Cow<'_, [u8]>>;
+
+    /// The owner's name, if any.
+    fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
+
+    /// The group's name, if any.
+    fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
+}
+
+/// A file that an expression of `find` examines.
+pub trait Candidate {
+    /// The path from the starting point on, which begins with the starting point as it was given.
+    fn path(&self) -> &[u8];
+
+    /// The starting point as it was given.
+    fn start(&self) -> &[u8];
+
+    /// The last component of the path.
+    fn name(&self) -> &[u8];
+
+    /// Number of directories between it and the starting point, whose depth is 0.
+    fn depth(&self) -> usize;
+
+    /// The type.
+    fn kind(&self) -> FileKind;
+
+    /// The attributes. They may take a system call, and are kept then.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn metadata(&self) -> io::Result<Metadata>;
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn target(&self) -> io::Result<Cow<'_, [u8]>>;
+
+    /// The owner's name, if any.
+    ///
+    /// # Errors
+    /// The attributes cannot be read.
+    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>>;
+
+    /// The group's name, if any.
+    ///
+    /// # Errors
+    /// The attributes cannot be read.
+    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>>;
+
+    /// Whether a directory has no names. Not called for other types.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn is_empty_directory(&self) -> io::Result<bool>;
+}
