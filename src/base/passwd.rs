@@ -61,6 +61,45 @@ impl IdResolver for Accounts {
     }
 }
 
+/// Names of the users and groups of this machine by their ids.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AccountNames {
+    users: HashMap<u32, Vec<u8>>,
+    groups: HashMap<u32, Vec<u8>>,
+}
+
+impl AccountNames {
+    /// Loads `/etc/passwd` and `/etc/group`. An unreadable file counts as empty.
+    pub fn load_system() -> Self {
+        let read = |path: &str| fs::read(path).unwrap_or_default();
+        Self {
+            users: parse_names(&read("/etc/passwd")),
+            groups: parse_names(&read("/etc/group")),
+        }
+    }
+
+    /// The name of a user.
+    pub fn user(&self, id: u32) -> Option<&[u8]> {
+        self.users.get(&id).map(|name| &**name)
+    }
+
+    /// The name of a group.
+    pub fn group(&self, id: u32) -> Option<&[u8]> {
+        self.groups.get(&id).map(|name| &**name)
+    }
+}
+
+/// Maps ids to names. The first line of an id counts.
+fn parse_names(text: &[u8]) -> HashMap<u32, Vec<u8>> {
+    let mut names = HashMap::new();
+    for line in parse_lines(text).filter(|line| !line.name().is_empty()) {
+        if let Some(id) = line.number(ID_FIELD) {
+            names.entry(id).or_insert_with(|| line.name().to_vec());
+        }
+    }
+    names
+}
+
 /// Maps names to ids. The first line of a name counts.
 fn parse_ids(text: &[u8]) -> HashMap<Vec<u8>, u32> {
     let mut ids = HashMap::new();

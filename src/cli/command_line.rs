@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::{
-    bundle, cache, generate, image, index, ls, materialize, profile, status, umount, verify,
+    bundle, cache, du, generate, image, index, ls, materialize, profile, status, umount, verify,
 };
 use super::{args, help};
 
@@ -31,6 +31,8 @@ pub(crate) enum Verb {
     Materialize(materialize::MaterializeArgs),
     /// List an archive's entries
     Ls(ls::LsArgs),
+    /// Sum the space that directories use
+    Du(du::DuArgs),
     /// Show the layers and the configuration of an image
     Image(image::ImageArgs),
     /// Make a bundle for a container runtime from an image

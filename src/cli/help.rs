@@ -16,7 +16,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive numeric_uid_gid to_stdout dry_run sync json verbose quiet stats",
+        "directory output publish long recursive numeric_uid_gid to_stdout dry_run sync json all summarize max_depth total apparent_size inodes human_readable verbose quiet stats",
     ),
     (
         "Existing files",
@@ -42,7 +42,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Limits",
-        "memory index_memory max_entries max_unpacked_size writers",
+        "memory index_memory max_entries max_unpacked_size writers jobs",
     ),
     (
         "Network",
@@ -58,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 11] = [
+const VERBS: [VerbHelp; 12] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -145,6 +145,20 @@ const VERBS: [VerbHelp; 11] = [
             (
                 "tarfs ls -R --json data.tar",
                 "list all entries, for programs",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "du",
+        short: "headers all summarize max_depth human_readable inodes",
+        examples: &[
+            (
+                "tarfs du -h -d 1 https://example.com/data.tar.gz",
+                "sum the directories of an archive",
+            ),
+            (
+                "tarfs du -s --inodes /srv/data",
+                "count the files below a directory",
             ),
         ],
     },

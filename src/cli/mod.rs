@@ -9,6 +9,7 @@ mod environment;
 mod help;
 mod mount_helper;
 mod open_archive;
+mod open_place;
 mod ui;
 
 use std::process::ExitCode;
@@ -18,7 +19,8 @@ use clap_complete::CompleteEnv;
 
 use command_line::Verb;
 use commands::{
-    bundle, cache, generate, image, index, ls, materialize, mount, profile, status, umount, verify,
+    bundle, cache, du, generate, image, index, ls, materialize, mount, profile, status, umount,
+    verify,
 };
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
@@ -56,6 +58,7 @@ pub(crate) fn run() -> ExitCode {
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
         Verb::Ls(args) => ls::run(&args),
+        Verb::Du(args) => du::run(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Bundle(args) => bundle::run(&args),
         Verb::Index(args) => index::run(&args),

@@ -89,6 +89,8 @@ pub struct Batch {
     bytes: Vec<u8>,
     /// End of each name in `bytes`, type and number.
     rows: Vec<(usize, FileKind, u64)>,
+    /// Number of names in the directory before these.
+    first: u64,
 }
 
 impl Batch {
@@ -96,6 +98,15 @@ impl Batch {
     pub fn push(&mut self, name: &[u8], kind: FileKind, inode: u64) {
         self.bytes.extend_from_slice(name);
         self.rows.push((self.bytes.len(), kind, inode));
+    }
+
+    /// Number of names in the directory before these.
+    pub fn first(&self) -> u64 {
+        self.first
+    }
+
+    pub(super) fn set_first(&mut self, first: u64) {
+        self.first = first;
     }
 
     /// Number of names.
@@ -122,9 +133,17 @@ impl Batch {
         (0..self.len()).filter_map(|number| self.get(number))
     }
 
-    pub(super) fn clear(&mut self) {
-        self.bytes.clear();
-        self.rows.clear();
+    /// The `count` names from number `from` on.
+    pub(super) fn part(&self, from: usize, count: usize) -> Self {
+        let mut part = Self {
+            first: self.first.saturating_add(from as u64),
+            ..Self::default()
+        };
+        let numbers = from..self.len().min(from.saturating_add(count));
+        for found in numbers.filter_map(|number| self.get(number)) {
+            part.push(found.name, found.kind, found.inode);
+        }
+        part
     }
 }
 

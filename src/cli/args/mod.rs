@@ -8,6 +8,7 @@ mod prefetch;
 mod server;
 mod size;
 mod source;
+mod walk;
 mod xattrs;
 
 pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
@@ -18,4 +19,5 @@ pub(crate) use size::{Size, count_parser, seconds_parser};
 pub(crate) use source::SourceArgs;
 #[cfg(test)]
 pub(crate) use source::tests::parse_source;
+pub(crate) use walk::WalkArgs;
 pub(crate) use xattrs::XattrArgs;

@@ -1,0 +1,154 @@
+//! `tarfs du`: sums the space that directories use.
+
+use std::ffi::OsString;
+use std::io::{self, stdout};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context;
+
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
+use crate::cli::open_place::{self, StartPoint, TreeVerb};
+use tarfs::list::{
+    DiskUsage, DuOptions, Item, Measure, SharedOutput, Start, Tree, human_size, walk_parallel,
+};
+
+/// Arguments of `tarfs du`.
+#[derive(clap::Args, Debug)]
+#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)))]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub(crate) struct DuArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    #[command(flatten)]
+    walk: WalkArgs,
+
+    /// Sum the files at these paths in SOURCE [default: all]
+    #[arg(value_name = "PATH")]
+    paths: Vec<OsString>,
+
+    /// Show files, too, and not only directories
+    #[arg(short, long, conflicts_with = "summarize")]
+    all: bool,
+
+    /// Show only the sum of each PATH
+    #[arg(short, long, conflicts_with = "max_depth")]
+    summarize: bool,
+
+    /// Show only what is at most N levels below PATH
+    #[arg(short = 'd', long, value_name = "N")]
+    max_depth: Option<usize>,
+
+    /// Show the sum of all PATHs, too
+    #[arg(short = 'c', long)]
+    total: bool,
+
+    /// Sum the sizes of files instead of the space that they use
+    #[arg(long, conflicts_with = "inodes")]
+    apparent_size: bool,
+
+    /// Count files instead of their space
+    #[arg(long)]
+    inodes: bool,
+
+    /// Show sizes with units, such as 1.5M [default: units of 1024 bytes]
+    #[arg(short, long)]
+    human_readable: bool,
+
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+}
+
+pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
+    let place = (&args.source, &args.layers, &args.cache);
+    open_place::run(place, &args.paths, Sums(args))
+}
+
+struct Sums<'a>(&'a DuArgs);
+
+impl Sums<'_> {
+    fn options(&self) -> DuOptions {
+        let args = self.0;
+        let measure = match (args.inodes, args.apparent_size) {
+            (true, _) => Measure::Inodes,
+            (_, true) => Measure::ApparentSize,
+            _ => Measure::Space,
+        };
+        DuOptions {
+            measure,
+            all: args.all,
+            max_depth: match args.summarize {
+                true => 0,
+                false => args.max_depth.unwrap_or(usize::MAX),
+            },
+            format: match (args.human_readable, args.inodes) {
+                (true, false) => human_size,
+                (true, true) => human_size,
+                (false, true) => |count| count.to_string(),
+                (false, false) => |bytes| bytes.div_ceil(1024).to_string(),
+            },
+        }
+    }
+}
+
+impl TreeVerb for Sums<'_> {
+    fn run<T: Tree + Send + 'static>(
+        self,
+        tree: &Arc<T>,
+        base: &T::Directory,
+        starts: &[StartPoint],
+    ) -> anyhow::Result<bool> {
+        let output = Arc::new(SharedOutput::new(stdout()));
+        let has_failed = Arc::new(AtomicBool::new(false));
+        let failed = Arc::clone(&has_failed);
+        let report = move |path: &[u8], error: io::Error| {
+            failed.store(true, Ordering::Relaxed);
+            open_place::report(path, &error);
+        };
+        let usage = DiskUsage::new(
+            Arc::clone(tree),
+            self.options(),
+            Arc::clone(&output),
+            report,
+        );
+        let usage = Arc::new(usage);
+        // One after the other, so that their lines are in order.
+        for start in starts {
+            let name = start.name();
+            let Some(state) = usage.start(&Item::at_start(&**tree, base, name)) else {
+                continue;
+            };
+            match tree.open(base, name) {
+                Ok(directory) => {
+                    let path = name.name.to_owned();
+                    let start = Start {
+                        path,
+                        directory,
+                        state,
+                    };
+                    walk_parallel(tree, &usage, vec![start], self.0.walk.jobs())
+                        .context("cannot start a thread")?;
+                }
+                Err(error) => {
+                    has_failed.store(true, Ordering::Relaxed);
+                    open_place::report(name.name, &error);
+                }
+            }
+        }
+        if self.0.total {
+            // `finish` has the error.
+            let _ = output.write(&usage.line(usage.grand_total(), b"total"));
+        }
+        open_place::finish(&output)?;
+        Ok(!has_failed.load(Ordering::Relaxed))
+    }
+}

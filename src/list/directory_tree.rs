@@ -1,0 +1,150 @@
+//! The files of a directory of this machine, as a [`Tree`].
+
+use std::borrow::Cow;
+use std::ffi::CString;
+use std::io;
+use std::path::Path;
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RawDir, StatxFlags, StatxTimestamp, openat, readlinkat,
+    statx,
+};
+
+use crate::base::passwd::AccountNames;
+use crate::tar::Timestamp;
+
+use super::tree::{Batch, FileKind, Metadata, Name, Tree};
+
+/// Room for the names that one system call reads, in bytes. Half a page less than what the allocator maps anew.
+const READ_BYTES: usize = 126 << 10;
+
+/// Files of this machine, by paths relative to the current directory.
+#[derive(Debug, Default)]
+pub struct DirectoryTree {
+    names: AccountNames,
+}
+
+impl DirectoryTree {
+    /// The files of this machine, with the names of its users.
+    pub fn new() -> Self {
+        Self {
+            names: AccountNames::load_system(),
+        }
+    }
+
+    /// The current directory, of which starting points are names.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn base(&self) -> io::Result<OwnedFd> {
+        Ok(openat(
+            CWD,
+            ".",
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)
+    }
+}
+
+impl Tree for DirectoryTree {
+    type Directory = OwnedFd;
+
+    fn open(&self, parent: &OwnedFd, name: Name<'_>) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(parent, name.name, flags, Mode::empty())?)
+    }
+
+    fn read(&self, directory: &OwnedFd, _: &mut u64, batch: &mut Batch) -> io::Result<()> {
+        // The descriptor has the position.
+        let mut buffer = Vec::with_capacity(READ_BYTES);
+        let mut entries = RawDir::new(directory, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                let kind = match kind_of(entry.file_type()) {
+                    Some(kind) => kind,
+                    // It may be gone.
+                    None => match stat(directory, name, StatxFlags::TYPE) {
+                        Ok(found) => found.kind,
+                        Err(_) => continue,
+                    },
+                };
+                batch.push(name, kind, entry.ino());
+            }
+            // The two names alone are not the end.
+            if entries.is_buffer_empty() && !batch.is_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn metadata(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Metadata> {
+        stat(directory, name.name, StatxFlags::BASIC_STATS)
+    }
+
+    fn target(&self, directory: &OwnedFd, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
+        let target = readlinkat(directory, name.name, Vec::new())?;
+        Ok(Cow::Owned(CString::into_bytes(target)))
+    }
+
+    fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+        self.names.user(metadata.uid).map(Cow::Borrowed)
+    }
+
+    fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+        self.names.group(metadata.gid).map(Cow::Borrowed)
+    }
+}
+
+/// The attributes of the file at `path`, without following a link.
+///
+/// # Errors
+/// As lstat(2).
+pub fn metadata_of(path: &Path) -> io::Result<Metadata> {
+    use std::os::unix::ffi::OsStrExt;
+    stat(CWD, path.as_os_str().as_bytes(), StatxFlags::BASIC_STATS)
+}
+
+fn stat(directory: impl AsFd, name: &[u8], mask: StatxFlags) -> io::Result<Metadata> {
+    let found = statx(directory, name, AtFlags::SYMLINK_NOFOLLOW, mask)?;
+    let mode = u32::from(found.stx_mode);
+    let kind = kind_of(FileType::from_raw_mode(mode));
+    Ok(Metadata {
+        kind: kind.unwrap_or(FileKind::File),
+        mode: mode & 0o7777,
+        links: found.stx_nlink.into(),
+        uid: found.stx_uid,
+        gid: found.stx_gid,
+        size: found.stx_size,
+        blocks: found.stx_blocks,
+        device: (found.stx_rdev_major, found.stx_rdev_minor),
+        inode: found.stx_ino,
+        file_system: rustix::fs::makedev(found.stx_dev_major, found.stx_dev_minor),
+        atime: time(found.stx_atime),
+        mtime: time(found.stx_mtime),
+        ctime: time(found.stx_ctime),
+    })
+}
+
+fn time(time: StatxTimestamp) -> Timestamp {
+    Timestamp {
+        seconds: time.tv_sec,
+        nanoseconds: time.tv_nsec,
+    }
+}
+
+fn kind_of(file_type: FileType) -> Option<FileKind> {
+    Some(match file_type {
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::CharacterDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::Unknown => return None,
+    })
+}

@@ -1,0 +1,228 @@
+//! Sums of the space that directories use, as du(1) shows them.
+//!
+//! A file with several names counts once. Lines have the order of a walk by one thread: what is below a directory,
+//! then the directory.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::base::sync::Mutex;
+
+use super::item::Item;
+use super::output::SharedOutput;
+use super::parallel_walk::{Level, Visitor};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Tree};
+
+/// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
+const MAX_WAITING_BYTES: usize = 64 << 20;
+
+/// What is summed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Measure {
+    /// Space in use, in bytes.
+    #[default]
+    Space,
+    /// Sizes for a reader, in bytes.
+    ApparentSize,
+    /// Number of files.
+    Inodes,
+}
+
+/// Options of [`DiskUsage`].
+#[derive(Clone, Copy, Debug)]
+pub struct DuOptions {
+    /// What is summed.
+    pub measure: Measure,
+    /// Whether files have lines, too.
+    pub all: bool,
+    /// Depth below the starting points down to which lines are shown.
+    pub max_depth: usize,
+    /// Formats a sum.
+    pub format: fn(u64) -> String,
+}
+
+/// Sum of a directory and of what is below it, with the lines of the latter.
+#[derive(Debug, Default)]
+pub struct Sum {
+    total: AtomicU64,
+    /// Number of the directory in the one above it.
+    number: u64,
+    /// Lines of what is below it, by number.
+    lines: Mutex<Vec<(u64, Vec<u8>)>>,
+}
+
+type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
+
+/// Sums the space of a tree, and writes the lines.
+pub struct DiskUsage<T> {
+    tree: Arc<T>,
+    options: DuOptions,
+    output: Arc<SharedOutput>,
+    report: Report,
+    /// Bytes of lines that wait.
+    waiting: AtomicUsize,
+    /// Files with several names that were counted.
+    seen: Mutex<HashSet<(u64, u64)>>,
+    grand_total: AtomicU64,
+}
+
+impl<T: Tree + Send + 'static> DiskUsage<T> {
+    /// Writes to `output`, and passes errors to `report` with the path that they are about.
+    pub fn new(
+        tree: Arc<T>,
+        options: DuOptions,
+        output: Arc<SharedOutput>,
+        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            tree,
+            options,
+            output,
+            report: Box::new(report),
+            waiting: AtomicUsize::new(0),
+            seen: Mutex::default(),
+            grand_total: AtomicU64::new(0),
+        }
+    }
+
+    /// The state of a starting point: its sum so far. `None` if it is no directory, and is done.
+    pub fn start(&self, item: &Item<'_, T>) -> Option<Sum> {
+        let value = self.value(item)?;
+        if item.kind() == FileKind::Directory {
+            return Some(Sum {
+                total: AtomicU64::new(value),
+                ..Sum::default()
+            });
+        }
+        self.grand_total.fetch_add(value, Ordering::Relaxed);
+        // The walk ends with the same error.
+        let _ = self.output.write(&self.line(value, item.path()));
+        None
+    }
+
+    /// The sum of all starting points.
+    pub fn grand_total(&self) -> u64 {
+        self.grand_total.load(Ordering::Relaxed)
+    }
+
+    /// The value of a file, or `None` if it was counted before or cannot be examined.
+    fn value(&self, item: &Item<'_, T>) -> Option<u64> {
+        let metadata = match item.metadata() {
+            Ok(metadata) => metadata,
+            Err(error) => {
+                (self.report)(item.path(), error);
+                return None;
+            }
+        };
+        let is_shared = metadata.links > 1 && metadata.kind != FileKind::Directory;
+        let id = (metadata.file_system, metadata.inode);
+        if is_shared && !self.seen.lock().insert(id) {
+            return None;
+        }
+        Some(self.measured(&metadata))
+    }
+
+    fn measured(&self, metadata: &Metadata) -> u64 {
+        match self.options.measure {
+            Measure::Space => metadata.blocks.saturating_mul(512),
+            Measure::ApparentSize => metadata.size,
+            Measure::Inodes => 1,
+        }
+    }
+
+    /// A line, also of the grand total.
+    pub fn line(&self, total: u64, path: &[u8]) -> Vec<u8> {
+        let mut line = (self.options.format)(total).into_bytes();
+        line.push(b'\t');
+        line.extend_from_slice(path);
+        line.push(b'\n');
+        line
+    }
+}
+
+impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
+    type State = Sum;
+
+    fn makes_calls(&self) -> bool {
+        true
+    }
+
+    fn visit(
+        &self,
+        level: &Arc<Level<T, Sum>>,
+        batch: &Batch,
+        descend: &mut Vec<(usize, Sum)>,
+    ) -> ControlFlow<()> {
+        let has_lines = self.options.all && level.depth() < self.options.max_depth;
+        let (mut total, mut lines) = (0_u64, Vec::new());
+        for (index, item) in Item::of_batch(&*self.tree, level, batch).enumerate() {
+            let Some(value) = self.value(&item) else {
+                continue;
+            };
+            let number = batch.first().saturating_add(index as u64);
+            if item.kind() == FileKind::Directory {
+                let sum = Sum {
+                    total: AtomicU64::new(value),
+                    number,
+                    lines: Mutex::default(),
+                };
+                descend.push((index, sum));
+            } else {
+                total = total.saturating_add(value);
+                if has_lines {
+                    lines.push((number, self.line(value, item.path())));
+                }
+            }
+        }
+        level.state.total.fetch_add(total, Ordering::Relaxed);
+        let bytes = lines.iter().map(|line| line.1.len()).sum();
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        level.state.lines.lock().append(&mut lines);
+        ControlFlow::Continue(())
+    }
+
+    fn leave(&self, level: &Level<T, Sum>) -> ControlFlow<()> {
+        let total = level.state.total.load(Ordering::Relaxed);
+        let mut lines = std::mem::take(&mut *level.state.lines.lock());
+        lines.sort_by_key(|line| line.0);
+        let mut text: Vec<u8> = lines.into_iter().flat_map(|line| line.1).collect();
+        if level.depth() <= self.options.max_depth {
+            let line = self.line(total, &level.path());
+            self.waiting.fetch_add(line.len(), Ordering::Relaxed);
+            text.extend(line);
+        }
+        let has_too_many = self.waiting.load(Ordering::Relaxed) > MAX_WAITING_BYTES;
+        match level.parent() {
+            Some(parent) => {
+                parent.state.total.fetch_add(total, Ordering::Relaxed);
+                if !has_too_many {
+                    let number = level.state.number;
+                    parent.state.lines.lock().push((number, text));
+                    return ControlFlow::Continue(());
+                }
+            }
+            None => {
+                self.grand_total.fetch_add(total, Ordering::Relaxed);
+            }
+        }
+        self.waiting.fetch_sub(text.len(), Ordering::Relaxed);
+        self.output.write(&text)
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        (self.report)(path, error);
+    }
+}
+
+impl<T> fmt::Debug for DiskUsage<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("DiskUsage");
+        debug
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,475 @@
+//! A walk over a [`Tree`] by several threads.
+//!
+//! Tasks are taken from the end of one queue, so that a walk goes down before it goes on, and the queue holds a few
+//! directories' names. A directory is left when all below it is done.
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::base::sync::{Condvar, Mutex};
+use crate::base::thread::Thread;
+
+use super::tree::{Batch, FileKind, Name, Tree};
+
+/// Names of a directory that one thread visits at once, if that takes system calls.
+const CALL_CHUNK: usize = 64;
+/// Likewise, if it takes none.
+const CHUNK: usize = 512;
+/// Most threads of a walk that adds threads by itself.
+const MAX_THREADS: usize = 64;
+/// Shorter tasks do not add threads.
+const MIN_WAIT: Duration = Duration::from_micros(200);
+
+/// Number of threads of a walk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Jobs {
+    /// One for each processor, and more while they mostly wait for the file system, up to 64.
+    #[default]
+    Automatic,
+    /// So many.
+    Fixed(NonZeroUsize),
+}
+
+/// A directory on the way of a walk.
+pub struct Level<T: Tree, S> {
+    parent: Option<Arc<Self>>,
+    name: Vec<u8>,
+    depth: usize,
+    directory: T::Directory,
+    /// State of the visitor.
+    pub state: S,
+    /// Its reading, and tasks and directories below it that are not done.
+    pending: AtomicUsize,
+}
+
+impl<T: Tree, S> Level<T, S> {
+    /// The directory above; `None` for a starting point.
+    pub fn parent(&self) -> Option<&Arc<Self>> {
+        self.parent.as_ref()
+    }
+
+    /// Its name; of a starting point, the path that was given.
+    pub fn name(&self) -> &[u8] {
+        &self.name
+    }
+
+    /// Number of directories above it, down from the starting point.
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The open directory.
+    pub fn directory(&self) -> &T::Directory {
+        &self.directory
+    }
+
+    /// The path that was given as its starting point.
+    pub fn start(&self) -> &[u8] {
+        let mut level = self;
+        while let Some(parent) = &level.parent {
+            level = parent;
+        }
+        &level.name
+    }
+
+    /// Its path, which begins with its starting point.
+    pub fn path(&self) -> Vec<u8> {
+        let mut names = Vec::with_capacity(self.depth + 1);
+        let mut level = self;
+        names.push(&*level.name);
+        while let Some(parent) = &level.parent {
+            level = parent;
+            names.push(&*level.name);
+        }
+        let mut path = Vec::new();
+        for name in names.into_iter().rev() {
+            push_component(&mut path, name);
+        }
+        path
+    }
+}
+
+/// Appends `name` to `path`, with a slash between them if there is none.
+pub fn push_component(path: &mut Vec<u8>, name: &[u8]) {
+    if path.last().is_some_and(|&last| last != b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+}
+
+impl<T: Tree, S> Drop for Level<T, S> {
+    fn drop(&mut self) {
+        // A recursive drop of a deep tree would overflow the stack.
+        let mut above = self.parent.take();
+        while let Some(mut level) = above.and_then(Arc::into_inner) {
+            above = level.parent.take();
+        }
+    }
+}
+
+impl<T: Tree, S> fmt::Debug for Level<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Level")
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Receives the files of a walk, in several threads.
+pub trait Visitor<T: Tree>: Send + Sync + 'static {
+    /// State of a directory, from its opening until it is left.
+    type State: Send + Sync + 'static;
+
+    /// Whether a visit takes system calls for each name. Then a thread visits fewer names at once.
+    fn makes_calls(&self) -> bool;
+
+    /// Visits names of `level`. Adds to `descend` the numbers of the directories in `batch` to walk next, with
+    /// their states. A break ends the walk.
+    fn visit(
+        &self,
+        level: &Arc<Level<T, Self::State>>,
+        batch: &Batch,
+        descend: &mut Vec<(usize, Self::State)>,
+    ) -> ControlFlow<()>;
+
+    /// Leaves a directory, when all below it has been visited and left.
+    fn leave(&self, level: &Level<T, Self::State>) -> ControlFlow<()> {
+        let _ = level;
+        ControlFlow::Continue(())
+    }
+
+    /// Reports that the directory at `path` cannot be opened or read. A directory that was not opened is not
+    /// left; one whose reading failed is.
+    fn report(&self, path: &[u8], error: io::Error);
+}
+
+/// A directory at which a walk starts.
+#[derive(Debug)]
+pub struct Start<T: Tree, S> {
+    /// Its path as it was given.
+    pub path: Vec<u8>,
+    /// The open directory.
+    pub directory: T::Directory,
+    /// Its state.
+    pub state: S,
+}
+
+/// Walks over the directories `starts` of `tree`, and what is below them, without the starting points themselves.
+/// The order is that of `starts` and of the names in a directory, except for what threads do at the same time. A
+/// directory is visited before what is below it.
+///
+/// # Errors
+/// The system has no thread for it. Everything else is reported to `visitor`.
+///
+/// # Panics
+/// If `visitor` panics.
+pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
+    tree: &Arc<T>,
+    visitor: &Arc<V>,
+    starts: Vec<Start<T, V::State>>,
+    jobs: Jobs,
+) -> io::Result<()> {
+    let (threads, max_threads) = match jobs {
+        Jobs::Automatic => {
+            let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+            (count.min(MAX_THREADS), MAX_THREADS)
+        }
+        Jobs::Fixed(count) => (count.get(), count.get()),
+    };
+    let tasks: Vec<_> = starts.into_iter().rev().map(Task::started).collect();
+    let walk = Arc::new(Walk {
+        tree: Arc::clone(tree),
+        visitor: Arc::clone(visitor),
+        max_threads,
+        queue: Mutex::new(Queue {
+            unfinished: tasks.len(),
+            tasks,
+            idle: 0,
+            is_stopped: false,
+            threads: Vec::new(),
+        }),
+        changed: Condvar::default(),
+    });
+    let mut queue = walk.queue.lock();
+    for _ in 0..threads {
+        match Walk::spawn(&walk) {
+            Ok(thread) => queue.threads.push(thread),
+            // One is enough.
+            Err(_) if !queue.threads.is_empty() => break,
+            Err(error) => return Err(error),
+        }
+    }
+    // A thread may add others until all have ended.
+    while let Some(thread) = queue.threads.pop() {
+        drop(queue);
+        thread.join();
+        queue = walk.queue.lock();
+    }
+    Ok(())
+}
+
+enum Task<T: Tree, S> {
+    Open {
+        parent: Arc<Level<T, S>>,
+        name: (Vec<u8>, FileKind, u64),
+        state: S,
+    },
+    Read {
+        level: Arc<Level<T, S>>,
+        position: u64,
+        /// Names that were read before.
+        count: u64,
+    },
+    Visit {
+        level: Arc<Level<T, S>>,
+        batch: Batch,
+    },
+}
+
+impl<T: Tree, S> Task<T, S> {
+    fn started(start: Start<T, S>) -> Self {
+        Self::Read {
+            level: Arc::new(Level {
+                parent: None,
+                name: start.path,
+                depth: 0,
+                directory: start.directory,
+                state: start.state,
+                pending: AtomicUsize::new(1),
+            }),
+            position: 0,
+            count: 0,
+        }
+    }
+}
+
+struct Queue<T: Tree, S> {
+    tasks: Vec<Task<T, S>>,
+    /// Tasks that are queued or running.
+    unfinished: usize,
+    /// Threads that wait for a task.
+    idle: usize,
+    is_stopped: bool,
+    threads: Vec<Thread<()>>,
+}
+
+struct Walk<T: Tree, V: Visitor<T>> {
+    tree: Arc<T>,
+    visitor: Arc<V>,
+    max_threads: usize,
+    queue: Mutex<Queue<T, V::State>>,
+    changed: Condvar,
+}
+
+/// Ends the walk if a visitor panics, so that no other thread waits for this one.
+struct StopOnPanic<'a, T: Tree, V: Visitor<T>>(&'a Walk<T, V>);
+
+impl<T: Tree, V: Visitor<T>> Drop for StopOnPanic<'_, T, V> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop();
+        }
+    }
+}
+
+impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
+    fn spawn(walk: &Arc<Self>) -> io::Result<Thread<()>> {
+        let walk = Arc::clone(walk);
+        Thread::spawn("tarfs-walk", move || {
+            let stop = StopOnPanic(&walk);
+            while let Some(task) = walk.next_task() {
+                let (started, cpu) = (Instant::now(), thread_time());
+                let mut next = Vec::new();
+                let flow = walk.run(task, &mut next);
+                let elapsed = started.elapsed();
+                let is_waiting =
+                    elapsed > MIN_WAIT && elapsed > 2 * thread_time().saturating_sub(cpu);
+                walk.finish(next, flow);
+                if is_waiting {
+                    Self::add_thread(&walk);
+                }
+            }
+            drop(stop);
+        })
+    }
+
+    /// Adds a thread if there is work for it.
+    fn add_thread(walk: &Arc<Self>) {
+        let mut queue = walk.queue.lock();
+        let is_needed = !queue.tasks.is_empty() && queue.idle == 0;
+        if is_needed && queue.threads.len() < walk.max_threads {
+            // Without it the walk only takes longer.
+            queue.threads.extend(Self::spawn(walk).ok());
+        }
+    }
+
+    fn next_task(&self) -> Option<Task<T, V::State>> {
+        let mut queue = self.queue.lock();
+        loop {
+            if queue.is_stopped || queue.unfinished == 0 {
+                return None;
+            }
+            if let Some(task) = queue.tasks.pop() {
+                return Some(task);
+            }
+            queue.idle += 1;
+            queue = self.changed.wait(queue);
+            queue.idle -= 1;
+        }
+    }
+
+    fn finish(&self, next: Vec<Task<T, V::State>>, flow: ControlFlow<()>) {
+        if flow.is_break() {
+            return self.stop();
+        }
+        let mut queue = self.queue.lock();
+        queue.unfinished = queue.unfinished + next.len() - 1;
+        let awakened = next.len().min(queue.idle);
+        queue.tasks.extend(next);
+        if queue.unfinished == 0 {
+            self.changed.notify_all();
+        } else {
+            (0..awakened).for_each(|_| self.changed.notify_one());
+        }
+    }
+
+    /// Runs a task, and collects those that follow, the first one last.
+    fn run(&self, task: Task<T, V::State>, next: &mut Vec<Task<T, V::State>>) -> ControlFlow<()> {
+        match task {
+            Task::Open {
+                parent,
+                name,
+                state,
+            } => {
+                let found = Name {
+                    name: &name.0,
+                    kind: name.1,
+                    inode: name.2,
+                };
+                match self.tree.open(&parent.directory, found) {
+                    Ok(directory) => {
+                        let level = Arc::new(Level {
+                            depth: parent.depth + 1,
+                            parent: Some(parent),
+                            name: name.0,
+                            directory,
+                            state,
+                            pending: AtomicUsize::new(1),
+                        });
+                        self.read(level, (0, 0), next)
+                    }
+                    Err(error) => {
+                        let mut path = parent.path();
+                        push_component(&mut path, &name.0);
+                        self.visitor.report(&path, error);
+                        self.complete(parent)
+                    }
+                }
+            }
+            Task::Read {
+                level,
+                position,
+                count,
+            } => self.read(level, (position, count), next),
+            Task::Visit { level, batch } => {
+                self.visit(&level, &batch, next)?;
+                self.complete(level)
+            }
+        }
+    }
+
+    fn read(
+        &self,
+        level: Arc<Level<T, V::State>>,
+        (mut position, count): (u64, u64),
+        next: &mut Vec<Task<T, V::State>>,
+    ) -> ControlFlow<()> {
+        let mut batch = Batch::default();
+        if let Err(error) = self.tree.read(&level.directory, &mut position, &mut batch) {
+            self.visitor.report(&level.path(), error);
+        }
+        if batch.is_empty() {
+            return self.complete(level);
+        }
+        batch.set_first(count);
+        // Its reading goes on after the directories that were found.
+        next.push(Task::Read {
+            level: Arc::clone(&level),
+            position,
+            count: count + batch.len() as u64,
+        });
+        let chunk = if self.visitor.makes_calls() {
+            CALL_CHUNK
+        } else {
+            CHUNK
+        };
+        if batch.len() <= chunk {
+            return self.visit(&level, &batch, next);
+        }
+        let chunks = batch.len().div_ceil(chunk);
+        level.pending.fetch_add(chunks, Ordering::Relaxed);
+        for number in (0..chunks).rev() {
+            next.push(Task::Visit {
+                level: Arc::clone(&level),
+                batch: batch.part(number * chunk, chunk),
+            });
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn visit(
+        &self,
+        level: &Arc<Level<T, V::State>>,
+        batch: &Batch,
+        next: &mut Vec<Task<T, V::State>>,
+    ) -> ControlFlow<()> {
+        let mut descend = Vec::new();
+        self.visitor.visit(level, batch, &mut descend)?;
+        level.pending.fetch_add(descend.len(), Ordering::Relaxed);
+        for (number, state) in descend.into_iter().rev() {
+            let Some(found) = batch.get(number) else {
+                continue;
+            };
+            next.push(Task::Open {
+                parent: Arc::clone(level),
+                name: (found.name.to_owned(), found.kind, found.inode),
+                state,
+            });
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Counts a task of `level` as done, and leaves all directories that are done with it.
+    fn complete(&self, mut level: Arc<Level<T, V::State>>) -> ControlFlow<()> {
+        while level.pending.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.visitor.leave(&level)?;
+            let Some(parent) = level.parent.clone() else {
+                break;
+            };
+            level = parent;
+        }
+        ControlFlow::Continue(())
+    }
+}
+
+impl<T: Tree, V: Visitor<T>> Walk<T, V> {
+    fn stop(&self) {
+        let mut queue = self.queue.lock();
+        queue.is_stopped = true;
+        queue.tasks.clear();
+        self.changed.notify_all();
+    }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
+}
