@@ -14,10 +14,11 @@ const EPOCH_DAYS: i64 = 719_468;
 /// A time in the proleptic Gregorian calendar, without limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Civil {
-    year: i64,
-    month: i64,
-    day: i64,
-    second_of_day: i64,
+    pub(crate) year: i64,
+    /// 1 is January.
+    pub(crate) month: i64,
+    pub(crate) day: i64,
+    pub(crate) second_of_day: i64,
     nanoseconds: u32,
 }
 
@@ -105,7 +106,7 @@ pub fn system_time(seconds: i64, nanoseconds: u64) -> SystemTime {
 
 const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 
-const MONTHS: [&str; 12] = [
+pub(crate) const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 

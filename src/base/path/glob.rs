@@ -58,6 +58,15 @@ impl Glob {
         while let Some(shorter) = rest.strip_prefix(b"./") {
             rest = shorter;
         }
+        Self {
+            pattern: pattern.to_vec(),
+            ..Self::of_name(rest)
+        }
+    }
+
+    /// Parses a pattern for [`matches_name`](Self::matches_name), which may begin with `./`.
+    pub fn of_name(pattern: &[u8]) -> Self {
+        let mut rest = pattern;
         let mut tokens = Vec::new();
         while let Some((&byte, after)) = rest.split_first() {
             rest = after;
