@@ -1,6 +1,7 @@
 //! `ls -l` lines.
 
 use super::escape::escape;
+use super::tree::FileKind;
 use crate::base::time::Civil;
 use crate::index::{Entry, EntryKind};
 
@@ -42,7 +43,7 @@ impl Columns {
     pub fn line(&self, name: &[u8], entry: &Entry<'_>) -> Vec<u8> {
         let facts = format!(
             "{} {:>links$} {:<users$} {:<groups$} {:>sizes$} {} ",
-            mode_string(entry),
+            mode_string(kind_of(entry), entry.mode()),
             entry.link_count(),
             self.owner(entry.user(), entry.uid()),
             self.owner(entry.group(), entry.gid()),
@@ -89,17 +90,23 @@ fn size(entry: &Entry<'_>) -> String {
     }
 }
 
+fn kind_of(entry: &Entry<'_>) -> FileKind {
+    match entry.kind() {
+        EntryKind::File => FileKind::File,
+        EntryKind::Directory => FileKind::Directory,
+        EntryKind::Symlink(_) => FileKind::Symlink,
+        EntryKind::CharDevice(_) => FileKind::CharDevice,
+        EntryKind::BlockDevice(_) => FileKind::BlockDevice,
+        EntryKind::Fifo => FileKind::Fifo,
+    }
+}
+
 /// Type and permissions in ten letters, as `ls -l` writes them: `drwxrwxrwt`.
-pub(crate) fn mode_string(entry: &Entry<'_>) -> String {
-    let mode = entry.mode();
+pub(crate) fn mode_string(kind: FileKind, mode: u32) -> String {
     let mut letters = String::with_capacity(10);
-    letters.push(match entry.kind() {
-        EntryKind::File => '-',
-        EntryKind::Directory => 'd',
-        EntryKind::Symlink(_) => 'l',
-        EntryKind::CharDevice(_) => 'c',
-        EntryKind::BlockDevice(_) => 'b',
-        EntryKind::Fifo => 'p',
+    letters.push(match kind {
+        FileKind::File => '-',
+        kind => kind.letter(),
     });
     for (shift, special, with_execute, without) in [
         (6, 0o4000, 's', 'S'),
@@ -177,7 +184,7 @@ mod tests {
             directory("d", 0o111),
         ]);
         let modes: Vec<String> = super::super::walk(&index, Ino::ROOT, false)
-            .map(|(_, entry)| mode_string(&entry))
+            .map(|(_, entry)| mode_string(kind_of(&entry), entry.mode()))
             .collect();
         assert_eq!(
             modes,

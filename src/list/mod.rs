@@ -9,6 +9,7 @@ mod escape;
 mod human_size;
 mod index_tree;
 mod item;
+pub mod find;
 pub mod json;
 mod long;
 mod output;

@@ -1,0 +1,315 @@
+//! Translates the regular expressions of GNU find to the syntax of the crate `regex`.
+
+use std::fmt::Write;
+
+/// A syntax of `-regextype`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Dialect {
+    /// `+` and `?` are operators, `\|`, `\(` and `\)` too. No intervals, and no classes in brackets.
+    Emacs {
+        /// Whether `.` matches a newline.
+        is_newline_ordinary: bool,
+    },
+    /// `\+`, `\?`, `\|`, `\(`, `\)`, `\{` and `\}` are operators.
+    Basic,
+    /// The same without backslashes.
+    Extended,
+}
+
+impl Dialect {
+    pub(super) const NAMES: &str = "findutils-default, emacs, posix-basic, ed, sed, posix-extended, \
+                                    posix-egrep, egrep";
+
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "emacs" => Some(Self::Emacs {
+                is_newline_ordinary: false,
+            }),
+            "findutils-default" => Some(Self::Emacs {
+                is_newline_ordinary: true,
+            }),
+            "posix-basic" | "ed" | "sed" => Some(Self::Basic),
+            "posix-extended" | "posix-egrep" | "egrep" => Some(Self::Extended),
+            _ => None,
+        }
+    }
+
+    /// Translates `pattern`. The error says what is wrong.
+    pub(super) fn translate(self, pattern: &str) -> Result<String, String> {
+        let mut translation = Translation {
+            dialect: self,
+            rest: pattern,
+            output: String::new(),
+            groups: Vec::new(),
+            atom: None,
+            repetitions: 0,
+            is_start: true,
+        };
+        while let Some(token) = translation.next_token()? {
+            translation.push(token)?;
+        }
+        if translation.groups.is_empty() {
+            Ok(translation.output)
+        } else {
+            Err("a parenthesis is not closed".to_owned())
+        }
+    }
+}
+
+/// Groups in each other, and operators behind each other.
+const MAX_NESTING: usize = 200;
+
+enum Token {
+    Literal(char),
+    /// One character of a class, in the output's syntax.
+    Class(String),
+    /// A position, likewise.
+    Assertion(&'static str),
+    /// An operator behind what it repeats, the character that stands for it otherwise, and likewise.
+    Repeat(char, String),
+    Open,
+    Close,
+    Alternate,
+}
+
+struct Translation<'a> {
+    dialect: Dialect,
+    rest: &'a str,
+    output: String,
+    /// Where the open groups start in the output.
+    groups: Vec<usize>,
+    /// Where the last thing that can be repeated starts.
+    atom: Option<usize>,
+    /// Number of operators behind it.
+    repetitions: usize,
+    /// Whether nothing precedes in this alternative.
+    is_start: bool,
+}
+
+impl Translation<'_> {
+    fn next(&mut self) -> Option<char> {
+        let mut characters = self.rest.chars();
+        let next = characters.next();
+        self.rest = characters.as_str();
+        next
+    }
+
+    fn skip(&mut self, prefix: &str) -> bool {
+        let rest = self.rest.strip_prefix(prefix);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
+    fn next_token(&mut self) -> Result<Option<Token>, String> {
+        let is_extended = self.dialect == Dialect::Extended;
+        let is_basic = self.dialect == Dialect::Basic;
+        let Some(character) = self.next() else {
+            return Ok(None);
+        };
+        Ok(Some(match character {
+            '\\' => self.escape()?,
+            '.' => Token::Class(self.any().to_owned()),
+            '[' => Token::Class(self.bracket()?),
+            '*' => Token::Repeat('*', "*".to_owned()),
+            '+' | '?' if !is_basic => Token::Repeat(character, character.to_string()),
+            '(' if is_extended => Token::Open,
+            ')' if is_extended && !self.groups.is_empty() => Token::Close,
+            '|' if is_extended => Token::Alternate,
+            '{' if is_extended => Token::Repeat('{', self.interval("}")?),
+            '^' if is_extended || self.is_start => Token::Assertion("^"),
+            '$' if is_extended || self.is_end() => Token::Assertion("$"),
+            literal => Token::Literal(literal),
+        }))
+    }
+
+    fn any(&self) -> &'static str {
+        let excludes_newline = Dialect::Emacs {
+            is_newline_ordinary: false,
+        };
+        if self.dialect == excludes_newline {
+            r"[^\n]"
+        } else {
+            "(?s:.)"
+        }
+    }
+
+    /// Whether a `$` is at the end of its alternative.
+    fn is_end(&self) -> bool {
+        self.rest.is_empty() || self.rest.starts_with(r"\)") || self.rest.starts_with(r"\|")
+    }
+
+    fn escape(&mut self) -> Result<Token, String> {
+        let is_extended = self.dialect == Dialect::Extended;
+        let is_basic = self.dialect == Dialect::Basic;
+        let character = self.next().ok_or("a backslash at its end")?;
+        Ok(match character {
+            '1'..='9' => return Err("back-references are not supported".to_owned()),
+            'w' | 'W' | 's' | 'S' => Token::Class(format!("\\{character}")),
+            'b' => Token::Assertion(r"\b"),
+            'B' => Token::Assertion(r"\B"),
+            '<' => Token::Assertion(r"\b{start}"),
+            '>' => Token::Assertion(r"\b{end}"),
+            '`' => Token::Assertion(r"\A"),
+            '\'' => Token::Assertion(r"\z"),
+            '(' if !is_extended => Token::Open,
+            ')' if !is_extended => Token::Close,
+            '|' if !is_extended => Token::Alternate,
+            '+' | '?' if is_basic => Token::Repeat(character, character.to_string()),
+            '{' if is_basic => Token::Repeat('{', self.interval(r"\}")?),
+            literal => Token::Literal(literal),
+        })
+    }
+
+    /// The rest of an interval, such as `2,5}`.
+    fn interval(&mut self, end: &str) -> Result<String, String> {
+        const MAX_REPETITIONS: u32 = 32_767;
+        let wrong = || "an interval is malformed".to_owned();
+        let (range, rest) = self.rest.split_once(end).ok_or_else(wrong)?;
+        self.rest = rest;
+        let (low, high) = range.split_once(',').unwrap_or((range, range));
+        let number = |text: &str, default| {
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = if text.is_empty() {
+                default
+            } else {
+                text.parse().ok()
+            };
+            number.filter(|&number| is_plain && number <= MAX_REPETITIONS)
+        };
+        let low = number(low, range.contains(',').then_some(0)).ok_or_else(wrong)?;
+        if high.is_empty() {
+            return Ok(format!("{{{low},}}"));
+        }
+        let high = number(high, None).filter(|&high| high >= low);
+        Ok(format!("{{{low},{}}}", high.ok_or_else(wrong)?))
+    }
+
+    fn push(&mut self, token: Token) -> Result<(), String> {
+        let start = self.output.len();
+        self.is_start = false;
+        match token {
+            Token::Repeat(..) if self.atom.is_none() && self.dialect == Dialect::Extended => {
+                return Err("nothing precedes an operator".to_owned());
+            }
+            Token::Repeat('{', _) if self.atom.is_none() => {
+                return Err("nothing precedes an interval".to_owned());
+            }
+            Token::Repeat(_, operator) if let Some(atom) = self.atom => {
+                self.repetitions += 1;
+                if self.repetitions > MAX_NESTING {
+                    return Err("too many operators behind each other".to_owned());
+                }
+                // A `?` behind another operator would mean something else.
+                self.output.insert_str(atom, "(?:");
+                self.output.push_str(&operator);
+                self.output.push(')');
+                return Ok(());
+            }
+            Token::Literal(literal) | Token::Repeat(literal, _) => {
+                push_literal(&mut self.output, literal);
+            }
+            Token::Class(class) => self.output.push_str(&class),
+            Token::Assertion(assertion) => {
+                self.output.push_str(assertion);
+                self.atom = None;
+                return Ok(());
+            }
+            Token::Open => {
+                self.groups.push(start);
+                if self.groups.len() > MAX_NESTING {
+                    return Err("too many parentheses in each other".to_owned());
+                }
+                self.output.push_str("(?:");
+                (self.atom, self.is_start) = (None, true);
+                return Ok(());
+            }
+            Token::Close => {
+                let group = self.groups.pop();
+                let group = group.ok_or("a parenthesis is not open")?;
+                self.output.push(')');
+                (self.atom, self.repetitions) = (Some(group), 0);
+                return Ok(());
+            }
+            Token::Alternate => {
+                self.output.push('|');
+                (self.atom, self.is_start) = (None, true);
+                return Ok(());
+            }
+        }
+        (self.atom, self.repetitions) = (Some(start), 0);
+        Ok(())
+    }
+
+    /// The rest of a bracket expression.
+    fn bracket(&mut self) -> Result<String, String> {
+        let wrong = || "a bracket is not closed".to_owned();
+        let mut class = String::from("[");
+        if self.skip("^") {
+            class.push('^');
+        }
+        let mut is_first = true;
+        loop {
+            if !is_first && self.skip("]") {
+                class.push(']');
+                return Ok(class);
+            }
+            is_first = false;
+            let has_classes = !matches!(self.dialect, Dialect::Emacs { .. });
+            if has_classes && self.skip("[:") {
+                let (name, rest) = self.rest.split_once(":]").ok_or_else(wrong)?;
+                self.rest = rest;
+                class.push_str(named_class(name).ok_or("a class has an unknown name")?);
+                continue;
+            }
+            let low = self.bracket_character().ok_or_else(wrong)?;
+            push_literal(&mut class, low);
+            let is_range = self.rest.starts_with('-') && !self.rest.starts_with("-]");
+            if is_range && self.skip("-") {
+                let high = self.bracket_character().ok_or_else(wrong)?;
+                if high < low {
+                    return Err("a range ends before it starts".to_owned());
+                }
+                class.push('-');
+                push_literal(&mut class, high);
+            }
+        }
+    }
+
+    /// A character of a bracket expression, or `[.x.]` or `[=x=]`.
+    fn bracket_character(&mut self) -> Option<char> {
+        for (open, close) in [("[.", ".]"), ("[=", "=]")] {
+            if self.skip(open) {
+                let character = self.next();
+                return character.filter(|_| self.skip(close));
+            }
+        }
+        self.next()
+    }
+}
+
+fn push_literal(output: &mut String, literal: char) {
+    if literal.is_ascii_alphanumeric() {
+        output.push(literal);
+    } else {
+        write!(output, "\\x{{{:x}}}", u32::from(literal)).expect("a String takes everything");
+    }
+}
+
+/// A class such as `alpha`, as part of a bracket expression.
+fn named_class(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "alnum" => r"\p{Alphabetic}\d",
+        "alpha" => r"\p{Alphabetic}",
+        "blank" => "[[:blank:]]",
+        "cntrl" => "[[:cntrl:]]",
+        "digit" => "0-9",
+        "graph" => r"[^\s\x00-\x1f\x7f]",
+        "lower" => r"\p{Lowercase}",
+        "print" => r"[^\x00-\x1f\x7f]",
+        "punct" => "[[:punct:]]",
+        "space" => r"\s",
+        "upper" => r"\p{Uppercase}",
+        "xdigit" => "[[:xdigit:]]",
+        _ => return None,
+    })
+}

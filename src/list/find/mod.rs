@@ -1,0 +1,118 @@
+//! The expressions of `tarfs find`, which are those of GNU find; pure.
+//!
+//! [`Expression::parse`] reads the words behind the starting points. [`Expression::evaluate`] tests a file, and
+//! appends the text of actions to an output. These parts differ from GNU find:
+//!
+//! - Times are in UTC, and names of days and months are English.
+//! - A byte that is not UTF-8 counts as the character with that number in patterns and regular expressions.
+//! - Regular expressions have no back-references, and the syntaxes of awk and grep are missing.
+//! - `-user` and `-group` compare the names that an archive has. They compare numbers where a file has no name.
+//! - Columns of `-ls` do not widen, and characters outside ASCII are not escaped there.
+//! - A directive or an escape of `-printf` that is unknown is an error.
+//! - Primaries that change files, run programs or follow links are refused.
+
+mod dialect;
+mod error;
+mod evaluate;
+mod number;
+mod parse;
+mod pattern;
+mod permissions;
+mod printf;
+mod strftime;
+
+use std::ffi::OsString;
+use std::io;
+
+use evaluate::{Action, Evaluation, Node, Stop};
+use parse::{Parser, WalkOptions};
+
+pub use error::Error;
+pub use parse::ParseContext;
+
+use super::tree::Candidate;
+
+/// A parsed expression. Several threads may evaluate it at the same time.
+#[derive(Debug)]
+pub struct Expression {
+    root: Node,
+    options: WalkOptions,
+}
+
+/// Effects of an expression on the walk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Outcome {
+    /// The walk must not descend into this directory.
+    pub is_pruned: bool,
+    /// The walk must end.
+    pub is_quit: bool,
+}
+
+impl Expression {
+    /// Parses the words of an expression. Without an action other than `-prune` and `-quit` it prints the files for
+    /// which it is true.
+    ///
+    /// # Errors
+    /// The words are no expression, or a primary is not supported.
+    pub fn parse(words: &[OsString], context: &ParseContext<'_>) -> Result<Self, Error> {
+        let mut parser = Parser::new(words, context);
+        let mut root = parser.parse()?;
+        if !parser.has_action {
+            root = Node::And(vec![root, Node::Action(Action::Print(b'\n'))]);
+        }
+        Ok(Self {
+            root,
+            options: parser.options,
+        })
+    }
+
+    /// Evaluates the expression on a file. Depths are the caller's concern.
+    ///
+    /// # Errors
+    /// An attribute cannot be read. Text of the actions before is in `output` then, and the walk may go on.
+    pub fn evaluate<C: Candidate + ?Sized>(
+        &self,
+        candidate: &C,
+        output: &mut Vec<u8>,
+    ) -> io::Result<Outcome> {
+        let mut evaluation = Evaluation {
+            candidate,
+            output,
+            is_pruned: false,
+        };
+        let is_quit = match evaluation.evaluate(&self.root) {
+            Ok(_) => false,
+            Err(Stop::Quit) => true,
+            Err(Stop::Failed(error)) => return Err(error),
+        };
+        Ok(Outcome {
+            is_pruned: evaluation.is_pruned && !self.options.is_depth_first,
+            is_quit,
+        })
+    }
+
+    /// The argument of `-maxdepth`: files below this depth are not visited.
+    pub fn max_depth(&self) -> Option<usize> {
+        self.options.max_depth
+    }
+
+    /// The argument of `-mindepth`: the expression is not evaluated on files above this depth.
+    pub fn min_depth(&self) -> usize {
+        self.options.min_depth
+    }
+
+    /// Whether a directory is evaluated after the files in it (`-depth`).
+    pub fn is_depth_first(&self) -> bool {
+        self.options.is_depth_first
+    }
+
+    /// Whether the walk must not enter other file systems (`-xdev`).
+    pub fn is_one_file_system(&self) -> bool {
+        self.options.is_one_file_system
+    }
+
+    /// Whether evaluation may ask for attributes, or whether a directory is empty.
+    pub fn needs_metadata(&self) -> bool {
+        self.root.needs_metadata()
+    }
+}

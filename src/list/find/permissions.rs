@@ -1,0 +1,122 @@
+//! The argument of `-perm`.
+
+const ALL: u32 = 0o7777;
+
+/// How permission bits are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Match {
+    /// `MODE`: all twelve bits.
+    Exact,
+    /// `-MODE`: each of these bits is set.
+    Each,
+    /// `/MODE`: one of them is set.
+    Any,
+}
+
+/// Permission bits that a test accepts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Permissions {
+    kind: Match,
+    of_file: u32,
+    /// Of a directory. `X` sets bits only here.
+    of_directory: u32,
+}
+
+impl Permissions {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let (kind, mode) = match text.split_at_checked(1)? {
+            ("/", mode) => (Match::Any, mode),
+            ("-", mode) => (Match::Each, mode),
+            _ => (Match::Exact, text),
+        };
+        let (of_file, of_directory) = (parse_mode(mode, false)?, parse_mode(mode, true)?);
+        // No bit at all is set in every file.
+        let kind = match kind {
+            Match::Any if of_file == 0 && of_directory == 0 => Match::Each,
+            kind => kind,
+        };
+        Some(Self {
+            kind,
+            of_file,
+            of_directory,
+        })
+    }
+
+    pub(super) fn matches(self, mode: u32, is_directory: bool) -> bool {
+        let wanted = if is_directory {
+            self.of_directory
+        } else {
+            self.of_file
+        };
+        match self.kind {
+            Match::Exact => mode & ALL == wanted,
+            Match::Each => mode & wanted == wanted,
+            Match::Any => mode & wanted != 0,
+        }
+    }
+}
+
+/// Applies an octal or a symbolic mode to no permissions, with umask 0.
+fn parse_mode(text: &str, is_directory: bool) -> Option<u32> {
+    if text.starts_with(|first: char| first.is_ascii_digit()) {
+        let is_octal = text.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
+        let mode = u32::from_str_radix(text, 8).ok()?;
+        return (is_octal && mode <= ALL).then_some(mode);
+    }
+    let mut clauses = text.split(',');
+    clauses.try_fold(0, |mode, clause| {
+        apply_clause(clause.as_bytes(), mode, is_directory)
+    })
+}
+
+/// Applies a clause such as `ug+rw-x`.
+fn apply_clause(clause: &[u8], mut mode: u32, is_directory: bool) -> Option<u32> {
+    let is_class = |byte: &&u8| matches!(byte, b'u' | b'g' | b'o' | b'a');
+    let (classes, mut actions) = clause.split_at(clause.iter().take_while(is_class).count());
+    let affected = classes.iter().fold(0, |bits, &class| bits | bits_of(class));
+    let affected = if affected == 0 { ALL } else { affected };
+    if actions.is_empty() {
+        return None;
+    }
+    while let Some((&operator, rest)) = actions.split_first() {
+        let is_letter = |byte: &&u8| !matches!(byte, b'+' | b'-' | b'=');
+        let (letters, rest) = rest.split_at(rest.iter().take_while(is_letter).count());
+        actions = rest;
+        let mut value = 0;
+        for &letter in letters {
+            value |= match letter {
+                b'r' => 0o444,
+                b'w' => 0o222,
+                b'x' => 0o111,
+                b'X' if is_directory || mode & 0o111 != 0 => 0o111,
+                b'X' => 0,
+                b's' => 0o6000,
+                b't' => 0o1000,
+                // A copy of a class stands alone.
+                b'u' | b'g' | b'o' if letters.len() == 1 => {
+                    let copied = mode & bits_of(letter);
+                    let spread = [0o444, 0o222, 0o111].into_iter();
+                    spread.filter(|bits| copied & bits != 0).sum()
+                }
+                _ => return None,
+            };
+        }
+        value &= affected;
+        mode = match operator {
+            b'+' => mode | value,
+            b'-' => mode & !value,
+            b'=' => mode & !affected | value,
+            _ => return None,
+        };
+    }
+    Some(mode)
+}
+
+fn bits_of(class: u8) -> u32 {
+    match class {
+        b'u' => 0o4700,
+        b'g' => 0o2070,
+        b'o' => 0o1007,
+        _ => ALL,
+    }
+}

@@ -1,0 +1,316 @@
+//! The formats of `-printf` and `-ls`.
+
+use std::io::{self, Write};
+
+use super::strftime;
+use crate::list::escape::escape;
+use crate::list::long::mode_string;
+use crate::list::tree::{Candidate, FileKind};
+use crate::tar::Timestamp;
+
+/// A parsed format of `-printf`.
+#[derive(Debug)]
+pub(super) struct Format(Vec<Piece>);
+
+#[derive(Debug)]
+enum Piece {
+    Text(Vec<u8>),
+    Directive(Directive),
+}
+
+/// Largest width and precision. A directive writes no more than that for a short value.
+const MAX_WIDTH: usize = 4096;
+
+/// `%-10p`: a value of the file, and how it is laid out.
+#[derive(Debug, Default)]
+struct Directive {
+    /// Some of `-0+ #`.
+    flags: Vec<u8>,
+    width: usize,
+    precision: Option<usize>,
+    letter: u8,
+    /// The second letter of `%A`, `%C` and `%T`.
+    time_field: u8,
+}
+
+impl Format {
+    /// Parses a format. The error says what is wrong.
+    pub(super) fn parse(format: &[u8]) -> Result<Self, String> {
+        let (mut pieces, mut text) = (Vec::new(), Vec::new());
+        let mut rest = format;
+        while let Some((&byte, after)) = rest.split_first() {
+            rest = after;
+            match byte {
+                b'\\' => {
+                    let Some((byte, after)) = parse_escape(rest)? else {
+                        break;
+                    };
+                    text.push(byte);
+                    rest = after;
+                }
+                b'%' if rest.first() == Some(&b'%') => {
+                    text.push(b'%');
+                    rest = rest.get(1..).unwrap_or_default();
+                }
+                b'%' => {
+                    pieces.push(Piece::Text(std::mem::take(&mut text)));
+                    let (directive, after) = Directive::parse(rest)?;
+                    pieces.push(Piece::Directive(directive));
+                    rest = after;
+                }
+                byte => text.push(byte),
+            }
+        }
+        pieces.push(Piece::Text(text));
+        Ok(Self(pieces))
+    }
+
+    pub(super) fn needs_metadata(&self) -> bool {
+        self.0.iter().any(|piece| match piece {
+            Piece::Text(_) => false,
+            Piece::Directive(directive) => !b"pfhPHdyl".contains(&directive.letter),
+        })
+    }
+
+    pub(super) fn write<C: Candidate + ?Sized>(
+        &self,
+        candidate: &C,
+        output: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        for piece in &self.0 {
+            match piece {
+                Piece::Text(text) => output.extend_from_slice(text),
+                Piece::Directive(directive) => directive.write(candidate, output)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Parses what follows a backslash. `None` for `\c`, which ends the format.
+fn parse_escape(text: &[u8]) -> Result<Option<(u8, &[u8])>, String> {
+    let (&letter, rest) = text
+        .split_first()
+        .ok_or("a backslash at its end".to_owned())?;
+    let byte = match letter {
+        b'a' => 7,
+        b'b' => 8,
+        b'c' => return Ok(None),
+        b'f' => 12,
+        b'n' => b'\n',
+        b'r' => b'\r',
+        b't' => b'\t',
+        b'v' => 11,
+        b'\\' => b'\\',
+        b'0'..=b'7' => {
+            let is_octal = |byte: &&u8| matches!(byte, b'0'..=b'7');
+            let len = text.iter().take(3).take_while(is_octal).count();
+            let (digits, rest) = text.split_at(len);
+            let number = digits
+                .iter()
+                .fold(0_u32, |n, &digit| n * 8 + u32::from(digit - b'0'));
+            return Ok(Some((number.to_le_bytes()[0], rest)));
+        }
+        _ => return Err(format!("unknown escape '\\{}'", escape(&[letter]))),
+    };
+    Ok(Some((byte, rest)))
+}
+
+fn parse_width(text: &[u8]) -> Result<(usize, &[u8]), String> {
+    let len = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (digits, rest) = text.split_at(len);
+    let width = digits.iter().fold(0_usize, |width, digit| {
+        (width * 10 + usize::from(digit - b'0')).min(MAX_WIDTH + 1)
+    });
+    if width > MAX_WIDTH {
+        return Err(format!("a width above {MAX_WIDTH}"));
+    }
+    Ok((width, rest))
+}
+
+impl Directive {
+    fn parse(mut text: &[u8]) -> Result<(Self, &[u8]), String> {
+        let mut directive = Self::default();
+        let is_flag = |byte: &&u8| b"-0+ #".contains(byte);
+        let (flags, after) = text.split_at(text.iter().take_while(is_flag).count());
+        directive.flags = flags.to_vec();
+        text = after;
+        (directive.width, text) = parse_width(text)?;
+        if let Some(rest) = text.strip_prefix(b".") {
+            let (precision, rest) = parse_width(rest)?;
+            directive.precision = Some(precision);
+            text = rest;
+        }
+        let (&letter, rest) = text.split_first().ok_or("% at its end")?;
+        directive.letter = letter;
+        match letter {
+            b'A' | b'C' | b'T' => {
+                let (&field, rest) = rest.split_first().ok_or("% at its end")?;
+                if !strftime::is_field(field) {
+                    let letters = [letter, field];
+                    return Err(format!("unknown directive '%{}'", escape(&letters)));
+                }
+                directive.time_field = field;
+                Ok((directive, rest))
+            }
+            b'Y' => Err("'%Y' follows links, which tarfs find does not".to_owned()),
+            _ if b"abcdDfgGhHiklmMnpPstuUy".contains(&letter) => Ok((directive, rest)),
+            _ => Err(format!("unknown directive '%{}'", escape(&[letter]))),
+        }
+    }
+
+    fn write<C: Candidate + ?Sized>(&self, candidate: &C, output: &mut Vec<u8>) -> io::Result<()> {
+        match self.letter {
+            b'p' => self.write_text(candidate.path(), output),
+            b'P' => self.write_text(below_start(candidate), output),
+            b'H' => self.write_text(candidate.start(), output),
+            b'f' => self.write_text(split_path(candidate.path()).1, output),
+            b'h' => self.write_text(split_path(candidate.path()).0, output),
+            b'l' if candidate.kind() == FileKind::Symlink => {
+                self.write_text(&candidate.target()?, output);
+            }
+            b'l' => self.write_text(b"", output),
+            b'y' => {
+                let mut letter = [0; 4];
+                let letter = candidate.kind().letter().encode_utf8(&mut letter);
+                self.write_text(letter.as_bytes(), output);
+            }
+            b'd' => self.write_number(&candidate.depth().to_string(), output),
+            _ => self.write_attribute(candidate, output)?,
+        }
+        Ok(())
+    }
+
+    fn write_attribute<C: Candidate + ?Sized>(
+        &self,
+        candidate: &C,
+        output: &mut Vec<u8>,
+    ) -> io::Result<()> {
+        let metadata = candidate.metadata()?;
+        let text = match self.letter {
+            b'm' => {
+                self.write_number(&format!("{:o}", metadata.mode & 0o7777), output);
+                return Ok(());
+            }
+            b'u' if let Some(name) = candidate.user()? => {
+                self.write_text(&name, output);
+                return Ok(());
+            }
+            b'g' if let Some(name) = candidate.group()? => {
+                self.write_text(&name, output);
+                return Ok(());
+            }
+            b'M' => mode_string(metadata.kind, metadata.mode),
+            b's' => metadata.size.to_string(),
+            b'b' => metadata.blocks.to_string(),
+            b'k' => metadata.blocks.div_ceil(2).to_string(),
+            b'n' => metadata.links.to_string(),
+            b'i' => metadata.inode.to_string(),
+            b'D' => metadata.file_system.to_string(),
+            b'u' | b'U' => metadata.uid.to_string(),
+            b'g' | b'G' => metadata.gid.to_string(),
+            b'a' => strftime::format_ctime(metadata.atime),
+            b'c' => strftime::format_ctime(metadata.ctime),
+            b't' => strftime::format_ctime(metadata.mtime),
+            b'A' => strftime::format(metadata.atime, self.time_field),
+            b'C' => strftime::format(metadata.ctime, self.time_field),
+            _ => strftime::format(metadata.mtime, self.time_field),
+        };
+        self.write_text(text.as_bytes(), output);
+        Ok(())
+    }
+
+    /// Writes at most `precision` bytes of `text`, and spaces up to the width.
+    fn write_text(&self, text: &[u8], output: &mut Vec<u8>) {
+        let len = self.precision.unwrap_or(usize::MAX).min(text.len());
+        let padding = self.width.saturating_sub(len);
+        let (before, after) = if self.flags.contains(&b'-') {
+            (0, padding)
+        } else {
+            (padding, 0)
+        };
+        output.resize(output.len() + before, b' ');
+        output.extend_from_slice(text.get(..len).unwrap_or(text));
+        output.resize(output.len() + after, b' ');
+    }
+
+    /// Writes a number as printf(3) does.
+    fn write_number(&self, digits: &str, output: &mut Vec<u8>) {
+        let has = |flag| self.flags.contains(&flag);
+        let sign = match self.letter {
+            b'd' if has(b'+') => "+",
+            b'd' if has(b' ') => " ",
+            b'm' if has(b'#') && !digits.starts_with('0') => "0",
+            _ => "",
+        };
+        let digits = match self.precision {
+            Some(len) => format!("{digits:0>len$}"),
+            None if has(b'0') && !has(b'-') => {
+                let len = self.width.saturating_sub(sign.len());
+                format!("{digits:0>len$}")
+            }
+            None => digits.to_owned(),
+        };
+        let layout = Self {
+            flags: self.flags.clone(),
+            width: self.width,
+            ..Self::default()
+        };
+        layout.write_text(format!("{sign}{digits}").as_bytes(), output);
+    }
+}
+
+/// The path without the starting point, and without a slash at its start.
+fn below_start<C: Candidate + ?Sized>(candidate: &C) -> &[u8] {
+    let below = candidate.path().get(candidate.start().len()..);
+    let below = below.unwrap_or_default();
+    below.strip_prefix(b"/").unwrap_or(below)
+}
+
+/// The directory, and the last component. That of `a/` is `a/`, as in GNU find.
+fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
+    let last = path.iter().rposition(|&byte| byte != b'/');
+    let trimmed = last.map_or(&[][..], |last| path.get(..=last).unwrap_or_default());
+    let start = trimmed.iter().rposition(|&byte| byte == b'/');
+    let name = start.map_or(path, |slash| path.get(slash + 1..).unwrap_or_default());
+    let directory = match path.iter().rposition(|&byte| byte == b'/') {
+        Some(slash) => path.get(..slash).unwrap_or_default(),
+        None => b".",
+    };
+    (directory, name)
+}
+
+/// Writes the line of `-ls`.
+pub(super) fn write_ls_line<C: Candidate + ?Sized>(
+    candidate: &C,
+    now: Timestamp,
+    output: &mut Vec<u8>,
+) -> io::Result<()> {
+    let metadata = candidate.metadata()?;
+    let owner = |name: Option<std::borrow::Cow<'_, [u8]>>, id: u32| {
+        name.map_or_else(|| id.to_string(), |name| escape(&name))
+    };
+    let size = match metadata.kind {
+        FileKind::CharDevice | FileKind::BlockDevice => {
+            format!("{:>3}, {:>3}", metadata.device.0, metadata.device.1)
+        }
+        _ => metadata.size.to_string(),
+    };
+    write!(
+        output,
+        "{:>9} {:>6} {} {:>3} {:<8} {:<8} {size:>8} {} {}",
+        metadata.inode,
+        metadata.blocks.div_ceil(2),
+        mode_string(metadata.kind, metadata.mode),
+        metadata.links,
+        owner(candidate.user()?, metadata.uid),
+        owner(candidate.group()?, metadata.gid),
+        strftime::format_ls(metadata.mtime, now),
+        escape(candidate.path()),
+    )?;
+    if metadata.kind == FileKind::Symlink {
+        write!(output, " -> {}", escape(&candidate.target()?))?;
+    }
+    output.push(b'\n');
+    Ok(())
+}
