@@ -6,7 +6,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::{
-    bundle, cache, du, generate, image, index, ls, materialize, profile, status, umount, verify,
+    bundle, cache, du, find, generate, image, index, ls, materialize, profile, status, umount,
+    verify,
 };
 use super::{args, help};
 
@@ -31,6 +32,8 @@ pub(crate) enum Verb {
     Materialize(materialize::MaterializeArgs),
     /// List an archive's entries
     Ls(ls::LsArgs),
+    /// Print the files for which an expression is true
+    Find(find::FindArgs),
     /// Sum the space that directories use
     Du(du::DuArgs),
     /// Show the layers and the configuration of an image

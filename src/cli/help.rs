@@ -16,7 +16,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Output",
-        "directory output publish long recursive numeric_uid_gid to_stdout dry_run sync json all summarize max_depth total apparent_size inodes human_readable verbose quiet stats",
+        "directory output publish long recursive all directory_itself by_size by_time unsorted reverse inode one_per_line numeric_uid_gid to_stdout dry_run sync json summarize max_depth total apparent_size inodes human_readable verbose quiet stats",
     ),
     (
         "Existing files",
@@ -58,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 12] = [
+const VERBS: [VerbHelp; 13] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -145,6 +145,20 @@ const VERBS: [VerbHelp; 12] = [
             (
                 "tarfs ls -R --json data.tar",
                 "list all entries, for programs",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "find",
+        short: "headers layers",
+        examples: &[
+            (
+                "tarfs find https://example.com/data.tar.gz -name *.json -size +1M",
+                "print the paths of large files in an archive",
+            ),
+            (
+                "tarfs find /srv/data -type f -print0",
+                "print the files below a directory, for xargs -0",
             ),
         ],
     },

@@ -19,8 +19,8 @@ use clap_complete::CompleteEnv;
 
 use command_line::Verb;
 use commands::{
-    bundle, cache, du, generate, image, index, ls, materialize, mount, profile, status, umount,
-    verify,
+    bundle, cache, du, find, generate, image, index, ls, materialize, mount, profile, status,
+    umount, verify,
 };
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};
@@ -58,6 +58,7 @@ pub(crate) fn run() -> ExitCode {
         Verb::Status(args) => status::run(&args),
         Verb::Materialize(args) => materialize::run(&args),
         Verb::Ls(args) => ls::run(&args),
+        Verb::Find(args) => find::run(&args),
         Verb::Du(args) => du::run(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Bundle(args) => bundle::run(&args),

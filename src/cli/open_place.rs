@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
@@ -13,6 +14,7 @@ use super::args::{CacheArgs, LayerArgs, SourceArgs};
 use super::open_archive;
 use super::ui::output;
 use tarfs::ArchivePath;
+use tarfs::index::Ino;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Tree, metadata_of};
 use tarfs::locate::SourceSpec;
@@ -25,11 +27,18 @@ const EXIT_PARTIAL: u8 = 1;
 pub(crate) struct StartPoint {
     /// Its path as it is shown.
     path: Vec<u8>,
+    /// Its path in SOURCE; empty for SOURCE itself.
+    inner_path: Vec<u8>,
     kind: FileKind,
     inode: u64,
 }
 
 impl StartPoint {
+    /// Its path in SOURCE, without a leading slash; empty for SOURCE itself.
+    pub(crate) fn inner_path(&self) -> &[u8] {
+        &self.inner_path
+    }
+
     pub(crate) fn name(&self) -> Name<'_> {
         Name {
             name: &self.path,
@@ -41,6 +50,14 @@ impl StartPoint {
 
 /// A verb for any tree.
 pub(crate) trait TreeVerb {
+    /// Exit code if one of the given paths is missing.
+    const EXIT_MISSING: u8 = EXIT_PARTIAL;
+
+    /// Whether it wants names in the order of their bytes, where they are stored in that order, too.
+    fn is_sorted(&self) -> bool {
+        false
+    }
+
     /// Runs it at the files `starts`, which are names in `base`. Returns whether it examined all of them.
     fn run<T: Tree + Send + 'static>(
         self,
@@ -51,25 +68,20 @@ pub(crate) trait TreeVerb {
 }
 
 /// Runs `verb` on SOURCE, at `paths` in it or at its root. Errors of paths and problems of the archive are printed.
-pub(crate) fn run(
+pub(crate) fn run<V: TreeVerb>(
     (source, layers, cache): (&SourceArgs, &LayerArgs, &CacheArgs),
     paths: &[OsString],
-    verb: impl TreeVerb,
+    verb: V,
 ) -> anyhow::Result<ExitCode> {
+    let root = [OsString::new()];
+    let paths = if paths.is_empty() { &root } else { paths };
     if let Some(directory) = local_directory(&source.source) {
         let tree = Arc::new(DirectoryTree::new());
         let base = tree.base().context("cannot open the current directory")?;
-        let shown = paths.iter().map(|path| directory.join(path));
-        let shown: Vec<PathBuf> = match paths {
-            [] => vec![directory.to_owned()],
-            _ => shown.collect(),
-        };
-        let found = shown
-            .into_iter()
-            .filter_map(|path| start_in_directory(&path));
-        let (starts, count): (Vec<_>, _) = (found.collect(), paths.len().max(1));
-        let is_complete = verb.run(&tree, &base, &starts)? && starts.len() == count;
-        return Ok(exit_code(is_complete));
+        let found = paths.iter().map(|path| start_in_directory(directory, path));
+        let starts: Vec<_> = found.flatten().collect();
+        let is_complete = verb.run(&tree, &base, &starts)?;
+        return Ok(exit_code::<V>(is_complete, starts.len() == paths.len()));
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
@@ -77,22 +89,28 @@ pub(crate) fn run(
     let index = volume
         .complete_index()
         .context("the index is not complete")?;
-    let tree = Arc::new(IndexTree::new(index));
-    let root = [OsString::new()];
-    let paths = if paths.is_empty() { &root } else { paths };
+    let tree = if verb.is_sorted() {
+        IndexTree::by_name(index)
+    } else {
+        IndexTree::new(index)
+    };
+    let tree = Arc::new(tree);
     let found = paths.iter().map(|path| start_in_archive(&tree, path));
     let starts: Vec<_> = found.flatten().collect();
-    let is_complete = verb.run(&tree, &IndexTree::BASE, &starts)? && starts.len() == paths.len();
+    let is_complete = verb.run(&tree, &Ino::ROOT, &starts)?;
     match output::report_problems(tree.index()) {
-        code if code == ExitCode::SUCCESS => Ok(exit_code(is_complete)),
+        code if code == ExitCode::SUCCESS => {
+            Ok(exit_code::<V>(is_complete, starts.len() == paths.len()))
+        }
         code => Ok(code),
     }
 }
 
-fn exit_code(is_complete: bool) -> ExitCode {
-    match is_complete {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::from(EXIT_PARTIAL),
+fn exit_code<V: TreeVerb>(is_complete: bool, has_all_paths: bool) -> ExitCode {
+    match (has_all_paths, is_complete) {
+        (false, _) => ExitCode::from(V::EXIT_MISSING),
+        (true, false) => ExitCode::from(EXIT_PARTIAL),
+        (true, true) => ExitCode::SUCCESS,
     }
 }
 
@@ -106,10 +124,17 @@ pub(crate) fn local_directory(source: &SourceSpec) -> Option<&Path> {
     }
 }
 
-fn start_in_directory(path: &Path) -> Option<StartPoint> {
-    match metadata_of(path) {
+fn start_in_directory(directory: &Path, inner: &OsString) -> Option<StartPoint> {
+    let path = if inner.is_empty() {
+        directory.to_owned()
+    } else {
+        directory.join(inner)
+    };
+    let inner = ArchivePath::sanitize(inner.as_bytes()).path;
+    match metadata_of(&path) {
         Ok(found) => Some(StartPoint {
             path: path.as_os_str().as_bytes().to_owned(),
+            inner_path: inner.as_bytes().to_owned(),
             kind: found.kind,
             inode: found.inode,
         }),
@@ -132,13 +157,40 @@ fn start_in_archive(tree: &IndexTree, path: &OsString) -> Option<StartPoint> {
         b"" => b".".to_vec(),
         _ => path.clone().into_vec(),
     };
-    Some(StartPoint { path, kind, inode })
+    let inner_path = clean.as_bytes().to_owned();
+    Some(StartPoint {
+        path,
+        inner_path,
+        kind,
+        inode,
+    })
 }
 
 /// Prints an error about the file at `path`.
-pub(crate) fn report(path: &[u8], error: &io::Error) {
+fn report(path: &[u8], error: &io::Error) {
     let path = tarfs::list::escape(path);
     output::print_error(format_args!("{path}: {}", error_chain(error)));
+}
+
+/// Errors of single files, which are printed and remembered.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Failures(Arc<AtomicBool>);
+
+impl Failures {
+    pub(crate) fn report(&self, path: &[u8], error: &io::Error) {
+        self.0.store(true, Ordering::Relaxed);
+        report(path, error);
+    }
+
+    /// A function that reports, for threads.
+    pub(crate) fn reporter(&self) -> impl Fn(&[u8], io::Error) + Send + Sync + 'static {
+        let failures = self.clone();
+        move |path, error| failures.report(path, &error)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.0.load(Ordering::Relaxed)
+    }
 }
 
 /// Ends the output of a verb. A reader of the pipe that has ended is no error.

@@ -14,8 +14,8 @@ use crate::base::sync::Mutex;
 
 use super::item::Item;
 use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visitor};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Tree};
+use super::parallel_walk::{Level, Visitor, push_component};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
@@ -99,8 +99,7 @@ impl<T: Tree + Send + 'static> DiskUsage<T> {
             });
         }
         self.grand_total.fetch_add(value, Ordering::Relaxed);
-        // The walk ends with the same error.
-        let _ = self.output.write(&self.line(value, item.path()));
+        self.output.write_last(&self.line(value, item.path()));
         None
     }
 
@@ -159,7 +158,9 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
     ) -> ControlFlow<()> {
         let has_lines = self.options.all && level.depth() < self.options.max_depth;
         let (mut total, mut lines) = (0_u64, Vec::new());
-        for (index, item) in Item::of_batch(&*self.tree, level, batch).enumerate() {
+        let path = level.path();
+        let place = level.place(&path);
+        for (index, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
             let Some(value) = self.value(&item) else {
                 continue;
             };
@@ -211,6 +212,20 @@ impl<T: Tree + Send + 'static> Visitor<T> for DiskUsage<T> {
         }
         self.waiting.fetch_sub(text.len(), Ordering::Relaxed);
         self.output.write(&text)
+    }
+
+    fn skip(&self, level: &Level<T, Sum>, name: Name<'_>, sum: &Sum) -> ControlFlow<()> {
+        // It counts without what is below it.
+        let total = sum.total.load(Ordering::Relaxed);
+        level.state.total.fetch_add(total, Ordering::Relaxed);
+        if level.depth() < self.options.max_depth {
+            let mut path = level.path();
+            push_component(&mut path, name.name);
+            let line = self.line(total, &path);
+            self.waiting.fetch_add(line.len(), Ordering::Relaxed);
+            level.state.lines.lock().push((sum.number, line));
+        }
+        ControlFlow::Continue(())
     }
 
     fn report(&self, path: &[u8], error: io::Error) {

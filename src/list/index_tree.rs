@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::base::archive_path::ArchivePath;
-use crate::index::{Entry, EntryKind, Index, Ino};
+use crate::index::{Child, Entry, EntryKind, Index, Ino};
 
 use super::tree::{Batch, FileKind, Metadata, Name, Tree};
 
@@ -14,23 +15,32 @@ const READ_NAMES: usize = 4096;
 
 /// The entries of a complete index.
 #[derive(Debug)]
-pub struct IndexTree {
-    index: Arc<Index>,
+pub struct IndexTree<I = Arc<Index>> {
+    index: I,
+    is_sorted: bool,
 }
 
-impl IndexTree {
-    /// The directory of which starting points are names. They are found by their numbers alone.
-    pub const BASE: Ino = Ino::ROOT;
-
+impl<I: Deref<Target = Index>> IndexTree<I> {
     /// Type and number of the entry at `path`.
     pub fn find(&self, path: &ArchivePath) -> Option<(FileKind, u64)> {
         let entry = self.index.find(path)?;
         Some((kind(entry.kind()), entry.ino().0.into()))
     }
 
-    /// The entries of `index`.
-    pub fn new(index: Arc<Index>) -> Self {
-        Self { index }
+    /// The entries of `index`, in the order of the archive.
+    pub fn new(index: I) -> Self {
+        Self {
+            index,
+            is_sorted: false,
+        }
+    }
+
+    /// The entries of `index`, in the order of their names' bytes.
+    pub fn by_name(index: I) -> Self {
+        Self {
+            index,
+            is_sorted: true,
+        }
     }
 
     /// The index.
@@ -44,14 +54,22 @@ impl IndexTree {
         entry.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn owner(&self, metadata: &Metadata, of: impl Fn(Entry<'_>) -> &[u8]) -> Option<Cow<'_, [u8]>> {
-        let entry = self.entry(metadata.inode).ok()?;
-        let name = of(entry);
-        (!name.is_empty()).then(|| Cow::Owned(name.to_owned()))
+    fn read_children<'a>(
+        &'a self,
+        children: impl Iterator<Item = Child<'a>>,
+        position: &mut u64,
+        batch: &mut Batch,
+    ) {
+        for child in children.take(READ_NAMES) {
+            *position = u64::from(child.number) + 1;
+            if let Some(entry) = self.index.entry(child.ino) {
+                batch.push(child.name, kind(entry.kind()), child.ino.0.into());
+            }
+        }
     }
 }
 
-impl Tree for IndexTree {
+impl<I: Deref<Target = Index> + Sync> Tree for IndexTree<I> {
     type Directory = Ino;
 
     fn open(&self, _: &Ino, name: Name<'_>) -> io::Result<Ino> {
@@ -63,11 +81,14 @@ impl Tree for IndexTree {
 
     fn read(&self, directory: &Ino, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
         let from = u32::try_from(*position).unwrap_or(u32::MAX);
-        for child in self.index.children(*directory, from).take(READ_NAMES) {
-            *position = u64::from(child.number) + 1;
-            if let Some(entry) = self.index.entry(child.ino) {
-                batch.push(child.name, kind(entry.kind()), child.ino.0.into());
-            }
+        if self.is_sorted {
+            self.read_children(
+                self.index.children_by_name(*directory, from),
+                position,
+                batch,
+            );
+        } else {
+            self.read_children(self.index.children(*directory, from), position, batch);
         }
         Ok(())
     }
@@ -83,12 +104,23 @@ impl Tree for IndexTree {
         }
     }
 
+    fn offset(&self, name: Name<'_>) -> Option<u64> {
+        let piece = self.entry(name.inode).ok()?.pieces(0, u64::MAX).next()?;
+        Some(piece.plain.start().0)
+    }
+
+    fn is_sorted(&self) -> bool {
+        self.is_sorted
+    }
+
     fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        self.owner(metadata, |entry| entry.user())
+        let name = self.entry(metadata.inode).ok()?.user();
+        (!name.is_empty()).then_some(Cow::Borrowed(name))
     }
 
     fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
-        self.owner(metadata, |entry| entry.group())
+        let name = self.entry(metadata.inode).ok()?.group();
+        (!name.is_empty()).then_some(Cow::Borrowed(name))
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::io;
 
-use super::parallel_walk::{Level, push_component};
+use super::parallel_walk::push_component;
 use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 
 /// A file in a directory, whose attributes are read at most once.
@@ -13,10 +13,26 @@ pub struct Item<'a, T: Tree> {
     tree: &'a T,
     directory: &'a T::Directory,
     name: Name<'a>,
+    parent: u64,
     start: &'a [u8],
     path: Cow<'a, [u8]>,
     depth: usize,
     metadata: OnceCell<Metadata>,
+}
+
+/// An open directory, and its place in a walk.
+#[derive(Debug)]
+pub struct Place<'a, T: Tree> {
+    /// The directory.
+    pub directory: &'a T::Directory,
+    /// Its number.
+    pub inode: u64,
+    /// Its path, which begins with its starting point.
+    pub path: &'a [u8],
+    /// The path of its starting point.
+    pub start: &'a [u8],
+    /// Number of directories between it and the starting point, whose depth is 0.
+    pub depth: usize,
 }
 
 impl<'a, T: Tree> Item<'a, T> {
@@ -26,6 +42,7 @@ impl<'a, T: Tree> Item<'a, T> {
             tree,
             directory,
             name,
+            parent: 0,
             start: name.name,
             path: Cow::Borrowed(name.name),
             depth: 0,
@@ -33,27 +50,62 @@ impl<'a, T: Tree> Item<'a, T> {
         }
     }
 
-    /// The names of `batch`, read from the directory `level`.
-    pub fn of_batch<S>(
+    /// The file `name` in the directory `place`.
+    pub fn in_directory(tree: &'a T, place: &Place<'a, T>, name: Name<'a>) -> Self {
+        let mut path = Vec::with_capacity(place.path.len() + 1 + name.name.len());
+        path.extend_from_slice(place.path);
+        push_component(&mut path, name.name);
+        Self {
+            tree,
+            directory: place.directory,
+            name,
+            parent: place.inode,
+            start: place.start,
+            path: Cow::Owned(path),
+            depth: place.depth + 1,
+            metadata: OnceCell::new(),
+        }
+    }
+
+    /// The names of `batch`, read from the directory `place`.
+    pub fn of_batch(
         tree: &'a T,
-        level: &'a Level<T, S>,
+        place: &'a Place<'a, T>,
         batch: &'a Batch,
     ) -> impl Iterator<Item = Item<'a, T>> {
-        let (above, start, depth) = (level.path(), level.start(), level.depth() + 1);
-        batch.iter().map(move |name| {
-            let mut path = Vec::with_capacity(above.len() + 1 + name.name.len());
-            path.extend_from_slice(&above);
-            push_component(&mut path, name.name);
-            Item {
-                tree,
-                directory: level.directory(),
-                name,
-                start,
-                path: Cow::Owned(path),
-                depth,
-                metadata: OnceCell::new(),
-            }
-        })
+        batch
+            .iter()
+            .map(move |name| Item::in_directory(tree, place, name))
+    }
+
+    /// The same file, whose attributes are `known` already.
+    #[must_use]
+    pub fn with_metadata(self, known: Option<Metadata>) -> Self {
+        let metadata = known.map_or_else(OnceCell::new, OnceCell::from);
+        Self { metadata, ..self }
+    }
+
+    /// Opens it, if it is a directory.
+    ///
+    /// # Errors
+    /// As [`Tree::open`].
+    pub fn open(&self) -> io::Result<T::Directory> {
+        self.tree.open(self.directory, self.name)
+    }
+
+    /// The file's number.
+    pub fn inode(&self) -> u64 {
+        self.name.inode
+    }
+
+    /// The number of its directory; 0 for a starting point.
+    pub fn parent(&self) -> u64 {
+        self.parent
+    }
+
+    /// Offset of its first stored byte in the plain archive, if it has any.
+    pub fn offset(&self) -> Option<u64> {
+        self.tree.offset(self.name)
     }
 }
 

@@ -1,121 +1,175 @@
-//! One JSON object an entry, for programs.
+//! One JSON object a file, for programs.
 //!
 //! | field | value |
 //! |---|---|
-//! | `path` | from the archive's root, without a leading slash; `.` for the root |
+//! | `path` | from SOURCE on, without a leading slash; `.` for SOURCE itself |
 //! | `path_bytes` | the same as numbers 0–255, only when it is not UTF-8; `path` has U+FFFD then |
-//! | `type` | `file`, `directory`, `symlink`, `char`, `block`, `fifo` |
+//! | `type` | `file`, `directory`, `symlink`, `char`, `block`, `fifo`, `socket` |
 //! | `mode` | the twelve permission bits, octal, four digits, as a string |
 //! | `uid`, `gid` | numbers |
-//! | `user`, `group` | as the archive names them, only when it does |
+//! | `user`, `group` | names of the owners, only when they have some |
 //! | `size` | bytes as a reader sees them |
-//! | `mtime` | RFC 3339 in UTC with nine digits of a second; years outside 0–9999 have a sign |
+//! | `atime`, `mtime`, `ctime` | seconds since 1970, with nine decimals if there is a fraction; in an archive all are `mtime` |
 //! | `nlink` | number of names |
 //! | `target`, `target_bytes` | of a symbolic link; as for `path` |
 //! | `major`, `minor` | of a device |
-//! | `inode` | the number that a mount shows |
+//! | `fileid` | number of the file, as a mount shows it |
+//! | `dirid` | number of the directory that holds the name; 0 for SOURCE itself |
+//! | `offset` | of the first stored byte in the plain archive, only of files with content |
 
-use std::borrow::Cow;
-use std::fmt::Write;
+use std::io::{self, Write};
 
-use serde::Serialize;
+use super::item::Item;
+use super::tree::{Candidate, FileKind, Tree};
+use crate::tar::Timestamp;
 
-use crate::base::archive_path::ArchivePath;
-use crate::base::time::Civil;
-use crate::index::{Entry, EntryKind};
-
-/// An object. The fields have the order of the table above.
-#[derive(Serialize)]
-struct Row<'a> {
-    path: Cow<'a, str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path_bytes: Option<&'a [u8]>,
-    r#type: &'static str,
-    mode: String,
-    uid: u32,
-    gid: u32,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    user: Cow<'a, str>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    group: Cow<'a, str>,
-    size: u64,
-    mtime: String,
-    nlink: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    target_bytes: Option<&'a [u8]>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    major: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    minor: Option<u32>,
-    inode: u32,
-}
-
-/// The object for `entry`, called `path`: one line, without a line feed.
-pub fn object(path: &ArchivePath, entry: &Entry<'_>) -> String {
-    let path = if path.is_root() {
-        b"."
-    } else {
-        path.as_bytes()
+/// Appends the object for `item`, called `path`: one line, with a line feed.
+///
+/// # Errors
+/// Its attributes or its target cannot be read; then nothing is appended.
+pub fn write<T: Tree>(output: &mut Vec<u8>, path: &[u8], item: &Item<'_, T>) -> io::Result<()> {
+    let metadata = item.metadata()?;
+    let target = match metadata.kind {
+        FileKind::Symlink => Some(item.target()?),
+        _ => None,
     };
-    let (r#type, target, device) = match entry.kind() {
-        EntryKind::File => ("file", None, None),
-        EntryKind::Directory => ("directory", None, None),
-        EntryKind::Symlink(target) => ("symlink", Some(target), None),
-        EntryKind::CharDevice(device) => ("char", None, Some(device)),
-        EntryKind::BlockDevice(device) => ("block", None, Some(device)),
-        EntryKind::Fifo => ("fifo", None, None),
-    };
-    let mtime = entry.mtime();
-    let unless_utf8 = |bytes| str::from_utf8(bytes).is_err().then_some(bytes);
-    let row = Row {
-        path: String::from_utf8_lossy(path),
-        path_bytes: unless_utf8(path),
-        r#type,
-        mode: format!("{:04o}", entry.mode()),
-        uid: entry.uid(),
-        gid: entry.gid(),
-        user: String::from_utf8_lossy(entry.user()),
-        group: String::from_utf8_lossy(entry.group()),
-        size: entry.size(),
-        mtime: Civil::new(mtime.seconds, mtime.nanoseconds)
-            .to_rfc3339()
-            .to_string(),
-        nlink: entry.link_count(),
-        target: target.map(String::from_utf8_lossy),
-        target_bytes: target.and_then(unless_utf8),
-        major: device.map(|device| device.major),
-        minor: device.map(|device| device.minor),
-        inode: entry.ino().0,
-    };
-    // Fails only for keys that are no text.
-    let json = serde_json::to_string(&row).unwrap_or_default();
-    // serde_json leaves DEL and C1, which are not safe for a terminal.
-    let mut object = String::with_capacity(json.len());
-    for character in json.chars() {
-        if character.is_control() {
-            write!(object, "\\u{:04x}", u32::from(character)).expect("a String takes everything");
-        } else {
-            object.push(character);
+    output.extend_from_slice(b"{\"path\":");
+    write_bytes(output, b"path_bytes", path);
+    write!(
+        output,
+        ",\"type\":\"{}\",\"mode\":\"{:04o}\",\"uid\":{},\"gid\":{}",
+        type_name(metadata.kind),
+        metadata.mode,
+        metadata.uid,
+        metadata.gid
+    )?;
+    for (field, name) in [("user", item.user()?), ("group", item.group()?)] {
+        if let Some(name) = name {
+            write!(output, ",\"{field}\":")?;
+            write_text(output, &name);
         }
     }
-    object
+    write!(output, ",\"size\":{}", metadata.size)?;
+    for (field, time) in [
+        ("atime", metadata.atime),
+        ("mtime", metadata.mtime),
+        ("ctime", metadata.ctime),
+    ] {
+        write!(output, ",\"{field}\":")?;
+        write_time(output, time)?;
+    }
+    write!(output, ",\"nlink\":{}", metadata.links)?;
+    if let Some(target) = target {
+        output.extend_from_slice(b",\"target\":");
+        write_bytes(output, b"target_bytes", &target);
+    }
+    if matches!(metadata.kind, FileKind::CharDevice | FileKind::BlockDevice) {
+        let (major, minor) = metadata.device;
+        write!(output, ",\"major\":{major},\"minor\":{minor}")?;
+    }
+    write!(
+        output,
+        ",\"fileid\":{},\"dirid\":{}",
+        metadata.inode,
+        item.parent()
+    )?;
+    if let Some(offset) = item.offset() {
+        write!(output, ",\"offset\":{offset}")?;
+    }
+    output.extend_from_slice(b"}\n");
+    Ok(())
+}
+
+fn type_name(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::CharDevice => "char",
+        FileKind::BlockDevice => "block",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+    }
+}
+
+/// A number without loss: negative times have their fraction below the whole seconds, too.
+fn write_time(output: &mut Vec<u8>, time: Timestamp) -> io::Result<()> {
+    let nanoseconds = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanoseconds);
+    if time.nanoseconds == 0 {
+        return write!(output, "{}", time.seconds);
+    }
+    let sign = if nanoseconds < 0 { "-" } else { "" };
+    let absolute = nanoseconds.unsigned_abs();
+    let (whole, part) = (absolute / 1_000_000_000, absolute % 1_000_000_000);
+    write!(output, "{sign}{whole}.{part:09}")
+}
+
+/// Writes `bytes` as text, and if they are not UTF-8 as numbers in another field, too.
+fn write_bytes(output: &mut Vec<u8>, field: &[u8], bytes: &[u8]) {
+    write_text(output, bytes);
+    if str::from_utf8(bytes).is_err() {
+        output.extend_from_slice(b",\"");
+        output.extend_from_slice(field);
+        output.extend_from_slice(b"\":[");
+        let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
+        output.extend_from_slice(numbers.join(",").as_bytes());
+        output.push(b']');
+    }
+}
+
+fn write_text(output: &mut Vec<u8>, bytes: &[u8]) {
+    output.push(b'"');
+    let is_plain = |&byte: &u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    if bytes.iter().all(is_plain) {
+        output.extend_from_slice(bytes);
+    } else {
+        for character in String::from_utf8_lossy(bytes).chars() {
+            match character {
+                '"' => output.extend_from_slice(b"\\\""),
+                '\\' => output.extend_from_slice(b"\\\\"),
+                // Also DEL and C1, which are not safe for a terminal.
+                _ if character.is_control() => {
+                    let escaped = format!("\\u{:04x}", u32::from(character));
+                    output.extend_from_slice(escaped.as_bytes());
+                }
+                _ => output.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+            }
+        }
+    }
+    output.push(b'"');
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{IndexTree, Name, metadata};
     use super::*;
-    use crate::index::Ino;
     use crate::index::test_support::{file, index, member, symlink};
+    use crate::index::{Index, Ino};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
 
-    fn objects(members: &[Member]) -> Vec<serde_json::Value> {
-        let index = index(members);
-        let objects = super::super::walk(&index, Ino::ROOT, true);
-        objects
-            .map(|(path, entry)| serde_json::from_str(&object(&path, &entry)).unwrap())
+    /// The objects of the entries below the root, as text.
+    fn texts(index: &Index) -> Vec<String> {
+        let tree = IndexTree::by_name(index);
+        let entries = super::super::walk(index, Ino::ROOT, true);
+        entries
+            .map(|(path, entry)| {
+                let name = Name {
+                    name: path.as_bytes(),
+                    kind: metadata(&entry).kind,
+                    inode: entry.ino().0.into(),
+                };
+                let mut text = Vec::new();
+                let item = Item::at_start(&tree, &Ino::ROOT, name);
+                write(&mut text, path.as_bytes(), &item).expect("written");
+                String::from_utf8(text).expect("UTF-8")
+            })
             .collect()
+    }
+
+    fn objects(members: &[Member]) -> Vec<serde_json::Value> {
+        let texts = texts(&index(members));
+        let objects = texts.iter().map(|text| serde_json::from_str(text));
+        objects.map(Result::unwrap).collect()
     }
 
     #[test]
@@ -133,7 +187,8 @@ mod tests {
         };
         let expected = serde_json::json!({
             "path": "a", "type": "file", "mode": "4755", "uid": 7, "gid": 8, "user": "root", "size": 5,
-            "mtime": "1970-01-01T00:00:01.000000002Z", "nlink": 1, "inode": 2
+            "atime": 1.000_000_002, "mtime": 1.000_000_002, "ctime": 1.000_000_002, "nlink": 1,
+            "fileid": 2, "dirid": 0, "offset": 0
         });
         assert_eq!(objects(&[member]), [expected]);
     }
@@ -166,20 +221,29 @@ mod tests {
 
     #[test]
     fn control_characters_are_escaped_in_the_text() {
-        let index = index(&[file("a\u{9b}\x7f\x1b", 0..0)]);
-        let (path, entry) = super::super::walk(&index, Ino::ROOT, true).next().unwrap();
-        assert!(object(&path, &entry).starts_with("{\"path\":\"a\\u009b\\u007f\\u001b\","));
+        let text = texts(&index(&[file("a\u{9b}\x7f\x1b", 0..0)])).remove(0);
+        assert!(
+            text.starts_with("{\"path\":\"a\\u009b\\u007f\\u001b\","),
+            "{text}"
+        );
     }
 
     #[test]
-    fn the_root_is_a_dot() {
-        let index = index(&[]);
-        let root = index.entry(Ino::ROOT).unwrap();
-        let object: serde_json::Value =
-            serde_json::from_str(&object(&ArchivePath::root(), &root)).unwrap();
-        assert_eq!(
-            (&object["path"], &object["type"]),
-            (&".".into(), &"directory".into())
-        );
+    fn times_keep_all_digits_before_and_after_1970() {
+        for (seconds, nanoseconds, text) in [
+            (0, 0, "0"),
+            (12, 5, "12.000000005"),
+            (-1, 0, "-1"),
+            (-1, 999_999_998, "-0.000000002"),
+            (-2, 500_000_000, "-1.500000000"),
+        ] {
+            let mut output = Vec::new();
+            let time = Timestamp {
+                seconds,
+                nanoseconds,
+            };
+            write_time(&mut output, time).expect("written");
+            assert_eq!(String::from_utf8(output).expect("ASCII"), text);
+        }
     }
 }

@@ -1,103 +1,162 @@
 //! `ls -l` lines.
 
-use super::escape::escape;
-use super::tree::FileKind;
-use crate::base::time::Civil;
-use crate::index::{Entry, EntryKind};
+use std::io;
 
-/// Widths of the columns. Measure every entry first, then format the lines.
+use super::escape::escape;
+use super::human_size::human_size;
+use super::tree::{Candidate, FileKind};
+use crate::base::time::Civil;
+
+/// Widths of the columns. Measure every file first, then format the lines.
 ///
 /// `-rwsr-xr-x 1 root root 68208 2026-05-20 16:27:29 passwd`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Columns {
-    numeric: bool,
-    escaped: bool,
+    style: Style,
+    inode: usize,
     links: usize,
     user: usize,
     group: usize,
     size: usize,
 }
 
+/// What lines show.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Style {
+    /// All columns, and not only the name.
+    pub long: bool,
+    /// Owners by number even if they have names.
+    pub numeric: bool,
+    /// Names as [`escape`] shows them. Otherwise they are unchanged, as `ls` writes them into a pipe.
+    pub escaped: bool,
+    /// The file's number in front.
+    pub inode: bool,
+    /// Sizes with units.
+    pub human: bool,
+}
+
 impl Columns {
-    /// Columns of width zero. `numeric` shows owners by number even if the archive names them. `escaped`
-    /// applies [`escape`]. Otherwise names are unchanged, as `ls` writes them into a pipe.
-    pub fn new(numeric: bool, escaped: bool) -> Self {
+    /// Columns of width zero.
+    pub fn new(style: Style) -> Self {
         Self {
-            numeric,
-            escaped,
+            style,
             ..Self::default()
         }
     }
 
-    /// Widens the columns for `entry`.
-    pub fn measure(&mut self, entry: &Entry<'_>) {
+    /// Whether [`Self::measure`] has anything to do.
+    pub fn have_widths(&self) -> bool {
+        self.style.long || self.style.inode
+    }
+
+    /// Widens the columns for `file`.
+    ///
+    /// # Errors
+    /// Its attributes cannot be read.
+    pub fn measure(&mut self, file: &impl Candidate) -> io::Result<()> {
         let width = |text: String| text.chars().count();
-        self.links = self.links.max(width(entry.link_count().to_string()));
-        self.user = self.user.max(width(self.owner(entry.user(), entry.uid())));
-        let group = self.owner(entry.group(), entry.gid());
-        self.group = self.group.max(width(group));
-        self.size = self.size.max(width(size(entry)));
+        let metadata = file.metadata()?;
+        self.inode = self.inode.max(width(metadata.inode.to_string()));
+        self.links = self.links.max(width(metadata.links.to_string()));
+        self.user = self.user.max(width(self.user(file)?));
+        self.group = self.group.max(width(self.group(file)?));
+        self.size = self.size.max(width(self.size(file)?));
+        Ok(())
     }
 
-    /// The line for `entry`, called `name`, without a line feed. Times are in UTC.
-    pub fn line(&self, name: &[u8], entry: &Entry<'_>) -> Vec<u8> {
-        let facts = format!(
-            "{} {:>links$} {:<users$} {:<groups$} {:>sizes$} {} ",
-            mode_string(kind_of(entry), entry.mode()),
-            entry.link_count(),
-            self.owner(entry.user(), entry.uid()),
-            self.owner(entry.group(), entry.gid()),
-            size(entry),
-            Civil::new(entry.mtime().seconds, 0).to_date_and_time(),
-            links = self.links,
-            users = self.user,
-            groups = self.group,
-            sizes = self.size,
-        );
-        let mut line = facts.into_bytes();
-        line.extend(self.name(name));
-        if let EntryKind::Symlink(target) = entry.kind() {
-            line.extend_from_slice(b" -> ");
-            line.extend(self.name(target));
+    /// Appends the line for `file`, called `name`, with a line feed. Times are in UTC.
+    ///
+    /// # Errors
+    /// Its attributes or its target cannot be read; then nothing is appended.
+    pub fn write(
+        &self,
+        output: &mut Vec<u8>,
+        name: &[u8],
+        file: &impl Candidate,
+    ) -> io::Result<()> {
+        let start = output.len();
+        let written = self.try_write(output, name, file);
+        if written.is_err() {
+            output.truncate(start);
         }
-        line
+        written
     }
 
-    fn name(&self, name: &[u8]) -> Vec<u8> {
-        if self.escaped {
-            escape(name).into_bytes()
+    fn try_write(
+        &self,
+        output: &mut Vec<u8>,
+        name: &[u8],
+        file: &impl Candidate,
+    ) -> io::Result<()> {
+        if self.style.inode {
+            let inode = file.metadata()?.inode;
+            output.extend_from_slice(format!("{inode:>0$} ", self.inode).as_bytes());
+        }
+        if self.style.long {
+            let metadata = file.metadata()?;
+            let facts = format!(
+                "{} {:>links$} {:<users$} {:<groups$} {:>sizes$} {} ",
+                mode_string(metadata.kind, metadata.mode),
+                metadata.links,
+                self.user(file)?,
+                self.group(file)?,
+                self.size(file)?,
+                Civil::new(metadata.mtime.seconds, 0).to_date_and_time(),
+                links = self.links,
+                users = self.user,
+                groups = self.group,
+                sizes = self.size,
+            );
+            output.extend_from_slice(facts.as_bytes());
+        }
+        self.push_name(output, name);
+        if self.style.long && file.kind() == FileKind::Symlink {
+            output.extend_from_slice(b" -> ");
+            self.push_name(output, &file.target()?);
+        }
+        output.push(b'\n');
+        Ok(())
+    }
+
+    fn push_name(&self, output: &mut Vec<u8>, name: &[u8]) {
+        if self.style.escaped {
+            output.extend_from_slice(escape(name).as_bytes());
         } else {
-            name.to_vec()
+            output.extend_from_slice(name);
         }
     }
 
-    fn owner(&self, name: &[u8], number: u32) -> String {
-        if self.numeric || name.is_empty() {
-            number.to_string()
+    fn user(&self, file: &impl Candidate) -> io::Result<String> {
+        let name = if self.style.numeric {
+            None
         } else {
-            escape(name)
-        }
+            file.user()?
+        };
+        let metadata = file.metadata()?;
+        Ok(name.map_or_else(|| metadata.uid.to_string(), |name| escape(&name)))
     }
-}
 
-/// Device number of a device, as `ls` shows it; else the size.
-fn size(entry: &Entry<'_>) -> String {
-    match entry.kind() {
-        EntryKind::CharDevice(device) | EntryKind::BlockDevice(device) => {
-            format!("{}, {}", device.major, device.minor)
-        }
-        _ => entry.size().to_string(),
+    fn group(&self, file: &impl Candidate) -> io::Result<String> {
+        let name = if self.style.numeric {
+            None
+        } else {
+            file.group()?
+        };
+        let metadata = file.metadata()?;
+        Ok(name.map_or_else(|| metadata.gid.to_string(), |name| escape(&name)))
     }
-}
 
-fn kind_of(entry: &Entry<'_>) -> FileKind {
-    match entry.kind() {
-        EntryKind::File => FileKind::File,
-        EntryKind::Directory => FileKind::Directory,
-        EntryKind::Symlink(_) => FileKind::Symlink,
-        EntryKind::CharDevice(_) => FileKind::CharDevice,
-        EntryKind::BlockDevice(_) => FileKind::BlockDevice,
-        EntryKind::Fifo => FileKind::Fifo,
+    /// Device number of a device, as `ls` shows it; else the size.
+    fn size(&self, file: &impl Candidate) -> io::Result<String> {
+        let metadata = file.metadata()?;
+        Ok(match (metadata.kind, metadata.device) {
+            (FileKind::CharDevice | FileKind::BlockDevice, (major, minor)) => {
+                format!("{major}, {minor}")
+            }
+            _ if self.style.human => human_size(metadata.size),
+            _ => metadata.size.to_string(),
+        })
     }
 }
 
@@ -128,19 +187,44 @@ pub(crate) fn mode_string(kind: FileKind, mode: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Batch, IndexTree, Item, Tree, metadata};
     use super::*;
     use crate::index::test_support::{directory, file, index, member, symlink};
     use crate::index::{Index, Ino};
     use crate::tar::{Device, Member, MemberKind, Timestamp};
 
-    fn lines(index: &Index, numeric: bool, escaped: bool) -> Vec<String> {
-        let mut columns = Columns::new(numeric, escaped);
-        let entries = || super::super::walk(index, Ino::ROOT, false);
-        entries().for_each(|(_, entry)| columns.measure(&entry));
-        let line = |(path, entry): (crate::base::archive_path::ArchivePath, Entry<'_>)| {
-            String::from_utf8(columns.line(path.as_bytes(), &entry)).unwrap()
-        };
-        entries().map(line).collect()
+    const LONG_ESCAPED: Style = Style {
+        long: true,
+        numeric: false,
+        escaped: true,
+        inode: false,
+        human: false,
+    };
+
+    fn items(index: &Index, mut each: impl FnMut(&Item<'_, IndexTree<&Index>>)) {
+        let (tree, mut batch) = (IndexTree::by_name(index), Batch::default());
+        tree.read(&Ino::ROOT, &mut 0, &mut batch).expect("read");
+        for name in batch.iter() {
+            each(&Item::at_start(&tree, &Ino::ROOT, name));
+        }
+    }
+
+    fn lines(index: &Index, style: Style) -> Vec<String> {
+        let (mut columns, mut lines) = (Columns::new(style), Vec::new());
+        items(index, |item| columns.measure(item).expect("measured"));
+        items(index, |item| {
+            let mut line = Vec::new();
+            columns
+                .write(&mut line, item.name(), item)
+                .expect("written");
+            lines.push(
+                String::from_utf8(line)
+                    .expect("UTF-8")
+                    .trim_end_matches('\n')
+                    .to_owned(),
+            );
+        });
+        lines
     }
 
     #[test]
@@ -160,7 +244,7 @@ mod tests {
             symlink("l", "x\ny"),
         ]);
         assert_eq!(
-            lines(&index, false, true),
+            lines(&index, LONG_ESCAPED),
             [
                 "-rw-r--r-- 1 root shadow 12345 1970-01-01 23:59:59 a\\ b",
                 "drwxrwxrwt 2 0    0          0 1970-01-01 00:00:00 d",
@@ -168,11 +252,16 @@ mod tests {
                 "crw-r--r-- 1 0    0       5, 1 1970-01-01 00:00:00 n",
             ]
         );
+        let numeric = Style {
+            long: true,
+            numeric: true,
+            ..Style::default()
+        };
         assert_eq!(
-            lines(&index, true, false)[0],
+            lines(&index, numeric)[0],
             "-rw-r--r-- 1 0 0 12345 1970-01-01 23:59:59 a b"
         );
-        assert!(lines(&index, true, false)[2].ends_with("l -> x\ny"));
+        assert!(lines(&index, numeric)[2].ends_with("l -> x\ny"));
     }
 
     #[test]
@@ -184,7 +273,7 @@ mod tests {
             directory("d", 0o111),
         ]);
         let modes: Vec<String> = super::super::walk(&index, Ino::ROOT, false)
-            .map(|(_, entry)| mode_string(kind_of(&entry), entry.mode()))
+            .map(|(_, entry)| mode_string(metadata(&entry).kind, entry.mode()))
             .collect();
         assert_eq!(
             modes,

@@ -1,16 +1,18 @@
 //! The commands that list and walk trees: archives by their indexes, and directories of this machine.
 //!
-//! [`Tree`] is the interface of both, and [`walk_parallel`] visits one by several threads. [`walk`] descends an index
-//! in byte order, [`Columns`] formats `ls -l` lines, and [`json::object`] JSON objects.
+//! [`Tree`] is the interface of both, and [`walk_parallel`] visits one by several threads. [`DiskUsage`],
+//! [`Finder`] and [`Lister`] do the work of `du`, `find` and `ls`.
 
 mod directory_tree;
 mod du;
 mod escape;
+pub mod find;
+mod finder;
 mod human_size;
 mod index_tree;
 mod item;
-pub mod find;
 pub mod json;
+mod listing;
 mod long;
 mod output;
 mod parallel_walk;
@@ -20,10 +22,12 @@ mod walk;
 pub use directory_tree::{DirectoryTree, metadata_of};
 pub use du::{DiskUsage, DuOptions, Measure, Sum};
 pub use escape::escape;
+pub use finder::{Finder, FoundDirectory};
 pub use human_size::human_size;
 pub use index_tree::{IndexTree, metadata};
-pub use item::Item;
-pub use long::Columns;
+pub use item::{Item, Place};
+pub use listing::{ListOptions, Lister, Order};
+pub use long::{Columns, Style};
 pub use output::SharedOutput;
 pub use parallel_walk::{Jobs, Level, Start, Visitor, push_component, walk_parallel};
 pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};

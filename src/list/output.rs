@@ -12,26 +12,40 @@ pub struct SharedOutput(Mutex<State>);
 struct State {
     writer: BufWriter<Box<dyn Write + Send>>,
     error: Option<io::Error>,
+    is_flushed: bool,
 }
 
 impl SharedOutput {
-    /// Output to `writer`, through a buffer.
-    pub fn new(writer: impl Write + Send + 'static) -> Self {
+    /// Output to `writer`, through a buffer, which `is_flushed` after each piece.
+    pub fn new(writer: impl Write + Send + 'static, is_flushed: bool) -> Self {
         Self(Mutex::new(State {
             writer: BufWriter::with_capacity(64 << 10, Box::new(writer)),
             error: None,
+            is_flushed,
         }))
     }
 
     /// Writes `bytes` as one piece. Breaks after an error.
     pub fn write(&self, bytes: &[u8]) -> ControlFlow<()> {
         let mut state = self.0.lock();
-        if state.error.is_none() {
-            state.error = state.writer.write_all(bytes).err();
+        if state.error.is_none() && !bytes.is_empty() {
+            let mut written = state.writer.write_all(bytes);
+            if state.is_flushed {
+                written = written.and_then(|()| state.writer.flush());
+            }
+            state.error = written.err();
         }
         match state.error {
             None => ControlFlow::Continue(()),
             Some(_) => ControlFlow::Break(()),
+        }
+    }
+
+    /// As [`Self::write`], if the walk ends in any case.
+    pub fn write_last(&self, bytes: &[u8]) {
+        // `finish` returns the error.
+        if self.write(bytes).is_break() {
+            tracing::debug!("the end of the output is lost");
         }
     }
 

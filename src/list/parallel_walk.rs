@@ -16,6 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
+use super::item::Place;
 use super::tree::{Batch, FileKind, Name, Tree};
 
 /// Names of a directory that one thread visits at once, if that takes system calls.
@@ -41,6 +42,7 @@ pub enum Jobs {
 pub struct Level<T: Tree, S> {
     parent: Option<Arc<Self>>,
     name: Vec<u8>,
+    inode: u64,
     depth: usize,
     directory: T::Directory,
     /// State of the visitor.
@@ -60,14 +62,25 @@ impl<T: Tree, S> Level<T, S> {
         &self.name
     }
 
+    /// Its number.
+    pub fn inode(&self) -> u64 {
+        self.inode
+    }
+
+    /// The place of the open directory, whose path is `path`.
+    pub fn place<'a>(&'a self, path: &'a [u8]) -> Place<'a, T> {
+        Place {
+            directory: &self.directory,
+            inode: self.inode,
+            path,
+            start: self.start(),
+            depth: self.depth,
+        }
+    }
+
     /// Number of directories above it, down from the starting point.
     pub fn depth(&self) -> usize {
         self.depth
-    }
-
-    /// The open directory.
-    pub fn directory(&self) -> &T::Directory {
-        &self.directory
     }
 
     /// The path that was given as its starting point.
@@ -145,8 +158,18 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
         ControlFlow::Continue(())
     }
 
-    /// Reports that the directory at `path` cannot be opened or read. A directory that was not opened is not
-    /// left; one whose reading failed is.
+    /// Skips the directory `name` in `level`, which could not be opened, instead of leaving it.
+    fn skip(
+        &self,
+        level: &Level<T, Self::State>,
+        name: Name<'_>,
+        state: &Self::State,
+    ) -> ControlFlow<()> {
+        let _ = (level, name, state);
+        ControlFlow::Continue(())
+    }
+
+    /// Reports that the directory at `path` cannot be opened or read.
     fn report(&self, path: &[u8], error: io::Error);
 }
 
@@ -155,6 +178,8 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
 pub struct Start<T: Tree, S> {
     /// Its path as it was given.
     pub path: Vec<u8>,
+    /// Its number.
+    pub inode: u64,
     /// The open directory.
     pub directory: T::Directory,
     /// Its state.
@@ -163,7 +188,7 @@ pub struct Start<T: Tree, S> {
 
 /// Walks over the directories `starts` of `tree`, and what is below them, without the starting points themselves.
 /// The order is that of `starts` and of the names in a directory, except for what threads do at the same time. A
-/// directory is visited before what is below it.
+/// directory is visited before what is below it. Returns whether a visitor ended the walk.
 ///
 /// # Errors
 /// The system has no thread for it. Everything else is reported to `visitor`.
@@ -175,7 +200,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     visitor: &Arc<V>,
     starts: Vec<Start<T, V::State>>,
     jobs: Jobs,
-) -> io::Result<()> {
+) -> io::Result<ControlFlow<()>> {
     let (threads, max_threads) = match jobs {
         Jobs::Automatic => {
             let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -212,7 +237,11 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
         thread.join();
         queue = walk.queue.lock();
     }
-    Ok(())
+    Ok(if queue.is_stopped {
+        ControlFlow::Break(())
+    } else {
+        ControlFlow::Continue(())
+    })
 }
 
 enum Task<T: Tree, S> {
@@ -239,6 +268,7 @@ impl<T: Tree, S> Task<T, S> {
             level: Arc::new(Level {
                 parent: None,
                 name: start.path,
+                inode: start.inode,
                 depth: 0,
                 directory: start.directory,
                 state: start.state,
@@ -358,6 +388,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                         let level = Arc::new(Level {
                             depth: parent.depth + 1,
                             parent: Some(parent),
+                            inode: name.2,
                             name: name.0,
                             directory,
                             state,
@@ -369,6 +400,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
                         let mut path = parent.path();
                         push_component(&mut path, &name.0);
                         self.visitor.report(&path, error);
+                        self.visitor.skip(&parent, found, &state)?;
                         self.complete(parent)
                     }
                 }

@@ -182,6 +182,17 @@ pub trait Tree: Sync {
     /// It is gone, or no link.
     fn target(&self, directory: &Self::Directory, name: Name<'_>) -> io::Result<Cow<'_, [u8]>>;
 
+    /// Offset of the first stored byte of a file in a plain archive, if it has any.
+    fn offset(&self, name: Name<'_>) -> Option<u64> {
+        let _ = name;
+        None
+    }
+
+    /// Whether directories are read in the order of the names' bytes.
+    fn is_sorted(&self) -> bool {
+        false
+    }
+
     /// The owner's name, if any.
     fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>>;
 

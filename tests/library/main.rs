@@ -17,6 +17,7 @@ mod hints;
 mod image;
 mod layered_archive;
 mod layers;
+mod listing;
 mod materialize;
 mod memory_budget;
 mod mirrors;

@@ -1,15 +1,14 @@
 //! `tarfs du`: sums the space that directories use.
 
 use std::ffi::OsString;
-use std::io::{self, stdout};
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
-use crate::cli::open_place::{self, StartPoint, TreeVerb};
+use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use tarfs::list::{
     DiskUsage, DuOptions, Item, Measure, SharedOutput, Start, Tree, human_size, walk_parallel,
 };
@@ -86,13 +85,13 @@ impl Sums<'_> {
         DuOptions {
             measure,
             all: args.all,
-            max_depth: match args.summarize {
-                true => 0,
-                false => args.max_depth.unwrap_or(usize::MAX),
+            max_depth: if args.summarize {
+                0
+            } else {
+                args.max_depth.unwrap_or(usize::MAX)
             },
             format: match (args.human_readable, args.inodes) {
-                (true, false) => human_size,
-                (true, true) => human_size,
+                (true, _) => human_size,
                 (false, true) => |count| count.to_string(),
                 (false, false) => |bytes| bytes.div_ceil(1024).to_string(),
             },
@@ -107,18 +106,13 @@ impl TreeVerb for Sums<'_> {
         base: &T::Directory,
         starts: &[StartPoint],
     ) -> anyhow::Result<bool> {
-        let output = Arc::new(SharedOutput::new(stdout()));
-        let has_failed = Arc::new(AtomicBool::new(false));
-        let failed = Arc::clone(&has_failed);
-        let report = move |path: &[u8], error: io::Error| {
-            failed.store(true, Ordering::Relaxed);
-            open_place::report(path, &error);
-        };
+        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
+        let failures = Failures::default();
         let usage = DiskUsage::new(
             Arc::clone(tree),
             self.options(),
             Arc::clone(&output),
-            report,
+            failures.reporter(),
         );
         let usage = Arc::new(usage);
         // One after the other, so that their lines are in order.
@@ -129,26 +123,25 @@ impl TreeVerb for Sums<'_> {
             };
             match tree.open(base, name) {
                 Ok(directory) => {
-                    let path = name.name.to_owned();
+                    let (path, inode) = (name.name.to_owned(), name.inode);
                     let start = Start {
                         path,
+                        inode,
                         directory,
                         state,
                     };
-                    walk_parallel(tree, &usage, vec![start], self.0.walk.jobs())
-                        .context("cannot start a thread")?;
+                    let walked = walk_parallel(tree, &usage, vec![start], self.0.walk.jobs());
+                    if walked.context("cannot start a thread")?.is_break() {
+                        break;
+                    }
                 }
-                Err(error) => {
-                    has_failed.store(true, Ordering::Relaxed);
-                    open_place::report(name.name, &error);
-                }
+                Err(error) => failures.report(name.name, &error),
             }
         }
         if self.0.total {
-            // `finish` has the error.
-            let _ = output.write(&usage.line(usage.grand_total(), b"total"));
+            output.write_last(&usage.line(usage.grand_total(), b"total"));
         }
         open_place::finish(&output)?;
-        Ok(!has_failed.load(Ordering::Relaxed))
+        Ok(failures.is_empty())
     }
 }

@@ -1,21 +1,23 @@
-//! `tarfs ls`: lists an archive's entries from its index.
+//! `tarfs ls`: lists the entries of an archive, or the files of a directory.
 
 use std::ffi::OsString;
-use std::io::{self, BufWriter, IsTerminal, Write, stdout};
-use std::os::unix::ffi::OsStrExt;
+use std::io::{IsTerminal, stdout};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
 use crate::cli::open_archive;
+use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::ui::output;
-use tarfs::ArchivePath;
-use tarfs::index::{Entry, Index, Ino};
-use tarfs::list::{self, Columns, json};
+use tarfs::list::{
+    FileKind, Item, ListOptions, Lister, Order, SharedOutput, Start, Style, Tree, walk_parallel,
+};
 
 /// Arguments of `tarfs ls`.
 #[derive(clap::Args, Debug)]
+#[command(disable_help_flag = true, mut_arg("ignore_zeros", |it| it.short(None)))]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct LsArgs {
     #[command(flatten)]
@@ -27,9 +29,12 @@ pub(crate) struct LsArgs {
     #[command(flatten)]
     cache: CacheArgs,
 
-    /// List this entry, or the contents of this directory
+    #[command(flatten)]
+    walk: WalkArgs,
+
+    /// List these entries, or the contents of these directories
     #[arg(value_name = "PATH")]
-    path: Option<OsString>,
+    paths: Vec<OsString>,
 
     /// Show type, mode, links, owner, size and time of each entry
     #[arg(short, long)]
@@ -39,35 +44,66 @@ pub(crate) struct LsArgs {
     #[arg(short = 'R', long)]
     recursive: bool,
 
+    /// Show names that begin with a dot, too
+    #[arg(short, long, visible_short_alias = 'A')]
+    all: bool,
+
+    /// Show directories themselves, and not their contents
+    #[arg(short, long)]
+    directory_itself: bool,
+
+    /// Show large files first
+    #[arg(short = 'S', long, conflicts_with_all = ["by_time", "unsorted"])]
+    by_size: bool,
+
+    /// Show new files first
+    #[arg(short = 't', long, conflicts_with = "unsorted")]
+    by_time: bool,
+
+    /// Keep the order of the archive or directory, which is the fastest
+    #[arg(short = 'U', long)]
+    unsorted: bool,
+
+    /// Reverse the order
+    #[arg(short, long)]
+    reverse: bool,
+
+    /// Show the number of each file
+    #[arg(short, long)]
+    inode: bool,
+
+    /// Show sizes with units, such as 1.5M
+    #[arg(short, long)]
+    human_readable: bool,
+
+    /// Show one name a line, which is the default
+    #[arg(short = '1')]
+    one_per_line: bool,
+
     /// Print one JSON object per line for each entry
-    #[arg(long, conflicts_with = "long")]
+    #[arg(long, conflicts_with_all = ["long", "inode"])]
     json: bool,
 
     /// Show numeric IDs of owners
     #[arg(short, long)]
     numeric_uid_gid: bool,
+
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    if args.source.source.is_place() {
+    let is_remote = || open_place::local_directory(&args.source.source).is_none();
+    if args.source.source.is_place() && is_remote() {
         return list_archives(args);
     }
-    let network = open_archive::start_network_runtime()?;
-    let quiet = !io::stderr().is_terminal();
-    let volume = open_archive::open_tree(
-        &args.source,
-        &args.layers,
-        &args.cache,
-        &network,
-        true,
-        quiet,
-    )?;
-    list(args, &volume.index())
+    let place = (&args.source, &args.layers, &args.cache);
+    open_place::run(place, &args.paths, Listing(args))
 }
-
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let has_flag = args.path.is_some() || args.long || args.json || args.layers.is_set();
+    let has_flag = !args.paths.is_empty() || args.long || args.json || args.layers.is_set();
     ensure!(
         !has_flag,
         "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
@@ -91,64 +127,90 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(args: &LsArgs, index: &Index) -> anyhow::Result<ExitCode> {
-    let path = ArchivePath::sanitize(args.path.as_deref().unwrap_or_default().as_bytes()).path;
-    let from = index
-        .find(&path)
-        .with_context(|| format!("{path}: not in the archive (`tarfs ls -R` shows what is)"))?
-        .ino();
-    let listing = Listing { args, index, from };
-    let mut output = BufWriter::new(stdout().lock());
-    match listing.write(&mut output).and_then(|()| output.flush()) {
-        // The reader of the pipe has ended.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
-        result => {
-            result.context("cannot write the listing")?;
-            Ok(output::report_problems(index))
-        }
-    }
-}
-
-struct Listing<'a> {
-    args: &'a LsArgs,
-    index: &'a Index,
-    from: Ino,
-}
+struct Listing<'a>(&'a LsArgs);
 
 impl Listing<'_> {
-    fn write(&self, output: &mut impl Write) -> io::Result<()> {
-        let escaped = stdout().is_terminal();
-        let mut columns = Columns::new(self.args.numeric_uid_gid, escaped);
-        if self.args.long {
-            // The widths need a separate walk, which is cheaper than storing all entries.
-            self.entries()
-                .for_each(|(_, entry)| columns.measure(&entry));
+    fn options(&self) -> ListOptions {
+        let args = self.0;
+        ListOptions {
+            order: match (args.by_size, args.by_time, args.unsorted) {
+                (true, ..) => Order::Size,
+                (_, true, _) => Order::Time,
+                (.., true) => Order::Stored,
+                _ => Order::Name,
+            },
+            reverse: args.reverse,
+            recursive: args.recursive,
+            // For programs, nothing is hidden.
+            all: args.all || args.json,
+            json: args.json,
+            style: Style {
+                long: args.long,
+                numeric: args.numeric_uid_gid,
+                escaped: stdout().is_terminal(),
+                inode: args.inode,
+                human: args.human_readable,
+            },
         }
-        for (path, entry) in self.entries() {
-            let name = self.name(&path);
-            let line = if self.args.json {
-                json::object(&path, &entry).into_bytes()
-            } else if self.args.long {
-                columns.line(name, &entry)
-            } else if escaped {
-                list::escape(name).into_bytes()
-            } else {
-                name.to_vec()
+    }
+}
+
+impl TreeVerb for Listing<'_> {
+    const EXIT_MISSING: u8 = 2;
+
+    fn is_sorted(&self) -> bool {
+        !self.0.unsorted
+    }
+
+    fn run<T: Tree + Send + 'static>(
+        self,
+        tree: &Arc<T>,
+        base: &T::Directory,
+        starts: &[StartPoint],
+    ) -> anyhow::Result<bool> {
+        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
+        let failures = Failures::default();
+        let lister = Lister::new(
+            Arc::clone(tree),
+            self.options(),
+            Arc::clone(&output),
+            failures.reporter(),
+        );
+        let lister = Arc::new(lister);
+        for start in starts {
+            let (name, path) = (start.name(), start.inner_path());
+            let item = Item::at_start(&**tree, base, name);
+            if name.kind != FileKind::Directory || self.0.directory_itself {
+                let shown = if path.is_empty() { b"." } else { path };
+                if lister.list_item(&item, shown).is_break() {
+                    break;
+                }
+                continue;
+            }
+            let directory = match item.open() {
+                Ok(directory) => directory,
+                Err(error) => {
+                    failures.report(name.name, &error);
+                    continue;
+                }
             };
-            output.write_all(&line)?;
-            output.write_all(b"\n")?;
+            let flow = if lister.is_unordered() {
+                let start = Start {
+                    path: path.to_owned(),
+                    inode: name.inode,
+                    directory,
+                    state: (),
+                };
+                walk_parallel(tree, &lister, vec![start], self.0.walk.jobs())
+                    .context("cannot start a thread")?
+            } else {
+                lister.list_directory(directory, name.inode, path)
+            };
+            if flow.is_break() {
+                break;
+            }
         }
-        Ok(())
-    }
-
-    fn entries(&self) -> impl Iterator<Item = (ArchivePath, Entry<'_>)> {
-        list::walk(self.index, self.from, self.args.recursive)
-    }
-
-    fn name<'p>(&self, path: &'p ArchivePath) -> &'p [u8] {
-        if self.args.recursive {
-            return path.as_bytes();
-        }
-        path.components().next_back().unwrap_or(b".")
+        open_place::finish(&output)?;
+        Ok(failures.is_empty())
     }
 }

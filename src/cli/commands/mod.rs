@@ -4,6 +4,7 @@ pub(crate) mod bundle;
 pub(crate) mod cache;
 pub(crate) mod copy;
 pub(crate) mod du;
+pub(crate) mod find;
 pub(crate) mod generate;
 pub(crate) mod image;
 pub(crate) mod index;

@@ -3,7 +3,7 @@
 use tarfs::Plain;
 use tarfs::index::{EntryKind, Index, Ino, MemoryLimit, format};
 use tarfs::layers::{WhiteoutFormat, merge};
-use tarfs::list::{Columns, json, walk};
+use tarfs::list::{Columns, IndexTree, Item, Name, Style, json, metadata, walk};
 
 use super::knobs::Knobs;
 
@@ -205,16 +205,31 @@ fn describe_entry(index: &Index, ino: Ino, said: &mut Description) {
 
 /// Lists recursively like `tarfs ls -lR`. The listing must end.
 fn list(index: &Index, said: &mut Description) {
-    let mut columns = Columns::new(false, true);
+    let style = Style {
+        long: true,
+        escaped: true,
+        ..Style::default()
+    };
+    let (tree, mut columns) = (IndexTree::by_name(index), Columns::new(style));
     // A directory entry takes 16 bytes and is a name in one directory.
     let most = index.memory_bytes() / 16;
     for (number, (path, entry)) in walk(index, Ino::ROOT, true).enumerate() {
         assert!(number < most, "the listing goes round in circles");
         if number < MAX_CHECKED_ENTRIES {
-            columns.measure(&entry);
-            let line = columns.line(path.as_bytes(), &entry);
-            said.lines.push(String::from_utf8_lossy(&line).into_owned());
-            said.lines.push(json::object(&path, &entry));
+            let name = Name {
+                name: path.as_bytes(),
+                kind: metadata(&entry).kind,
+                inode: entry.ino().0.into(),
+            };
+            let item = Item::at_start(&tree, &Ino::ROOT, name);
+            let mut lines = Vec::new();
+            columns.measure(&item).expect("an entry");
+            columns
+                .write(&mut lines, path.as_bytes(), &item)
+                .expect("an entry");
+            json::write(&mut lines, path.as_bytes(), &item).expect("an entry");
+            said.lines
+                .push(String::from_utf8_lossy(&lines).into_owned());
         }
     }
 }

@@ -1,0 +1,123 @@
+//! `tarfs find`: prints the files for which an expression is true.
+
+use std::ffi::OsString;
+use std::io::{IsTerminal, stdout};
+use std::ops::ControlFlow;
+use std::os::unix::ffi::OsStrExt;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
+use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
+use tarfs::internal::passwd::Accounts;
+use tarfs::list::find::{Expression, ParseContext};
+use tarfs::list::{Finder, Item, SharedOutput, Start, Tree, metadata_of, walk_parallel};
+use tarfs::tar::Timestamp;
+
+/// Arguments of `tarfs find`.
+#[derive(clap::Args, Debug)]
+#[command(mut_arg("ignore_zeros", |it| it.short(None)), mut_arg("jobs", |it| it.short(None)))]
+pub(crate) struct FindArgs {
+    #[command(flatten)]
+    source: SourceArgs,
+
+    #[command(flatten)]
+    layers: LayerArgs,
+
+    #[command(flatten)]
+    cache: CacheArgs,
+
+    #[command(flatten)]
+    walk: WalkArgs,
+
+    /// Paths in SOURCE [default: all], then an expression as for find(1)
+    ///
+    /// The expression begins with the first word that starts with -, ! or (. Options of tarfs come before SOURCE.
+    /// Primaries that run programs or change files are refused, and times are in UTC. The order of the output is
+    /// that of the archive or the directory, except for what threads do at the same time.
+    #[arg(
+        value_name = "PATH|EXPRESSION",
+        trailing_var_arg = true,
+        allow_hyphen_values = true
+    )]
+    words: Vec<OsString>,
+}
+
+pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
+    let is_expression = |word: &OsString| match word.as_bytes() {
+        [b'-', _, ..] => true,
+        word => matches!(word, b"!" | b"(" | b")" | b","),
+    };
+    let first = args.words.iter().position(is_expression);
+    let (paths, words) = args.words.split_at(first.unwrap_or(args.words.len()));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    let context = ParseContext {
+        now: Timestamp {
+            seconds: now.as_secs().cast_signed(),
+            nanoseconds: now.subsec_nanos(),
+        },
+        accounts: &Accounts::load_system(),
+        metadata: &|path| metadata_of(path),
+    };
+    let expression = Expression::parse(words, &context)?;
+    let place = (&args.source, &args.layers, &args.cache);
+    open_place::run(place, paths, Search { args, expression })
+}
+
+struct Search<'a> {
+    args: &'a FindArgs,
+    expression: Expression,
+}
+
+impl TreeVerb for Search<'_> {
+    fn run<T: Tree + Send + 'static>(
+        self,
+        tree: &Arc<T>,
+        base: &T::Directory,
+        starts: &[StartPoint],
+    ) -> anyhow::Result<bool> {
+        let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
+        let failures = Failures::default();
+        let finder = Finder::new(
+            Arc::clone(tree),
+            self.expression,
+            Arc::clone(&output),
+            failures.reporter(),
+        );
+        let finder = Arc::new(finder);
+        for start in starts {
+            let name = start.name();
+            let item = Item::at_start(&**tree, base, name);
+            let state = match finder.start(&item) {
+                ControlFlow::Continue(Some(state)) => state,
+                ControlFlow::Continue(None) => continue,
+                ControlFlow::Break(()) => break,
+            };
+            match tree.open(base, name) {
+                Ok(directory) => {
+                    let (path, inode) = (name.name.to_owned(), name.inode);
+                    let start = Start {
+                        path,
+                        inode,
+                        directory,
+                        state,
+                    };
+                    let walked = walk_parallel(tree, &finder, vec![start], self.args.walk.jobs());
+                    if walked.context("cannot start a thread")?.is_break() {
+                        break;
+                    }
+                }
+                Err(error) => failures.report(name.name, &error),
+            }
+            if finder.end(&item).is_break() {
+                break;
+            }
+        }
+        open_place::finish(&output)?;
+        Ok(failures.is_empty())
+    }
+}

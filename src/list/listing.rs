@@ -1,0 +1,342 @@
+//! Listings in order, as ls(1) prints them.
+
+use std::cmp::Reverse;
+use std::fmt;
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::item::{Item, Place};
+use super::json;
+use super::long::{Columns, Style};
+use super::output::SharedOutput;
+use super::parallel_walk::{Level, Visitor};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+
+/// Bytes of lines that are written at once.
+const WRITE_BYTES: usize = 64 << 10;
+
+/// The order of the names in a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Order {
+    /// By the bytes of the name.
+    #[default]
+    Name,
+    /// Large files first.
+    Size,
+    /// New files first.
+    Time,
+    /// As they are stored.
+    Stored,
+}
+
+/// Options of a listing.
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ListOptions {
+    /// The order within a directory.
+    pub order: Order,
+    /// Whether the order is reversed.
+    pub reverse: bool,
+    /// Whether subdirectories are listed, too, each behind its own line. Names are paths then.
+    pub recursive: bool,
+    /// Whether names are shown that begin with a dot.
+    pub all: bool,
+    /// Whether each line is a JSON object, with a path.
+    pub json: bool,
+    /// What other lines show.
+    pub style: Style,
+}
+
+type Report = Box<dyn Fn(&[u8], io::Error) + Send + Sync>;
+
+/// Lists directories of a tree.
+pub struct Lister<T> {
+    tree: Arc<T>,
+    options: ListOptions,
+    output: Arc<SharedOutput>,
+    report: Report,
+}
+
+/// A directory whose names are being listed.
+struct Frame<T: Tree> {
+    directory: T::Directory,
+    inode: u64,
+    path: Vec<u8>,
+    batch: Batch,
+    /// Attributes of the names in `batch`, if they were read for the order.
+    metadata: Vec<Option<Metadata>>,
+    /// Numbers of the names that are left, the next one last.
+    order: Vec<u32>,
+    /// Where the next names are read; `None` if all are.
+    position: Option<u64>,
+    columns: Columns,
+}
+
+impl<T: Tree + Send + 'static> Lister<T> {
+    /// Writes to `output`, and passes errors to `report` with the path that they are about.
+    pub fn new(
+        tree: Arc<T>,
+        options: ListOptions,
+        output: Arc<SharedOutput>,
+        report: impl Fn(&[u8], io::Error) + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            tree,
+            options,
+            output,
+            report: Box::new(report),
+        }
+    }
+
+    /// Whether the lines need no order and no widths, so that several threads may write them
+    /// ([`walk_parallel`](super::walk_parallel)).
+    pub fn is_unordered(&self) -> bool {
+        let needs_widths = !self.options.json && Columns::new(self.options.style).have_widths();
+        self.options.order == Order::Stored && !self.options.reverse && !needs_widths
+    }
+
+    /// Writes the line of `item`, called `name`.
+    pub fn list_item(&self, item: &Item<'_, T>, name: &[u8]) -> ControlFlow<()> {
+        let mut columns = Columns::new(self.options.style);
+        let mut lines = Vec::new();
+        let measured = if columns.have_widths() {
+            columns.measure(item)
+        } else {
+            Ok(())
+        };
+        match measured {
+            Ok(()) => self.write_line(&mut lines, &columns, name, item),
+            Err(error) => (self.report)(name, error),
+        }
+        self.output.write(&lines)
+    }
+
+    /// Writes the lines of the directory at `path` and, if so wanted, of those below it.
+    pub fn list_directory(
+        &self,
+        directory: T::Directory,
+        inode: u64,
+        path: &[u8],
+    ) -> ControlFlow<()> {
+        let mut lines = Vec::new();
+        let mut frames = vec![self.open(directory, inode, path.to_owned())];
+        while let Some(frame) = frames.last_mut() {
+            let Some(number) = frame.order.pop() else {
+                let has_more = self.read(frame);
+                if !has_more {
+                    frames.pop();
+                }
+                continue;
+            };
+            let below = self.list_number(frame, number, &mut lines);
+            if lines.len() >= WRITE_BYTES {
+                self.output.write(&lines)?;
+                lines.clear();
+            }
+            frames.extend(below);
+        }
+        self.output.write(&lines)
+    }
+
+    fn open(&self, directory: T::Directory, inode: u64, path: Vec<u8>) -> Frame<T> {
+        let mut frame = Frame {
+            directory,
+            inode,
+            path,
+            batch: Batch::default(),
+            metadata: Vec::new(),
+            order: Vec::new(),
+            position: Some(0),
+            columns: Columns::new(self.options.style),
+        };
+        let is_streamed = self.is_streamed();
+        if is_streamed && !self.options.json && frame.columns.have_widths() {
+            // A second reading is cheaper than keeping all.
+            while self.read(&mut frame) {
+                self.measure(&mut frame);
+            }
+            frame.position = Some(0);
+        }
+        frame
+    }
+
+    /// Whether names are listed in the order in which they are read.
+    fn is_streamed(&self) -> bool {
+        let is_sorted = match self.options.order {
+            Order::Name => self.tree.is_sorted(),
+            Order::Stored => !self.tree.is_sorted(),
+            Order::Size | Order::Time => false,
+        };
+        is_sorted && !self.options.reverse
+    }
+
+    /// Reads the next names of a directory. Returns whether there are some.
+    fn read(&self, frame: &mut Frame<T>) -> bool {
+        let is_streamed = self.is_streamed();
+        frame.batch = Batch::default();
+        while let Some(mut position) = frame.position {
+            let before = frame.batch.len();
+            let directory = &frame.directory;
+            if let Err(error) = self.tree.read(directory, &mut position, &mut frame.batch) {
+                (self.report)(&frame.path, error);
+                frame.position = None;
+            } else {
+                frame.position = (frame.batch.len() > before).then_some(position);
+            }
+            if is_streamed {
+                break;
+            }
+        }
+        self.sort(frame);
+        if !is_streamed && !self.options.json && frame.columns.have_widths() {
+            self.measure(frame);
+        }
+        !frame.batch.is_empty()
+    }
+
+    fn sort(&self, frame: &mut Frame<T>) {
+        let batch = &frame.batch;
+        let is_shown = |number: &u32| {
+            let name = batch.get(*number as usize);
+            self.options.all || name.is_some_and(|found| !found.name.starts_with(b"."))
+        };
+        let count = u32::try_from(batch.len()).unwrap_or(u32::MAX);
+        let mut order: Vec<u32> = (0..count).filter(is_shown).collect();
+        frame.metadata.clear();
+        if !self.is_streamed() {
+            let name = |number: u32| batch.get(number as usize).map(|found| found.name);
+            if self.options.order != Order::Stored {
+                order.sort_by(|&left, &right| name(left).cmp(&name(right)));
+            }
+            if matches!(self.options.order, Order::Size | Order::Time) {
+                let metadata = |number| {
+                    let name = batch.get(number)?;
+                    self.tree.metadata(&frame.directory, name).ok()
+                };
+                frame.metadata = (0..batch.len()).map(metadata).collect();
+                let metadata = |number: u32| frame.metadata.get(number as usize)?.as_ref();
+                match self.options.order {
+                    Order::Size => {
+                        order.sort_by_key(|&number| Reverse(metadata(number).map(|it| it.size)));
+                    }
+                    _ => order.sort_by_key(|&number| {
+                        Reverse(metadata(number).map(|it| (it.mtime.seconds, it.mtime.nanoseconds)))
+                    }),
+                }
+            }
+            if self.options.reverse {
+                order.reverse();
+            }
+        }
+        order.reverse();
+        frame.order = order;
+    }
+
+    fn measure(&self, frame: &mut Frame<T>) {
+        let mut columns = frame.columns;
+        for &number in &frame.order {
+            // Its line reports the error.
+            frame.with_item(&self.tree, number, |item| columns.measure(item).ok());
+        }
+        frame.columns = columns;
+    }
+
+    /// Writes the line of a name, and returns the directory to list next.
+    fn list_number(&self, frame: &Frame<T>, number: u32, lines: &mut Vec<u8>) -> Option<Frame<T>> {
+        frame.with_item(&self.tree, number, |item| {
+            self.write_line(lines, &frame.columns, self.shown(item), item);
+            if !self.options.recursive || item.kind() != FileKind::Directory {
+                return None;
+            }
+            match item.open() {
+                Ok(directory) => Some(self.open(directory, item.inode(), item.path().to_owned())),
+                Err(error) => {
+                    (self.report)(item.path(), error);
+                    None
+                }
+            }
+        })
+    }
+
+    fn shown<'i>(&self, item: &'i Item<'_, T>) -> &'i [u8] {
+        if self.options.recursive || self.options.json {
+            item.path()
+        } else {
+            item.name()
+        }
+    }
+
+    fn write_line(&self, lines: &mut Vec<u8>, columns: &Columns, name: &[u8], item: &Item<'_, T>) {
+        let written = if self.options.json {
+            json::write(lines, name, item)
+        } else {
+            columns.write(lines, name, item)
+        };
+        if let Err(error) = written {
+            (self.report)(name, error);
+        }
+    }
+}
+
+impl<T: Tree> Frame<T> {
+    fn with_item<R>(
+        &self,
+        tree: &T,
+        number: u32,
+        examine: impl FnOnce(&Item<'_, T>) -> Option<R>,
+    ) -> Option<R> {
+        let name: Name<'_> = self.batch.get(number as usize)?;
+        let place = Place {
+            directory: &self.directory,
+            inode: self.inode,
+            path: &self.path,
+            start: b"",
+            depth: 0,
+        };
+        let item = Item::in_directory(tree, &place, name);
+        let known = self.metadata.get(number as usize).copied().flatten();
+        examine(&item.with_metadata(known))
+    }
+}
+
+impl<T: Tree + Send + 'static> Visitor<T> for Lister<T> {
+    type State = ();
+
+    fn makes_calls(&self) -> bool {
+        self.options.json
+    }
+
+    fn visit(
+        &self,
+        level: &Arc<Level<T, ()>>,
+        batch: &Batch,
+        descend: &mut Vec<(usize, ())>,
+    ) -> ControlFlow<()> {
+        let (path, mut lines) = (level.path(), Vec::new());
+        let (place, columns) = (level.place(&path), Columns::new(self.options.style));
+        for (number, item) in Item::of_batch(&*self.tree, &place, batch).enumerate() {
+            if !self.options.all && item.name().starts_with(b".") {
+                continue;
+            }
+            self.write_line(&mut lines, &columns, self.shown(&item), &item);
+            if self.options.recursive && item.kind() == FileKind::Directory {
+                descend.push((number, ()));
+            }
+        }
+        self.output.write(&lines)
+    }
+
+    fn report(&self, path: &[u8], error: io::Error) {
+        (self.report)(path, error);
+    }
+}
+
+impl<T> fmt::Debug for Lister<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Lister");
+        debug
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,231 @@
+//! `ls`, `find` and `du` against the programs of the same names.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+use crate::support::cli::Place;
+use crate::support::fixture::PROGRAM;
+use crate::support::rng::Rng;
+
+/// Trees that are compared.
+const TREES: u64 = 20;
+
+/// Names that make trouble in paths, patterns or columns.
+const NAMES: [&[u8]; 12] = [
+    b"a",
+    b"b.txt",
+    b".hidden",
+    b"with blank",
+    b"line\nfeed",
+    b"\xff\xfe",
+    b"-dash",
+    b"*star",
+    "\u{e4}\u{f6}".as_bytes(),
+    b"README",
+    b"x.tar.gz",
+    b"~tilde",
+];
+
+/// Makes a tree with files of all types that need no root.
+fn make_tree(root: &Path, random: &mut Rng, depth: usize) {
+    fs::create_dir(root).expect("a new directory");
+    let mut first_file = None;
+    for name in NAMES {
+        let path = root.join(OsStr::from_bytes(name));
+        match random.below(9) {
+            0 | 1 if depth < 3 => make_tree(&path, random, depth + 1),
+            0..=3 => {
+                let len = usize::try_from(random.below(20_000)).expect("small");
+                fs::write(&path, vec![b'x'; len]).expect("space");
+                let modes = [0o644, 0o600, 0o755, 0o4711, 0o1640];
+                let number = usize::try_from(random.below(5)).expect("small");
+                let mode = *modes.get(number).expect("five");
+                fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("ours");
+                let time = UNIX_EPOCH + Duration::new(random.below(2_000_000_000), 123);
+                let file = fs::File::options().append(true).open(&path).expect("ours");
+                file.set_modified(time).expect("ours");
+                first_file.get_or_insert(path);
+            }
+            4 => symlink("a/target", &path).expect("ours"),
+            5 => mknodat(CWD, &path, FileType::Fifo, Mode::from(0o640), 0).expect("ours"),
+            6 => {
+                if let Some(first) = &first_file {
+                    fs::hard_link(first, &path).expect("ours");
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// A directory with the tree `tree`, and `a.tar` of what is in it.
+fn place_with_tree(seed: u64) -> Place {
+    let place = Place::new();
+    make_tree(&place.path("tree"), &mut Rng::new(seed), 0);
+    let packed = Command::new("tar")
+        .args(["--format=posix", "-cf", "a.tar", "-C", "tree", "."])
+        .current_dir(place.path(""))
+        .status();
+    assert!(packed.expect("GNU tar").success());
+    place
+}
+
+/// Runs a program of the system in `place`, or in a directory of it.
+fn run(place: &Place, directory: &str, words: &[&str]) -> Output {
+    let (program, words) = words.split_first().expect("a program");
+    let output = Command::new(program)
+        .args(words)
+        .current_dir(place.path(directory))
+        .env("LC_ALL", "C")
+        .env("TZ", "UTC")
+        .output();
+    output.expect("installed")
+}
+
+/// Runs tarfs in `place`.
+fn tarfs(place: &Place, words: &[&str]) -> Output {
+    let output = place.tarfs().args(words).env("LC_ALL", "C").output();
+    output.expect("started")
+}
+
+/// The pieces of `bytes` that `end` ends, sorted.
+fn sorted(bytes: &[u8], end: u8) -> Vec<OsString> {
+    let mut pieces: Vec<_> = bytes
+        .split(|&byte| byte == end)
+        .map(|piece| OsString::from_vec(piece.to_vec()))
+        .collect();
+    pieces.sort_unstable();
+    pieces
+}
+
+#[test]
+fn find_prints_the_files_that_gnu_find_prints() {
+    for seed in 0..TREES {
+        let place = place_with_tree(seed);
+        for expression in [
+            &[][..],
+            &["-type", "f", "-size", "+3k"],
+            &["-name", "*.txt", "-o", "-type", "d", "-empty"],
+            &["-name", "a", "-prune", "-o", "-type", "l"],
+            &["-mindepth", "2", "-maxdepth", "2", "-links", "+1"],
+            &["-depth", "-perm", "-4000"],
+            &[
+                "!", "-path", "*/a/*", "(", "-iname", "readme", "-o", "-name", ".*", ")",
+            ],
+            &["-newermt", "2001-01-01", "-type", "f"],
+        ] {
+            let words = [expression, &["-print0"]].concat();
+            let words = if expression.contains(&"-prune") {
+                expression.to_vec()
+            } else {
+                words
+            };
+            let theirs = run(&place, "tree", &[&["find", "."], &words[..]].concat());
+            let archive = tarfs(&place, &[&["find", "a.tar"], &words[..]].concat());
+            let expected = sorted(&theirs.stdout, 0);
+            assert_eq!(sorted(&archive.stdout, 0), expected, "{seed} {words:?}");
+            assert_eq!(archive.status.code(), Some(0), "{seed} {words:?}");
+            let theirs = run(&place, "", &[&["find", "tree"], &words[..]].concat());
+            let ours = tarfs(&place, &[&["find", "tree"], &words[..]].concat());
+            let expected = sorted(&theirs.stdout, 0);
+            assert_eq!(sorted(&ours.stdout, 0), expected, "{seed} {words:?}");
+        }
+    }
+}
+
+#[test]
+fn du_prints_what_gnu_du_prints() {
+    for seed in 0..TREES {
+        let place = place_with_tree(seed);
+        for options in [
+            &[][..],
+            &["-a"],
+            &["-s"],
+            &["-ch", "-d", "1"],
+            &["--apparent-size"],
+            &["--inodes", "-d", "2"],
+        ] {
+            let theirs = run(&place, "", &[&["du"], options, &["tree"]].concat());
+            let ours = tarfs(&place, &[&["du"], options, &["tree"]].concat());
+            assert_eq!(ours.stdout, theirs.stdout, "{seed} {options:?}");
+        }
+    }
+}
+
+#[test]
+fn ls_prints_what_gnu_ls_prints() {
+    for seed in 0..TREES {
+        let place = place_with_tree(seed);
+        for options in [
+            &[][..],
+            &["-A"],
+            &["-l"],
+            &["-lA"],
+            &["-lnr"],
+            &["-lS"],
+            &["-lt"],
+            &["-lhi"],
+            &["-1tr"],
+            &["-ld"],
+        ] {
+            let style = ["--time-style=+%Y-%m-%d %H:%M:%S"];
+            let theirs = run(&place, "", &[&["ls"], options, &style, &["tree"]].concat());
+            let ours = tarfs(&place, &[&["ls"], options, &["tree"]].concat());
+            let theirs = String::from_utf8_lossy(&theirs.stdout);
+            let lines = theirs.split_inclusive('\n');
+            let theirs: String = lines.filter(|line| !line.starts_with("total ")).collect();
+            let ours = String::from_utf8_lossy(&ours.stdout);
+            let expected = match options {
+                ["-ld"] => theirs.replace(" tree\n", " .\n"),
+                _ => theirs,
+            };
+            assert_eq!(ours, expected, "{seed} {options:?}");
+        }
+    }
+}
+
+#[test]
+fn missing_paths_have_the_exit_codes_of_the_namesakes() {
+    let place = place_with_tree(1);
+    for source in ["a.tar", "tree"] {
+        for (verb, code) in [("ls", 2), ("find", 1), ("du", 1)] {
+            let output = tarfs(&place, &[verb, source, "none", "."]);
+            assert_eq!(output.status.code(), Some(code), "{verb} {source}");
+            assert!(!output.stdout.is_empty(), "{verb} {source}");
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(told.contains("none: "), "{verb} {source}: {told}");
+        }
+    }
+}
+
+#[test]
+fn wrong_expression_is_named() {
+    let place = place_with_tree(1);
+    place.fails(&["find", "a.tar", "-foo"], &["unknown predicate `-foo'"]);
+    place.fails(&["find", "a.tar", "-exec", "rm"], &["-exec", "xargs"]);
+}
+
+#[test]
+fn quit_ends_a_walk_and_a_closed_pipe_is_no_error() {
+    let place = place_with_tree(2);
+    let output = tarfs(&place, &["find", "a.tar", "-type", "f", "-print", "-quit"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!output.stdout.is_empty());
+    let mut line = OsString::from(PROGRAM);
+    line.push(" find tree | head -n 1; exit ${PIPESTATUS[0]}");
+    let output = Command::new("bash")
+        .arg("-c")
+        .arg(line)
+        .current_dir(place.path(""))
+        .output();
+    let output = output.expect("bash");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(output.stderr, b"");
+}
