@@ -70,9 +70,10 @@ const LAYERS: &[Layer] = &[
         name: "image",
         imports: &["base", "source", "codec", "fetch", "index", "archive"],
     },
+    // `tar` for its types: a time.
     Layer {
         name: "list",
-        imports: &["base", "index"],
+        imports: &["base", "tar", "index"],
     },
     // `fetch` and `codec` for whether an archive around SOURCE is packed, `tar` for its options.
     Layer {
@@ -111,7 +112,7 @@ const PURE_LAYERS: &[(&str, &[&str])] = &[
     ("tar", &[]),
     ("index", &["store.rs"]),
     ("layers", &["open.rs"]),
-    ("list", &[]),
+    ("list", &["directory_tree.rs", "parallel_walk.rs"]),
 ];
 const IMPURITIES: &[&str] = &[
     "std::fs",

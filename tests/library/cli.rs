@@ -600,22 +600,6 @@ fn link_as_source_or_destination_is_followed() {
 }
 
 #[test]
-fn archives_below_a_directory_are_listed() {
-    let place = Place::new();
-    for name in ["out/b.tar", "out/deep/a.tgz", "out/notes"] {
-        let path = place.path(name);
-        fs::create_dir_all(path.parent().expect("a directory")).expect("made");
-        fs::write(path, "bytes").expect("written");
-    }
-    let listed = place.succeeds(&["ls", "out"]).output;
-    assert_eq!(listed, b"b.tar\ndeep/a.tgz\n");
-    place.fails(
-        &["ls", "-l", "out"],
-        &["directory of archives", "only the names"],
-    );
-}
-
-#[test]
 fn profiles_are_merged_and_cut() {
     let place = Place::new();
     place.put("one", "# tarfs profile 1\n0 10 a\n0 30 b\n");
