@@ -13,6 +13,7 @@ mod damaged_members;
 mod destination;
 mod docs;
 mod estargz;
+mod find;
 mod hints;
 mod image;
 mod layered_archive;

@@ -151,8 +151,7 @@ impl<'a> Parser<'a> {
 
     fn and(&mut self) -> Result<Node, Error> {
         let mut parts = vec![self.not()?];
-        let ends = |word: &OsStr| [")", ",", "-o", "-or"].iter().any(|end| word == *end);
-        while self.peek().is_some_and(|word| !ends(word)) {
+        while !self.is_at_end() {
             self.skip(&["-a", "-and"]);
             parts.push(self.not()?);
         }
@@ -170,6 +169,13 @@ impl<'a> Parser<'a> {
         } else {
             node
         })
+    }
+
+    /// Whether no operand follows.
+    fn is_at_end(&self) -> bool {
+        let ends = [")", ",", "-o", "-or"];
+        self.peek()
+            .is_none_or(|word| ends.iter().any(|end| word == *end))
     }
 
     fn operand(&mut self) -> Result<Node, Error> {

@@ -20,7 +20,9 @@ pub(super) struct Pattern {
 impl Pattern {
     pub(super) fn new(pattern: &[u8], ignores_case: bool) -> Self {
         let glob = if ignores_case {
-            Glob::of_name(&fold(pattern))
+            // A class of capitals matches as one of small letters does.
+            let folded = to_text(&fold(pattern)).replace("[:upper:]", "[:lower:]");
+            Glob::of_name(folded.as_bytes())
         } else {
             Glob::of_name(pattern)
         };

@@ -267,14 +267,15 @@ fn below_start<C: Candidate + ?Sized>(candidate: &C) -> &[u8] {
     below.strip_prefix(b"/").unwrap_or(below)
 }
 
-/// The directory, and the last component. That of `a/` is `a/`, as in GNU find.
+/// The directory, and the last component, which has the slashes behind it.
 fn split_path(path: &[u8]) -> (&[u8], &[u8]) {
     let last = path.iter().rposition(|&byte| byte != b'/');
     let trimmed = last.map_or(&[][..], |last| path.get(..=last).unwrap_or_default());
     let start = trimmed.iter().rposition(|&byte| byte == b'/');
     let name = start.map_or(path, |slash| path.get(slash + 1..).unwrap_or_default());
-    let directory = match path.iter().rposition(|&byte| byte == b'/') {
+    let directory = match start {
         Some(slash) => path.get(..slash).unwrap_or_default(),
+        None if trimmed.is_empty() => b"",
         None => b".",
     };
     (directory, name)

@@ -1,0 +1,728 @@
+//! Expressions of `find` against GNU find, on the same tree.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, FileTimes, Permissions};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::{Duration, SystemTime};
+
+use tarfs::internal::passwd::{self, Accounts};
+use tarfs::list::find::{Error, Expression, ParseContext};
+use tarfs::list::{Candidate, FileKind, Metadata};
+use tarfs::tar::Timestamp;
+
+use crate::support::rng::Rng;
+
+type Names = HashMap<u32, Vec<u8>>;
+
+/// A file on disk.
+struct OnDisk<'a> {
+    root: &'a Path,
+    start: &'a [u8],
+    path: Vec<u8>,
+    depth: usize,
+    metadata: OnceCell<Metadata>,
+    users: &'a Names,
+    groups: &'a Names,
+}
+
+impl OnDisk<'_> {
+    fn real_path(&self) -> std::path::PathBuf {
+        self.root.join(OsStr::from_bytes(&self.path))
+    }
+}
+
+impl Candidate for OnDisk<'_> {
+    fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    fn start(&self) -> &[u8] {
+        self.start
+    }
+
+    fn name(&self) -> &[u8] {
+        let path = self.path.strip_suffix(b"/").unwrap_or(&self.path);
+        path.rsplit(|&byte| byte == b'/').next().unwrap_or(path)
+    }
+
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn kind(&self) -> FileKind {
+        self.metadata().unwrap().kind
+    }
+
+    fn metadata(&self) -> io::Result<Metadata> {
+        Ok(*self
+            .metadata
+            .get_or_init(|| examine(&self.real_path()).unwrap()))
+    }
+
+    fn target(&self) -> io::Result<Cow<'_, [u8]>> {
+        let target = fs::read_link(self.real_path())?;
+        Ok(Cow::Owned(target.into_os_string().into_vec()))
+    }
+
+    fn user(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let name = self.users.get(&self.metadata()?.uid);
+        Ok(name.map(|name| Cow::Borrowed(&**name)))
+    }
+
+    fn group(&self) -> io::Result<Option<Cow<'_, [u8]>>> {
+        let name = self.groups.get(&self.metadata()?.gid);
+        Ok(name.map(|name| Cow::Borrowed(&**name)))
+    }
+
+    fn is_empty_directory(&self) -> io::Result<bool> {
+        Ok(fs::read_dir(self.real_path())?.next().is_none())
+    }
+}
+
+fn examine(path: &Path) -> io::Result<Metadata> {
+    let stat = fs::symlink_metadata(path)?;
+    let kind = match stat.file_type() {
+        kind if kind.is_dir() => FileKind::Directory,
+        kind if kind.is_symlink() => FileKind::Symlink,
+        kind if kind.is_fifo() => FileKind::Fifo,
+        kind if kind.is_socket() => FileKind::Socket,
+        _ => FileKind::File,
+    };
+    let time = |seconds, nanoseconds: i64| Timestamp {
+        seconds,
+        nanoseconds: nanoseconds.try_into().unwrap(),
+    };
+    Ok(Metadata {
+        kind,
+        mode: stat.mode() & 0o7777,
+        links: stat.nlink(),
+        uid: stat.uid(),
+        gid: stat.gid(),
+        size: stat.size(),
+        blocks: stat.blocks(),
+        device: (0, 0),
+        inode: stat.ino(),
+        file_system: stat.dev(),
+        atime: time(stat.atime(), stat.atime_nsec()),
+        mtime: time(stat.mtime(), stat.mtime_nsec()),
+        ctime: time(stat.ctime(), stat.ctime_nsec()),
+    })
+}
+
+/// The names in a file such as `/etc/passwd`, by number.
+fn names(file: &str) -> Names {
+    let mut names = Names::new();
+    for line in passwd::parse_lines(&fs::read(file).unwrap()) {
+        if let Some(id) = line.number(passwd::ID_FIELD) {
+            names.entry(id).or_insert_with(|| line.name().to_vec());
+        }
+    }
+    names
+}
+
+struct World {
+    directory: tempfile::TempDir,
+    accounts: Accounts,
+    users: Names,
+    groups: Names,
+}
+
+impl World {
+    /// A tree of all types of files but devices, with times of a fraction of a day and of a minute ago.
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut rng = Rng::new(21);
+        let now = SystemTime::now();
+        let mut directories = vec![directory.path().join("tree")];
+        fs::create_dir(&directories[0]).unwrap();
+        for name in ["Sub", "sub/deep", "empty", "a b", "été", "x[1]"] {
+            directories.push(directories[0].join(name));
+            fs::create_dir_all(directories.last().unwrap()).unwrap();
+        }
+        let mut files = Vec::new();
+        for number in 0..90 {
+            let stem = rng.pick(&[
+                "a",
+                "B",
+                "foo",
+                "Foo.C",
+                "é",
+                "a*b",
+                "new\nline",
+                "-x",
+                "q\\",
+                "tab\t\"",
+                "z]",
+            ]);
+            let end = rng.pick(&["", ".txt", ".TXT", ".c", "~", "1", "22"]);
+            let parent =
+                directories[usize::try_from(rng.below(directories.len() as u64)).unwrap()].clone();
+            if parent.ends_with("empty") {
+                continue;
+            }
+            let path = parent.join(format!("{stem}{}{end}", number % 7));
+            if fs::symlink_metadata(&path).is_ok() {
+                continue;
+            }
+            match number % 9 {
+                0 => symlink(rng.pick(&["foo", "../B", "gone/Away.txt"]), &path).unwrap(),
+                1 if !files.is_empty() => fs::hard_link(&files[files.len() / 2], &path).unwrap(),
+                2 if number % 4 == 2 => {
+                    let fifo = rustix::fs::FileType::Fifo;
+                    rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o640.into(), 0).unwrap();
+                }
+                _ => {
+                    fs::write(
+                        &path,
+                        vec![b'x'; rng.pick(&[0, 1, 2, 511, 512, 513, 1024, 1025, 70_000])],
+                    )
+                    .unwrap();
+                    if number % 10 == 3 {
+                        File::options()
+                            .write(true)
+                            .open(&path)
+                            .unwrap()
+                            .set_len(3 << 20)
+                            .unwrap();
+                    }
+                    files.push(path);
+                }
+            }
+        }
+        for path in files.iter().chain(directories.iter().skip(1)) {
+            let owner = rng.pick(&[None, None, Some(1), Some(54_321)]);
+            // Only root gives files away.
+            if rustix::process::geteuid().is_root() {
+                std::os::unix::fs::chown(path, owner, owner).unwrap();
+            }
+            let age = rng.pick(&[0, 1, 2, 3, 10, 400]) * 86_400
+                + rng.pick(&[0, 1, 5, 20]) * 3600
+                + rng.pick(&[0, 1, 2, 7]) * 60
+                + 30;
+            let time = now - Duration::new(age, 123_456_789);
+            let times = FileTimes::new()
+                .set_modified(time)
+                .set_accessed(time + Duration::from_secs(600));
+            let mode = if path.is_dir() {
+                rng.pick(&[0o755, 0o1777, 0o2750, 0o700])
+            } else {
+                rng.pick(&[
+                    0o644, 0o600, 0o755, 0o4755, 0o2711, 0o6777, 0o666, 0o440, 0o000,
+                ])
+            };
+            let file = File::open(path).unwrap();
+            file.set_times(times).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        }
+        let world = Self {
+            directory,
+            accounts: Accounts::load_system(),
+            users: names("/etc/passwd"),
+            groups: names("/etc/group"),
+        };
+        // Directories and links have their times of access from now on.
+        world.find(&["tree", "-printf", "%l", "-empty"].map(OsString::from));
+        world
+    }
+
+    fn find(&self, words: &[OsString]) -> Output {
+        let mut find = Command::new("find");
+        find.args(words).current_dir(self.directory.path());
+        find.env("TZ", "UTC").env("LC_ALL", "C.UTF-8");
+        find.output().expect("GNU find")
+    }
+
+    fn parse(&self, words: &[OsString]) -> Result<Expression, Error> {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        let metadata = |path: &Path| examine(&self.directory.path().join(path));
+        let context = ParseContext {
+            now: Timestamp {
+                seconds: now.as_secs().try_into().unwrap(),
+                nanoseconds: now.subsec_nanos(),
+            },
+            accounts: &self.accounts,
+            metadata: &metadata,
+        };
+        Expression::parse(words, &context)
+    }
+
+    /// Evaluates on the tree at `start`, in the order of GNU find. `false` to end.
+    fn walk(&self, expression: &Expression, file: &OnDisk<'_>, output: &mut Vec<u8>) -> bool {
+        let mut is_pruned = false;
+        let is_in_depth = file.depth >= expression.min_depth();
+        let mut evaluate = || {
+            let outcome = expression.evaluate(file, output).unwrap();
+            is_pruned = outcome.is_pruned;
+            !outcome.is_quit
+        };
+        let is_last = expression.is_depth_first();
+        if is_in_depth && !is_last && !evaluate() {
+            return false;
+        }
+        let is_leaf = expression.max_depth().is_some_and(|max| file.depth >= max);
+        if file.kind() == FileKind::Directory && !is_pruned && !is_leaf {
+            for entry in fs::read_dir(file.real_path()).unwrap() {
+                let mut path = file.path.clone();
+                if !path.ends_with(b"/") {
+                    path.push(b'/');
+                }
+                path.extend(entry.unwrap().file_name().as_bytes());
+                let child = self.file(file.start, path, file.depth + 1);
+                if !self.walk(expression, &child, output) {
+                    return false;
+                }
+            }
+        }
+        !(is_in_depth && is_last) || {
+            let outcome = expression.evaluate(file, output).unwrap();
+            !outcome.is_quit
+        }
+    }
+
+    fn file<'a>(&'a self, start: &'a [u8], path: Vec<u8>, depth: usize) -> OnDisk<'a> {
+        OnDisk {
+            root: self.directory.path(),
+            start,
+            path,
+            depth,
+            metadata: OnceCell::new(),
+            users: &self.users,
+            groups: &self.groups,
+        }
+    }
+
+    /// Compares the output of GNU find with ours.
+    fn compare(&self, start: &str, words: &[OsString]) {
+        let mut command = vec![OsString::from(start)];
+        command.extend_from_slice(words);
+        let theirs = self.find(&command);
+        let messages = String::from_utf8_lossy(&theirs.stderr);
+        assert!(theirs.status.success(), "{words:?}: {messages}");
+        let expression = self
+            .parse(words)
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let mut output = Vec::new();
+        let start = start.as_bytes();
+        self.walk(
+            &expression,
+            &self.file(start, start.to_vec(), 0),
+            &mut output,
+        );
+        let (ours, theirs) = (output.escape_ascii(), theirs.stdout.escape_ascii());
+        assert_eq!(ours.to_string(), theirs.to_string(), "{words:?}");
+    }
+}
+
+const TESTS: &[&[&str]] = &[
+    &["-name", "-iname", "-lname", "-ilname"],
+    &["-path", "-wholename", "-ipath"],
+    &["-size"],
+    &["-mtime", "-atime", "-ctime"],
+    &["-mmin", "-amin", "-cmin"],
+    &["-perm"],
+    &["-type"],
+    &["-user", "-group"],
+    &["-uid", "-gid", "-links"],
+    &[
+        "-newer",
+        "-anewer",
+        "-cnewer",
+        "-newermm",
+        "-neweram",
+        "-newerma",
+        "-newercc",
+        "-samefile",
+    ],
+    &["-newermt", "-newerat"],
+    &["-empty", "-true", "-false"],
+];
+
+const GLOBS: &[&str] = &[
+    "*",
+    "a*",
+    "*.c",
+    "*.[ct]*",
+    "?",
+    "??",
+    "[!a]*",
+    "[^a-f]*",
+    "*é*",
+    "?[0-9]*",
+    "\\*",
+    "a\\**",
+    "[[:digit:]",
+    "*\n*",
+    "*[]]*",
+    "FOO*",
+    "*.TXT",
+    "*[1-3].txt",
+    "*\\\\*",
+    "[a-",
+    "*-x*",
+    "*[B-F]*",
+    "foo",
+    "../B",
+];
+
+const PATHS: &[&str] = &[
+    "*/sub/*",
+    "tree/*",
+    "*",
+    "*é/*",
+    "*/[a-c]*",
+    "tree/Sub",
+    "*x\\[1\\]*",
+    "*SUB*",
+    "tree/?",
+    "./*",
+    "tree?sub*",
+    "*deep",
+];
+
+const MODES: &[&str] = &[
+    "644",
+    "-644",
+    "/111",
+    "/6000",
+    "-4000",
+    "000",
+    "/000",
+    "-000",
+    "0755",
+    "u=rwx,go=rx",
+    "-u+x",
+    "/a+x",
+    "-g=s",
+    "/u=s,g=s",
+    "u=rw,g=u,o=g-w",
+    "-+t",
+    "/o=w",
+    "a=r,u+w",
+    "-u=rwX",
+    "+x",
+    "=",
+    "1777",
+    "-o=t",
+    "ug=rw",
+];
+
+const REGEXES: &[(&str, &[&str])] = &[
+    (
+        "emacs",
+        &[
+            ".*",
+            "tree/.*\\.c",
+            ".*[0-9]+",
+            ".*\\(txt\\|c\\)",
+            "tree/[a-zB]?[^/]*",
+            "*tree",
+            "+",
+            ".*/\\w+",
+            ".*\\bfoo.*",
+            "tree\\(/[^/]+\\)?",
+            ".*\\{2\\}",
+            ".*[[:alpha:]]",
+            "tree$",
+            "^tree",
+            "tree/a^b",
+            "tree.*",
+            "\\(tree\\)*.*\\'",
+            ".*\\<B.*",
+            "[t][r]ee/\\(a\\|\\)[^/]*",
+            ".*/[]z]*.*",
+            "tree/.*\\.c\\|tree/Sub",
+            "\\`tree",
+            ".*\\W.",
+            "tree/a++.*",
+        ],
+    ),
+    ("findutils-default", &[".*", ".*line.*", "tree/.*[^0-9]"]),
+    (
+        "posix-basic",
+        &[
+            ".*",
+            ".*[[:digit:]]",
+            "tree/[[:alpha:]]*",
+            ".*\\(2\\)\\{2\\}",
+            ".*\\.\\(c\\|txt\\)",
+            ".*[0-9]\\+",
+            "*",
+            "tree/.\\?.*",
+            "tree/[^/]\\{1,4\\}",
+            "\\(*a\\)",
+            "tree\\(/.*\\)*",
+            ".*[[.a.]b].*",
+            ".*2\\{2,\\}.*",
+            "a|b",
+            "tree+",
+            ".*[[:upper:]].*",
+        ],
+    ),
+    (
+        "posix-extended",
+        &[
+            ".*",
+            ".*(txt|c)",
+            "tree(/[^/]+){1,2}",
+            ".*[[:upper:]].*",
+            "tree/(a|B|foo)[0-9]*",
+            ".*2{2}.*",
+            "(tree)?.*",
+            "()tree",
+            "tree/[^[:space:]]+",
+            "tree|tree/Sub",
+            "^tree$",
+            ".*\\.c",
+            ".*a+?.*",
+            "tree)",
+            ".*[[:lower:]]é?.*",
+            "tree/[a-z[:digit:]]*",
+            ".*x\\[1].*",
+            "tree(/(a|b|[f-h]o*)+[0-9]*)*",
+            ".*(é|à).*",
+            ".*[[:punct:]]",
+            ".*[[:blank:]].*",
+            ".*[[:cntrl:]].*",
+        ],
+    ),
+];
+
+fn argument(primary: &str, rng: &mut Rng) -> Option<String> {
+    let sign = rng.pick(&["", "+", "-"]);
+    Some(match primary {
+        "-name" | "-iname" | "-lname" | "-ilname" => (rng.pick(GLOBS)).to_owned(),
+        "-path" | "-wholename" | "-ipath" => (rng.pick(PATHS)).to_owned(),
+        "-size" => {
+            let unit = rng.pick(&["", "c", "w", "b", "k", "M", "G"]);
+            format!("{sign}{}{unit}", rng.pick(&[0, 1, 2, 3, 137, 512, 1024]))
+        }
+        "-mtime" | "-atime" | "-ctime" => {
+            format!(
+                "{sign}{}",
+                rng.pick(&["0", "1", "2", "3", "10", "0.5", "400", "99999999"])
+            )
+        }
+        "-mmin" | "-amin" | "-cmin" => {
+            format!(
+                "{sign}{}",
+                rng.pick(&["0", "1", "5", "1441", "1500", "62", "61.3"])
+            )
+        }
+        "-perm" => (rng.pick(MODES)).to_owned(),
+        "-type" => (rng.pick(&["f", "d", "l", "p", "f,d", "l,p,s", "b", "c"])).to_owned(),
+        "-user" | "-group" => (rng.pick(&["root", "daemon", "1", "0", "54321", "99"])).to_owned(),
+        "-uid" | "-gid" | "-links" => format!("{sign}{}", rng.pick(&[0, 1, 2, 3, 60_000])),
+        "-newermt" | "-newerat" => (rng.pick(&[
+            "@0",
+            "2026-01-01",
+            "2025-12-31 23:59:59",
+            "2030-02-03T04:05:06Z",
+            "@4102444800",
+        ]))
+        .to_owned(),
+        name if name.contains("newer") || name == "-samefile" => (rng.pick(&[
+            "tree",
+            "tree/Sub",
+            "tree/sub/deep",
+            "tree/empty",
+            "tree/été",
+        ]))
+        .to_owned(),
+        _ => return None,
+    })
+}
+
+fn format(rng: &mut Rng) -> String {
+    let mut format = String::new();
+    for _ in 0..rng.below(4) + 1 {
+        let flags = rng.pick(&["", "", "", "-", "0", "+", " ", "#", "-0"]);
+        let width = rng.pick(&["", "", "3", "12", "30", "2.1", ".3", "6.4"]);
+        // GNU find refuses some flags for other directives.
+        let directive = rng.pick(&[
+            "p", "f", "h", "P", "H", "s", "b", "k", "M", "n", "u", "g", "U", "G", "y", "l", "i",
+            "D", "a", "c", "t", "A@", "C+", "T@", "Ta", "TA", "Tb", "TB", "Tc", "Td", "TD", "TF",
+            "TH", "TI", "Tj", "Tk", "Tl", "Tm", "TM", "Tp", "Tr", "TS", "TT", "TU", "Tw", "TW",
+            "Tx", "TX", "Ty", "TY", "TZ", "T+", "Th", "d", "m",
+        ]);
+        let is_number = matches!(directive, "d" | "m");
+        let flags = if is_number || flags == "-" { flags } else { "" };
+        let flags = if directive == "d" {
+            flags.replace('#', "")
+        } else {
+            flags.replace(['+', ' '], "")
+        };
+        format += &format!(
+            "{}%{flags}{width}{directive}",
+            rng.pick(&["", "<", "%%", "\\t", "\\101\\0", "é"])
+        );
+    }
+    format + rng.pick(&["\\n", "\\0", "|"])
+}
+
+fn operand(rng: &mut Rng, depth: usize, words: &mut Vec<String>) {
+    let mut push = |word: &str| words.push(word.to_owned());
+    match rng.below(14) {
+        0 if depth > 0 => {
+            push("!");
+            operand(rng, depth - 1, words);
+        }
+        1 | 2 if depth > 0 => {
+            push("(");
+            expression(rng, depth - 1, words);
+            words.push(")".to_owned());
+        }
+        3 => {
+            let (name, patterns) = rng.pick(REGEXES);
+            push("-regextype");
+            push(name);
+            push(rng.pick(&["-regex", "-regex", "-iregex"]));
+            push(rng.pick(patterns));
+        }
+        4 => {
+            push("-printf");
+            let format = format(rng);
+            push(&format);
+        }
+        5 => push(rng.pick(&["-print", "-print0", "-prune", "-prune"])),
+        6 if rng.below(8) == 0 => push("-quit"),
+        6 if rng.below(3) == 0 => {
+            push(rng.pick(&["-maxdepth", "-mindepth"]));
+            push(rng.pick(&["0", "1", "2", "3"]));
+        }
+        _ => {
+            let group = rng.pick(TESTS);
+            let primary = rng.pick(group);
+            push(primary);
+            if let Some(argument) = argument(primary, rng) {
+                push(&argument);
+            }
+        }
+    }
+}
+
+fn expression(rng: &mut Rng, depth: usize, words: &mut Vec<String>) {
+    operand(rng, depth, words);
+    for _ in 0..rng.below(3) {
+        let operator = rng.pick(&["", "", "-a", "-o", "-or", "-and"]);
+        if !operator.is_empty() {
+            words.push(operator.to_owned());
+        }
+        operand(rng, depth, words);
+    }
+}
+
+#[test]
+fn generated_expressions_print_as_in_gnu_find() {
+    let world = World::new();
+    let mut rng = Rng::new(4);
+    for _ in 0..700 {
+        let mut words = Vec::new();
+        // Within an expression, GNU find takes -daystart for no operand.
+        if rng.below(6) == 0 {
+            words.push("-daystart".to_owned());
+        }
+        expression(&mut rng, 3, &mut words);
+        // Within parentheses, and those around an expression without an action, GNU find reorders lists.
+        if rng.below(5) == 0 {
+            words.push(",".to_owned());
+            expression(&mut rng, 2, &mut words);
+            words.extend(["-print".to_owned()]);
+        }
+        let words: Vec<_> = words.into_iter().map(OsString::from).collect();
+        world.compare(
+            rng.pick(&["tree", "tree", "tree/", ".", "./tree/sub"]),
+            &words,
+        );
+    }
+}
+
+#[test]
+fn each_argument_of_a_primary_matches_as_in_gnu_find() {
+    let world = World::new();
+    let compare = |words: &[&str]| {
+        let words: Vec<_> = words.iter().map(OsString::from).collect();
+        world.compare("tree", &words);
+    };
+    for glob in GLOBS {
+        compare(&["-name", glob, "-o", "-ilname", glob]);
+        compare(&["-iname", glob]);
+    }
+    for path in PATHS {
+        compare(&["-path", path, "-print0", ",", "-ipath", path]);
+    }
+    for mode in MODES {
+        compare(&["-perm", mode]);
+    }
+    for (name, patterns) in REGEXES {
+        for pattern in *patterns {
+            compare(&["-regextype", name, "-regex", pattern]);
+            compare(&["-regextype", name, "-iregex", pattern]);
+        }
+    }
+    compare(&[
+        "-not",
+        "-path",
+        "*[^ -~]*",
+        "!",
+        "-name",
+        "*[\"\t\n]*",
+        "!",
+        "-nouser",
+        "-ls",
+    ]);
+    compare(&["-name", "*[[:upper:]]*"]);
+    compare(&["-nouser", "-o", "-not", "-nogroup", "-type", "f"]);
+    compare(&[]);
+}
+
+#[test]
+fn refused_expressions_are_those_of_gnu_find() {
+    let world = World::new();
+    for words in [
+        &["-foo"][..],
+        &["-name"],
+        &["-o", "-name", "x"],
+        &["-name", "x", "-o"],
+        &["(", ")"],
+        &["(", "-name", "a"],
+        &["-name", "a", ")"],
+        &["!"],
+        &["(", "!", ")"],
+        &["-name", "a", "x"],
+        &["-perm", "zz"],
+        &["-perm", "77777"],
+        &["-type", "q"],
+        &["-type", "f,"],
+        &["-mtime", "zz"],
+        &["-maxdepth", "-1"],
+        &["-size", "3x"],
+        &["-size", ""],
+        &["-links", "x"],
+        &["-regextype", "zz"],
+        &["-regex", "\\(a"],
+        &["-regextype", "posix-extended", "-regex", "*a"],
+        &["-regextype", "posix-extended", "-regex", "a{2,1}"],
+        &["-regextype", "posix-basic", "-regex", "[a"],
+        &["-printf", "%"],
+        &["-newermt", "zz"],
+        &["-newer", "gone"],
+        &["-newermz", "tree"],
+        &["-a"],
+        &["-name", "a", "-a", "-a", "-name", "b"],
+        &["-name", "a", ",", ","],
+    ] {
+        let words: Vec<_> = words.iter().map(OsString::from).collect();
+        assert!(world.parse(&words).is_err(), "{words:?}");
+        let theirs = world.find(&[&[OsString::from("tree")], &words[..]].concat());
+        assert!(!theirs.status.success(), "{words:?}");
+    }
+}
