@@ -106,7 +106,7 @@ pub fn system_time(seconds: i64, nanoseconds: u64) -> SystemTime {
 
 const WEEKDAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 
-pub(crate) const MONTHS: [&str; 12] = [
+const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 

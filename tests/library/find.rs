@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
+use std::fmt::Write;
 use std::fs::{self, File, FileTimes, Permissions};
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -57,13 +58,13 @@ impl Candidate for OnDisk<'_> {
     }
 
     fn kind(&self) -> FileKind {
-        self.metadata().unwrap().kind
+        self.metadata().expect("valid").kind
     }
 
     fn metadata(&self) -> io::Result<Metadata> {
         Ok(*self
             .metadata
-            .get_or_init(|| examine(&self.real_path()).unwrap()))
+            .get_or_init(|| examine(&self.real_path()).expect("valid")))
     }
 
     fn target(&self) -> io::Result<Cow<'_, [u8]>> {
@@ -97,7 +98,7 @@ fn examine(path: &Path) -> io::Result<Metadata> {
     };
     let time = |seconds, nanoseconds: i64| Timestamp {
         seconds,
-        nanoseconds: nanoseconds.try_into().unwrap(),
+        nanoseconds: nanoseconds.try_into().expect("valid"),
     };
     Ok(Metadata {
         kind,
@@ -119,7 +120,7 @@ fn examine(path: &Path) -> io::Result<Metadata> {
 /// The names in a file such as `/etc/passwd`, by number.
 fn names(file: &str) -> Names {
     let mut names = Names::new();
-    for line in passwd::parse_lines(&fs::read(file).unwrap()) {
+    for line in passwd::parse_lines(&fs::read(file).expect("valid")) {
         if let Some(id) = line.number(passwd::ID_FIELD) {
             names.entry(id).or_insert_with(|| line.name().to_vec());
         }
@@ -137,14 +138,14 @@ struct World {
 impl World {
     /// A tree of all types of files but devices, with times of a fraction of a day and of a minute ago.
     fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().expect("valid");
         let mut rng = Rng::new(21);
         let now = SystemTime::now();
         let mut directories = vec![directory.path().join("tree")];
-        fs::create_dir(&directories[0]).unwrap();
+        fs::create_dir(&directories[0]).expect("valid");
         for name in ["Sub", "sub/deep", "empty", "a b", "été", "x[1]"] {
             directories.push(directories[0].join(name));
-            fs::create_dir_all(directories.last().unwrap()).unwrap();
+            fs::create_dir_all(directories.last().expect("valid")).expect("valid");
         }
         let mut files = Vec::new();
         for number in 0..90 {
@@ -162,8 +163,9 @@ impl World {
                 "z]",
             ]);
             let end = rng.pick(&["", ".txt", ".TXT", ".c", "~", "1", "22"]);
-            let parent =
-                directories[usize::try_from(rng.below(directories.len() as u64)).unwrap()].clone();
+            let parent = directories
+                [usize::try_from(rng.below(directories.len() as u64)).expect("valid")]
+            .clone();
             if parent.ends_with("empty") {
                 continue;
             }
@@ -172,25 +174,28 @@ impl World {
                 continue;
             }
             match number % 9 {
-                0 => symlink(rng.pick(&["foo", "../B", "gone/Away.txt"]), &path).unwrap(),
-                1 if !files.is_empty() => fs::hard_link(&files[files.len() / 2], &path).unwrap(),
+                0 => symlink(rng.pick(&["foo", "../B", "gone/Away.txt"]), &path).expect("valid"),
+                1 if !files.is_empty() => {
+                    fs::hard_link(&files[files.len() / 2], &path).expect("valid")
+                }
                 2 if number % 4 == 2 => {
                     let fifo = rustix::fs::FileType::Fifo;
-                    rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o640.into(), 0).unwrap();
+                    rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o640.into(), 0)
+                        .expect("valid");
                 }
                 _ => {
                     fs::write(
                         &path,
                         vec![b'x'; rng.pick(&[0, 1, 2, 511, 512, 513, 1024, 1025, 70_000])],
                     )
-                    .unwrap();
+                    .expect("valid");
                     if number % 10 == 3 {
                         File::options()
                             .write(true)
                             .open(&path)
-                            .unwrap()
+                            .expect("valid")
                             .set_len(3 << 20)
-                            .unwrap();
+                            .expect("valid");
                     }
                     files.push(path);
                 }
@@ -200,7 +205,7 @@ impl World {
             let owner = rng.pick(&[None, None, Some(1), Some(54_321)]);
             // Only root gives files away.
             if rustix::process::geteuid().is_root() {
-                std::os::unix::fs::chown(path, owner, owner).unwrap();
+                std::os::unix::fs::chown(path, owner, owner).expect("valid");
             }
             let age = rng.pick(&[0, 1, 2, 3, 10, 400]) * 86_400
                 + rng.pick(&[0, 1, 5, 20]) * 3600
@@ -217,9 +222,9 @@ impl World {
                     0o644, 0o600, 0o755, 0o4755, 0o2711, 0o6777, 0o666, 0o440, 0o000,
                 ])
             };
-            let file = File::open(path).unwrap();
-            file.set_times(times).unwrap();
-            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            let file = File::open(path).expect("valid");
+            file.set_times(times).expect("valid");
+            fs::set_permissions(path, Permissions::from_mode(mode)).expect("valid");
         }
         let world = Self {
             directory,
@@ -242,11 +247,11 @@ impl World {
     fn parse(&self, words: &[OsString]) -> Result<Expression, Error> {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap();
+            .expect("valid");
         let metadata = |path: &Path| examine(&self.directory.path().join(path));
         let context = ParseContext {
             now: Timestamp {
-                seconds: now.as_secs().try_into().unwrap(),
+                seconds: now.as_secs().try_into().expect("valid"),
                 nanoseconds: now.subsec_nanos(),
             },
             accounts: &self.accounts,
@@ -260,7 +265,7 @@ impl World {
         let mut is_pruned = false;
         let is_in_depth = file.depth >= expression.min_depth();
         let mut evaluate = || {
-            let outcome = expression.evaluate(file, output).unwrap();
+            let outcome = expression.evaluate(file, output).expect("valid");
             is_pruned = outcome.is_pruned;
             !outcome.is_quit
         };
@@ -270,12 +275,12 @@ impl World {
         }
         let is_leaf = expression.max_depth().is_some_and(|max| file.depth >= max);
         if file.kind() == FileKind::Directory && !is_pruned && !is_leaf {
-            for entry in fs::read_dir(file.real_path()).unwrap() {
+            for entry in fs::read_dir(file.real_path()).expect("valid") {
                 let mut path = file.path.clone();
                 if !path.ends_with(b"/") {
                     path.push(b'/');
                 }
-                path.extend(entry.unwrap().file_name().as_bytes());
+                path.extend(entry.expect("valid").file_name().as_bytes());
                 let child = self.file(file.start, path, file.depth + 1);
                 if !self.walk(expression, &child, output) {
                     return false;
@@ -283,7 +288,7 @@ impl World {
             }
         }
         !(is_in_depth && is_last) || {
-            let outcome = expression.evaluate(file, output).unwrap();
+            let outcome = expression.evaluate(file, output).expect("valid");
             !outcome.is_quit
         }
     }
@@ -543,7 +548,7 @@ fn argument(primary: &str, rng: &mut Rng) -> Option<String> {
 
 fn format(rng: &mut Rng) -> String {
     let mut format = String::new();
-    for _ in 0..rng.below(4) + 1 {
+    for _ in 0..=rng.below(4) {
         let flags = rng.pick(&["", "", "", "-", "0", "+", " ", "#", "-0"]);
         let width = rng.pick(&["", "", "3", "12", "30", "2.1", ".3", "6.4"]);
         // GNU find refuses some flags for other directives.
@@ -560,10 +565,8 @@ fn format(rng: &mut Rng) -> String {
         } else {
             flags.replace(['+', ' '], "")
         };
-        format += &format!(
-            "{}%{flags}{width}{directive}",
-            rng.pick(&["", "<", "%%", "\\t", "\\101\\0", "é"])
-        );
+        format += rng.pick(&["", "<", "%%", "\\t", "\\101\\0", "é"]);
+        write!(format, "%{flags}{width}{directive}").expect("a String takes everything");
     }
     format + rng.pick(&["\\n", "\\0", "|"])
 }

@@ -25,7 +25,8 @@ impl Rng {
     /// One of `items`, which are not empty.
     pub(crate) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
         let number = self.below(items.len() as u64);
-        items[usize::try_from(number).expect("an index")]
+        let number = usize::try_from(number).expect("an index");
+        *items.get(number).expect("items")
     }
 
     /// Incompressible bytes.

@@ -18,26 +18,19 @@ pub(super) enum Node {
     And(Vec<Self>),
     Not(Box<Self>),
     Constant(bool),
-    /// A test that no call of the system is needed for.
-    Name(NameTest),
-    /// A test of attributes.
-    Attributes(AttributeTest),
+    Test(Test),
     Action(Action),
 }
 
-/// A test of names and types.
+/// A primary without an effect.
 #[derive(Debug)]
-pub(super) enum NameTest {
+pub(super) enum Test {
     Name(Pattern),
     Path(Pattern),
     Target(Pattern),
     Regex(Regex),
     Kind(Vec<FileKind>),
-}
-
-/// A test of attributes.
-#[derive(Debug)]
-pub(super) enum AttributeTest {
+    Empty,
     Size(Size),
     Time(TimeField, TimeRange),
     Permissions(Permissions),
@@ -49,7 +42,6 @@ pub(super) enum AttributeTest {
     NoGroup,
     Links(Comparison),
     Inode(Comparison),
-    Empty,
     SameFile { file_system: u64, inode: u64 },
 }
 
@@ -121,9 +113,12 @@ impl Node {
                 parts.iter().any(Self::needs_metadata)
             }
             Self::Not(part) => part.needs_metadata(),
-            Self::Attributes(_) | Self::Action(Action::Ls(_)) => true,
+            Self::Constant(_) => false,
+            Self::Test(Test::Name(_) | Test::Path(_) | Test::Target(_)) => false,
+            Self::Test(Test::Regex(_) | Test::Kind(_)) => false,
+            Self::Test(_) | Self::Action(Action::Ls(_)) => true,
             Self::Action(Action::Format(format)) => format.needs_metadata(),
-            Self::Constant(_) | Self::Name(_) | Self::Action(_) => false,
+            Self::Action(_) => false,
         }
     }
 }
@@ -149,36 +144,32 @@ pub(super) struct Evaluation<'a, C: ?Sized> {
 
 impl<C: Candidate + ?Sized> Evaluation<'_, C> {
     pub(super) fn evaluate(&mut self, node: &Node) -> Result<bool, Stop> {
-        match node {
+        Ok(match node {
             Node::List(parts) => {
                 let mut last = true;
                 for part in parts {
                     last = self.evaluate(part)?;
                 }
-                return Ok(last);
+                last
             }
-            Node::Or(parts) => {
+            // Both end at the first part that decides.
+            Node::Or(parts) | Node::And(parts) => {
+                let decides = matches!(node, Node::Or(_));
                 for part in parts {
-                    if self.evaluate(part)? {
-                        return Ok(true);
+                    if self.evaluate(part)? == decides {
+                        return Ok(decides);
                     }
                 }
-                return Ok(false);
+                !decides
             }
-            Node::And(parts) => {
-                for part in parts {
-                    if !self.evaluate(part)? {
-                        return Ok(false);
-                    }
-                }
+            Node::Not(part) => !self.evaluate(part)?,
+            Node::Constant(value) => *value,
+            Node::Test(test) => matches(test, self.candidate)?,
+            Node::Action(action) => {
+                self.run(action)?;
+                true
             }
-            Node::Not(part) => return Ok(!self.evaluate(part)?),
-            Node::Constant(value) => return Ok(*value),
-            Node::Name(test) => return Ok(matches_name(test, self.candidate)?),
-            Node::Attributes(test) => return Ok(matches_attributes(test, self.candidate)?),
-            Node::Action(action) => self.run(action)?,
-        }
-        Ok(true)
+        })
     }
 
     fn run(&mut self, action: &Action) -> Result<(), Stop> {
@@ -196,48 +187,36 @@ impl<C: Candidate + ?Sized> Evaluation<'_, C> {
     }
 }
 
-fn matches_name<C: Candidate + ?Sized>(test: &NameTest, candidate: &C) -> io::Result<bool> {
-    Ok(match test {
-        NameTest::Name(pattern) => pattern.matches(candidate.name()),
-        NameTest::Path(pattern) => pattern.matches(candidate.path()),
-        NameTest::Target(pattern) => {
-            candidate.kind() == FileKind::Symlink && pattern.matches(&candidate.target()?)
-        }
-        NameTest::Regex(regex) => regex.matches(candidate.path()),
-        NameTest::Kind(kinds) => kinds.contains(&candidate.kind()),
-    })
-}
-
-fn matches_attributes<C: Candidate + ?Sized>(
-    test: &AttributeTest,
-    candidate: &C,
-) -> io::Result<bool> {
+fn matches<C: Candidate + ?Sized>(test: &Test, candidate: &C) -> io::Result<bool> {
     let kind = candidate.kind();
-    if matches!(test, AttributeTest::Empty) {
-        return match kind {
-            FileKind::Directory => candidate.is_empty_directory(),
-            FileKind::File => Ok(candidate.metadata()?.size == 0),
-            _ => Ok(false),
-        };
-    }
-    let metadata = candidate.metadata()?;
+    let metadata = || candidate.metadata();
     Ok(match test {
-        AttributeTest::Size(size) => size.matches(metadata.size),
-        AttributeTest::Time(field, range) => range.contains(field.of(&metadata)),
-        AttributeTest::Permissions(permissions) => {
-            permissions.matches(metadata.mode, kind == FileKind::Directory)
+        Test::Name(pattern) => pattern.matches(candidate.name()),
+        Test::Path(pattern) => pattern.matches(candidate.path()),
+        Test::Target(pattern) => kind == FileKind::Symlink && pattern.matches(&candidate.target()?),
+        Test::Regex(regex) => regex.matches(candidate.path()),
+        Test::Kind(kinds) => kinds.contains(&kind),
+        Test::Empty => match kind {
+            FileKind::Directory => candidate.is_empty_directory()?,
+            FileKind::File => metadata()?.size == 0,
+            _ => false,
+        },
+        Test::Size(size) => size.matches(metadata()?.size),
+        Test::Time(field, range) => range.contains(field.of(&metadata()?)),
+        Test::Permissions(permissions) => {
+            permissions.matches(metadata()?.mode, kind == FileKind::Directory)
         }
-        AttributeTest::User(owner) => owner.owns(candidate.user()?.as_deref(), metadata.uid),
-        AttributeTest::Group(owner) => owner.owns(candidate.group()?.as_deref(), metadata.gid),
-        AttributeTest::UserId(id) => id.matches(metadata.uid.into()),
-        AttributeTest::GroupId(id) => id.matches(metadata.gid.into()),
-        AttributeTest::NoUser => candidate.user()?.is_none(),
-        AttributeTest::NoGroup => candidate.group()?.is_none(),
-        AttributeTest::Links(links) => links.matches(metadata.links),
-        AttributeTest::Inode(inode) => inode.matches(metadata.inode),
-        AttributeTest::SameFile { file_system, inode } => {
+        Test::User(owner) => owner.owns(candidate.user()?.as_deref(), metadata()?.uid),
+        Test::Group(owner) => owner.owns(candidate.group()?.as_deref(), metadata()?.gid),
+        Test::UserId(id) => id.matches(metadata()?.uid.into()),
+        Test::GroupId(id) => id.matches(metadata()?.gid.into()),
+        Test::NoUser => candidate.user()?.is_none(),
+        Test::NoGroup => candidate.group()?.is_none(),
+        Test::Links(links) => links.matches(metadata()?.links),
+        Test::Inode(inode) => inode.matches(metadata()?.inode),
+        Test::SameFile { file_system, inode } => {
+            let metadata = metadata()?;
             (metadata.file_system, metadata.inode) == (*file_system, *inode)
         }
-        AttributeTest::Empty => false,
     })
 }

@@ -20,6 +20,8 @@ mod pattern;
 mod permissions;
 mod printf;
 mod strftime;
+#[cfg(test)]
+mod tests;
 
 use std::ffi::OsString;
 use std::io;

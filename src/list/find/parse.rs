@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::dialect::Dialect;
 use super::error::Error;
-use super::evaluate::{Action, AttributeTest, NameTest, Node, Owner, TimeField};
+use super::evaluate::{Action, Node, Owner, Test, TimeField};
 use super::number::{Comparison, DAY, MINUTE, Size, TimeRange, nanoseconds, parse_digits};
 use super::pattern::{Pattern, Regex, to_text};
 use super::permissions::Permissions;
@@ -49,30 +49,27 @@ pub(super) struct WalkOptions {
 /// Parentheses in each other.
 const MAX_NESTING: usize = 200;
 
-/// Primaries of GNU find that are refused.
-const UNSUPPORTED: &[(&[&str], &str)] = &[
-    (
-        &["-exec", "-execdir", "-ok", "-okdir"],
-        "tarfs find runs no programs; write -print0 into `xargs -0`",
-    ),
-    (&["-delete"], "tarfs find changes nothing"),
-    (
-        &["-fprint", "-fprint0", "-fprintf", "-fls"],
-        "tarfs find writes only to its standard output",
-    ),
-    (&["-follow", "-xtype"], "tarfs find follows no links"),
-    (
-        &["-readable", "-writable", "-executable"],
-        "access depends on the mount and its caller; test the bits with -perm",
-    ),
-    (&["-fstype"], "an archive has no file system type"),
-    (&["-context"], "labels of SELinux are not examined"),
-    (&["-used"], "an archive has no times of last access"),
-    (
-        &["-files0-from"],
-        "starting points are arguments before the expression",
-    ),
-];
+/// Why a primary of GNU find is refused.
+fn refusal(primary: &str) -> Option<&'static str> {
+    Some(match primary {
+        "-exec" | "-execdir" | "-ok" | "-okdir" => {
+            "tarfs find runs no programs; write -print0 into `xargs -0`"
+        }
+        "-delete" => "tarfs find changes nothing",
+        "-fprint" | "-fprint0" | "-fprintf" | "-fls" => {
+            "tarfs find writes only to its standard output"
+        }
+        "-follow" | "-xtype" => "tarfs find follows no links",
+        "-readable" | "-writable" | "-executable" => {
+            "access depends on the mount and its caller; test the bits with -perm"
+        }
+        "-fstype" => "an archive has no file system type",
+        "-context" => "labels of SELinux are not examined",
+        "-used" => "an archive has no times of last access",
+        "-files0-from" => "starting points are arguments before the expression",
+        _ => return None,
+    })
+}
 
 /// A parser between two words.
 pub(super) struct Parser<'a> {
@@ -241,14 +238,11 @@ impl<'a> Parser<'a> {
                 return Ok(node);
             }
         }
-        let mut unsupported = UNSUPPORTED.iter();
-        match unsupported.find(|(names, _)| names.contains(&name)) {
-            Some(&(_, reason)) => Err(Error::Unsupported {
-                primary: name.to_owned(),
-                reason,
-            }),
-            None => Err(Error::UnknownPredicate(name.to_owned())),
-        }
+        let primary = name.to_owned();
+        Err(match refusal(name) {
+            Some(reason) => Error::Unsupported { primary, reason },
+            None => Error::UnknownPredicate(primary),
+        })
     }
 
     fn argument(&mut self, name: &str) -> Result<&'a OsStr, Error> {
@@ -300,22 +294,22 @@ impl<'a> Parser<'a> {
             let pattern = parser.argument(name)?;
             Ok(Pattern::new(pattern.as_bytes(), ignores_case))
         };
-        Ok(Some(Node::Name(match name {
-            "-name" => NameTest::Name(pattern(self, false)?),
-            "-iname" => NameTest::Name(pattern(self, true)?),
-            "-path" | "-wholename" => NameTest::Path(pattern(self, false)?),
-            "-ipath" | "-iwholename" => NameTest::Path(pattern(self, true)?),
-            "-lname" => NameTest::Target(pattern(self, false)?),
-            "-ilname" => NameTest::Target(pattern(self, true)?),
+        Ok(Some(Node::Test(match name {
+            "-name" => Test::Name(pattern(self, false)?),
+            "-iname" => Test::Name(pattern(self, true)?),
+            "-path" | "-wholename" => Test::Path(pattern(self, false)?),
+            "-ipath" | "-iwholename" => Test::Path(pattern(self, true)?),
+            "-lname" => Test::Target(pattern(self, false)?),
+            "-ilname" => Test::Target(pattern(self, true)?),
             "-regex" | "-iregex" => {
                 let pattern = self.argument(name)?;
                 let compiled = self.dialect.translate(&to_text(pattern.as_bytes()));
                 let compiled = compiled.and_then(|it| Regex::new(&it, name == "-iregex"));
-                NameTest::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
+                Test::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
             }
             "-type" => {
                 let expected = "expected letters of b, c, d, f, l, p, s with commas between them";
-                NameTest::Kind(self.parsed(name, expected, parse_kinds)?)
+                Test::Kind(self.parsed(name, expected, parse_kinds)?)
             }
             _ => return Ok(None),
         })))
@@ -324,33 +318,33 @@ impl<'a> Parser<'a> {
     fn attribute_test(&mut self, name: &str) -> Parsed {
         let number =
             |parser: &mut Self| parser.parsed(name, "expected N, +N or -N", Comparison::parse);
-        Ok(Some(Node::Attributes(match name {
+        Ok(Some(Node::Test(match name {
             "-size" => {
                 let expected = "expected N, +N or -N and perhaps a unit: c, w, b, k, M or G";
-                AttributeTest::Size(self.parsed(name, expected, Size::parse)?)
+                Test::Size(self.parsed(name, expected, Size::parse)?)
             }
             "-perm" => {
                 let expected = "expected an octal or a symbolic mode, perhaps after - or /";
-                AttributeTest::Permissions(self.parsed(name, expected, Permissions::parse)?)
+                Test::Permissions(self.parsed(name, expected, Permissions::parse)?)
             }
             "-user" => {
                 let user = self.argument(name)?;
-                AttributeTest::User(owner(user, self.context.accounts.user(user.as_bytes())))
+                Test::User(owner(user, self.context.accounts.user(user.as_bytes())))
             }
             "-group" => {
                 let group = self.argument(name)?;
-                AttributeTest::Group(owner(group, self.context.accounts.group(group.as_bytes())))
+                Test::Group(owner(group, self.context.accounts.group(group.as_bytes())))
             }
-            "-uid" => AttributeTest::UserId(number(self)?),
-            "-gid" => AttributeTest::GroupId(number(self)?),
-            "-nouser" => AttributeTest::NoUser,
-            "-nogroup" => AttributeTest::NoGroup,
-            "-links" => AttributeTest::Links(number(self)?),
-            "-inum" => AttributeTest::Inode(number(self)?),
-            "-empty" => AttributeTest::Empty,
+            "-uid" => Test::UserId(number(self)?),
+            "-gid" => Test::GroupId(number(self)?),
+            "-nouser" => Test::NoUser,
+            "-nogroup" => Test::NoGroup,
+            "-links" => Test::Links(number(self)?),
+            "-inum" => Test::Inode(number(self)?),
+            "-empty" => Test::Empty,
             "-samefile" => {
                 let file = self.reference(name)?;
-                AttributeTest::SameFile {
+                Test::SameFile {
                     file_system: file.file_system,
                     inode: file.inode,
                 }
@@ -372,7 +366,7 @@ impl<'a> Parser<'a> {
         let day_start = self.day_start;
         let parse = |text: &str| TimeRange::parse_age(text, unit, day_start);
         let range = self.parsed(name, "expected N, +N or -N", parse)?;
-        Ok(Some(Node::Attributes(AttributeTest::Time(field, range))))
+        Ok(Some(Node::Test(Test::Time(field, range))))
     }
 
     /// `-newer`, `-anewer`, `-cnewer` and `-newerXY`.
@@ -405,7 +399,7 @@ impl<'a> Parser<'a> {
             None => return Ok(None),
         };
         let range = TimeRange::After(nanoseconds(time));
-        Ok(Some(Node::Attributes(AttributeTest::Time(field, range))))
+        Ok(Some(Node::Test(Test::Time(field, range))))
     }
 
     fn reference(&mut self, name: &str) -> Result<Metadata, Error> {

@@ -29,7 +29,7 @@ struct Directive {
     width: usize,
     precision: Option<usize>,
     letter: u8,
-    /// The second letter of `%A`, `%C` and `%T`.
+    /// The second letter of `%A`, `%C` and `%T`; [`CTIME`](strftime::CTIME) in other directives.
     time_field: u8,
 }
 
@@ -146,7 +146,9 @@ impl Directive {
         match letter {
             b'A' | b'C' | b'T' => {
                 let (&field, rest) = rest.split_first().ok_or("% at its end")?;
-                if !strftime::is_field(field) {
+                if !field.is_ascii_graphic()
+                    || strftime::format(Timestamp::default(), field).is_none()
+                {
                     let letters = [letter, field];
                     return Err(format!("unknown directive '%{}'", escape(&letters)));
                 }
@@ -187,6 +189,7 @@ impl Directive {
         output: &mut Vec<u8>,
     ) -> io::Result<()> {
         let metadata = candidate.metadata()?;
+        let time = |time| strftime::format(time, self.time_field).unwrap_or_default();
         let text = match self.letter {
             b'm' => {
                 self.write_number(&format!("{:o}", metadata.mode & 0o7777), output);
@@ -209,12 +212,9 @@ impl Directive {
             b'D' => metadata.file_system.to_string(),
             b'u' | b'U' => metadata.uid.to_string(),
             b'g' | b'G' => metadata.gid.to_string(),
-            b'a' => strftime::format_ctime(metadata.atime),
-            b'c' => strftime::format_ctime(metadata.ctime),
-            b't' => strftime::format_ctime(metadata.mtime),
-            b'A' => strftime::format(metadata.atime, self.time_field),
-            b'C' => strftime::format(metadata.ctime, self.time_field),
-            _ => strftime::format(metadata.mtime, self.time_field),
+            b'a' | b'A' => time(metadata.atime),
+            b'c' | b'C' => time(metadata.ctime),
+            _ => time(metadata.mtime),
         };
         self.write_text(text.as_bytes(), output);
         Ok(())
