@@ -222,7 +222,7 @@ fn names_are_matched_by_bytes_and_by_characters() {
 fn hostile_patterns_take_linear_time() {
     let name: &'static [u8] = Box::leak(vec![b'a'; 4000].into_boxed_slice());
     let stars = "*a".repeat(500) + "b";
-    let groups = format!("{}.*{}b", "(".repeat(150), ")*".repeat(150));
+    let groups = format!("{}.*{}b", "(".repeat(60), ")*".repeat(60));
     let extended = "-regextype posix-extended -regex";
     check(
         &file(name),
@@ -244,7 +244,10 @@ fn hostile_patterns_take_linear_time() {
         assert!(parse(&format!("{extended} {pattern}")).is_err());
     }
     assert!(parse(&"( ".repeat(100_000)).is_err());
-    assert!(is_true(&"! ".repeat(100_000), &file(b"top/a")) || parse("!").is_err());
+    assert!(is_true(
+        &format!("{}-true", "! ".repeat(100_000)),
+        &file(b"top/a")
+    ));
 }
 
 #[test]
@@ -271,7 +274,7 @@ fn permissions_match_exactly_or_in_each_or_in_any_bit() {
         &[
             "-perm 4750",
             "-perm -700",
-            "-perm /007,u+s",
+            "-perm /o=rwx,u+s",
             "-perm u=rwxs,g=rx",
             "-perm -g=r",
             "-perm /000",
