@@ -5,11 +5,11 @@ use std::fmt::Write;
 /// A syntax of `-regextype`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Dialect {
-    /// `+` and `?` are operators, `\|`, `\(` and `\)` too. No intervals, and no classes in brackets.
-    Emacs {
-        /// Whether `.` matches a newline.
-        is_newline_ordinary: bool,
-    },
+    /// `+` and `?` are operators, `\|`, `\(` and `\)` too. No intervals, and no classes in brackets. `.` matches no
+    /// newline.
+    Emacs,
+    /// The same, but `.` matches a newline.
+    Findutils,
     /// `\+`, `\?`, `\|`, `\(`, `\)`, `\{` and `\}` are operators.
     Basic,
     /// The same without backslashes.
@@ -22,12 +22,8 @@ impl Dialect {
 
     pub(super) fn from_name(name: &str) -> Option<Self> {
         match name {
-            "emacs" => Some(Self::Emacs {
-                is_newline_ordinary: false,
-            }),
-            "findutils-default" => Some(Self::Emacs {
-                is_newline_ordinary: true,
-            }),
+            "emacs" => Some(Self::Emacs),
+            "findutils-default" => Some(Self::Findutils),
             "posix-basic" | "ed" | "sed" => Some(Self::Basic),
             "posix-extended" | "posix-egrep" | "egrep" => Some(Self::Extended),
             _ => None,
@@ -64,7 +60,7 @@ enum Token {
     /// One character of a class, in the output's syntax.
     Class(String),
     /// A position, likewise.
-    Assertion(&'static str),
+    Position(&'static str),
     /// An operator behind what it repeats, the character that stands for it otherwise, and likewise.
     Repeat(char, String),
     Open,
@@ -94,6 +90,11 @@ impl Translation<'_> {
         next
     }
 
+    fn is_posix(&self) -> (bool, bool) {
+        let dialect = self.dialect;
+        (dialect == Dialect::Basic, dialect == Dialect::Extended)
+    }
+
     fn skip(&mut self, prefix: &str) -> bool {
         let rest = self.rest.strip_prefix(prefix);
         self.rest = rest.unwrap_or(self.rest);
@@ -101,14 +102,14 @@ impl Translation<'_> {
     }
 
     fn next_token(&mut self) -> Result<Option<Token>, String> {
-        let is_extended = self.dialect == Dialect::Extended;
-        let is_basic = self.dialect == Dialect::Basic;
+        let (is_basic, is_extended) = self.is_posix();
         let Some(character) = self.next() else {
             return Ok(None);
         };
         Ok(Some(match character {
             '\\' => self.escape()?,
-            '.' => Token::Class(self.any().to_owned()),
+            '.' if self.dialect == Dialect::Emacs => Token::Class(r"[^\n]".to_owned()),
+            '.' => Token::Class("(?s:.)".to_owned()),
             '[' => Token::Class(self.bracket()?),
             '*' => Token::Repeat('*', "*".to_owned()),
             '+' | '?' if !is_basic => Token::Repeat(character, character.to_string()),
@@ -116,21 +117,10 @@ impl Translation<'_> {
             ')' if is_extended && !self.groups.is_empty() => Token::Close,
             '|' if is_extended => Token::Alternate,
             '{' if is_extended => Token::Repeat('{', self.interval("}")?),
-            '^' if is_extended || self.is_start => Token::Assertion("^"),
-            '$' if is_extended || self.is_end() => Token::Assertion("$"),
+            '^' if is_extended || self.is_start => Token::Position("^"),
+            '$' if is_extended || self.is_end() => Token::Position("$"),
             literal => Token::Literal(literal),
         }))
-    }
-
-    fn any(&self) -> &'static str {
-        let excludes_newline = Dialect::Emacs {
-            is_newline_ordinary: false,
-        };
-        if self.dialect == excludes_newline {
-            r"[^\n]"
-        } else {
-            "(?s:.)"
-        }
     }
 
     /// Whether a `$` is at the end of its alternative.
@@ -139,18 +129,17 @@ impl Translation<'_> {
     }
 
     fn escape(&mut self) -> Result<Token, String> {
-        let is_extended = self.dialect == Dialect::Extended;
-        let is_basic = self.dialect == Dialect::Basic;
+        let (is_basic, is_extended) = self.is_posix();
         let character = self.next().ok_or("a backslash at its end")?;
         Ok(match character {
             '1'..='9' => return Err("back-references are not supported".to_owned()),
             'w' | 'W' | 's' | 'S' => Token::Class(format!("\\{character}")),
-            'b' => Token::Assertion(r"\b"),
-            'B' => Token::Assertion(r"\B"),
-            '<' => Token::Assertion(r"\b{start}"),
-            '>' => Token::Assertion(r"\b{end}"),
-            '`' => Token::Assertion(r"\A"),
-            '\'' => Token::Assertion(r"\z"),
+            'b' => Token::Position(r"\b"),
+            'B' => Token::Position(r"\B"),
+            '<' => Token::Position(r"\b{start}"),
+            '>' => Token::Position(r"\b{end}"),
+            '`' => Token::Position(r"\A"),
+            '\'' => Token::Position(r"\z"),
             '(' if !is_extended => Token::Open,
             ')' if !is_extended => Token::Close,
             '|' if !is_extended => Token::Alternate,
@@ -186,57 +175,54 @@ impl Translation<'_> {
 
     fn push(&mut self, token: Token) -> Result<(), String> {
         let start = self.output.len();
-        self.is_start = false;
-        match token {
-            Token::Repeat(..) if self.atom.is_none() && self.dialect == Dialect::Extended => {
-                return Err("nothing precedes an operator".to_owned());
-            }
-            Token::Repeat('{', _) if self.atom.is_none() => {
-                return Err("nothing precedes an interval".to_owned());
-            }
-            Token::Repeat(_, operator) if let Some(atom) = self.atom => {
+        if let Token::Repeat(letter, operator) = &token {
+            if let Some(atom) = self.atom {
                 self.repetitions += 1;
                 if self.repetitions > MAX_NESTING {
                     return Err("too many operators behind each other".to_owned());
                 }
                 // A `?` behind another operator would mean something else.
                 self.output.insert_str(atom, "(?:");
-                self.output.push_str(&operator);
+                self.output.push_str(operator);
                 self.output.push(')');
                 return Ok(());
             }
+            if *letter == '{' || self.dialect == Dialect::Extended {
+                return Err("nothing precedes an operator".to_owned());
+            }
+        }
+        self.repetitions = 0;
+        self.is_start = matches!(token, Token::Open | Token::Alternate);
+        self.atom = match token {
             Token::Literal(literal) | Token::Repeat(literal, _) => {
                 push_literal(&mut self.output, literal);
+                Some(start)
             }
-            Token::Class(class) => self.output.push_str(&class),
-            Token::Assertion(assertion) => {
-                self.output.push_str(assertion);
-                self.atom = None;
-                return Ok(());
+            Token::Class(class) => {
+                self.output.push_str(&class);
+                Some(start)
+            }
+            Token::Position(position) => {
+                self.output.push_str(position);
+                None
+            }
+            Token::Open if self.groups.len() == MAX_NESTING => {
+                return Err("too many parentheses in each other".to_owned());
             }
             Token::Open => {
                 self.groups.push(start);
-                if self.groups.len() > MAX_NESTING {
-                    return Err("too many parentheses in each other".to_owned());
-                }
                 self.output.push_str("(?:");
-                (self.atom, self.is_start) = (None, true);
-                return Ok(());
+                None
             }
             Token::Close => {
-                let group = self.groups.pop();
-                let group = group.ok_or("a parenthesis is not open")?;
                 self.output.push(')');
-                (self.atom, self.repetitions) = (Some(group), 0);
-                return Ok(());
+                Some(self.groups.pop().ok_or("a parenthesis is not open")?)
             }
             Token::Alternate => {
                 self.output.push('|');
-                (self.atom, self.is_start) = (None, true);
-                return Ok(());
+                None
             }
-        }
-        (self.atom, self.repetitions) = (Some(start), 0);
+        };
         Ok(())
     }
 
@@ -254,7 +240,7 @@ impl Translation<'_> {
                 return Ok(class);
             }
             is_first = false;
-            let has_classes = !matches!(self.dialect, Dialect::Emacs { .. });
+            let has_classes = matches!(self.dialect, Dialect::Basic | Dialect::Extended);
             if has_classes && self.skip("[:") {
                 let (name, rest) = self.rest.split_once(":]").ok_or_else(wrong)?;
                 self.rest = rest;

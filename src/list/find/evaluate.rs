@@ -114,11 +114,12 @@ impl Node {
             }
             Self::Not(part) => part.needs_metadata(),
             Self::Constant(_) => false,
-            Self::Test(Test::Name(_) | Test::Path(_) | Test::Target(_)) => false,
-            Self::Test(Test::Regex(_) | Test::Kind(_)) => false,
-            Self::Test(_) | Self::Action(Action::Ls(_)) => true,
+            Self::Test(test) => !matches!(
+                test,
+                Test::Name(_) | Test::Path(_) | Test::Target(_) | Test::Regex(_) | Test::Kind(_)
+            ),
             Self::Action(Action::Format(format)) => format.needs_metadata(),
-            Self::Action(_) => false,
+            Self::Action(action) => matches!(action, Action::Ls(_)),
         }
     }
 }

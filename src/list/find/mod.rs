@@ -18,6 +18,7 @@ mod number;
 mod parse;
 mod pattern;
 mod permissions;
+mod primaries;
 mod printf;
 mod strftime;
 #[cfg(test)]

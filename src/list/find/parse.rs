@@ -8,15 +8,11 @@ use std::path::Path;
 
 use super::dialect::Dialect;
 use super::error::Error;
-use super::evaluate::{Action, Node, Owner, Test, TimeField};
-use super::number::{Comparison, DAY, MINUTE, Size, TimeRange, nanoseconds, parse_digits};
-use super::pattern::{Pattern, Regex, to_text};
-use super::permissions::Permissions;
-use super::printf::Format;
+use super::evaluate::Node;
+use super::number::{DAY, nanoseconds};
 use crate::base::posix_acl::IdResolver;
-use crate::base::time::parse_rfc3339;
 use crate::list::escape::escape;
-use crate::list::tree::{FileKind, Metadata};
+use crate::list::tree::Metadata;
 use crate::tar::Timestamp;
 
 /// Facts from outside of the tree that an expression may refer to.
@@ -49,44 +45,20 @@ pub(super) struct WalkOptions {
 /// Parentheses in each other.
 const MAX_NESTING: usize = 200;
 
-/// Why a primary of GNU find is refused.
-fn refusal(primary: &str) -> Option<&'static str> {
-    Some(match primary {
-        "-exec" | "-execdir" | "-ok" | "-okdir" => {
-            "tarfs find runs no programs; write -print0 into `xargs -0`"
-        }
-        "-delete" => "tarfs find changes nothing",
-        "-fprint" | "-fprint0" | "-fprintf" | "-fls" => {
-            "tarfs find writes only to its standard output"
-        }
-        "-follow" | "-xtype" => "tarfs find follows no links",
-        "-readable" | "-writable" | "-executable" => {
-            "access depends on the mount and its caller; test the bits with -perm"
-        }
-        "-fstype" => "an archive has no file system type",
-        "-context" => "labels of SELinux are not examined",
-        "-used" => "an archive has no times of last access",
-        "-files0-from" => "starting points are arguments before the expression",
-        _ => return None,
-    })
-}
-
 /// A parser between two words.
 pub(super) struct Parser<'a> {
     words: &'a [OsString],
     position: usize,
-    context: &'a ParseContext<'a>,
-    dialect: Dialect,
+    pub(super) context: &'a ParseContext<'a>,
+    pub(super) dialect: Dialect,
     /// A day before the time from which ages count, in nanoseconds since the epoch.
-    day_start: i128,
+    pub(super) day_start: i128,
     nesting: usize,
     pub(super) options: WalkOptions,
     pub(super) has_action: bool,
 }
 
-type Parsed = Result<Option<Node>, Error>;
-
-fn text(word: &OsStr) -> String {
+pub(super) fn text(word: &OsStr) -> String {
     escape(word.as_bytes())
 }
 
@@ -96,9 +68,7 @@ impl<'a> Parser<'a> {
             words,
             position: 0,
             context,
-            dialect: Dialect::Emacs {
-                is_newline_ordinary: false,
-            },
+            dialect: Dialect::Emacs,
             day_start: nanoseconds(context.now) - DAY,
             nesting: 0,
             options: WalkOptions::default(),
@@ -225,34 +195,14 @@ impl<'a> Parser<'a> {
         Err(Error::Syntax(problem.to_owned()))
     }
 
-    fn primary(&mut self, name: &str) -> Result<Node, Error> {
-        let groups = [
-            Self::option,
-            Self::name_test,
-            Self::attribute_test,
-            Self::time_test,
-            Self::action,
-        ];
-        for group in groups {
-            if let Some(node) = group(self, name)? {
-                return Ok(node);
-            }
-        }
-        let primary = name.to_owned();
-        Err(match refusal(name) {
-            Some(reason) => Error::Unsupported { primary, reason },
-            None => Error::UnknownPredicate(primary),
-        })
-    }
-
-    fn argument(&mut self, name: &str) -> Result<&'a OsStr, Error> {
+    pub(super) fn argument(&mut self, name: &str) -> Result<&'a OsStr, Error> {
         let argument = self.peek();
         self.position += 1;
         argument.ok_or_else(|| Error::MissingArgument(name.to_owned()))
     }
 
     /// The next word as `parse` understands it. `expected` says what it must be.
-    fn parsed<T>(
+    pub(super) fn parsed<T>(
         &mut self,
         name: &str,
         expected: &str,
@@ -261,171 +211,6 @@ impl<'a> Parser<'a> {
         let argument = self.argument(name)?;
         let value = argument.to_str().and_then(parse);
         value.ok_or_else(|| invalid(name, argument, expected))
-    }
-
-    fn option(&mut self, name: &str) -> Parsed {
-        let depth = |parser: &mut Self| {
-            let parse = |text: &str| usize::try_from(parse_digits(text)?).ok();
-            parser.parsed(name, "expected a number without a sign", parse)
-        };
-        match name {
-            "-maxdepth" => self.options.max_depth = Some(depth(self)?),
-            "-mindepth" => self.options.min_depth = depth(self)?,
-            "-depth" | "-d" => self.options.is_depth_first = true,
-            "-xdev" | "-mount" => self.options.is_one_file_system = true,
-            "-daystart" => {
-                // Ages count from the end of today.
-                let now = nanoseconds(self.context.now);
-                self.day_start = now - now.rem_euclid(DAY);
-            }
-            "-regextype" => {
-                let expected = format!("expected one of {}", Dialect::NAMES);
-                self.dialect = self.parsed(name, &expected, Dialect::from_name)?;
-            }
-            "-true" | "-noleaf" | "-warn" | "-nowarn" | "-ignore_readdir_race" => {}
-            "-false" => return Ok(Some(Node::Constant(false))),
-            _ => return Ok(None),
-        }
-        Ok(Some(Node::Constant(true)))
-    }
-
-    fn name_test(&mut self, name: &str) -> Parsed {
-        let pattern = |parser: &mut Self, ignores_case| {
-            let pattern = parser.argument(name)?;
-            Ok(Pattern::new(pattern.as_bytes(), ignores_case))
-        };
-        Ok(Some(Node::Test(match name {
-            "-name" => Test::Name(pattern(self, false)?),
-            "-iname" => Test::Name(pattern(self, true)?),
-            "-path" | "-wholename" => Test::Path(pattern(self, false)?),
-            "-ipath" | "-iwholename" => Test::Path(pattern(self, true)?),
-            "-lname" => Test::Target(pattern(self, false)?),
-            "-ilname" => Test::Target(pattern(self, true)?),
-            "-regex" | "-iregex" => {
-                let pattern = self.argument(name)?;
-                let compiled = self.dialect.translate(&to_text(pattern.as_bytes()));
-                let compiled = compiled.and_then(|it| Regex::new(&it, name == "-iregex"));
-                Test::Regex(compiled.map_err(|reason| invalid(name, pattern, &reason))?)
-            }
-            "-type" => {
-                let expected = "expected letters of b, c, d, f, l, p, s with commas between them";
-                Test::Kind(self.parsed(name, expected, parse_kinds)?)
-            }
-            _ => return Ok(None),
-        })))
-    }
-
-    fn attribute_test(&mut self, name: &str) -> Parsed {
-        let number =
-            |parser: &mut Self| parser.parsed(name, "expected N, +N or -N", Comparison::parse);
-        Ok(Some(Node::Test(match name {
-            "-size" => {
-                let expected = "expected N, +N or -N and perhaps a unit: c, w, b, k, M or G";
-                Test::Size(self.parsed(name, expected, Size::parse)?)
-            }
-            "-perm" => {
-                let expected = "expected an octal or a symbolic mode, perhaps after - or /";
-                Test::Permissions(self.parsed(name, expected, Permissions::parse)?)
-            }
-            "-user" => {
-                let user = self.argument(name)?;
-                Test::User(owner(user, self.context.accounts.user(user.as_bytes())))
-            }
-            "-group" => {
-                let group = self.argument(name)?;
-                Test::Group(owner(group, self.context.accounts.group(group.as_bytes())))
-            }
-            "-uid" => Test::UserId(number(self)?),
-            "-gid" => Test::GroupId(number(self)?),
-            "-nouser" => Test::NoUser,
-            "-nogroup" => Test::NoGroup,
-            "-links" => Test::Links(number(self)?),
-            "-inum" => Test::Inode(number(self)?),
-            "-empty" => Test::Empty,
-            "-samefile" => {
-                let file = self.reference(name)?;
-                Test::SameFile {
-                    file_system: file.file_system,
-                    inode: file.inode,
-                }
-            }
-            _ => return Ok(None),
-        })))
-    }
-
-    fn time_test(&mut self, name: &str) -> Parsed {
-        let (field, unit) = match name {
-            "-atime" => (TimeField::Access, DAY),
-            "-ctime" => (TimeField::Change, DAY),
-            "-mtime" => (TimeField::Modification, DAY),
-            "-amin" => (TimeField::Access, MINUTE),
-            "-cmin" => (TimeField::Change, MINUTE),
-            "-mmin" => (TimeField::Modification, MINUTE),
-            _ => return self.newer(name),
-        };
-        let day_start = self.day_start;
-        let parse = |text: &str| TimeRange::parse_age(text, unit, day_start);
-        let range = self.parsed(name, "expected N, +N or -N", parse)?;
-        Ok(Some(Node::Test(Test::Time(field, range))))
-    }
-
-    /// `-newer`, `-anewer`, `-cnewer` and `-newerXY`.
-    fn newer(&mut self, name: &str) -> Parsed {
-        let letters = match name {
-            "-newer" => "mm",
-            "-anewer" => "am",
-            "-cnewer" => "cm",
-            _ => name.strip_prefix("-newer").unwrap_or_default(),
-        };
-        let mut letters = letters.chars();
-        let (Some(field), Some(reference), None) = (letters.next(), letters.next(), letters.next())
-        else {
-            return Ok(None);
-        };
-        if field == 'B' || reference == 'B' {
-            let primary = name.to_owned();
-            let reason = "times of birth are not examined";
-            return Err(Error::Unsupported { primary, reason });
-        }
-        let Some(field) = TimeField::from_letter(field) else {
-            return Ok(None);
-        };
-        let time = match TimeField::from_letter(reference) {
-            Some(field) => field.of(&self.reference(name)?),
-            None if reference == 't' => {
-                let expected = "expected a time such as 2026-05-20, 2026-05-20T16:27:29Z or @0";
-                self.parsed(name, expected, parse_time)?
-            }
-            None => return Ok(None),
-        };
-        let range = TimeRange::After(nanoseconds(time));
-        Ok(Some(Node::Test(Test::Time(field, range))))
-    }
-
-    fn reference(&mut self, name: &str) -> Result<Metadata, Error> {
-        let path = self.argument(name)?;
-        (self.context.metadata)(Path::new(path)).map_err(|source| Error::ReferenceFile {
-            path: text(path),
-            source,
-        })
-    }
-
-    fn action(&mut self, name: &str) -> Parsed {
-        let action = match name {
-            "-print" => Action::Print(b'\n'),
-            "-print0" => Action::Print(0),
-            "-printf" => {
-                let format = self.argument(name)?;
-                let parsed = Format::parse(format.as_bytes());
-                Action::Format(parsed.map_err(|reason| invalid(name, format, &reason))?)
-            }
-            "-ls" => Action::Ls(self.context.now),
-            "-prune" => Action::Prune,
-            "-quit" => Action::Quit,
-            _ => return Ok(None),
-        };
-        self.has_action |= !matches!(action, Action::Prune | Action::Quit);
-        Ok(Some(Node::Action(action)))
     }
 }
 
@@ -440,60 +225,10 @@ fn single(mut parts: Vec<Node>, wrap: fn(Vec<Node>) -> Node) -> Node {
     }
 }
 
-fn invalid(primary: &str, argument: &OsStr, reason: &str) -> Error {
+pub(super) fn invalid(primary: &str, argument: &OsStr, reason: &str) -> Error {
     Error::InvalidArgument {
         primary: primary.to_owned(),
         argument: text(argument),
         reason: reason.to_owned(),
     }
-}
-
-fn parse_kinds(text: &str) -> Option<Vec<FileKind>> {
-    const KINDS: [FileKind; 7] = [
-        FileKind::File,
-        FileKind::Directory,
-        FileKind::Symlink,
-        FileKind::CharDevice,
-        FileKind::BlockDevice,
-        FileKind::Fifo,
-        FileKind::Socket,
-    ];
-    let kind = |text: &str| {
-        let letter: char = text.parse().ok()?;
-        KINDS.into_iter().find(|kind| kind.letter() == letter)
-    };
-    text.split(',').map(kind).collect()
-}
-
-/// An owner by name or by number. A name that this machine does not know may be one of the archive's.
-fn owner(word: &OsStr, id: Option<u32>) -> Owner {
-    let number = word.to_str().and_then(parse_digits);
-    match number.and_then(|number| u32::try_from(number).ok()) {
-        Some(number) if id.is_none() => Owner {
-            name: None,
-            id: Some(number),
-        },
-        _ => Owner {
-            name: Some(word.as_bytes().to_vec()),
-            id,
-        },
-    }
-}
-
-/// Parses a time of RFC 3339, perhaps without its zone, which is UTC then, or its clock; or `@` and seconds.
-fn parse_time(text: &str) -> Option<Timestamp> {
-    if let Some(seconds) = text.strip_prefix('@') {
-        return Some(Timestamp {
-            seconds: seconds.parse().ok()?,
-            nanoseconds: 0,
-        });
-    }
-    let text = text.replacen(' ', "T", 1);
-    let (seconds, nanoseconds) = ["", "Z", ":00Z", "T00:00:00Z"]
-        .iter()
-        .find_map(|end| parse_rfc3339(&format!("{text}{end}")))?;
-    Some(Timestamp {
-        seconds,
-        nanoseconds,
-    })
 }
