@@ -141,11 +141,11 @@ impl World {
         let directory = tempfile::tempdir().expect("valid");
         let mut rng = Rng::new(21);
         let now = SystemTime::now();
-        let mut directories = vec![directory.path().join("tree")];
-        fs::create_dir(&directories[0]).expect("valid");
-        for name in ["Sub", "sub/deep", "empty", "a b", "été", "x[1]"] {
-            directories.push(directories[0].join(name));
-            fs::create_dir_all(directories.last().expect("valid")).expect("valid");
+        let root = directory.path().join("tree");
+        let parents = [".", "Sub", "sub/deep", "a b", "été", "x[1]"];
+        let directories = [&parents[..], &["empty"]].concat();
+        for name in &directories {
+            fs::create_dir_all(root.join(name)).expect("valid");
         }
         let mut files = Vec::new();
         for number in 0..90 {
@@ -163,20 +163,15 @@ impl World {
                 "z]",
             ]);
             let end = rng.pick(&["", ".txt", ".TXT", ".c", "~", "1", "22"]);
-            let parent = directories
-                [usize::try_from(rng.below(directories.len() as u64)).expect("valid")]
-            .clone();
-            if parent.ends_with("empty") {
-                continue;
-            }
+            let parent = root.join(rng.pick(&parents));
             let path = parent.join(format!("{stem}{}{end}", number % 7));
             if fs::symlink_metadata(&path).is_ok() {
                 continue;
             }
             match number % 9 {
                 0 => symlink(rng.pick(&["foo", "../B", "gone/Away.txt"]), &path).expect("valid"),
-                1 if !files.is_empty() => {
-                    fs::hard_link(&files[files.len() / 2], &path).expect("valid")
+                1 if let Some(file) = files.get(files.len() / 2) => {
+                    fs::hard_link(file, &path).expect("valid");
                 }
                 2 if number % 4 == 2 => {
                     let fifo = rustix::fs::FileType::Fifo;
@@ -201,11 +196,12 @@ impl World {
                 }
             }
         }
-        for path in files.iter().chain(directories.iter().skip(1)) {
+        let directories = directories.iter().skip(1).map(|name| root.join(name));
+        for path in files.into_iter().chain(directories) {
             let owner = rng.pick(&[None, None, Some(1), Some(54_321)]);
             // Only root gives files away.
             if rustix::process::geteuid().is_root() {
-                std::os::unix::fs::chown(path, owner, owner).expect("valid");
+                std::os::unix::fs::chown(&path, owner, owner).expect("valid");
             }
             let age = rng.pick(&[0, 1, 2, 3, 10, 400]) * 86_400
                 + rng.pick(&[0, 1, 5, 20]) * 3600
@@ -214,7 +210,7 @@ impl World {
             let time = now - Duration::new(age, 123_456_789);
             let times = FileTimes::new()
                 .set_modified(time)
-                .set_accessed(time + Duration::from_secs(600));
+                .set_accessed(time + Duration::from_mins(10));
             let mode = if path.is_dir() {
                 rng.pick(&[0o755, 0o1777, 0o2750, 0o700])
             } else {
@@ -222,7 +218,7 @@ impl World {
                     0o644, 0o600, 0o755, 0o4755, 0o2711, 0o6777, 0o666, 0o440, 0o000,
                 ])
             };
-            let file = File::open(path).expect("valid");
+            let file = File::open(&path).expect("valid");
             file.set_times(times).expect("valid");
             fs::set_permissions(path, Permissions::from_mode(mode)).expect("valid");
         }

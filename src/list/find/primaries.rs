@@ -1,6 +1,5 @@
 //! The primaries of expressions, and their arguments.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 

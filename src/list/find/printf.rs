@@ -1,11 +1,12 @@
 //! The formats of `-printf` and `-ls`.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use super::strftime;
 use crate::list::escape::escape;
 use crate::list::long::mode_string;
-use crate::list::tree::{Candidate, FileKind};
+use crate::list::tree::{Candidate, FileKind, Metadata};
 use crate::tar::Timestamp;
 
 /// A parsed format of `-printf`.
@@ -162,47 +163,35 @@ impl Directive {
     }
 
     fn write<C: Candidate + ?Sized>(&self, candidate: &C, output: &mut Vec<u8>) -> io::Result<()> {
+        let value = self.value(candidate)?;
         match self.letter {
-            b'p' => self.write_text(candidate.path(), output),
-            b'P' => self.write_text(below_start(candidate), output),
-            b'H' => self.write_text(candidate.start(), output),
-            b'f' => self.write_text(split_path(candidate.path()).1, output),
-            b'h' => self.write_text(split_path(candidate.path()).0, output),
-            b'l' if candidate.kind() == FileKind::Symlink => {
-                self.write_text(&candidate.target()?, output);
-            }
-            b'l' => self.write_text(b"", output),
-            b'y' => {
-                let mut letter = [0; 4];
-                let letter = candidate.kind().letter().encode_utf8(&mut letter);
-                self.write_text(letter.as_bytes(), output);
-            }
-            b'd' => self.write_number(&candidate.depth().to_string(), output),
-            _ => self.write_attribute(candidate, output)?,
+            b'd' | b'm' => self.write_number(&String::from_utf8_lossy(&value), output),
+            _ => self.write_text(&value, output),
         }
         Ok(())
     }
 
-    fn write_attribute<C: Candidate + ?Sized>(
-        &self,
-        candidate: &C,
-        output: &mut Vec<u8>,
-    ) -> io::Result<()> {
-        let metadata = candidate.metadata()?;
+    fn value<'c, C: Candidate + ?Sized>(&self, candidate: &'c C) -> io::Result<Cow<'c, [u8]>> {
+        Ok(match self.letter {
+            b'p' => candidate.path().into(),
+            b'P' => below_start(candidate).into(),
+            b'H' => candidate.start().into(),
+            b'f' => split_path(candidate.path()).1.into(),
+            b'h' => split_path(candidate.path()).0.into(),
+            b'l' if candidate.kind() == FileKind::Symlink => candidate.target()?,
+            b'l' => Cow::default(),
+            b'y' => candidate.kind().letter().to_string().into_bytes().into(),
+            b'd' => candidate.depth().to_string().into_bytes().into(),
+            b'u' if let Some(name) = candidate.user()? => name,
+            b'g' if let Some(name) = candidate.group()? => name,
+            _ => self.attribute(&candidate.metadata()?).into_bytes().into(),
+        })
+    }
+
+    fn attribute(&self, metadata: &Metadata) -> String {
         let time = |time| strftime::format(time, self.time_field).unwrap_or_default();
-        let text = match self.letter {
-            b'm' => {
-                self.write_number(&format!("{:o}", metadata.mode & 0o7777), output);
-                return Ok(());
-            }
-            b'u' if let Some(name) = candidate.user()? => {
-                self.write_text(&name, output);
-                return Ok(());
-            }
-            b'g' if let Some(name) = candidate.group()? => {
-                self.write_text(&name, output);
-                return Ok(());
-            }
+        match self.letter {
+            b'm' => format!("{:o}", metadata.mode & 0o7777),
             b'M' => mode_string(metadata.kind, metadata.mode),
             b's' => metadata.size.to_string(),
             b'b' => metadata.blocks.to_string(),
@@ -215,9 +204,7 @@ impl Directive {
             b'a' | b'A' => time(metadata.atime),
             b'c' | b'C' => time(metadata.ctime),
             _ => time(metadata.mtime),
-        };
-        self.write_text(text.as_bytes(), output);
-        Ok(())
+        }
     }
 
     /// Writes at most `precision` bytes of `text`, and spaces up to the width.
@@ -288,7 +275,7 @@ pub(super) fn write_ls_line<C: Candidate + ?Sized>(
     output: &mut Vec<u8>,
 ) -> io::Result<()> {
     let metadata = candidate.metadata()?;
-    let owner = |name: Option<std::borrow::Cow<'_, [u8]>>, id: u32| {
+    let owner = |name: Option<Cow<'_, [u8]>>, id: u32| {
         name.map_or_else(|| id.to_string(), |name| escape(&name))
     };
     let size = match metadata.kind {

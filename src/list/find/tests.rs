@@ -366,8 +366,8 @@ fn formats_lay_out_values_as_printf_does() {
         "513|3|2|4750|04750|-rwsr-x---|2|42|1|"
     );
     assert_eq!(
-        printf("%u|%g|%U|%G|%6s|%-6s|%.2p|%04d|%+d|"),
-        "lisa|8|7|8|   513|513   |to|0002|+2|"
+        printf("%u|%g|%U|%G|%6s|%-6s|%.2p|%04d|%+d|%+04d|"),
+        "lisa|8|7|8|   513|513   |to|0002|+2|+002|"
     );
     assert_eq!(
         printf("%t|"),
