@@ -142,7 +142,7 @@ impl World {
         let mut rng = Rng::new(21);
         let now = SystemTime::now();
         let root = directory.path().join("tree");
-        let parents = [".", "Sub", "sub/deep", "a b", "été", "x[1]"];
+        let parents = ["", "Sub", "sub/deep", "a b", "été", "x[1]"];
         let directories = [&parents[..], &["empty"]].concat();
         for name in &directories {
             fs::create_dir_all(root.join(name)).expect("valid");
@@ -301,24 +301,26 @@ impl World {
         }
     }
 
+    fn evaluate(&self, start: &str, words: &[OsString]) -> Vec<u8> {
+        let expression = self.parse(words);
+        let expression = expression.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let mut output = Vec::new();
+        let file = self.file(start.as_bytes(), start.into(), 0);
+        self.walk(&expression, &file, &mut output);
+        output
+    }
+
     /// Compares the output of GNU find with ours.
     fn compare(&self, start: &str, words: &[OsString]) {
-        let mut command = vec![OsString::from(start)];
-        command.extend_from_slice(words);
-        let theirs = self.find(&command);
+        let mut ours = self.evaluate(start, words);
+        let theirs = self.find(&[&[OsString::from(start)], words].concat());
         let messages = String::from_utf8_lossy(&theirs.stderr);
         assert!(theirs.status.success(), "{words:?}: {messages}");
-        let expression = self
-            .parse(words)
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"));
-        let mut output = Vec::new();
-        let start = start.as_bytes();
-        self.walk(
-            &expression,
-            &self.file(start, start.to_vec(), 0),
-            &mut output,
-        );
-        let (ours, theirs) = (output.escape_ascii(), theirs.stdout.escape_ascii());
+        if ours != theirs.stdout {
+            // A file may have become older by a unit in between.
+            ours = self.evaluate(start, words);
+        }
+        let (ours, theirs) = (ours.escape_ascii(), theirs.stdout.escape_ascii());
         assert_eq!(ours.to_string(), theirs.to_string(), "{words:?}");
     }
 }
