@@ -1,7 +1,7 @@
 //! Tests of the library and the program that need neither root nor FUSE.
 //!
 //! They use plain files, servers on 127.0.0.1, the usual tools that pack archives, `python3`,
-//! `openssl` and script(1).
+//! `openssl`, GNU find and script(1).
 
 mod adversarial;
 mod archive;

@@ -5,6 +5,7 @@
 //!
 //! - Times are in UTC, and names of days and months are English.
 //! - A byte that is not UTF-8 counts as the character with that number in patterns and regular expressions.
+//! - Classes such as `[:upper:]` match both cases in `-iname`.
 //! - Regular expressions have no back-references, and the syntaxes of awk and grep are missing.
 //! - `-user` and `-group` compare the names that an archive has. They compare numbers where a file has no name.
 //! - Columns of `-ls` do not widen, and characters outside ASCII are not escaped there.
