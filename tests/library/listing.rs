@@ -112,8 +112,8 @@ fn find_prints_the_files_that_gnu_find_prints() {
         for expression in [
             &[][..],
             &["-type", "f", "-size", "+3k"],
-            &["-name", "*.txt", "-o", "-type", "d", "-empty"],
-            &["-name", "a", "-prune", "-o", "-type", "l"],
+            &["(", "-name", "*.txt", "-o", "-type", "d", "-empty", ")"],
+            &["-name", "a", "-prune", "-o", "-type", "l", "-print0"],
             &["-mindepth", "2", "-maxdepth", "2", "-links", "+1"],
             &["-depth", "-perm", "-4000"],
             &[
@@ -121,12 +121,10 @@ fn find_prints_the_files_that_gnu_find_prints() {
             ],
             &["-newermt", "2001-01-01", "-type", "f"],
         ] {
-            let words = [expression, &["-print0"]].concat();
-            let words = if expression.contains(&"-prune") {
-                expression.to_vec()
-            } else {
-                words
-            };
+            let mut words = expression.to_vec();
+            if !words.contains(&"-print0") {
+                words.push("-print0");
+            }
             let theirs = run(&place, "tree", &[&["find", "."], &words[..]].concat());
             let archive = tarfs(&place, &[&["find", "a.tar"], &words[..]].concat());
             let expected = sorted(&theirs.stdout, 0);
@@ -208,7 +206,7 @@ fn missing_paths_have_the_exit_codes_of_the_namesakes() {
 #[test]
 fn wrong_expression_is_named() {
     let place = place_with_tree(1);
-    place.fails(&["find", "a.tar", "-foo"], &["unknown predicate `-foo'"]);
+    place.fails(&["find", "a.tar", "-foo"], &["unknown predicate '-foo'"]);
     place.fails(&["find", "a.tar", "-exec", "rm"], &["-exec", "xargs"]);
 }
 
