@@ -39,7 +39,7 @@ const MIN_IMBALANCE_BYTES: u64 = 1024 * 1024;
 /// The writer threads and their queues. Used only by the scan thread.
 #[derive(Debug)]
 pub(crate) struct WriterPool {
-    shards: Arc<Shards>,
+    queues: Arc<WriterQueues>,
     threads: Vec<Thread<()>>,
     /// Last queued file of each name, by the name's hash. A collision only costs an unnecessary wait.
     in_flight: HashMap<u64, QueuedFile>,
@@ -54,16 +54,16 @@ pub(crate) struct WriterPool {
 /// A file's queue, and its number among all files of the run, from 1.
 #[derive(Clone, Copy, Debug)]
 struct QueuedFile {
-    shard: usize,
+    queue: usize,
     number: u64,
 }
 
 /// All queues. Every writer sees the others' progress.
 #[derive(Debug)]
-struct Shards(Vec<Shard>);
+struct WriterQueues(Vec<WriterQueue>);
 
 #[derive(Debug, Default)]
-struct Shard {
+struct WriterQueue {
     state: Mutex<QueueState>,
     filled: Condvar,
     /// Signals an empty queue, or a file that was started or finished.
@@ -117,7 +117,9 @@ impl WriterPool {
     pub(crate) fn start(count: usize, context: &Arc<Context>) -> io::Result<Self> {
         let count = count.max(1);
         let mut writers = Self {
-            shards: Arc::new(Shards((0..count).map(|_| Shard::default()).collect())),
+            queues: Arc::new(WriterQueues(
+                (0..count).map(|_| WriterQueue::default()).collect(),
+            )),
             threads: Vec::new(),
             in_flight: HashMap::new(),
             hasher: RandomState::new(),
@@ -126,9 +128,9 @@ impl WriterPool {
             current: 0,
         };
         for number in 0..count {
-            let shards = Arc::clone(&writers.shards);
+            let queues = Arc::clone(&writers.queues);
             let context = Arc::clone(context);
-            let work = move || shards.run_writer(number, &context);
+            let work = move || queues.run_writer(number, &context);
             writers
                 .threads
                 .push(Thread::spawn(&format!("tarfs-writer-{number}"), work)?);
@@ -164,40 +166,40 @@ impl WriterPool {
     pub(crate) fn wait_for_name(&mut self, directory: Identity, name: &[u8]) {
         let key = self.hasher.hash_one((directory, name));
         if let Some(queued_file) = self.in_flight.remove(&key)
-            && let Some(shard) = self.shards.0.get(queued_file.shard)
+            && let Some(queue) = self.queues.0.get(queued_file.queue)
         {
-            shard.wait_for(queued_file.number);
+            queue.wait_for(queued_file.number);
         }
     }
 
     pub(crate) fn wait_for_all(&mut self) {
         self.in_flight.clear();
-        for shard in &self.shards.0 {
-            let queued = shard.state.lock().queued;
-            shard.wait_for(queued);
+        for queue in &self.queues.0 {
+            let queued = queue.state.lock().queued;
+            queue.wait_for(queued);
         }
     }
 
     pub(crate) fn watermark(&self) -> Watermark {
         Watermark(
-            self.shards
+            self.queues
                 .0
                 .iter()
-                .map(|shard| shard.state.lock().queued)
+                .map(|queue| queue.state.lock().queued)
                 .collect(),
         )
     }
 
     /// Whether all files that were queued at `watermark` are finished.
     pub(crate) fn has_reached(&self, watermark: &Watermark) -> bool {
-        let mut shards = self.shards.0.iter().zip(&watermark.0);
-        shards.all(|(shard, &queued)| shard.is_done(queued))
+        let mut queues = self.queues.0.iter().zip(&watermark.0);
+        queues.all(|(queue, &queued)| queue.is_done(queued))
     }
 
     /// Finishes the queued files and ends the threads. Panics when a thread panicked.
     pub(crate) fn close(mut self) {
-        for shard in &self.shards.0 {
-            shard.close();
+        for queue in &self.queues.0 {
+            queue.close();
         }
         for thread in self.threads.drain(..) {
             thread.join();
@@ -207,10 +209,10 @@ impl WriterPool {
     /// Chooses the job's queue and notes its name as in flight.
     fn assign_queue(&mut self, job: &Job) -> QueuedFile {
         let is_in_flight = |queued_file: &QueuedFile| {
-            let shard = self.shards.0.get(queued_file.shard);
-            shard.is_some_and(|shard| !shard.is_done(queued_file.number))
+            let queue = self.queues.0.get(queued_file.queue);
+            queue.is_some_and(|queue| !queue.is_done(queued_file.number))
         };
-        if self.in_flight.len() >= 8 * MAX_QUEUE_ITEMS * self.shards.0.len() {
+        if self.in_flight.len() >= 8 * MAX_QUEUE_ITEMS * self.queues.0.len() {
             self.in_flight
                 .retain(|_, queued_file| is_in_flight(queued_file));
         }
@@ -218,13 +220,13 @@ impl WriterPool {
         let key = self.hasher.hash_one((directory, job.name()));
         let namesake = self.in_flight.get(&key).copied().filter(is_in_flight);
         self.current = match namesake {
-            Some(queued_file) => queued_file.shard,
+            Some(queued_file) => queued_file.queue,
             None => self.choose_queue(directory),
         };
         self.directory = Some(directory);
         self.queued += 1;
         let queued_file = QueuedFile {
-            shard: self.current,
+            queue: self.current,
             number: self.queued,
         };
         self.in_flight.insert(key, queued_file);
@@ -232,19 +234,19 @@ impl WriterPool {
     }
 
     fn choose_queue(&self, directory: Identity) -> usize {
-        let load = |shard: &Shard| shard.load.load(Ordering::Relaxed);
-        let loads = || self.shards.0.iter().map(load).enumerate();
+        let load = |queue: &WriterQueue| queue.load.load(Ordering::Relaxed);
+        let loads = || self.queues.0.iter().map(load).enumerate();
         let (least_loaded, least) = loads().min_by_key(|&(_, load)| load).unwrap_or_default();
         let stays = self.directory == Some(directory)
-            && loads().any(|(shard, load)| {
-                shard == self.current && load <= least.saturating_add(MIN_IMBALANCE_BYTES)
+            && loads().any(|(queue, load)| {
+                queue == self.current && load <= least.saturating_add(MIN_IMBALANCE_BYTES)
             });
         if stays { self.current } else { least_loaded }
     }
 
     fn push(&self, item: Item) {
-        if let Some(shard) = self.shards.0.get(self.current) {
-            shard.push(item);
+        if let Some(queue) = self.queues.0.get(self.current) {
+            queue.push(item);
         }
     }
 }
@@ -252,13 +254,13 @@ impl WriterPool {
 impl Drop for WriterPool {
     /// Ends the threads. Dropping their handles waits for them.
     fn drop(&mut self) {
-        for shard in &self.shards.0 {
-            shard.close();
+        for queue in &self.queues.0 {
+            queue.close();
         }
     }
 }
 
-impl Shard {
+impl WriterQueue {
     /// Waits while the queue is full. A closed queue drops the item.
     fn push(&self, item: Item) {
         let mut state = self.state.lock();
@@ -393,19 +395,19 @@ impl Item {
     }
 }
 
-impl Shards {
+impl WriterQueues {
     fn run_writer(&self, own: usize, context: &Context) {
-        let Some(shard) = self.0.get(own) else {
+        let Some(queue) = self.0.get(own) else {
             return;
         };
-        let _exit_guard = ExitGuard(shard);
+        let _exit_guard = ExitGuard(queue);
         let mut items = VecDeque::new();
         let mut open = None;
-        while shard.take_items(&mut items).is_some() {
+        while queue.take_items(&mut items).is_some() {
             for item in items.drain(..) {
                 let load = item.load();
-                open = self.handle_item(shard, item, open, context);
-                shard.load.fetch_sub(load, Ordering::Relaxed);
+                open = self.handle_item(queue, item, open, context);
+                queue.load.fetch_sub(load, Ordering::Relaxed);
             }
         }
     }
@@ -413,7 +415,7 @@ impl Shards {
     /// Handles one item. Returns the file that is still open.
     fn handle_item(
         &self,
-        shard: &Shard,
+        queue: &WriterQueue,
         item: Item,
         open: Option<FileWriter>,
         context: &Context,
@@ -422,18 +424,18 @@ impl Shards {
         let is_running = context.problems.fatal().is_none();
         match item {
             Item::Whole(number, job, bytes) => {
-                shard.mark_started(number);
+                queue.mark_started(number);
                 if is_running
                     && let Some(file) = self.create(number, job, context)
                     && let Some(file) = file.write(&bytes, context)
                 {
                     file.finish(false, context);
                 }
-                shard.mark_done();
+                queue.mark_done();
                 None
             }
             Item::Begin(number, job) => {
-                shard.mark_started(number);
+                queue.mark_started(number);
                 if is_running {
                     self.create(number, job, context)
                 } else {
@@ -446,7 +448,7 @@ impl Shards {
                 if let Some(file) = open.filter(|_| is_running) {
                     file.finish(cut, context);
                 }
-                shard.mark_done();
+                queue.mark_done();
                 None
             }
         }
@@ -458,16 +460,16 @@ impl Shards {
 
     /// Waits, in all queues, for files before `number`. No deadlock: a file waits only for earlier ones.
     fn wait_for_earlier(&self, number: u64) {
-        for shard in &self.0 {
-            if shard.started.load(Ordering::SeqCst) != number {
-                shard.wait_for_earlier(number);
+        for queue in &self.0 {
+            if queue.started.load(Ordering::SeqCst) != number {
+                queue.wait_for_earlier(number);
             }
         }
     }
 }
 
 /// Releases all waiters when a writer thread ends, even by a panic.
-struct ExitGuard<'a>(&'a Shard);
+struct ExitGuard<'a>(&'a WriterQueue);
 
 impl Drop for ExitGuard<'_> {
     fn drop(&mut self) {
@@ -501,8 +503,8 @@ mod tests {
     }
 
     fn add_load(writers: &WriterPool, queued_file: QueuedFile) {
-        let shard = writers.shards.0.get(queued_file.shard).expect("a queue");
-        shard.load.store(2 * MIN_IMBALANCE_BYTES, Ordering::Relaxed);
+        let queue = writers.queues.0.get(queued_file.queue).expect("a queue");
+        queue.load.store(2 * MIN_IMBALANCE_BYTES, Ordering::Relaxed);
     }
 
     #[test]
@@ -510,18 +512,18 @@ mod tests {
         let (mut writers, job) = writers();
         let first = writers.assign_queue(&job(b"name"));
         add_load(&writers, first);
-        assert_ne!(writers.assign_queue(&job(b"other")).shard, first.shard);
-        assert_eq!(writers.assign_queue(&job(b"name")).shard, first.shard);
+        assert_ne!(writers.assign_queue(&job(b"other")).queue, first.queue);
+        assert_eq!(writers.assign_queue(&job(b"name")).queue, first.queue);
     }
 
     #[test]
     fn directory_changes_queue_only_on_large_imbalance() {
         let (mut writers, job) = writers();
         let first = writers.assign_queue(&job(b"a"));
-        let shard = writers.shards.0.get(first.shard).expect("a queue");
-        shard.load.store(MIN_IMBALANCE_BYTES, Ordering::Relaxed);
-        assert_eq!(writers.assign_queue(&job(b"b")).shard, first.shard);
+        let queue = writers.queues.0.get(first.queue).expect("a queue");
+        queue.load.store(MIN_IMBALANCE_BYTES, Ordering::Relaxed);
+        assert_eq!(writers.assign_queue(&job(b"b")).queue, first.queue);
         add_load(&writers, first);
-        assert_ne!(writers.assign_queue(&job(b"c")).shard, first.shard);
+        assert_ne!(writers.assign_queue(&job(b"c")).queue, first.queue);
     }
 }
