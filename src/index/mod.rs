@@ -15,6 +15,7 @@ mod merge;
 mod problem;
 pub mod published;
 mod rows;
+mod shards;
 pub mod store;
 #[cfg(test)]
 pub(crate) mod test_support;
@@ -30,6 +31,7 @@ pub use memory::{MemoryLimit, TooMuchMemory};
 pub use merge::MergeError;
 pub(crate) use merge::{MergePlan, MergedDirectory, MergedName, merge};
 pub use problem::Problem;
+pub use shards::{MAX_SHARDS, Shard, ShardPlan};
 pub use tree::{Child, Entry, EntryKind, Index, Ino, Origin, Span};
 pub use whiteouts::WhiteoutFormat;
 
