@@ -17,10 +17,11 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::base::extent::{Extent, Plain};
 use crate::base::stats::Stats;
 use crate::base::thread_pool::ThreadPool;
 use crate::index::Ino;
-use crate::source::Source;
+use crate::source::{Access, Source};
 
 use open::background_scan::BackgroundScan;
 use prefetch::Prefetcher;
@@ -40,6 +41,7 @@ pub use prefetch::access_log::AccessedRange;
 pub use prefetch::options::{
     PageCache, PrefetchMode, PrefetchOptions, PrefetchProgress, PrefetchState, Profile,
 };
+pub use read::PlainStream;
 pub use scan::digest::sha256;
 pub use scan::resume_point::ResumePoint;
 pub use scan::verify_sink::VerifySink;
@@ -159,6 +161,19 @@ impl Archive {
     /// Progress of prefetch; `None` if it was not started.
     pub fn prefetch_progress(&self) -> Option<PrefetchProgress> {
         Some(self.prefetch.get()?.progress())
+    }
+
+    /// Starts to decode `extent` of the plain stream, which is not empty, from the seek point before it. `None` if
+    /// files must be read one by one, because each is compared with its header, or the source has no ranges.
+    ///
+    /// # Errors
+    /// When the source is unavailable, or the index is damaged.
+    pub fn stream(&self, extent: Extent<Plain>) -> Result<Option<PlainStream<'_>>, ReadError> {
+        let reader = &self.reader;
+        if reader.header_checks.is_some() || reader.source.access() == Access::Stream {
+            return Ok(None);
+        }
+        reader.stream(extent).map(Some)
     }
 
     /// Reads as [`Archive::try_read`] does, but waits for missing bytes. Calls `done` on a thread of the

@@ -84,6 +84,11 @@ pub trait Volume: Send + Sync + fmt::Debug + 'static {
     /// Sets the page cache that prefetch pushes files to. Only the first call has an effect.
     fn set_page_cache(&self, _page_cache: Arc<dyn PageCache>) {}
 
+    /// The only archive, if its index is the tree's.
+    fn as_archive(&self) -> Option<&Archive> {
+        None
+    }
+
     /// The archives that form the tree, from the bottom.
     fn archives(&self) -> Vec<&Archive>;
 
@@ -164,6 +169,10 @@ impl Volume for Archive {
         if let Some(prefetch) = self.prefetch.get() {
             prefetch.set_page_cache(pages);
         }
+    }
+
+    fn as_archive(&self) -> Option<&Archive> {
+        Some(self)
     }
 
     fn archives(&self) -> Vec<&Archive> {

@@ -1,5 +1,6 @@
 //! Decodes spans from the nearest seek point, and verifies them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,7 +10,7 @@ use super::Reader;
 use super::packed::{FetchMode, PackedBytes};
 use crate::archive::error::{Error, ReadError};
 use crate::archive::scan::digest::sha256;
-use crate::base::buffer_pool::{Buffer, BufferPool, Closed};
+use crate::base::buffer_pool::{Buffer, BufferPool, Closed, Reservation};
 use crate::base::extent::{Extent, Packed, Plain};
 use crate::base::free_list::{self, FreeList};
 use crate::codec::seek_point::MAX_SPAN_LEN;
@@ -150,6 +151,91 @@ impl Reader {
         };
         let len = origin.packed_bytes;
         Packed(next.map_or(len, |next| next.0.saturating_add(slack).min(len)))
+    }
+}
+
+/// Decodes an extent of the plain stream once, in order. It caches nothing.
+pub struct PlainStream<'a> {
+    reader: &'a Reader,
+    decoder: SpanDecoder,
+    packed: PackedBytes,
+    /// The next span to decode.
+    span: u32,
+    /// The bytes that the caller has not taken yet.
+    extent: Extent<Plain>,
+    /// Whether digests verify all packed bytes, so that the last span need not be decoded to its end.
+    is_digested: bool,
+    _reserved: Reservation,
+}
+
+impl fmt::Debug for PlainStream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlainStream")
+            .field("extent", &self.extent)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Reader {
+    /// Starts to decode `extent`, which is not empty, from the seek point before it.
+    pub(crate) fn stream(&self, extent: Extent<Plain>) -> Result<PlainStream<'_>, ReadError> {
+        let (first, last) = {
+            let index = self.live_index.read();
+            let last = Plain(extent.end().0.saturating_sub(1));
+            let spans = index.span_at(extent.start()).zip(index.span_at(last));
+            spans.ok_or(ReadError::Index)?
+        };
+        let first = self.seekable_before(&self.indexed_span(first)?)?;
+        let seek_point = first.seek_point.as_ref().ok_or(ReadError::Index)?;
+        let packed = Extent::new(seek_point.packed, self.packed_end(last));
+        let request = self.request(packed.ok_or(ReadError::Index)?)?;
+        let read_error = |error: Error| self.read_error_at(extent, error);
+        let needed_bytes = request.buffer_bytes()
+            + codec::read_pool_bytes(self.compression())
+            + codec::seek_point::MAX_SPAN_LEN;
+        let reserved = self.budget.reserve(needed_bytes);
+        Ok(PlainStream {
+            _reserved: reserved.map_err(|Closed| read_error(Error::Interrupted))?,
+            is_digested: request.blocks.are_all_digested(),
+            decoder: self.resume_decoder(seek_point).map_err(read_error)?,
+            packed: PackedBytes::open(self, request, FetchMode::Normal).map_err(read_error)?,
+            span: first.number,
+            reader: self,
+            extent,
+        })
+    }
+}
+
+impl PlainStream<'_> {
+    /// Returns the next bytes, at most a span of them; `None` at the end of the extent.
+    ///
+    /// # Errors
+    /// When the bytes are unavailable, or differ from the indexed ones.
+    pub fn next_bytes(&mut self) -> Result<Option<Bytes>, ReadError> {
+        while !self.extent.is_empty() {
+            let mut span = self.reader.indexed_span(self.span)?;
+            self.span = self.span.saturating_add(1);
+            if self.is_digested && span.plain.end() > self.extent.end() {
+                // A part has no hash, and digests of its packed bytes have proved it.
+                span.plain =
+                    Extent::new(span.plain.start(), self.extent.end()).ok_or(ReadError::Index)?;
+                span.hash = None;
+            }
+            let bytes = self
+                .reader
+                .decode_next(&span, &mut self.decoder, &mut self.packed)?;
+            let Some(wanted) = span.plain.intersection(&self.extent) else {
+                continue;
+            };
+            let rest = Extent::new(wanted.end(), self.extent.end());
+            self.extent = rest.ok_or(ReadError::Index)?;
+            let offset = |plain: Plain| usize::try_from(plain.0 - span.plain.start().0);
+            let (Ok(start), Ok(end)) = (offset(wanted.start()), offset(wanted.end())) else {
+                return Err(ReadError::Index);
+            };
+            return Ok(Some(bytes.slice(start..end)));
+        }
+        Ok(None)
     }
 }
 

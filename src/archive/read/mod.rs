@@ -33,6 +33,7 @@ use tokio::runtime::Handle;
 
 use self::assemble::{Assembly, SpanPart, plan_parts};
 use self::checked_headers::HeaderChecks;
+pub use self::decode_span::PlainStream;
 use self::first_read_hashes::FirstReadHashes;
 use self::priority::ReadPriority;
 use self::single_flight::SingleFlight;

@@ -15,7 +15,7 @@ use crate::base::sha256::Sha256;
 use crate::codec::Compression;
 use crate::fetch;
 use crate::index::Blocks;
-use crate::source::{self, Cause, RetryForever, Source};
+use crate::source::{self, Cause, RetryForever, Slice, Source};
 
 /// Maximum length of an extent that one request fetches. Longer ones, only without seek points, are streamed.
 const MAX_SINGLE_REQUEST_BYTES: u64 = 16 << 20;
@@ -199,9 +199,10 @@ impl PackedBytes {
                     pool,
                     stats: Arc::clone(&reader.stats),
                 };
-                let start = extent.start();
-                let stream = Arc::clone(&source);
-                let stream = fetch::Stream::start(&reader.network, stream, start, config);
+                // Bounded, so that nothing behind the extent is fetched ahead.
+                let part = Slice::new(Arc::clone(&source), extent, source.location())?;
+                let part = Arc::new(part);
+                let stream = fetch::Stream::start(&reader.network, part, Packed(0), config);
                 StreamPieces::Stream { stream, source }
             }
             FetchMode::Refetch => StreamPieces::OnDemand {
