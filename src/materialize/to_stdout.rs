@@ -1,4 +1,4 @@
-//! `--to-stdout`: concatenates the contents of regular files.
+//! `--to-stdout` concatenates the contents of regular files, and `cat` writes a tar archive.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -10,17 +10,19 @@ use super::options::Summary;
 use super::selection::Selection;
 use crate::archive::scan::Sink;
 use crate::base::archive_path::ArchivePath;
-use crate::tar::{Member, MemberKind, Segment};
+use crate::tar::{self, Member, MemberKind, Segment};
 
 /// For holes.
 static ZEROS: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Writes the contents of the selected regular files, as GNU tar does.
+/// Writes the contents of the selected regular files, as GNU tar does, or a tar archive of all members.
 ///
-/// Holes are written as zeros. Links and special files are skipped.
+/// Holes are written as zeros. Without headers, links and special files are skipped.
 #[derive(Debug)]
 pub struct ContentSink<W> {
     output: W,
+    /// Whether the output is a tar archive.
+    is_tar: bool,
     selection: Selection,
     problems: Problems,
     current: Option<CurrentFile>,
@@ -46,6 +48,7 @@ impl<W: Write> ContentSink<W> {
     pub fn new(output: W, selection: Selection, reporter: Option<Arc<dyn Reporter>>) -> Self {
         Self {
             output,
+            is_tar: false,
             selection,
             problems: Problems::new(reporter),
             current: None,
@@ -54,11 +57,22 @@ impl<W: Write> ContentSink<W> {
         }
     }
 
+    /// Writes all members to `output` as a tar archive in pax format. A cut content is filled with zeros.
+    pub fn tar(output: W, reporter: Option<Arc<dyn Reporter>>) -> Self {
+        Self {
+            is_tar: true,
+            ..Self::new(output, Selection::default(), reporter)
+        }
+    }
+
     /// Flushes the output and returns the summary.
     ///
     /// # Errors
     /// When the output cannot be flushed.
     pub fn finish(mut self) -> Result<Summary, Error> {
+        if self.is_tar {
+            self.output.write_all(&tar::END).map_err(output_error)?;
+        }
         self.output.flush().map_err(output_error)?;
         self.selection.report_unmatched_paths(&self.problems);
         Ok(Summary::new(self.entries, self.bytes, &self.problems))
@@ -117,6 +131,10 @@ impl<W: Write> Sink for ContentSink<W> {
 
     fn member(&mut self, mut member: Member) -> Result<(), Error> {
         let selected = self.selection.select_member(&mut member, &self.problems);
+        if self.is_tar {
+            let header = tar::encode_header(&member);
+            self.output.write_all(&header).map_err(output_error)?;
+        }
         let Some(output_path) = selected.filter(|_| member.kind == MemberKind::File) else {
             return Ok(());
         };
@@ -140,6 +158,7 @@ impl<W: Write> Sink for ContentSink<W> {
             self.write_sparse(&mut file, &bytes)?;
         } else {
             self.write(&bytes)?;
+            file.offset = file.offset.saturating_add(bytes.len() as u64);
         }
         self.current = Some(file);
         Ok(())
@@ -152,8 +171,15 @@ impl<W: Write> Sink for ContentSink<W> {
         self.entries += 1;
         if cut {
             self.problems.add(&file.path, Cause::Truncated);
-        } else if file.sparse {
+        }
+        if self.is_tar || file.sparse && !cut {
             self.write_zeros(file.size.saturating_sub(file.offset))?;
+        }
+        if self.is_tar {
+            let padding = ZEROS.get(..tar::padding(file.size));
+            self.output
+                .write_all(padding.unwrap_or_default())
+                .map_err(output_error)?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A push parser for tar: bytes in, events out; pure, so it never reads, seeks or waits.
+//! A push parser for tar: bytes in, events out; pure, so it never reads, seeks or waits. Also encodes headers.
 //!
 //! The caller pushes plain bytes into a [`Parser`], and pulls members and their payloads. The dialects are
 //! v7, ustar (POSIX.1-1988), pax (POSIX.1-2001), GNU and star, as GNU tar 1.34 reads them.
@@ -26,6 +26,7 @@
 //! both, and an empty `SCHILY.xattr` an empty attribute.
 
 mod assemble;
+mod encode;
 mod error;
 mod header;
 pub(crate) mod limits;
@@ -39,6 +40,7 @@ mod totals;
 use crate::base::extent::{Extent, Plain};
 
 pub(crate) use assemble::apply_records;
+pub(crate) use encode::{END, encode_header, padding};
 pub use error::{Cause, Error, Limit, TruncatedIn, Warning};
 pub use limits::Limits;
 pub(crate) use member_search::member_before_payload;
