@@ -72,6 +72,12 @@ pub enum Cause {
     /// An entry of a layer that has no place in the merged tree.
     #[error("{0}")]
     LeftOut(String),
+    /// No shard has written the entry.
+    #[error("missing (write its shard with --shard first)")]
+    NotWritten,
+    /// The entry on disk is not that of the archive.
+    #[error("of another type or size than in the archive (write its shard again with --shard)")]
+    Differs,
     /// The archive ends inside the member.
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,

@@ -181,7 +181,7 @@ impl Materializer {
         if self.needs_resume() {
             return self.suspend();
         }
-        let mut tree = self.tree;
+        let tree = &mut self.tree;
         tree.resume
             .before_finish(&tree.destination, &tree.selection);
         if let Some(mode) = self.root_mode {
@@ -191,12 +191,19 @@ impl Materializer {
             }
         }
         if let Some(merged) = merged {
-            layers::finish_root(&merged.index, &tree);
+            layers::finish_root(&merged.index, tree);
         }
         tree.apply_deferred_attributes();
+        let problems = &tree.context.problems;
+        tree.selection.report_unmatched_paths(problems);
+        self.close()
+    }
+
+    /// Ends the writers of a complete run.
+    pub(super) fn close(self) -> Result<Summary, Error> {
+        let tree = self.tree;
         tree.destination.writers.close();
         let (problems, stats) = (&tree.context.problems, &tree.context.stats);
-        tree.selection.report_unmatched_paths(problems);
         problems.check_fatal()?;
         if let Some(path) = &self.sync {
             sync_file_system(&tree.destination.top, path, stats)?;
@@ -227,7 +234,7 @@ impl Materializer {
     }
 
     /// Ends an open payload, and waits for the writers.
-    fn cut_payload(&mut self) {
+    pub(super) fn cut_payload(&mut self) {
         if !matches!(self.current, CurrentFile::Nothing) {
             self.end_payload(true);
         }

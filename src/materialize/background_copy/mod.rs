@@ -16,6 +16,7 @@ mod status;
 mod task;
 
 pub use self::copy::{BackgroundCopy, RunningCopy};
+pub(super) use self::plan::CopyPlan;
 pub use self::status::{BackgroundCopyProgress, CopyState};
 pub use self::task::ReadFn;
 

@@ -9,8 +9,8 @@ const BATCH_ENTRIES: usize = 256;
 
 /// One name of a non-directory entry.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Name {
-    pub(super) ino: Ino,
+pub(in crate::materialize) struct Name {
+    pub(in crate::materialize) ino: Ino,
     parent: Ino,
     /// Number of the name in that directory.
     number: u32,
@@ -18,20 +18,20 @@ pub(super) struct Name {
 
 /// All entries below one directory of an index.
 #[derive(Debug)]
-pub(super) struct CopyPlan {
+pub(in crate::materialize) struct CopyPlan {
     root: Ino,
     /// Number of components of the root's own path.
     root_depth: usize,
     /// Directories below the root, parents first.
-    pub(super) directories: Vec<Ino>,
+    pub(in crate::materialize) directories: Vec<Ino>,
     /// Names sorted by entry. Each entry is written under its first name.
     names: Vec<Name>,
-    pub(super) files: u64,
-    pub(super) bytes: u64,
+    pub(in crate::materialize) files: u64,
+    pub(in crate::materialize) bytes: u64,
 }
 
 impl CopyPlan {
-    pub(super) fn new(index: &Index, root: Ino) -> Self {
+    pub(in crate::materialize) fn new(index: &Index, root: Ino) -> Self {
         let mut plan = Self {
             root,
             root_depth: index.path(root).map_or(0, |path| path.components().count()),
@@ -72,13 +72,13 @@ impl CopyPlan {
     }
 
     /// All names of the entry whose first name is at `position`.
-    pub(super) fn names_at(&self, position: usize) -> &[Name] {
+    pub(in crate::materialize) fn names_at(&self, position: usize) -> &[Name] {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut entries = rest.chunk_by(|one, other| one.ino == other.ino);
         entries.next().unwrap_or_default()
     }
 
-    pub(super) fn names_of(&self, ino: Ino) -> &[Name] {
+    pub(in crate::materialize) fn names_of(&self, ino: Ino) -> &[Name] {
         let names = self.names_at(self.names.partition_point(|name| name.ino < ino));
         match names.first() {
             Some(name) if name.ino == ino => names,
@@ -87,7 +87,7 @@ impl CopyPlan {
     }
 
     /// The next batch for one copy thread. Its files begin in one span, so that threads decode different spans.
-    pub(super) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
+    pub(in crate::materialize) fn batch(&self, index: &Index, position: usize) -> Range<usize> {
         let rest = self.names.get(position..).unwrap_or_default();
         let mut first = None;
         let len = rest
@@ -110,14 +110,14 @@ impl CopyPlan {
     }
 
     /// Path of `name` below the root; `None` when the index is inconsistent.
-    pub(super) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
+    pub(in crate::materialize) fn path(&self, index: &Index, name: &Name) -> Option<ArchivePath> {
         let mut path = self.directory(index, name.parent)?;
         let child = index.children(name.parent, name.number).next()?;
         (child.ino == name.ino && child.number == name.number).then(|| path.push(child.name))?;
         Some(path)
     }
 
-    pub(super) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
+    pub(in crate::materialize) fn directory(&self, index: &Index, ino: Ino) -> Option<ArchivePath> {
         if ino == self.root {
             return Some(ArchivePath::root());
         }
@@ -131,7 +131,7 @@ fn first_span(index: &Index, ino: Ino) -> Option<u32> {
 }
 
 /// Whether the root of an index has default attributes. If so, the copy's directory keeps its own.
-pub(super) fn is_implied(entry: Entry<'_>) -> bool {
+pub(in crate::materialize) fn is_implied(entry: Entry<'_>) -> bool {
     entry.mode() == 0o755
         && (entry.uid(), entry.gid()) == (0, 0)
         && entry.user().is_empty()

@@ -291,10 +291,16 @@ impl Tree for Resolver<'_> {
         let quota = &self.destination.context.entry_quota;
         quota.acquire().with_action(ACTION)?;
         let permissions = Mode::from_raw_mode(0o777);
-        rustix::fs::mkdirat(parent, name, permissions).with_action(ACTION)?;
-        let made = self.destination.open_child(parent, name, true);
+        let is_new = match rustix::fs::mkdirat(parent, name, permissions) {
+            // The process that writes another shard was faster.
+            Err(Errno::EXIST) => false,
+            made => made.with_action(ACTION).map(|()| true)?,
+        };
+        let made = self.destination.open_child(parent, name, is_new);
         let made = made.with_action("open a parent directory")?;
-        self.made.push(made.identity());
+        if is_new {
+            self.made.push(made.identity());
+        }
         Ok(made)
     }
 }

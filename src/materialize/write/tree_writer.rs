@@ -167,7 +167,7 @@ impl TreeWriter {
     }
 
     /// Sets the attributes of a directory at the end. That of the current member is in `parent`.
-    pub(super) fn defer_attributes(
+    pub(crate) fn defer_attributes(
         &mut self,
         pending: PendingDirectory,
         parent: Option<&Directory>,
