@@ -6,8 +6,8 @@ use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::commands::{
-    bundle, cache, du, find, generate, image, index, ls, materialize, profile, status, umount,
-    verify,
+    bundle, cache, du, find, generate, image, index, ls, materialize, plan, profile, status,
+    umount, verify,
 };
 use super::{args, help};
 
@@ -36,6 +36,10 @@ pub(crate) enum Verb {
     Find(find::FindArgs),
     /// Sum the space that directories use
     Du(du::DuArgs),
+    /// Cut an archive into shards for several workers
+    Plan(plan::PlanArgs),
+    /// Write the entries of a shard to standard output, as a tar archive
+    Cat(plan::CatArgs),
     /// Show the layers and the configuration of an image
     Image(image::ImageArgs),
     /// Make a bundle for a container runtime from an image

@@ -12,7 +12,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Selection",
-        "include exclude strip_components root xattrs_include xattrs_exclude no_xattrs no_acls",
+        "shard shards include exclude strip_components root xattrs_include xattrs_exclude no_xattrs no_acls",
     ),
     (
         "Output",
@@ -20,7 +20,7 @@ const HEADINGS: [(&str, &str); 12] = [
     ),
     (
         "Existing files",
-        "atomic resume keep_old_files skip_old_files force",
+        "atomic resume finish keep_old_files skip_old_files force",
     ),
     (
         "Ownership",
@@ -58,7 +58,7 @@ struct VerbHelp {
     examples: &'static [(&'static str, &'static str)],
 }
 
-const VERBS: [VerbHelp; 13] = [
+const VERBS: [VerbHelp; 15] = [
     VerbHelp {
         verb: "mount",
         short: "headers layers root options writable foreground wait_index restart memory",
@@ -132,6 +132,10 @@ const VERBS: [VerbHelp; 13] = [
                 "tarfs materialize --resume https://example.com/data.tar.zst -C data",
                 "continue after an interruption",
             ),
+            (
+                "tarfs materialize --shard 1/4 https://example.com/data.tar.gz -C data",
+                "the first quarter, on one of four machines; --finish ends the work of all",
+            ),
         ],
     },
     VerbHelp {
@@ -163,6 +167,20 @@ const VERBS: [VerbHelp; 13] = [
         ],
     },
     VerbHelp {
+        verb: "plan",
+        short: "headers shards json",
+        examples: &[
+            (
+                "tarfs plan --shards 4 https://example.com/data.tar.gz",
+                "show what each of four workers would read",
+            ),
+            (
+                "tarfs plan --shards 64 --json data.tar.gz",
+                "the same for programs",
+            ),
+        ],
+    },
+    VerbHelp {
         verb: "du",
         short: "headers all summarize max_depth human_readable inodes",
         examples: &[
@@ -173,6 +191,20 @@ const VERBS: [VerbHelp; 13] = [
             (
                 "tarfs du -s --inodes /srv/data",
                 "count the files below a directory",
+            ),
+        ],
+    },
+    VerbHelp {
+        verb: "cat",
+        short: "headers shard",
+        examples: &[
+            (
+                "tarfs cat --shard 1/4 https://example.com/data.tar.gz",
+                "write the first quarter to a pipe, as a tar archive",
+            ),
+            (
+                "tarfs cat --shard 2/4 --index data.idx data.tar.gz",
+                "the next one on another machine, with the index of the first",
             ),
         ],
     },

@@ -10,6 +10,7 @@ mod help;
 mod mount_helper;
 mod open_archive;
 mod open_place;
+mod shards;
 mod ui;
 
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ use clap_complete::CompleteEnv;
 
 use command_line::Verb;
 use commands::{
-    bundle, cache, du, find, generate, image, index, ls, materialize, mount, profile, status,
+    bundle, cache, du, find, generate, image, index, ls, materialize, mount, plan, profile, status,
     umount, verify,
 };
 use daemon::inherited_fds;
@@ -60,6 +61,8 @@ pub(crate) fn run() -> ExitCode {
         Verb::Ls(args) => ls::run(&args),
         Verb::Find(args) => find::run(&args),
         Verb::Du(args) => du::run(&args),
+        Verb::Plan(args) => plan::plan(&args),
+        Verb::Cat(args) => plan::cat(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Bundle(args) => bundle::run(&args),
         Verb::Index(args) => index::run(&args),

@@ -14,6 +14,7 @@ use super::args::{CacheArgs, LayerArgs, SourceArgs};
 use super::open_archive;
 use super::ui::output;
 use tarfs::ArchivePath;
+use tarfs::archive::Volume;
 use tarfs::index::Ino;
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Tree, metadata_of};
@@ -53,6 +54,12 @@ pub(crate) trait TreeVerb {
     /// Exit code if one of the given paths is missing.
     const EXIT_MISSING: u8 = EXIT_PARTIAL;
 
+    /// Prepares it for `volume`, if SOURCE is an archive or an image.
+    fn prepare(&mut self, volume: &dyn Volume) -> anyhow::Result<()> {
+        let _ = volume;
+        Ok(())
+    }
+
     /// Whether it wants names in the order of their bytes, where they are stored in that order, too.
     fn is_sorted(&self) -> bool {
         false
@@ -71,7 +78,7 @@ pub(crate) trait TreeVerb {
 pub(crate) fn run<V: TreeVerb>(
     (source, layers, cache): (&SourceArgs, &LayerArgs, &CacheArgs),
     paths: &[OsString],
-    verb: V,
+    mut verb: V,
 ) -> anyhow::Result<ExitCode> {
     let root = [OsString::new()];
     let paths = if paths.is_empty() { &root } else { paths };
@@ -86,6 +93,7 @@ pub(crate) fn run<V: TreeVerb>(
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
     let volume = open_archive::open_tree(source, layers, cache, &network, true, quiet)?;
+    verb.prepare(&*volume)?;
     let index = volume
         .complete_index()
         .context("the index is not complete")?;

@@ -56,7 +56,10 @@ pub struct Lister<T> {
     options: ListOptions,
     output: Arc<SharedOutput>,
     report: Report,
+    filter: Option<Filter>,
 }
+
+type Filter = Box<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// A directory whose names are being listed.
 struct Frame<T: Tree> {
@@ -86,7 +89,13 @@ impl<T: Tree + Send + 'static> Lister<T> {
             options,
             output,
             report: Box::new(report),
+            filter: None,
         }
+    }
+
+    /// Leaves out the lines of files for whose numbers `filter` is false. Directories are still walked.
+    pub fn show_only(&mut self, filter: impl Fn(u64) -> bool + Send + Sync + 'static) {
+        self.filter = Some(Box::new(filter));
     }
 
     /// Whether the lines need no order and no widths, so that several threads may write them
@@ -268,6 +277,13 @@ impl<T: Tree + Send + 'static> Lister<T> {
     }
 
     fn write_line(&self, lines: &mut Vec<u8>, columns: &Columns, name: &[u8], item: &Item<'_, T>) {
+        if self
+            .filter
+            .as_ref()
+            .is_some_and(|filter| !filter(item.inode()))
+        {
+            return;
+        }
         let written = if self.options.json {
             json::write(lines, name, item)
         } else {

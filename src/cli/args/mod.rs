@@ -6,6 +6,7 @@ mod layers;
 mod mount;
 mod prefetch;
 mod server;
+mod shard;
 mod size;
 mod source;
 mod walk;
@@ -15,6 +16,7 @@ pub(crate) use cache::{CacheArgs, CacheDirArgs, SavedIndexArgs};
 pub(crate) use layers::LayerArgs;
 pub(crate) use mount::MountArgs;
 pub(crate) use prefetch::{Mode, PrefetchArgs};
+pub(crate) use shard::ShardArg;
 pub(crate) use size::{Size, count_parser, seconds_parser};
 pub(crate) use source::SourceArgs;
 #[cfg(test)]

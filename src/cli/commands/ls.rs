@@ -7,10 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
-use crate::cli::open_archive;
+use crate::cli::args::{CacheArgs, LayerArgs, ShardArg, SourceArgs, WalkArgs};
 use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::ui::output;
+use crate::cli::{open_archive, shards};
+use tarfs::archive::Volume;
+use tarfs::index::{Ino, ShardPlan};
 use tarfs::list::{
     FileKind, Item, ListOptions, Lister, Order, SharedOutput, Start, Style, Tree, walk_parallel,
 };
@@ -84,6 +86,10 @@ pub(crate) struct LsArgs {
     #[arg(long, conflicts_with_all = ["long", "inode"])]
     json: bool,
 
+    /// List only shard I of N, as `tarfs plan --shards N` cuts them
+    #[arg(long, value_name = "I/N", conflicts_with_all = ["layers", "whiteouts"])]
+    shard: Option<ShardArg>,
+
     /// Show numeric IDs of owners
     #[arg(short, long)]
     numeric_uid_gid: bool,
@@ -99,11 +105,19 @@ pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
         return list_archives(args);
     }
     let place = (&args.source, &args.layers, &args.cache);
-    open_place::run(place, &args.paths, Listing(args))
+    ensure!(
+        args.shard.is_none() || is_remote(),
+        "a directory has no shards, and SOURCE is one"
+    );
+    open_place::run(place, &args.paths, Listing { args, shard: None })
 }
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let has_flag = !args.paths.is_empty() || args.long || args.json || args.layers.is_set();
+    let has_flag = !args.paths.is_empty()
+        || args.long
+        || args.json
+        || args.shard.is_some()
+        || args.layers.is_set();
     ensure!(
         !has_flag,
         "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
@@ -127,11 +141,15 @@ fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-struct Listing<'a>(&'a LsArgs);
+struct Listing<'a> {
+    args: &'a LsArgs,
+    /// Only the entries of this shard are listed.
+    shard: Option<(ShardPlan, u32)>,
+}
 
 impl Listing<'_> {
     fn options(&self) -> ListOptions {
-        let args = self.0;
+        let args = self.args;
         ListOptions {
             order: match (args.by_size, args.by_time, args.unsorted) {
                 (true, ..) => Order::Size,
@@ -158,8 +176,16 @@ impl Listing<'_> {
 impl TreeVerb for Listing<'_> {
     const EXIT_MISSING: u8 = 2;
 
+    fn prepare(&mut self, volume: &dyn Volume) -> anyhow::Result<()> {
+        if let Some(shard) = self.args.shard {
+            let (_, _, plan) = shards::plan_of(volume, shard.count)?;
+            self.shard = Some((plan, shard.number));
+        }
+        Ok(())
+    }
+
     fn is_sorted(&self) -> bool {
-        !self.0.unsorted
+        !self.args.unsorted
     }
 
     fn run<T: Tree + Send + 'static>(
@@ -170,17 +196,23 @@ impl TreeVerb for Listing<'_> {
     ) -> anyhow::Result<bool> {
         let output = Arc::new(SharedOutput::new(stdout(), stdout().is_terminal()));
         let failures = Failures::default();
-        let lister = Lister::new(
+        let mut lister = Lister::new(
             Arc::clone(tree),
             self.options(),
             Arc::clone(&output),
             failures.reporter(),
         );
+        if let Some((plan, number)) = self.shard {
+            lister.show_only(move |inode| {
+                let ino = u32::try_from(inode).map(Ino);
+                ino.is_ok_and(|ino| plan.shard_of(ino) == Some(number))
+            });
+        }
         let lister = Arc::new(lister);
         for start in starts {
             let (name, path) = (start.name(), start.inner_path());
             let item = Item::at_start(&**tree, base, name);
-            if name.kind != FileKind::Directory || self.0.directory_itself {
+            if name.kind != FileKind::Directory || self.args.directory_itself {
                 let shown = if path.is_empty() { b"." } else { path };
                 if lister.list_item(&item, shown).is_break() {
                     break;
@@ -201,7 +233,7 @@ impl TreeVerb for Listing<'_> {
                     directory,
                     state: (),
                 };
-                walk_parallel(tree, &lister, vec![start], self.0.walk.jobs())
+                walk_parallel(tree, &lister, vec![start], self.args.walk.jobs())
                     .context("cannot start a thread")?
             } else {
                 lister.list_directory(directory, name.inode, path)

@@ -14,11 +14,11 @@ use bytes::Bytes;
 use tokio::runtime::Runtime;
 
 use crate::cli::args::{
-    self, CacheDirArgs, LayerArgs, SavedIndexArgs, Size, SourceArgs, XattrArgs,
+    self, CacheDirArgs, LayerArgs, SavedIndexArgs, ShardArg, Size, SourceArgs, XattrArgs,
 };
-use crate::cli::open_archive;
 use crate::cli::ui::cleanup_on_signal::CleanupOnSignal;
 use crate::cli::ui::output::{self, Progress, ProgressOptions};
+use crate::cli::{open_archive, shards};
 use tarfs::ArchivePath;
 use tarfs::Plain;
 use tarfs::Stats;
@@ -39,6 +39,20 @@ use tarfs::tar::Member;
 
 /// Flags for layers. They conflict with all flags that select a part of SOURCE.
 const LAYER_FLAGS: [&str; 2] = ["layers", "whiteouts"];
+
+/// Flags that need the whole archive at once, or select other parts of it than a shard.
+const SHARD_CONFLICTS: [&str; 10] = [
+    "layers",
+    "whiteouts",
+    "paths",
+    "strip_components",
+    "exclude",
+    "include",
+    "atomic",
+    "resume",
+    "to_stdout",
+    "dry_run",
+];
 
 /// Arguments of `tarfs materialize`.
 #[derive(clap::Args, Debug)]
@@ -138,6 +152,18 @@ pub(crate) struct MaterializeOptions {
         "expect_sha256", "to_stdout", "dry_run", "layers", "whiteouts"])]
     resume: bool,
 
+    /// Write only shard I of N, as `tarfs plan --shards N` cuts them
+    ///
+    /// Directories get their attributes by --finish, once all shards are written. Without an index from `tarfs index`,
+    /// the whole archive is read first.
+    #[arg(long, value_name = "I/N", conflicts_with_all = SHARD_CONFLICTS)]
+    shard: Option<ShardArg>,
+
+    /// Finish DIR after all shards: check that nothing is missing, and set the attributes of directories
+    #[arg(long, conflicts_with_all = SHARD_CONFLICTS,
+          conflicts_with_all = ["shard", "keep_old_files", "skip_old_files"])]
+    finish: bool,
+
     /// Write the contents of files to standard output, and nothing to disk
     #[arg(short = 'O', long, conflicts_with_all = LAYER_FLAGS)]
     to_stdout: bool,
@@ -168,7 +194,11 @@ pub(crate) struct MaterializeOptions {
 }
 
 pub(crate) fn run(args: &MaterializeArgs) -> anyhow::Result<ExitCode> {
-    run_with(&args.source, &args.options, None)
+    let MaterializeArgs { source, options } = args;
+    if options.shard.is_some() || options.finish {
+        return write_shard(source, options);
+    }
+    run_with(source, options, None)
 }
 
 /// Like [`run`], as part of a run that `cleanup` undoes.
@@ -231,6 +261,46 @@ pub(crate) fn run_with(
         output::print_counters(&stats);
     }
     outcome
+}
+
+/// Writes one shard, or finishes the tree of all.
+fn write_shard(source_args: &SourceArgs, args: &MaterializeOptions) -> anyhow::Result<ExitCode> {
+    let tree = args.layers.tree(source_args);
+    ensure!(
+        !tree.source.is_stdin(),
+        "standard input can be read only once, and shards need its index first (save it to a file)"
+    );
+    materialize::check_empty_destination(args.directory())?;
+    let (network, stats) = (open_archive::start_network_runtime()?, Arc::default());
+    let start_time = Instant::now();
+    let mut context = args.open_context(source_args, &network, &stats)?;
+    context.archive.scan.allow_skipping = true;
+    let volume = context.open(&tree)?;
+    let count = args.shard.map_or(1, |shard| shard.count);
+    let (archive, index, plan) = shards::plan_of(&*volume, count)?;
+    let reporter = Arc::new(TerminalReporter {
+        prints_entries: args.verbose,
+        ..TerminalReporter::for_contents()
+    });
+    let options = args.options(source_args, reporter);
+    let mut sink = Materializer::new(args.directory(), options, Arc::clone(&stats))?;
+    let (read, finished) = match args.shard {
+        Some(shard) => {
+            let read = shards::send(archive, &index, &plan, shard, &mut sink);
+            (read, sink.finish_shard())
+        }
+        None => (Ok(true), sink.finish_shards(&index)),
+    };
+    if args.stats {
+        output::print_counters(&stats);
+    }
+    // An error of the destination stops the reading, too.
+    let summary = finished?;
+    let complete = read?;
+    if !args.quiet {
+        output::report_written(summary.entries, summary.bytes, start_time.elapsed());
+    }
+    Ok(exit_code(complete, &summary))
 }
 
 /// Whether `path` has the form of a directory on this machine, and hardly of a member.
@@ -818,7 +888,7 @@ fn report_leftover(removed: Result<(), materialize::Error>) {
     }
 }
 
-fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
+pub(super) fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
     if complete && summary.errors == 0 {
         return ExitCode::SUCCESS;
     }
@@ -834,12 +904,23 @@ fn exit_code(complete: bool, summary: &Summary) -> ExitCode {
 
 /// Prints entries and problems at once.
 #[derive(Debug)]
-struct TerminalReporter {
+pub(super) struct TerminalReporter {
     prints_entries: bool,
     /// Whether to escape names that could control a terminal, as `ls` does.
     escapes_names: bool,
     /// Whether to report truncated members. Otherwise the error that truncated them names them.
     reports_truncation: bool,
+}
+
+impl TerminalReporter {
+    /// Reports only problems.
+    pub(super) fn for_contents() -> Self {
+        Self {
+            prints_entries: false,
+            escapes_names: stdout().is_terminal(),
+            reports_truncation: false,
+        }
+    }
 }
 
 impl Reporter for TerminalReporter {

@@ -11,6 +11,7 @@ pub(crate) mod index;
 pub(crate) mod ls;
 pub(crate) mod materialize;
 pub(crate) mod mount;
+pub(crate) mod plan;
 pub(crate) mod profile;
 pub(crate) mod status;
 pub(crate) mod umount;

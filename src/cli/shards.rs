@@ -1,0 +1,45 @@
+//! Shards of an opened archive.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+
+use crate::cli::args::ShardArg;
+use tarfs::archive::scan::Sink;
+use tarfs::archive::{Archive, Volume};
+use tarfs::index::{Index, ShardPlan};
+use tarfs::materialize::{ShardError, read_shard};
+
+/// Cuts `volume` into `count` shards.
+pub(crate) fn plan_of(
+    volume: &dyn Volume,
+    count: u32,
+) -> anyhow::Result<(&Archive, Arc<Index>, ShardPlan)> {
+    let archive = volume.as_archive().context(
+        "SOURCE has layers, and only a single archive has shards (use `tarfs materialize` without \
+         --shard, or name the blob of one layer as SOURCE)",
+    )?;
+    let index = volume
+        .complete_index()
+        .context("the archive is not indexed")?;
+    index.load_tree_rows().context("cannot list the tree")?;
+    let plan = ShardPlan::new(&index, count);
+    Ok((archive, index, plan))
+}
+
+/// Sends one shard to `sink`. Returns whether it had no damage.
+pub(crate) fn send<S: Sink<Error = tarfs::materialize::Error>>(
+    archive: &Archive,
+    index: &Index,
+    plan: &ShardPlan,
+    shard: ShardArg,
+    sink: &mut S,
+) -> anyhow::Result<bool> {
+    match read_shard(archive, index, plan, shard.number, sink) {
+        Ok(damaged) => Ok(damaged == 0),
+        Err(ShardError::Sink(error)) => Err(error.into()),
+        Err(ShardError::Read(path, error)) => {
+            Err(anyhow::Error::new(error).context(format!("{path}: cannot read it")))
+        }
+    }
+}
