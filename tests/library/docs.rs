@@ -5,12 +5,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const VERBS: [&[&str]; 13] = [
+const VERBS: [&[&str]; 15] = [
     &["mount"],
     &["umount"],
     &["status"],
     &["materialize"],
     &["ls"],
+    &["plan"],
+    &["cat"],
     &["image"],
     &["bundle"],
     &["index"],

@@ -29,6 +29,7 @@ mod registry;
 mod remote;
 mod resume;
 mod semantics;
+mod shards;
 mod simulation;
 mod soci;
 #[allow(dead_code, reason = "each test binary uses its own part")]
