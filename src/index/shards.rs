@@ -5,8 +5,8 @@
 //! so that hard links never lead out of it. The cuts follow from the index alone.
 //!
 //! A shard costs the packed bytes from the seek point before its first piece to the end of its last piece. The
-//! highest cost is as low as possible. Within this limit, each shard takes an equal share of the packed bytes
-//! that are left, and begins at a seek point if one is near.
+//! highest cost is at most an equal share and one seek distance, or else as low as possible. Within this limit,
+//! each shard takes an equal share of the packed bytes that are left, and begins at a seek point if one is near.
 
 use serde::Serialize;
 
@@ -170,6 +170,13 @@ impl SeekPoints {
         nearest.unwrap_or_default()
     }
 
+    /// Largest packed distance of neighbours.
+    fn distance(&self) -> u64 {
+        let next = self.0.iter().skip(1);
+        let distances = self.0.iter().zip(next).map(|(one, next)| next.1 - one.1);
+        distances.max().unwrap_or_default()
+    }
+
     fn packed_bytes(&self) -> u64 {
         self.0.last().map_or(0, |point| point.1)
     }
@@ -293,6 +300,8 @@ fn cut(rows: &[Row], seek_points: &SeekPoints, count: u32) -> Vec<usize> {
             low = middle + 1;
         }
     }
+    // A seek distance more leaves room for cuts at seek points.
+    limit = limit.max(total / u64::from(count) + seek_points.distance());
     // The lowest starts of the last shards, from the back.
     let mut starts = vec![rows.len()];
     for _ in 1..count {
@@ -397,12 +406,12 @@ mod tests {
 
     #[test]
     fn cuts_are_at_seek_points_if_these_are_near() {
-        let index = index(&files(100, 100), 10);
+        let index = index(&files(520, 100), 52);
         let plan = ShardPlan::new(&index, 5);
         // The root is in the first shard.
-        assert_eq!(counts(&plan), [21, 20, 20, 20, 20]);
+        assert_eq!(counts(&plan), [101, 100, 110, 100, 110]);
         let starts = plan.shards().iter().map(|shard| shard.packed_start);
-        assert_eq!(starts.collect::<Vec<_>>(), [0, 1000, 2000, 3000, 4000]);
+        assert_eq!(starts.collect::<Vec<_>>(), [0, 5000, 10000, 15500, 20500]);
     }
 
     #[test]
