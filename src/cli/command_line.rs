@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue};
 use clap::{Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use super::commands::list::{du, find, ls};
 use super::commands::{
-    bundle, cache, du, find, generate, image, index, ls, materialize, plan, profile, status,
-    umount, verify,
+    bundle, cache, generate, image, index, materialize, plan, profile, status, umount, verify,
 };
 use super::{args, help};
 

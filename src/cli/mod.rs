@@ -9,7 +9,6 @@ mod environment;
 mod help;
 mod mount_helper;
 mod open_archive;
-mod open_place;
 mod shards;
 mod ui;
 
@@ -19,9 +18,10 @@ use clap::error::ErrorKind;
 use clap_complete::CompleteEnv;
 
 use command_line::Verb;
+use commands::list::{du, find, ls};
 use commands::{
-    bundle, cache, du, find, generate, image, index, ls, materialize, mount, plan, profile, status,
-    umount, verify,
+    bundle, cache, generate, image, index, materialize, mount, plan, profile, status, umount,
+    verify,
 };
 use daemon::inherited_fds;
 use ui::{logging, output, panic_hook};

@@ -14,13 +14,13 @@ use crate::base::sync::Mutex;
 
 use super::item::Item;
 use super::output::SharedOutput;
-use super::parallel_walk::{Level, Visitor, push_component};
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::parallel_walk::{Level, Visitor};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, push_component};
 
 /// Lines that wait for earlier ones, in bytes. If there are more, the later ones are written first.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
-/// What is summed.
+/// The quantity that is summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Measure {
     /// Space in use, in bytes.
@@ -35,7 +35,7 @@ pub enum Measure {
 /// Options of [`DiskUsage`].
 #[derive(Clone, Copy, Debug)]
 pub struct DuOptions {
-    /// What is summed.
+    /// The quantity that is summed.
     pub measure: Measure,
     /// Whether files have lines, too.
     pub all: bool,

@@ -4,8 +4,7 @@ use std::borrow::Cow;
 use std::cell::OnceCell;
 use std::io;
 
-use super::parallel_walk::push_component;
-use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
+use super::tree::{Batch, Candidate, FileKind, Metadata, Name, Tree, push_component};
 
 /// A file in a directory, whose attributes are read at most once.
 #[derive(Debug)]

@@ -44,7 +44,7 @@ pub struct ListOptions {
     pub all: bool,
     /// Whether each line is a JSON object, with a path.
     pub json: bool,
-    /// What other lines show.
+    /// The parts of other lines.
     pub style: Style,
 }
 

@@ -20,7 +20,7 @@ pub struct Columns {
     size: usize,
 }
 
-/// What lines show.
+/// The parts of a line.
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Style {

@@ -29,6 +29,6 @@ pub use item::{Item, Place};
 pub use listing::{ListOptions, Lister, Order};
 pub use long::{Columns, Style};
 pub use output::SharedOutput;
-pub use parallel_walk::{Jobs, Level, Start, Visitor, push_component, walk_parallel};
+pub use parallel_walk::{Jobs, Level, Start, Visitor, walk_parallel};
 pub use tree::{Batch, Candidate, FileKind, Metadata, Name, Tree};
 pub use walk::{Walk, walk};

@@ -27,26 +27,24 @@ impl SharedOutput {
 
     /// Writes `bytes` as one piece. Breaks after an error.
     pub fn write(&self, bytes: &[u8]) -> ControlFlow<()> {
-        let mut state = self.0.lock();
-        if state.error.is_none() && !bytes.is_empty() {
-            let mut written = state.writer.write_all(bytes);
-            if state.is_flushed {
-                written = written.and_then(|()| state.writer.flush());
-            }
-            state.error = written.err();
-        }
-        match state.error {
+        self.write_last(bytes);
+        match self.0.lock().error {
             None => ControlFlow::Continue(()),
             Some(_) => ControlFlow::Break(()),
         }
     }
 
-    /// As [`Self::write`], if the walk ends in any case.
+    /// As [`Self::write`], for a caller that ends in any case.
     pub fn write_last(&self, bytes: &[u8]) {
-        // `finish` returns the error.
-        if self.write(bytes).is_break() {
-            tracing::debug!("the end of the output is lost");
+        let mut state = self.0.lock();
+        if state.error.is_some() || bytes.is_empty() {
+            return;
         }
+        let mut written = state.writer.write_all(bytes);
+        if state.is_flushed {
+            written = written.and_then(|()| state.writer.flush());
+        }
+        state.error = written.err();
     }
 
     /// Writes what is in the buffer.

@@ -17,7 +17,7 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::base::thread::Thread;
 
 use super::item::Place;
-use super::tree::{Batch, FileKind, Name, Tree};
+use super::tree::{Batch, FileKind, Name, Tree, push_component};
 
 /// Names of a directory that one thread visits at once, if that takes system calls.
 const CALL_CHUNK: usize = 64;
@@ -107,14 +107,6 @@ impl<T: Tree, S> Level<T, S> {
         }
         path
     }
-}
-
-/// Appends `name` to `path`, with a slash between them if there is none.
-pub fn push_component(path: &mut Vec<u8>, name: &[u8]) {
-    if path.last().is_some_and(|&last| last != b'/') {
-        path.push(b'/');
-    }
-    path.extend_from_slice(name);
 }
 
 impl<T: Tree, S> Drop for Level<T, S> {

@@ -147,6 +147,14 @@ impl Batch {
     }
 }
 
+/// Appends `name` to `path`, with a slash between them if there is none.
+pub(super) fn push_component(path: &mut Vec<u8>, name: &[u8]) {
+    if path.last().is_some_and(|&last| last != b'/') {
+        path.push(b'/');
+    }
+    path.extend_from_slice(name);
+}
+
 /// A tree of files. Several threads use it at the same time.
 pub trait Tree: Sync {
     /// An open directory.

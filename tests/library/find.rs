@@ -20,6 +20,20 @@ use tarfs::tar::Timestamp;
 
 use crate::support::rng::Rng;
 
+/// Choices of a generator.
+trait Pick {
+    /// One of `items`, which are not empty.
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T;
+}
+
+impl Pick for Rng {
+    fn pick<T: Copy>(&mut self, items: &[T]) -> T {
+        let number = self.below(items.len() as u64);
+        let number = usize::try_from(number).expect("an index");
+        *items.get(number).expect("items")
+    }
+}
+
 type Names = HashMap<u32, Vec<u8>>;
 
 /// A file on disk.

@@ -22,13 +22,6 @@ impl Rng {
         self.number().checked_rem(end).unwrap_or_default()
     }
 
-    /// One of `items`, which are not empty.
-    pub(crate) fn pick<T: Copy>(&mut self, items: &[T]) -> T {
-        let number = self.below(items.len() as u64);
-        let number = usize::try_from(number).expect("an index");
-        *items.get(number).expect("items")
-    }
-
     /// Incompressible bytes.
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);

@@ -3,12 +3,10 @@
 pub(crate) mod bundle;
 pub(crate) mod cache;
 pub(crate) mod copy;
-pub(crate) mod du;
-pub(crate) mod find;
 pub(crate) mod generate;
 pub(crate) mod image;
 pub(crate) mod index;
-pub(crate) mod ls;
+pub(crate) mod list;
 pub(crate) mod materialize;
 pub(crate) mod mount;
 pub(crate) mod plan;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use anyhow::Context;
 
+use super::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
-use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use tarfs::list::{
     DiskUsage, DuOptions, Item, Measure, SharedOutput, Start, Tree, human_size, walk_parallel,
 };

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, ensure};
 
+use super::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::args::{CacheArgs, LayerArgs, ShardArg, SourceArgs, WalkArgs};
-use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
 use tarfs::archive::Volume;

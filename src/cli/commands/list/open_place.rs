@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
-use super::args::{CacheArgs, LayerArgs, SourceArgs};
-use super::open_archive;
-use super::ui::output;
+use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::open_archive;
+use crate::cli::ui::output;
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
 use tarfs::index::Ino;

@@ -10,8 +10,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 
+use super::open_place::{self, Failures, StartPoint, TreeVerb};
 use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
-use crate::cli::open_place::{self, Failures, StartPoint, TreeVerb};
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::list::{Finder, Item, SharedOutput, Start, Tree, metadata_of, walk_parallel};

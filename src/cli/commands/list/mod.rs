@@ -1,0 +1,6 @@
+//! The verbs that list and walk trees.
+
+pub(crate) mod du;
+pub(crate) mod find;
+pub(crate) mod ls;
+mod open_place;
