@@ -192,7 +192,7 @@ fn mismatch(case: &Case, runner: &mut MeasuredRunner) -> Option<String> {
     let own = [PROGRAM, "materialize", "-qp", MEMORY, "--numeric-owner"];
     let own = [&own[..], case.options, &["../../a"]].concat();
     let own = runner.run(&place.root_of("own"), &own);
-    let listed = [&[PROGRAM, "ls", "-R", MEMORY, "../../a"], case.options].concat();
+    let listed = [&[PROGRAM, "ls", "-RA", MEMORY, "../../a"], case.options].concat();
     let listed = runner.run(&place.root_of("own"), &listed);
     let (gnu_tree, own_tree) = (tree(&place.root_of("gnu")), tree(&place.root_of("own")));
 
