@@ -639,7 +639,7 @@ fn artifact_of_one_file_is_that_archive() {
     push("1", single);
     push("2", double);
     let (place, source) = (TestDir::new(&["out"]), registry.name(":1"));
-    let listed = succeeds(&place, &["ls", &source]);
+    let listed = succeeds(&place, &["ls", "-A", &source]);
     assert_eq!(listed, ".wh.a\na\ninner.tar\n");
     succeeds(
         &place,
