@@ -160,7 +160,7 @@ impl Place {
 
     /// The listed paths.
     pub(crate) fn listed(&self, flags: &[&str]) -> Vec<String> {
-        let verb = [&["ls", "-R"], flags].concat();
+        let verb = [&["ls", "-RA"], flags].concat();
         let output = self.run(&verb, &[]);
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         let mut paths: Vec<_> = text.lines().map(str::to_owned).collect();
