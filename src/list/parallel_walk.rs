@@ -497,3 +497,200 @@ fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+    use std::collections::BTreeMap;
+
+    use super::super::{IndexTree, Metadata};
+    use super::*;
+    use crate::index::test_support::{directory, file, index};
+    use crate::index::{Index, Ino};
+
+    /// An index in which directories called `closed` cannot be opened.
+    struct TestTree(IndexTree);
+
+    impl TestTree {
+        fn new(index: Index) -> Arc<Self> {
+            Arc::new(Self(IndexTree::by_name(Arc::new(index))))
+        }
+    }
+
+    impl Tree for TestTree {
+        type Directory = Ino;
+
+        fn open(&self, parent: &Ino, name: Name<'_>) -> io::Result<Ino> {
+            if name.name == b"closed" {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            self.0.open(parent, name)
+        }
+
+        fn read(&self, directory: &Ino, position: &mut u64, batch: &mut Batch) -> io::Result<()> {
+            self.0.read(directory, position, batch)
+        }
+
+        fn metadata(&self, directory: &Ino, name: Name<'_>) -> io::Result<Metadata> {
+            self.0.metadata(directory, name)
+        }
+
+        fn target(&self, directory: &Ino, name: Name<'_>) -> io::Result<Cow<'_, [u8]>> {
+            self.0.target(directory, name)
+        }
+
+        fn user(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+            self.0.user(metadata)
+        }
+
+        fn group(&self, metadata: &Metadata) -> Option<Cow<'_, [u8]>> {
+            self.0.group(metadata)
+        }
+    }
+
+    /// Records the calls of a walk, and ends it at the name `quit`.
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<String>>);
+
+    impl Recorder {
+        fn record(&self, call: &str, path: &[u8]) {
+            let path = String::from_utf8_lossy(path);
+            self.0.lock().push(format!("{call} {path}"));
+        }
+    }
+
+    impl Visitor<TestTree> for Recorder {
+        type State = ();
+
+        fn makes_calls(&self) -> bool {
+            true
+        }
+
+        fn visit(
+            &self,
+            level: &Arc<Level<TestTree, ()>>,
+            batch: &Batch,
+            descend: &mut Vec<(usize, ())>,
+        ) -> ControlFlow<()> {
+            for (number, found) in batch.iter().enumerate() {
+                assert_ne!(found.name, b"panic", "a visitor may panic");
+                let mut path = level.path();
+                push_component(&mut path, found.name);
+                self.record("visit", &path);
+                if found.name == b"quit" {
+                    return ControlFlow::Break(());
+                }
+                if found.kind == FileKind::Directory {
+                    descend.push((number, ()));
+                }
+            }
+            ControlFlow::Continue(())
+        }
+
+        fn leave(&self, level: &Level<TestTree, ()>) -> ControlFlow<()> {
+            self.record("leave", &level.path());
+            ControlFlow::Continue(())
+        }
+
+        fn skip(&self, level: &Level<TestTree, ()>, name: Name<'_>, (): &()) -> ControlFlow<()> {
+            let mut path = level.path();
+            push_component(&mut path, name.name);
+            self.record("skip", &path);
+            ControlFlow::Continue(())
+        }
+
+        fn report(&self, path: &[u8], _: io::Error) {
+            self.record("report", path);
+        }
+    }
+
+    fn calls(index: Index, threads: usize) -> (Vec<String>, ControlFlow<()>) {
+        let recorder = Arc::new(Recorder::default());
+        let start = Start {
+            path: b".".to_vec(),
+            inode: 1,
+            directory: Ino::ROOT,
+            state: (),
+        };
+        let jobs = Jobs::Fixed(NonZeroUsize::new(threads).expect("some"));
+        let flow = walk_parallel(&TestTree::new(index), &recorder, vec![start], jobs);
+        let calls = std::mem::take(&mut *recorder.0.lock());
+        (calls, flow.expect("threads"))
+    }
+
+    #[test]
+    fn one_thread_goes_down_before_it_goes_on() {
+        let index = index(&[file("a/b/c", 0..1), file("a/d", 0..1), file("e/f", 0..1)]);
+        let (calls, flow) = calls(index, 1);
+        let expected = "visit ./a,visit ./e,visit ./a/b,visit ./a/d,visit ./a/b/c,leave ./a/b,leave ./a,\
+                        visit ./e/f,leave ./e,leave .";
+        assert_eq!(calls.join(","), expected);
+        assert_eq!(flow, ControlFlow::Continue(()));
+    }
+
+    #[test]
+    fn many_threads_visit_each_name_once_and_leave_directories_last() {
+        let mut members = Vec::new();
+        for number in 0..3000 {
+            members.push(file(&format!("flat/{number}"), 0..1));
+            members.push(file(&format!("d{}/e{}/f", number % 7, number), 0..1));
+        }
+        let (calls, _) = calls(index(&members), 8);
+        let mut places = BTreeMap::new();
+        for (number, call) in calls.iter().enumerate() {
+            assert!(places.insert(call.as_str(), number).is_none(), "{call}");
+        }
+        // The root, 8 directories in it and 3,000 below them are left; all but the root are visited, too.
+        assert_eq!(calls.len(), 3009 + 3008 + 6000);
+        for (call, number) in &places {
+            let Some(path) = call.strip_prefix("leave ") else {
+                continue;
+            };
+            if let Some((above, _)) = path.rsplit_once('/') {
+                assert!(places[&*format!("visit {path}")] < *number, "{path}");
+                assert!(places[&*format!("leave {above}")] > *number, "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_break_ends_the_walk_of_all_threads() {
+        let mut members: Vec<_> = (0..1000)
+            .map(|number| file(&format!("d{number}/f"), 0..1))
+            .collect();
+        members.push(file("a/quit", 0..1));
+        for threads in [1, 8] {
+            let (calls, flow) = calls(index(&members), threads);
+            assert_eq!(flow, ControlFlow::Break(()));
+            assert!(!calls.contains(&"leave .".to_owned()), "{threads}");
+        }
+    }
+
+    #[test]
+    fn directory_that_cannot_be_opened_is_reported_and_skipped() {
+        let index = index(&[directory("closed", 0o755), file("open/f", 0..1)]);
+        let (calls, flow) = calls(index, 1);
+        let expected = "visit ./closed,visit ./open,report ./closed,skip ./closed,visit ./open/f,\
+                        leave ./open,leave .";
+        assert_eq!(calls.join(","), expected);
+        assert_eq!(flow, ControlFlow::Continue(()));
+    }
+
+    #[test]
+    fn a_deep_tree_is_walked_without_recursion() {
+        let index = index(&[file(&("a/".repeat(8_000) + "f"), 0..1)]);
+        let (calls, _) = calls(index, 2);
+        assert_eq!(calls.len(), 8_000 + 1 + 8_001);
+    }
+
+    #[test]
+    #[should_panic(expected = "a visitor may panic")]
+    fn a_panic_of_a_visitor_ends_the_walk() {
+        let mut members: Vec<_> = (0..1000)
+            .map(|number| file(&format!("d{number}/f"), 0..1))
+            .collect();
+        members.push(file("a/panic", 0..1));
+        let (calls, _) = calls(index(&members), 8);
+        assert!(calls.is_empty(), "it has ended");
+    }
+}

@@ -92,7 +92,7 @@ mod tests {
         assert_eq!((summary.entries, summary.bytes, summary.errors), (2, 5, 1));
         assert_eq!(
             summary.problems.first().map(ToString::to_string),
-            Some("missing: not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)".to_owned())
+            Some("missing: not in the archive (`tarfs find` shows what is; -C names a directory to write to)".to_owned())
         );
     }
 }

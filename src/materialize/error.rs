@@ -82,7 +82,7 @@ pub enum Cause {
     #[error("the archive ends in the middle of this file; the bytes before that are kept")]
     Truncated,
     /// A requested path does not exist in the archive.
-    #[error("not in the archive (`tarfs ls -R` shows what is; -C names a directory to write to)")]
+    #[error("not in the archive (`tarfs find` shows what is; -C names a directory to write to)")]
     NotFound,
 }
 
