@@ -210,6 +210,7 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
             tasks,
             idle: 0,
             is_stopped: false,
+            thread_count: 0,
             threads: Vec::new(),
         }),
         changed: Condvar::default(),
@@ -217,7 +218,10 @@ pub fn walk_parallel<T: Tree + Send + 'static, V: Visitor<T>>(
     let mut queue = walk.queue.lock();
     for _ in 0..threads {
         match Walk::spawn(&walk) {
-            Ok(thread) => queue.threads.push(thread),
+            Ok(thread) => {
+                queue.thread_count += 1;
+                queue.threads.push(thread);
+            }
             // One is enough.
             Err(_) if !queue.threads.is_empty() => break,
             Err(error) => return Err(error),
@@ -279,6 +283,9 @@ struct Queue<T: Tree, S> {
     /// Threads that wait for a task.
     idle: usize,
     is_stopped: bool,
+    /// Threads that were started.
+    thread_count: usize,
+    /// Those of them that are not joined.
     threads: Vec<Thread<()>>,
 }
 
@@ -326,9 +333,13 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
     fn add_thread(walk: &Arc<Self>) {
         let mut queue = walk.queue.lock();
         let is_needed = !queue.tasks.is_empty() && queue.idle == 0;
-        if is_needed && queue.threads.len() < walk.max_threads {
+        if is_needed
+            && queue.thread_count < walk.max_threads
             // Without it the walk only takes longer.
-            queue.threads.extend(Self::spawn(walk).ok());
+            && let Ok(thread) = Self::spawn(walk)
+        {
+            queue.thread_count += 1;
+            queue.threads.push(thread);
         }
     }
 
@@ -501,7 +512,7 @@ fn thread_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use super::super::{IndexTree, Metadata};
     use super::*;
@@ -663,6 +674,56 @@ mod tests {
             let (calls, flow) = calls(index(&members), threads);
             assert_eq!(flow, ControlFlow::Break(()));
             assert!(!calls.contains(&"leave .".to_owned()), "{threads}");
+        }
+    }
+
+    /// Waits at each directory, and records the thread.
+    #[derive(Default)]
+    struct SlowVisitor(Mutex<BTreeSet<String>>);
+
+    impl Visitor<TestTree> for SlowVisitor {
+        type State = ();
+
+        fn makes_calls(&self) -> bool {
+            true
+        }
+
+        fn visit(
+            &self,
+            _: &Arc<Level<TestTree, ()>>,
+            batch: &Batch,
+            descend: &mut Vec<(usize, ())>,
+        ) -> ControlFlow<()> {
+            let thread = std::thread::current().id();
+            self.0.lock().insert(format!("{thread:?}"));
+            std::thread::sleep(2 * MIN_WAIT);
+            let names = batch.iter().enumerate();
+            let directories = names.filter(|(_, found)| found.kind == FileKind::Directory);
+            descend.extend(directories.map(|(number, _)| (number, ())));
+            ControlFlow::Continue(())
+        }
+
+        fn report(&self, _: &[u8], _: io::Error) {}
+    }
+
+    #[test]
+    fn a_fixed_number_of_threads_stays_while_they_wait() {
+        let members: Vec<_> = (0..200)
+            .map(|number| file(&format!("d{number}/f"), 0..1))
+            .collect();
+        let tree = TestTree::new(index(&members));
+        for threads in [1, 3] {
+            let visitor = Arc::new(SlowVisitor::default());
+            let start = Start {
+                path: b".".to_vec(),
+                inode: 1,
+                directory: Ino::ROOT,
+                state: (),
+            };
+            let jobs = Jobs::Fixed(NonZeroUsize::new(threads).expect("some"));
+            let flow = walk_parallel(&tree, &visitor, vec![start], jobs).expect("threads");
+            assert_eq!(flow, ControlFlow::Continue(()));
+            assert!(visitor.0.lock().len() <= threads, "{threads}");
         }
     }
 
