@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Context;
 
 use super::open_place::{self, Failures, StartPoint, TreeVerb};
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
+use crate::cli::args::TreeArgs;
 use tarfs::list::{
     DiskUsage, DuOptions, Item, Measure, SharedOutput, Start, Tree, human_size, walk_parallel,
 };
@@ -19,16 +19,7 @@ use tarfs::list::{
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct DuArgs {
     #[command(flatten)]
-    source: SourceArgs,
-
-    #[command(flatten)]
-    layers: LayerArgs,
-
-    #[command(flatten)]
-    cache: CacheArgs,
-
-    #[command(flatten)]
-    walk: WalkArgs,
+    tree: TreeArgs,
 
     /// Sum the files at these paths in SOURCE [default: all]
     #[arg(value_name = "PATH")]
@@ -68,8 +59,7 @@ pub(crate) struct DuArgs {
 }
 
 pub(crate) fn run(args: &DuArgs) -> anyhow::Result<ExitCode> {
-    let place = (&args.source, &args.layers, &args.cache);
-    open_place::run(place, &args.paths, Sums(args))
+    open_place::run(&args.tree, &args.paths, Sums(args))
 }
 
 struct Sums<'a>(&'a DuArgs);
@@ -130,7 +120,7 @@ impl TreeVerb for Sums<'_> {
                         directory,
                         state,
                     };
-                    let walked = walk_parallel(tree, &usage, vec![start], self.0.walk.jobs());
+                    let walked = walk_parallel(tree, &usage, vec![start], self.0.tree.jobs());
                     if walked.context("cannot start a thread")?.is_break() {
                         break;
                     }

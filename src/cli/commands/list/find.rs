@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::Context;
 
 use super::open_place::{self, Failures, StartPoint, TreeVerb};
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs, WalkArgs};
+use crate::cli::args::TreeArgs;
 use tarfs::internal::passwd::Accounts;
 use tarfs::list::find::{Expression, ParseContext};
 use tarfs::list::{Finder, Item, SharedOutput, Start, Tree, metadata_of, walk_parallel};
@@ -22,16 +22,7 @@ use tarfs::tar::Timestamp;
 #[command(mut_arg("ignore_zeros", |it| it.short(None)), mut_arg("jobs", |it| it.short(None)))]
 pub(crate) struct FindArgs {
     #[command(flatten)]
-    source: SourceArgs,
-
-    #[command(flatten)]
-    layers: LayerArgs,
-
-    #[command(flatten)]
-    cache: CacheArgs,
-
-    #[command(flatten)]
-    walk: WalkArgs,
+    tree: TreeArgs,
 
     /// Paths in SOURCE [default: all], then an expression as for find(1)
     ///
@@ -64,8 +55,7 @@ pub(crate) fn run(args: &FindArgs) -> anyhow::Result<ExitCode> {
         metadata: &|path| metadata_of(path),
     };
     let expression = Expression::parse(words, &context)?;
-    let place = (&args.source, &args.layers, &args.cache);
-    open_place::run(place, paths, Search { args, expression })
+    open_place::run(&args.tree, paths, Search { args, expression })
 }
 
 struct Search<'a> {
@@ -106,7 +96,7 @@ impl TreeVerb for Search<'_> {
                         directory,
                         state,
                     };
-                    let walked = walk_parallel(tree, &finder, vec![start], self.args.walk.jobs());
+                    let walked = walk_parallel(tree, &finder, vec![start], self.args.tree.jobs());
                     if walked.context("cannot start a thread")?.is_break() {
                         break;
                     }

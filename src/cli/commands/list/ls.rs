@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, ensure};
 
 use super::open_place::{self, Failures, StartPoint, TreeVerb};
-use crate::cli::args::{CacheArgs, LayerArgs, ShardArg, SourceArgs, WalkArgs};
+use crate::cli::args::{ShardArg, TreeArgs};
 use crate::cli::ui::output;
 use crate::cli::{open_archive, shards};
 use tarfs::archive::Volume;
@@ -23,16 +23,7 @@ use tarfs::list::{
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct LsArgs {
     #[command(flatten)]
-    source: SourceArgs,
-
-    #[command(flatten)]
-    layers: LayerArgs,
-
-    #[command(flatten)]
-    cache: CacheArgs,
-
-    #[command(flatten)]
-    walk: WalkArgs,
+    tree: TreeArgs,
 
     /// List these entries, or the contents of these directories
     #[arg(value_name = "PATH")]
@@ -100,35 +91,36 @@ pub(crate) struct LsArgs {
 }
 
 pub(crate) fn run(args: &LsArgs) -> anyhow::Result<ExitCode> {
-    let is_remote = || open_place::local_directory(&args.source.source).is_none();
-    if args.source.source.is_place() && is_remote() {
+    let source = &args.tree.source.source;
+    let is_remote = open_place::local_directory(source).is_none();
+    if source.is_place() && is_remote {
         return list_archives(args);
     }
-    let place = (&args.source, &args.layers, &args.cache);
     ensure!(
-        args.shard.is_none() || is_remote(),
+        args.shard.is_none() || is_remote,
         "a directory has no shards, and SOURCE is one"
     );
-    open_place::run(place, &args.paths, Listing { args, shard: None })
+    open_place::run(&args.tree, &args.paths, Listing { args, shard: None })
 }
+
 /// Prints the paths of the archives that a mount of SOURCE shows as directories.
 fn list_archives(args: &LsArgs) -> anyhow::Result<ExitCode> {
     let has_flag = !args.paths.is_empty()
         || args.long
         || args.json
         || args.shard.is_some()
-        || args.layers.is_set();
+        || args.tree.layers.is_set();
     ensure!(
         !has_flag,
         "SOURCE is a directory of archives, of which only the names are listed (name one of them)"
     );
     let network = open_archive::start_network_runtime()?;
-    let LsArgs {
+    let TreeArgs {
         source,
         layers,
         cache,
         ..
-    } = args;
+    } = &args.tree;
     let (tree, context) = open_archive::tree_context(source, layers, cache, &network, true)?;
     let listing = context.list_place(&tree.source)?;
     listing.notes.iter().for_each(output::print_error);
@@ -233,7 +225,7 @@ impl TreeVerb for Listing<'_> {
                     directory,
                     state: (),
                 };
-                walk_parallel(tree, &lister, vec![start], self.args.walk.jobs())
+                walk_parallel(tree, &lister, vec![start], self.args.tree.jobs())
                     .context("cannot start a thread")?
             } else {
                 lister.list_directory(directory, name.inode, path)

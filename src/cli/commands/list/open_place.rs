@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 
-use crate::cli::args::{CacheArgs, LayerArgs, SourceArgs};
+use crate::cli::args::TreeArgs;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::ArchivePath;
@@ -74,15 +74,15 @@ pub(crate) trait TreeVerb {
     ) -> anyhow::Result<bool>;
 }
 
-/// Runs `verb` on SOURCE, at `paths` in it or at its root. Errors of paths and problems of the archive are printed.
+/// Runs `verb` on SOURCE of `args`, at `paths` in it or at its root. Errors of paths and problems of the archive are printed.
 pub(crate) fn run<V: TreeVerb>(
-    (source, layers, cache): (&SourceArgs, &LayerArgs, &CacheArgs),
+    args: &TreeArgs,
     paths: &[OsString],
     mut verb: V,
 ) -> anyhow::Result<ExitCode> {
     let root = [OsString::new()];
     let paths = if paths.is_empty() { &root } else { paths };
-    if let Some(directory) = local_directory(&source.source) {
+    if let Some(directory) = local_directory(&args.source.source) {
         let tree = Arc::new(DirectoryTree::new());
         let base = tree.base().context("cannot open the current directory")?;
         let found = paths.iter().map(|path| start_in_directory(directory, path));
@@ -92,7 +92,14 @@ pub(crate) fn run<V: TreeVerb>(
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
-    let volume = open_archive::open_tree(source, layers, cache, &network, true, quiet)?;
+    let volume = open_archive::open_tree(
+        &args.source,
+        &args.layers,
+        &args.cache,
+        &network,
+        true,
+        quiet,
+    )?;
     verb.prepare(&*volume)?;
     let index = volume
         .complete_index()
