@@ -1,7 +1,7 @@
 //! Threads with an owner. Only this module spawns threads.
 
 use std::io;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, Scope};
 
 /// A named thread, joined when its handle is dropped, so that it never outlives its owner. The owner must
 /// first make the work end, usually by dropping the channel that it reads.
@@ -55,6 +55,20 @@ impl<T> Drop for Thread<T> {
             drop(handle.join());
         }
     }
+}
+
+/// Spawns a thread called `name` that `scope` joins. The caller waits for `work` at the end of the scope.
+///
+/// # Errors
+/// If the system cannot create a thread.
+pub(crate) fn scoped_thread<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    name: &str,
+    work: impl FnOnce() + Send + 'scope,
+) -> io::Result<()> {
+    let builder = thread::Builder::new().name(name.to_owned());
+    #[expect(clippy::disallowed_methods, reason = "the one place that may")]
+    builder.spawn_scoped(scope, work).map(drop)
 }
 
 #[cfg(test)]
