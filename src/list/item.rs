@@ -14,7 +14,9 @@ pub struct Item<'a, T: Tree> {
     name: Name<'a>,
     parent: u64,
     start: &'a [u8],
-    path: Cow<'a, [u8]>,
+    /// Path of its directory; `None` for a starting point.
+    above: Option<&'a [u8]>,
+    path: OnceCell<Vec<u8>>,
     depth: usize,
     metadata: OnceCell<Metadata>,
 }
@@ -43,7 +45,8 @@ impl<'a, T: Tree> Item<'a, T> {
             name,
             parent: 0,
             start: name.name,
-            path: Cow::Borrowed(name.name),
+            above: None,
+            path: OnceCell::new(),
             depth: 0,
             metadata: OnceCell::new(),
         }
@@ -51,16 +54,14 @@ impl<'a, T: Tree> Item<'a, T> {
 
     /// The file `name` in the directory `place`.
     pub fn in_directory(tree: &'a T, place: &Place<'a, T>, name: Name<'a>) -> Self {
-        let mut path = Vec::with_capacity(place.path.len() + 1 + name.name.len());
-        path.extend_from_slice(place.path);
-        push_component(&mut path, name.name);
         Self {
             tree,
             directory: place.directory,
             name,
             parent: place.inode,
             start: place.start,
-            path: Cow::Owned(path),
+            above: Some(place.path),
+            path: OnceCell::new(),
             depth: place.depth + 1,
             metadata: OnceCell::new(),
         }
@@ -110,7 +111,24 @@ impl<'a, T: Tree> Item<'a, T> {
 
 impl<T: Tree> Candidate for Item<'_, T> {
     fn path(&self) -> &[u8] {
-        &self.path
+        let Some(above) = self.above else {
+            return self.name.name;
+        };
+        self.path.get_or_init(|| {
+            let mut path = Vec::with_capacity(above.len() + 1 + self.name.name.len());
+            self.push_path(&mut path);
+            path
+        })
+    }
+
+    fn push_path(&self, output: &mut Vec<u8>) {
+        let start = output.len();
+        output.extend_from_slice(self.above.unwrap_or_default());
+        if output.len() == start {
+            output.extend_from_slice(self.name.name);
+        } else {
+            push_component(output, self.name.name);
+        }
     }
 
     fn start(&self) -> &[u8] {

@@ -213,6 +213,11 @@ pub trait Candidate {
     /// The path from the starting point on, which begins with the starting point as it was given.
     fn path(&self) -> &[u8];
 
+    /// Appends the path to `output`.
+    fn push_path(&self, output: &mut Vec<u8>) {
+        output.extend_from_slice(self.path());
+    }
+
     /// The starting point as it was given.
     fn start(&self) -> &[u8];
 

@@ -176,7 +176,7 @@ impl<C: Candidate + ?Sized> Evaluation<'_, C> {
     fn run(&mut self, action: &Action) -> Result<(), Stop> {
         match action {
             Action::Print(end) => {
-                self.output.extend_from_slice(self.candidate.path());
+                self.candidate.push_path(self.output);
                 self.output.push(*end);
             }
             Action::Format(format) => format.write(self.candidate, self.output)?,
