@@ -199,6 +199,8 @@ stats! {
     timed_out_requests,
     /// Lookups by the kernel that found an entry.
     served_lookups,
+    /// Indexes sent to programs that list the mount, instead of requests of the kernel.
+    sent_indexes,
     /// Files pushed into the kernel's page cache before they were read.
     pushed_files,
     /// Bytes of those files.
@@ -302,6 +304,7 @@ mod tests {
             "served_bytes",
             "served_reads",
             "served_lookups",
+            "sent_indexes",
             "pushed_files",
             "pushed_bytes",
             "invalidated_inodes",

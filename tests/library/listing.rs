@@ -227,3 +227,43 @@ fn quit_ends_a_walk_and_a_closed_pipe_is_no_error() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(output.stderr, b"");
 }
+
+#[test]
+fn index_file_is_listed_without_its_archive() {
+    let place = place_with_tree(1);
+    let indexed = tarfs(&place, &["index", "a.tar", "--output", "a.tarfs"]);
+    assert!(indexed.status.success());
+    for words in [
+        &["find", "SOURCE", "-ls"][..],
+        &["ls", "-lAR", "SOURCE"],
+        &["du", "-a", "SOURCE"],
+    ] {
+        let of = |source| {
+            let mut words = words.to_vec();
+            words.iter_mut().for_each(|word| {
+                if *word == "SOURCE" {
+                    *word = source;
+                }
+            });
+            tarfs(&place, &words)
+        };
+        let (archive, index) = (of("a.tar"), of("a.tarfs"));
+        assert!(index.status.success() && !index.stdout.is_empty());
+        assert_eq!(sorted(&index.stdout, b'\n'), sorted(&archive.stdout, b'\n'));
+    }
+    fs::remove_file(place.path("a.tar")).expect("there");
+    let path = place.path("a.tarfs");
+    let listed = tarfs(&place, &["find", "a.tarfs"]);
+    assert!(listed.status.success() && !listed.stdout.is_empty());
+    let mut bytes = fs::read(&path).expect("there");
+    let middle = bytes.len() / 2;
+    *bytes.get_mut(middle).expect("there") ^= 1;
+    fs::write(&path, bytes).expect("ours");
+    let damaged = tarfs(&place, &["find", "a.tarfs"]);
+    let text = String::from_utf8_lossy(&damaged.stderr).into_owned();
+    assert_eq!(damaged.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("a.tarfs") && damaged.stdout.is_empty(),
+        "{text}"
+    );
+}

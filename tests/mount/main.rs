@@ -21,6 +21,7 @@ mod foreground;
 mod image;
 mod kills;
 mod layers;
+mod listing;
 mod materialize;
 mod model;
 mod mount;

@@ -35,7 +35,7 @@ use tarfs::Stats;
 use tarfs::archive::directory::ArchiveDirectory;
 use tarfs::archive::{Callback, WaitFor};
 use tarfs::fuse::{
-    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Subtree,
+    Force, InheritedSession, Mount, MountOptions, MountTarget, OpenNamespace, Ownership, Subtree,
     TarFilesystem, UnmountError, supports_takeover,
 };
 use tarfs::index::Ino;
@@ -364,6 +364,8 @@ fn mount_and_serve(
     opened.content.on_available(WaitFor::End, then);
     let ended = events.clone();
     let ended = move || send_event(&ended, Event::MountEnded);
+    let has_own_attributes = options.ownership != Ownership::default();
+    let shows_index = opened.directory.is_none() && root == Ino::ROOT && !has_own_attributes;
     let is_successor = takeover.is_some();
     let options = (options, namespace, writable.as_ref());
     // The supervisor takes the end of its link for the death of this process.
@@ -387,6 +389,7 @@ fn mount_and_serve(
         copy,
         writable: writable.as_ref(),
         root,
+        shows_index,
         metrics_url,
         manager: None,
         is_reported: false,
@@ -553,6 +556,8 @@ struct ServeState<'a> {
     copy: Option<&'a MountCopy>,
     writable: Option<&'a OverlayDirs>,
     root: Ino,
+    /// Whether files of the mount have the numbers and attributes of the index.
+    shows_index: bool,
     metrics_url: Option<String>,
     manager: Option<ServiceManager>,
     /// Whether damaged members were reported before the process left the terminal.
@@ -583,6 +588,7 @@ fn event_loop(inbox: Receiver<Event>, state: &ServeState<'_>) -> bool {
                 let status = build_status(state);
                 answer(Response::Status(Box::new(status)));
             }
+            Event::Request(Request::Index, answer) => answer(index_response(state)),
             Event::Request(Request::Umount { force }, answer) => {
                 let force = if force { Force::Yes } else { Force::No };
                 let result = mount.unmount(force);
@@ -630,6 +636,21 @@ fn next_event(inbox: &Receiver<Event>, state: &ServeState<'_>) -> Option<Event> 
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return None,
         }
+    }
+}
+
+/// The index, if it is complete and says all that the mount shows.
+fn index_response(state: &ServeState<'_>) -> Response {
+    let index = state.opened.content.complete_index();
+    match index.filter(|_| state.shows_index) {
+        Some(index) => {
+            state.opened.stats.sent_indexes.increment();
+            Response::Index(index)
+        }
+        None => Response::Error {
+            error: "the mount shows something else than a complete index".to_owned(),
+            hint: None,
+        },
     }
 }
 

@@ -3,7 +3,8 @@
 //! One directory holds a socket for each mount, named by process ID and PID namespace
 //! (`4711-4026531836.sock`), because containers may share the directory. A connection carries one request and
 //! one response, each a line of JSON. The response to `{"verb":"status"}` is a [`Status`]. That to
-//! `{"verb":"umount","force":false}` is `{"unmounted":"/mnt"}` or `{"error":…,"hint":…}`.
+//! `{"verb":"umount","force":false}` is `{"unmounted":"/mnt"}` or `{"error":…,"hint":…}`. That to
+//! `{"verb":"index"}` is `{"index_bytes":4096}` and an index file of so many bytes, or `{"error":…}`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, Permissions};
@@ -16,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use anyhow::ensure;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, geteuid, pidfd_open};
@@ -23,6 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use tarfs::archive::{DiskCacheUsage, MemoryUse};
 use tarfs::fuse::{DirectoryStatus, TopMount};
+use tarfs::index::published::with_loading;
+use tarfs::index::{Index, MemoryLimit, TooMuchMemory, format};
 use tarfs::internal::publish::publish;
 use tarfs::internal::thread::Thread;
 
@@ -47,12 +51,20 @@ pub(crate) enum Request {
         #[serde(default)]
         force: bool,
     },
+    Index,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Response {
     Status(Box<Status>),
+    /// An index file follows, of this length.
+    IndexFollows {
+        index_bytes: u64,
+    },
+    /// To send as the two parts of [`Self::IndexFollows`].
+    #[serde(skip)]
+    Index(Arc<Index>),
     /// The mount is gone, and its process ends.
     Unmounted {
         unmounted: String,
@@ -311,7 +323,18 @@ fn handle_connection(
     if let Response::Status(status) = &mut response {
         status.truncate_texts();
     }
-    send_line(stream, &response)
+    match response {
+        Response::Index(index) => send_index(stream, &index),
+        response => send_line(stream, &response),
+    }
+}
+
+fn send_index(stream: &UnixStream, index: &Index) -> io::Result<()> {
+    let locator = &index.origin().locator;
+    let index_bytes = format::len(index, locator);
+    send_line(stream, &Response::IndexFollows { index_bytes })?;
+    // Its rows may have to be loaded first.
+    with_loading(|| format::write(index, locator, stream)).map_err(io::Error::other)?
 }
 
 fn send_line(mut stream: &UnixStream, message: &impl Serialize) -> io::Result<()> {
@@ -439,10 +462,38 @@ pub(crate) fn request_umount(
             Response::Error { error, hint } => {
                 refused = Some(UmountOutcome::Failed { error, hint });
             }
-            Response::Status(_) => {}
+            Response::Status(_) | Response::Index(_) | Response::IndexFollows { .. } => {}
         }
     }
     Ok(refused)
+}
+
+/// Asks the process that serves the file system `device` for its index. `None` without a socket, or if the mount
+/// shows something else than the entries of a complete index.
+pub(crate) fn request_index(
+    directory: &Path,
+    device: (u32, u32),
+    limit: &MemoryLimit,
+) -> anyhow::Result<Option<Index>> {
+    let device = format_device(device);
+    for socket in list_sockets(directory)? {
+        let is_target = |status: &Status| status.device.as_ref() == Some(&device);
+        if !request_status(&socket).is_some_and(|status| is_target(&status)) {
+            continue;
+        }
+        let mut stream = start_request(&socket, Request::Index)?;
+        let Response::IndexFollows { index_bytes } = read_response(&mut stream)? else {
+            return Ok(None);
+        };
+        ensure!(
+            index_bytes <= limit.bytes(),
+            TooMuchMemory {
+                limit: limit.bytes()
+            }
+        );
+        return Ok(Some(format::read(stream, index_bytes)?));
+    }
+    Ok(None)
 }
 
 fn list_sockets(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -480,11 +531,19 @@ fn request_status(socket: &Path) -> Option<Status> {
 }
 
 fn send_request(socket: &Path, request: Request) -> io::Result<Response> {
+    read_response(&mut start_request(socket, request)?)
+}
+
+fn start_request(socket: &Path, request: Request) -> io::Result<BufReader<UnixStream>> {
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(IO_TIMEOUT))?;
     send_line(&stream, &request)?;
+    Ok(BufReader::new(stream))
+}
+
+fn read_response(stream: &mut BufReader<UnixStream>) -> io::Result<Response> {
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_RESPONSE_BYTES)).read_line(&mut line)?;
+    stream.take(MAX_RESPONSE_BYTES).read_line(&mut line)?;
     Ok(serde_json::from_str(&line)?)
 }
 
@@ -633,7 +692,7 @@ mod tests {
         let directory = private_directory();
         let _control = ControlSocket::serve(directory.path(), |request| match request {
             Request::Status => Response::Status(Box::new(Status::example())),
-            Request::Umount { .. } => Response::Error {
+            Request::Umount { .. } | Request::Index => Response::Error {
                 error: "in use".into(),
                 hint: None,
             },

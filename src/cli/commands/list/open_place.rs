@@ -1,4 +1,5 @@
-//! Opens SOURCE as a tree of files: the entries of an archive, or a directory of this machine.
+//! Opens SOURCE as a tree of files: the entries of an archive, of an index file or of a mount, or a directory of this
+//! machine.
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
@@ -11,14 +12,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Context;
 
 use crate::cli::args::TreeArgs;
+use crate::cli::daemon::control_socket;
+use crate::cli::environment;
 use crate::cli::open_archive;
 use crate::cli::ui::output;
 use tarfs::ArchivePath;
 use tarfs::archive::Volume;
-use tarfs::index::Ino;
+use tarfs::index::format::Error as Cause;
+use tarfs::index::{Index, Ino, MemoryLimit, store};
 use tarfs::internal::error_chain::error_chain;
 use tarfs::list::{DirectoryTree, FileKind, IndexTree, Name, SharedOutput, Tree, metadata_of};
 use tarfs::locate::SourceSpec;
+
+/// Number of FUSE as a type of file systems, as in statfs(2).
+const FUSE_SUPER_MAGIC: u64 = 0x6573_5546;
 
 /// Exit code if a part of a tree could not be examined, as of find(1) and du(1).
 const EXIT_PARTIAL: u8 = 1;
@@ -32,6 +39,8 @@ pub(crate) struct StartPoint {
     inner_path: Vec<u8>,
     kind: FileKind,
     inode: u64,
+    /// The file system that holds it; 0 in an archive.
+    file_system: u64,
 }
 
 impl StartPoint {
@@ -87,8 +96,17 @@ pub(crate) fn run<V: TreeVerb>(
         let base = tree.base().context("cannot open the current directory")?;
         let found = paths.iter().map(|path| start_in_directory(directory, path));
         let starts: Vec<_> = found.flatten().collect();
-        let is_complete = verb.run(&tree, &base, &starts)?;
+        let is_complete = match mounted_index(directory, &starts, args) {
+            Some(index) => {
+                let tree = Arc::new(index_tree(verb.is_sorted(), index));
+                verb.run(&tree, &Ino::ROOT, &starts)?
+            }
+            None => verb.run(&tree, &base, &starts)?,
+        };
         return Ok(exit_code::<V>(is_complete, starts.len() == paths.len()));
+    }
+    if let Some(index) = saved_index(args)? {
+        return run_on_index(verb, Arc::new(index), paths);
     }
     let network = open_archive::start_network_runtime()?;
     let quiet = !io::stderr().is_terminal();
@@ -104,12 +122,15 @@ pub(crate) fn run<V: TreeVerb>(
     let index = volume
         .complete_index()
         .context("the index is not complete")?;
-    let tree = if verb.is_sorted() {
-        IndexTree::by_name(index)
-    } else {
-        IndexTree::new(index)
-    };
-    let tree = Arc::new(tree);
+    run_on_index(verb, index, paths)
+}
+
+fn run_on_index<V: TreeVerb>(
+    verb: V,
+    index: Arc<Index>,
+    paths: &[OsString],
+) -> anyhow::Result<ExitCode> {
+    let tree = Arc::new(index_tree(verb.is_sorted(), index));
     let found = paths.iter().map(|path| start_in_archive(&tree, path));
     let starts: Vec<_> = found.flatten().collect();
     let is_complete = verb.run(&tree, &Ino::ROOT, &starts)?;
@@ -119,6 +140,48 @@ pub(crate) fn run<V: TreeVerb>(
         }
         code => Ok(code),
     }
+}
+
+fn index_tree(is_sorted: bool, index: Arc<Index>) -> IndexTree {
+    if is_sorted {
+        IndexTree::by_name(index)
+    } else {
+        IndexTree::new(index)
+    }
+}
+
+/// The index in the file SOURCE, if it is an index file.
+fn saved_index(args: &TreeArgs) -> anyhow::Result<Option<Index>> {
+    let SourceSpec::Plain(path) = &args.source.source else {
+        return Ok(None);
+    };
+    let limit = MemoryLimit::new(args.source.index_memory.0);
+    match store::read(Path::new(path), &limit) {
+        Ok(index) => Ok(Some(index)),
+        Err(error) => match error.cause {
+            // An archive, or a URL.
+            Cause::NotAnIndex | Cause::NotAFile | Cause::Io(_) => Ok(None),
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// The index of the process that serves the mount with all of `starts`, if there is one and it shows its entries.
+fn mounted_index(directory: &Path, starts: &[StartPoint], args: &TreeArgs) -> Option<Arc<Index>> {
+    let file_system = rustix::fs::statfs(directory).ok()?;
+    let device = starts.first()?.file_system;
+    let is_shared = starts.iter().all(|start| start.file_system == device);
+    if u64::try_from(file_system.f_type) != Ok(FUSE_SUPER_MAGIC) || !is_shared {
+        return None;
+    }
+    let device = (rustix::fs::major(device), rustix::fs::minor(device));
+    let limit = MemoryLimit::new(args.source.index_memory.0);
+    let directories = environment::runtime_dirs();
+    directories.iter().find_map(|sockets| {
+        let index = control_socket::request_index(sockets, device, &limit);
+        let index = index.inspect_err(|error| tracing::debug!(%error, "the mount is walked"));
+        index.ok().flatten().map(Arc::new)
+    })
 }
 
 fn exit_code<V: TreeVerb>(is_complete: bool, has_all_paths: bool) -> ExitCode {
@@ -152,6 +215,7 @@ fn start_in_directory(directory: &Path, inner: &OsString) -> Option<StartPoint> 
             inner_path: inner.as_bytes().to_owned(),
             kind: found.kind,
             inode: found.inode,
+            file_system: found.file_system,
         }),
         Err(error) => {
             report(path.as_os_str().as_bytes(), &error);
@@ -178,6 +242,7 @@ fn start_in_archive(tree: &IndexTree, path: &OsString) -> Option<StartPoint> {
         inner_path,
         kind,
         inode,
+        file_system: 0,
     })
 }
 
