@@ -135,6 +135,15 @@ pub trait Visitor<T: Tree>: Send + Sync + 'static {
     /// Whether a visit takes system calls for each name. Then a thread visits fewer names at once.
     fn makes_calls(&self) -> bool;
 
+    /// Most names of a directory that one thread visits at once.
+    fn chunk(&self) -> usize {
+        if self.makes_calls() {
+            CALL_CHUNK
+        } else {
+            CHUNK
+        }
+    }
+
     /// Visits names of `level`. Adds to `descend` the numbers of the directories in `batch` to walk next, with
     /// their states. A break ends the walk.
     fn visit(
@@ -440,11 +449,7 @@ impl<T: Tree + Send + 'static, V: Visitor<T>> Walk<T, V> {
             position,
             count: count + batch.len() as u64,
         });
-        let chunk = if self.visitor.makes_calls() {
-            CALL_CHUNK
-        } else {
-            CHUNK
-        };
+        let chunk = self.visitor.chunk().max(1);
         if batch.len() <= chunk {
             return self.visit(&level, &batch, next);
         }
